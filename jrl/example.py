@@ -1,0 +1,53 @@
+"""One task, as data. Host only, JSON both ways; never crosses jit. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    role: str  # one of ROLES
+    content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One task: what to say to the policy, and what its verifiers need to judge the answer.
+
+    `verifiers` names rows of the verifier table; empty means the run's own (Scoring.verifiers). `info` is JSON and
+    reaches verifiers and reports only. `task` labels the example's source in metrics ("chain_sum").
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    answer: str | None = None
+    verifiers: tuple[str, ...] = ()
+    task: str = ""
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "messages": [dataclasses.asdict(m) for m in self.messages],
+                "verifiers": list(self.verifiers), "info": dict(self.info)}
+
+    @staticmethod
+    def from_json(row: Mapping[str, Any]) -> Example:
+        return Example(id=row["id"], messages=tuple(Message(**m) for m in row["messages"]), answer=row.get("answer"),
+                       verifiers=tuple(row.get("verifiers", ())), task=row.get("task", ""), info=row.get("info", {}))
+
+    def prompt_digest(self) -> bytes:
+        """32 bytes that name the prompt text: what held-out splits and duplicate checks go by."""
+        text = json.dumps([[m.role, m.content] for m in self.messages], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).digest()
+
+
+def visit_uid(example_id: str, visit: int) -> tuple[int, int]:
+    """Two uint32 that name one visit of one example: the root of every random draw made for it."""
+    digest = hashlib.sha256(f"{example_id}\x00{visit}".encode()).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")

@@ -1,0 +1,134 @@
+"""The records that travel through jrl, and the letters their shapes are written in. Read this file first.
+
+    Example --encode--> PromptBatch --sampler--> Rollout --scoring--> Scores --assemble--> TrainBatch --update--> TrainState
+
+Dimensions, the only single capital letters used in the project:
+
+    B  prompts in a batch             T  P + C, the width of a rollout
+    G  samples a prompt               R  packed rows (written [M, R, L]: M micro-batches of R rows)
+    N  B * G sequences                L  length of a packed row
+    P  longest prompt                 S  most sequences that a packed row holds
+    C  longest completion             V  vocabulary,  D  model width
+
+Alignment rule: index t of a per-token field speaks about `tokens[:, t]` given the tokens before it.
+Column 0 has no predecessor and is masked. There are no shifted copies and no T-1 arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import typing
+from typing import Any
+
+import jax
+from flax import struct
+
+Array = jax.Array
+PyTree = Any
+
+
+class Finish(enum.IntEnum):
+    """Why a sequence ended."""
+
+    STOP_TOKEN = 0
+    STOP_STRING = 1
+    LENGTH = 2
+    TOOL_BUDGET = 3
+    FAILED = 4
+
+
+@struct.dataclass
+class PromptBatch:
+    """Prompts as token ids, left-aligned: padding is on the right."""
+
+    tokens: Array  # [B, P] int32
+    length: Array  # [B] int32
+    uid: Array  # [B, 2] uint32, names one visit of one example; random keys derive from it
+
+
+@struct.dataclass
+class Rollout:
+    """Sampled sequences. Prompt and completion are contiguous from column 0; rows of a prompt are adjacent."""
+
+    tokens: Array  # [N, T] int32
+    length: Array  # [N] int32, prompt and completion
+    action_mask: Array  # [N, T] bool, sampled by the policy; the stop token is an action
+    sampler_logprobs: Array  # [N, T] float32, under the untruncated, temperature-scaled policy
+    truncated_logprobs: Array | None  # [N, T] float32, under the law drawn from, where truncation is on
+    kept: Array | None  # [N, T] int32, tokens in the truncated support, where truncation is on
+    finish: Array  # [N] int8, a Finish
+    group: Array  # [N] int32, prompt index
+    sample: Array  # [N] int32, sample index within the prompt
+    version: Array  # [N, T] int32, the update count of the weights that drew the token; -1 where not an action
+    turn: Array  # [N, T] int8, the turn a token belongs to
+    weights_fingerprint: Array  # [] uint32, hash of those weights, taken where the sampler holds them
+
+
+@struct.dataclass
+class Scores:
+    """What the verifiers said. A row whose verdict is not scorable is masked, never rewarded with 0."""
+
+    reward: Array  # [N] float32, 0 where not valid
+    valid: Array  # [N] bool, the verdict can be trained on
+    verdict: Array  # [N] int8, a jrl.verdict.Status
+    parts: dict[str, Array]  # name -> [N] float32, each verifier's own reward before weighting
+    token_reward: Array | None = None  # [N, T] float32
+
+
+@struct.dataclass
+class TrainBatch:
+    """Sequences packed into rows of one length, cut into micro-batches [M, R, L].
+
+    `segment` is the sequence's place in its row, 0..S-1, and S where there is padding. Sequence-level
+    fields are [M, R, S]; `sequence` is N where a place is empty. `num_real` says how many of the M
+    micro-batches hold anything; the rest are never computed.
+    """
+
+    tokens: Array  # [M, R, L] int32
+    positions: Array  # [M, R, L] int32, place of the token in its own sequence
+    segment: Array  # [M, R, L] int32
+    action_mask: Array  # [M, R, L] bool
+    loss_mask: Array  # [M, R, L] bool, enters the policy loss; a subset of action_mask
+    advantages: Array  # [M, R, L] float32
+    old_logprobs: Array | None  # [M, R, L] float32, the learner's at the start of the update; None: one update a batch
+    behaviour_logprobs: Array  # [M, R, L] float32, of the law drawn from
+    ref_logprobs: Array | None  # [M, R, L] float32
+    sequence: Array  # [M, R, S] int32
+    temperature: Array  # [] float32, log-probs are of logits / temperature
+    num_real: Array  # [] int32
+
+
+@struct.dataclass
+class TrainState:
+    """Everything on the device that influences training, and nothing else. One pytree, one checkpoint."""
+
+    step: Array  # [] int32, completed steps of every phase
+    version: Array  # [] int32, policy updates since RL began; tokens carry it
+    params: PyTree
+    opt_state: PyTree
+    key: Array  # typed key, root of every named draw; never consumed
+    baseline: Array  # [] float32, moving average of the reward (NaN before the first batch)
+    reference: PyTree | None  # frozen parameters, where the algorithm has a KL term
+    behaviour: PyTree | None  # parameters of the version before, where lag = 1 may have to refill
+    skipped: Array  # [] int32, updates skipped since the start because they were not finite
+    skipped_in_a_row: Array  # [] int32
+
+
+def traced(cls: type) -> type:
+    """Returns `cls` as a frozen, keyword-only dataclass that is a pytree.
+
+    Fields annotated `float`, `float | None` or with another traced class are leaves: they travel as arrays, so
+    changing one never recompiles. Integers, strings, booleans and None are structure and part of the compile key;
+    a feature is switched off by None (another program), never by 0.
+    """
+    cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    hints = typing.get_type_hints(cls)
+    leaves = [f.name for f in dataclasses.fields(cls) if _is_leaf(hints[f.name])]
+    structure = [f.name for f in dataclasses.fields(cls) if f.name not in leaves]
+    return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=structure)
+
+
+def _is_leaf(hint: Any) -> bool:
+    options = [option for option in (typing.get_args(hint) or (hint,)) if option is not type(None)]
+    return any(option is float or dataclasses.is_dataclass(option) for option in options)

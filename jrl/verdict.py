@@ -1,0 +1,35 @@
+"""What a verifier says of one completion. No JAX: this crosses process borders."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Status(enum.IntEnum):
+    """A closed enum. The first three are scorable; every other row is masked and counted, never rewarded with 0."""
+
+    CORRECT = 0  # reward as given, usually above 0
+    WRONG = 1  # the answer was read and is wrong
+    UNPARSABLE = 2  # there is no readable answer
+    CPU_LIMIT = 3  # the worker spent its deadline
+    MEMORY_LIMIT = 4
+    OUTPUT_LIMIT = 5
+    CRASH = 6  # the worker died
+    FORBIDDEN = 7  # the verifier does not run on this input (unsafe scorer, input above its caps)
+    VERIFIER_ERROR = 8  # the verifier raised or returned no number
+    INFRA_ERROR = 9  # our fault: no worker could be had, the pool was closed
+    PADDING = 10  # a row that only fills a batch
+
+    @property
+    def scorable(self) -> bool:
+        return self <= Status.UNPARSABLE
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One verifier's word on one completion. `reward` is a finite float where the status is scorable, else None."""
+
+    status: Status
+    reward: float | None
+    detail: str = ""
