@@ -33,13 +33,23 @@ class Example:
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "messages": [dataclasses.asdict(m) for m in self.messages],
-                "verifiers": list(self.verifiers), "info": dict(self.info)}
+        return {
+            **dataclasses.asdict(self),
+            "messages": [dataclasses.asdict(m) for m in self.messages],
+            "verifiers": list(self.verifiers),
+            "info": dict(self.info),
+        }
 
     @staticmethod
     def from_json(row: Mapping[str, Any]) -> Example:
-        return Example(id=row["id"], messages=tuple(Message(**m) for m in row["messages"]), answer=row.get("answer"),
-                       verifiers=tuple(row.get("verifiers", ())), task=row.get("task", ""), info=row.get("info", {}))
+        return Example(
+            id=row["id"],
+            messages=tuple(Message(**m) for m in row["messages"]),
+            answer=row.get("answer"),
+            verifiers=tuple(row.get("verifiers", ())),
+            task=row.get("task", ""),
+            info=row.get("info", {}),
+        )
 
     def prompt_digest(self) -> bytes:
         """32 bytes that name the prompt text: what held-out splits and duplicate checks go by."""

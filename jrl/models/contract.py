@@ -1,0 +1,72 @@
+"""What a model family is to the rest of jrl: a spec, three functions and a cache record."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.types import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+    """One parameter before it exists: shape, dtype, logical axes and how it starts."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str | None, ...]
+    scale: float | None  # standard deviation of the normal it starts from; None: ones
+
+
+@struct.dataclass
+class Cache:
+    """Keys and values of tokens already seen: [layers, B, M, J, K], or a tuple of [B, M, J, K], one a layer."""
+
+    k: Any
+    v: Any
+
+
+class Model(NamedTuple):
+    """The functions of a model. `cfg` is hashable and static; parameters are an explicit pytree."""
+
+    spec: Callable  # (cfg) -> tree of ParamSpec
+    forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
+    unembed: Callable  # (params, hidden, cfg) -> logits
+    init_cache: Callable  # (cfg, batch, length) -> Cache
+    unstack: Callable  # (params, cfg) -> params whose layers are a tuple
+
+
+def is_spec(x: Any) -> bool:
+    return isinstance(x, ParamSpec)
+
+
+def axes(spec: PyTree) -> PyTree:
+    """Returns the logical axes of every parameter."""
+    return jax.tree.map(lambda s: s.axes, spec, is_leaf=is_spec)
+
+
+def abstract(spec: PyTree) -> PyTree:
+    """Returns every parameter's shape and dtype."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), spec, is_leaf=is_spec)
+
+
+def init(key: Array, spec: PyTree) -> PyTree:
+    """Returns fresh parameters. Each is drawn under a key that its name gives, so adding one moves no other."""
+
+    def draw(path: tuple, s: ParamSpec) -> Array:
+        if s.scale is None:
+            return jnp.ones(s.shape, s.dtype)
+        name = zlib.crc32(jax.tree_util.keystr(path).encode())
+        return (jax.random.normal(jax.random.fold_in(key, name), s.shape) * s.scale).astype(s.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, spec, is_leaf=is_spec)
+
+
+def num_params(spec: PyTree) -> int:
+    return sum(int(jnp.prod(jnp.asarray(s.shape))) for s in jax.tree.leaves(spec, is_leaf=is_spec))

@@ -1,0 +1,146 @@
+"""Mesh, logical axes and placing: the one place where names of dimensions become mesh axes.
+
+Models and parameters name logical axes only. Three tables say what they mean: how parameters and optimiser state are
+stored for training (TRAIN), how weights are held for decoding and inside a block of the learner, gathered over fsdp
+(GATHERED), and how activations lie (ACTIVATIONS). Axes are explicit: a contraction over a sharded dimension that
+nobody asked for is an error at trace time, not a silent all-gather.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jrl.types import Array, PyTree
+
+AXES = ("data", "fsdp", "tensor", "sequence", "expert")
+BATCH_AXES = ("data", "fsdp")
+
+TRAIN = {
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "head_dim": None,
+    "layers": None,
+    "norm": None,
+}
+GATHERED = {**TRAIN, "embed": None}
+ACTIVATIONS = {
+    "batch": BATCH_AXES,
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "vocab": "tensor",
+    "embed_shard": "tensor",
+    None: None,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Devices along each mesh axis. One axis may be -1: all devices that are left."""
+
+    data: int = 1  # copies of the model, each with its share of the batch
+    fsdp: int = 1  # shards of parameters and optimiser state; also shares of the batch
+    tensor: int = 1  # shards of heads, MLP and vocabulary
+    sequence: int = 1  # reserved, must be 1
+    expert: int = 1  # reserved, must be 1
+
+    def __post_init__(self) -> None:
+        sizes = [getattr(self, axis) for axis in AXES]
+        if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
+            raise ValueError(f"mesh axes must be positive, at most one of them -1; got {dict(zip(AXES, sizes))}")
+        if self.sequence != 1 or self.expert != 1:
+            raise ValueError("the sequence and expert axes are named for later; they must be 1")
+
+    def sizes(self, num_devices: int) -> tuple[int, ...]:
+        """Returns the size of every axis on `num_devices`. Raises ValueError where they do not multiply to it."""
+        sizes = [getattr(self, axis) for axis in AXES]
+        known = math.prod(size for size in sizes if size != -1)
+        if -1 in sizes and num_devices % known == 0:
+            sizes[sizes.index(-1)] = num_devices // known
+        if -1 in sizes or math.prod(sizes) > num_devices:
+            raise ValueError(
+                f"the mesh {dict(zip(AXES, sizes))} needs a multiple of {known} devices; there are {num_devices}"
+            )
+        return tuple(sizes)
+
+
+def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
+    """Returns a mesh over the first devices that `shape` asks for, every axis explicit."""
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = shape.sizes(len(devices))
+    used = devices[: math.prod(sizes)]
+    return jax.make_mesh(sizes, AXES, devices=used, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many shares the batch is cut into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def spec(axes: Sequence[str | None], rules: dict[str | None, Any]) -> PartitionSpec:
+    """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    manual = set(mesh.manual_axes) if not mesh.empty else set()
+
+    def place(name: str | None) -> Any:
+        axis = rules[name] if name is not None else None
+        if isinstance(axis, tuple):
+            left = tuple(a for a in axis if a not in manual)
+            return left or None
+        return None if axis in manual else axis
+
+    return PartitionSpec(*(place(name) for name in axes))
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Returns `x` laid out as logical activation axes say. Outside a mesh, `x`."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.sharding.reshard(x, spec(axes, ACTIVATIONS))
+
+
+def gather(weight: Array, *axes: str | None) -> Array:
+    """Returns a parameter gathered over fsdp, as a block computes with it. Outside a mesh, the parameter."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return weight
+    return jax.sharding.reshard(weight, spec(axes, GATHERED))
+
+
+def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None]) -> Array:
+    """Returns the contraction laid out as logical activation axes `out`."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return jnp.einsum(formula, x, y)
+    return jnp.einsum(formula, x, y, out_sharding=spec(out, ACTIVATIONS))
+
+
+def take_rows(table: Array, index: Array, out: Sequence[str | None]) -> Array:
+    """Returns table[index], laid out as logical activation axes `out`. The table's rows must not be sharded."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return table[index]
+    return table.at[index].get(out_sharding=spec(out, ACTIVATIONS))
+
+
+def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
+    """Returns the NamedSharding of every leaf of `axes`, a tree whose leaves are tuples of logical names."""
+    return jax.tree.map(lambda a: NamedSharding(mesh, spec(a, rules)), axes, is_leaf=lambda a: isinstance(a, tuple))
+
+
+def batch_sharding(mesh: Mesh, rank: int, dimension: int = 0) -> NamedSharding:
+    """Returns the sharding of an array whose `dimension` is cut over the batch axes."""
+    parts: list[Any] = [None] * rank
+    parts[dimension] = BATCH_AXES
+    return NamedSharding(mesh, PartitionSpec(*parts))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
