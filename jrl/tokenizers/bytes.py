@@ -1,0 +1,77 @@
+"""The byte tokenizer: id = byte, control ids above. Nothing to train, nothing to download. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from jrl.example import Message
+from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, padded_size, prompt_ids, utf8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bytes:
+    """Ids 0..255 are the bytes of UTF-8. There is nothing to choose."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer:
+    """See jrl.tokenizers.contract for what each member means."""
+
+    controls: Controls = dataclasses.field(default_factory=lambda: Controls.at(256))
+    vocab_size: int = padded_size(256 + len(CONTROL_NAMES))
+
+    @property
+    def pad_id(self) -> int:
+        return self.controls.pad_id
+
+    @property
+    def bos_id(self) -> int:
+        return self.controls.bos_id
+
+    @property
+    def end_id(self) -> int:
+        return self.controls.end_id
+
+    @property
+    def role_ids(self) -> dict[str, int]:
+        return dict(self.controls.role_ids)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self._layout(), sort_keys=True).encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return list(utf8(text))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(int(i) for i in ids if 0 <= i < 256).decode("utf-8", "replace")
+
+    def token_bytes(self) -> list[bytes]:
+        return [bytes([i]) if i < 256 else b"" for i in range(self.vocab_size)]
+
+    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
+        return prompt_ids(messages, self.encode, self.controls)
+
+    def save(self, folder: Path | str) -> None:
+        (Path(folder) / SAVED_AS).write_text(json.dumps(self._layout(), indent=1, sort_keys=True) + "\n")
+
+    def _layout(self) -> dict:
+        return {"kind": "Bytes", "vocab_size": self.vocab_size, "controls": dataclasses.asdict(self.controls)}
+
+
+def build(config: Bytes, texts: Iterable[str]) -> ByteTokenizer:
+    """Returns the byte tokenizer. `texts` are not read."""
+    del config, texts
+    return ByteTokenizer()
+
+
+def load(folder: Path, layout: dict) -> ByteTokenizer:
+    """Returns the tokenizer saved in `folder`. Raises ValueError when its ids were laid out otherwise."""
+    tokenizer = ByteTokenizer()
+    if layout != tokenizer._layout():
+        raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, this version has {tokenizer._layout()}")
+    return tokenizer

@@ -1,0 +1,75 @@
+"""What a tokenizer is, and how a conversation becomes ids. No JAX.
+
+A tokenizer is any object with
+
+    vocab_size: int               a multiple of 8; ids that nothing fills decode to ""
+    pad_id, bos_id, end_id: int   `end_id` ends a message; it is the token that the policy stops with
+    role_ids: dict[str, int]      one control id for each of jrl.example.ROLES
+    fingerprint: str              sha256 (hex) of everything that decides ids
+    encode(text) -> list[int]     never a control id, whatever the text says
+    decode(ids) -> str            control ids dropped, bytes that are no UTF-8 become U+FFFD
+    token_bytes() -> list[bytes]  by id; b"" for a control id. Joined, these are the UTF-8 of a decoded text
+    encode_prompt(messages) -> list[int]
+    save(folder) -> None          writes what `jrl.tokenizers.load(folder)` reads
+
+Role markers are placed by id and have no spelling in text, so no prompt can forge one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from jrl.example import ROLES, Message
+
+CONTROL_NAMES = ("pad", "bos", "end", *ROLES)
+SAVED_AS = "tokenizer.json"
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Tokenizer(NamedTuple):
+    """A row of the tokenizer table."""
+
+    config: type  # frozen dataclass
+    build: Callable[[Any, Iterable[str]], Any]  # (config, texts of the run) -> tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Controls:
+    """The ids that no text can produce."""
+
+    pad_id: int
+    bos_id: int
+    end_id: int
+    role_ids: Mapping[str, int]  # keys are jrl.example.ROLES
+
+    @staticmethod
+    def at(first: int) -> Controls:
+        """Returns the controls laid out from id `first` in the order of CONTROL_NAMES."""
+        pad, bos, end, *roles = range(first, first + len(CONTROL_NAMES))
+        return Controls(pad_id=pad, bos_id=bos, end_id=end, role_ids=dict(zip(ROLES, roles)))
+
+
+def prompt_ids(messages: Iterable[Message], encode: Callable[[str], list[int]], controls: Controls) -> list[int]:
+    """Returns bos, then for each message its role id, its text and end, then the assistant's role id.
+
+    Raises: ValueError for a role outside jrl.example.ROLES.
+    """
+    ids = [controls.bos_id]
+    for message in messages:
+        if message.role not in controls.role_ids:
+            raise ValueError(f"role {message.role!r} is not one of {', '.join(controls.role_ids)}")
+        ids += [controls.role_ids[message.role], *encode(message.content), controls.end_id]
+    return [*ids, controls.role_ids["assistant"]]
+
+
+def utf8(text: str) -> bytes:
+    """Returns the UTF-8 of `text`; a lone surrogate, which has none, becomes U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text).encode()
+
+
+def padded_size(size: int) -> int:
+    """Returns the least multiple of 8 that is at least `size`: what tensor shards and matrix units like."""
+    return -(-size // 8) * 8
