@@ -1,6 +1,7 @@
 """The records that travel through jrl, and the letters their shapes are written in. Read this file first.
 
-    Example --encode--> PromptBatch --sampler--> Rollout --scoring--> Scores --assemble--> TrainBatch --update--> TrainState
+    Example --encode--> PromptBatch --sampler--> Rollout --scoring--> Scores
+            --assemble--> TrainBatch --update--> TrainState
 
 Dimensions, the only single capital letters used in the project:
 
@@ -78,11 +79,10 @@ class Scores:
 
 @struct.dataclass
 class TrainBatch:
-    """Sequences packed into rows of one length, cut into micro-batches [M, R, L].
+    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step.
 
-    `segment` is the sequence's place in its row, 0..S-1, and S where there is padding. Sequence-level
-    fields are [M, R, S]; `sequence` is N where a place is empty. `num_real` says how many of the M
-    micro-batches hold anything; the rest are never computed.
+    `segment` is the sequence's place in its row, 0..S-1, and S where there is padding. `sequence` is N where a place
+    is empty. `num_real` says how many of the M micro-batches hold anything; the rest are never computed.
     """
 
     tokens: Array  # [M, R, L] int32
@@ -90,11 +90,13 @@ class TrainBatch:
     segment: Array  # [M, R, L] int32
     action_mask: Array  # [M, R, L] bool
     loss_mask: Array  # [M, R, L] bool, enters the policy loss; a subset of action_mask
+    loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask
     advantages: Array  # [M, R, L] float32
-    old_logprobs: Array | None  # [M, R, L] float32, the learner's at the start of the update; None: one update a batch
+    old_logprobs: Array | None  # [M, R, L] float32, at the start of the update; None: the only update of its batch
     behaviour_logprobs: Array  # [M, R, L] float32, of the law drawn from
     ref_logprobs: Array | None  # [M, R, L] float32
-    sequence: Array  # [M, R, S] int32
+    sequence: Array  # [M, R, S] int32, which of the N sequences lies at a place
+    denominator: Array  # [] float32, what the weighted sum of the whole optimiser step is divided by
     temperature: Array  # [] float32, log-probs are of logits / temperature
     num_real: Array  # [] int32
 
