@@ -1,0 +1,28 @@
+"""Names of random draws. A key is a pure function of what is drawn, never of where in a batch it happens to sit."""
+
+from __future__ import annotations
+
+import jax
+
+Array = jax.Array
+
+
+def row_key(key: Array, stream: int | Array, uid: Array, sample: int | Array) -> Array:
+    """Returns the key of one sequence: (run seed, stream, visit uid, sample index) folded in that order.
+
+    Args:
+      key: [] typed key, the run's root. Not consumed: every name folded into it gives another key.
+      stream: [] int32, keeps train, evaluation and interactive draws apart.
+      uid: [2] uint32, names one visit of one example.
+      sample: [] int32, index of the sequence within its prompt's group.
+
+    Source: ALGORITHMS.md S2. Peers seed a batch, so a row's noise depends on its neighbours; here it does not.
+    """
+    for name in (stream, uid[0], uid[1], sample):
+        key = jax.random.fold_in(key, name)
+    return key
+
+
+def token_key(row_key: Array, position: int | Array) -> Array:
+    """Returns the key of the token at `position` ([] int32, its column in the sequence, prompt included) of a row."""
+    return jax.random.fold_in(row_key, position)

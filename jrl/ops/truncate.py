@@ -1,0 +1,77 @@
+"""Truncated sampling laws: top-k, top-p and min-p as a threshold on the logits, found without sorting the vocabulary.
+
+Every one of them keeps the tokens at or above some logit. The threshold is found exactly, by building from its highest
+bit down the largest number whose tail {v: logit >= number} still holds enough (32 counts of the vocabulary in float32,
+64 in float64). Values may therefore be traced, and a change of them compiles nothing. Ties at the threshold stay.
+
+Order: top-k, then top-p on what top-k left renormalised, then min-p (as in transformers; vLLM puts min-p first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def support(logits: Array, top_k: Array | None = None, top_p: Array | None = None, min_p: Array | None = None) -> Array:
+    """Returns the mask [..., V] bool of the tokens that may be drawn. At least the most probable one is kept.
+
+    top_k keeps the k highest logits; top_p the fewest highest tokens whose mass reaches p; min_p those whose
+    probability is at least min_p times the highest. None switches a rule off.
+
+    Args:
+      logits: [..., V] float32 or wider, already divided by the temperature.
+      top_k: [] or [..., 1] int32, at least 1. top_p: same shape, float, in (0, 1]. min_p: same shape, float, in [0, 1].
+
+    Source: ALGORITHMS.md S1; Holtzman et al. 2020 (top-p); Nguyen et al. 2024 (min-p).
+    """
+    image = _ordered(logits)
+    keep = logits > -jnp.inf
+    if top_k is not None:
+        keep &= top_kept(logits, jnp.maximum(top_k, 1))
+    if top_p is not None:
+        mass = jnp.where(keep, jnp.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
+        enough = top_p * mass.sum(axis=-1, keepdims=True)
+        tail = lambda edge: jnp.where(image >= edge, mass, 0).sum(axis=-1, keepdims=True) >= enough
+        # At p = 1 tokens whose mass is lost in the rounding of the sum must stay too.
+        keep &= (image >= _largest(tail, image)) | (jnp.asarray(top_p) >= 1)
+    if min_p is not None:
+        keep &= logits >= logits.max(axis=-1, keepdims=True) + jnp.log(jnp.asarray(min_p, logits.dtype))
+    return keep
+
+
+def top_kept(logits: Array, kept: Array) -> Array:
+    """Returns the mask [..., V] bool of the `kept` highest logits, and of any that tie with the last of them.
+
+    With the size of a support taken from the sampler this recovers the support itself, whatever rule made it.
+
+    Args:
+      logits: [..., V] float32 or wider. kept: [] or [..., 1] int32; above V it keeps all.
+    """
+    image = _ordered(logits)
+    kept = jnp.minimum(kept, logits.shape[-1])
+    return image >= _largest(lambda edge: (image >= edge).sum(axis=-1, keepdims=True, dtype=jnp.int32) >= kept, image)
+
+
+def _ordered(logits: Array) -> Array:
+    """Returns unsigned integers [..., V] in the order of the floats (-0 counted as 0)."""
+    bits_dtype = {4: jnp.uint32, 8: jnp.uint64}[logits.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0, logits), bits_dtype)
+    sign = jnp.array(1, bits_dtype) << (bits_dtype.dtype.itemsize * 8 - 1)
+    return jnp.where(bits & sign, ~bits, bits | sign)
+
+
+def _largest(holds: Callable[[Array], Array], image: Array) -> Array:
+    """Returns the largest integer [..., 1] for which `holds` is true; it must be true at 0 and fall at most once."""
+    width = image.dtype.itemsize * 8
+    start = image[..., :1] & 0  # not a literal: the carry must vary over the same mesh axes as the logits
+
+    def step(i: Array, edge: Array) -> Array:
+        raised = edge | (jnp.array(1, image.dtype) << (width - 1 - i).astype(image.dtype))
+        return jnp.where(holds(raised), raised, edge)
+
+    return jax.lax.fori_loop(0, width, step, start)

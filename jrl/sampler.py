@@ -1,0 +1,405 @@
+"""Samples completions on the device: every batch shard decodes its own queue of sequences through a few slots.
+
+One jitted program. Inside `shard_map`, manual over the batch axes, each shard runs its prompts once through the model,
+then one `while_loop` decodes its B * G / shards sequences in `slots` rows at a time. A row that ends hands its slot to
+the next sequence at once, so that the longest completion does not hold up the rest. Shards take different numbers of
+turns, therefore no collective over a batch axis may stand inside the loop: weights are replicated over those axes, and
+sharded over tensor only.
+
+A sequence always passes through the same computation, whatever slot it has: its prompt's keys and values are copied
+from the prefill, then the last prompt token is fed again and every logit comes from the one-token body of the loop.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh, PartitionSpec
+
+from jrl.models.contract import Cache, Model, axes
+from jrl.ops.draw import draw, greedy
+from jrl.ops.fingerprint import fingerprint
+from jrl.ops.keys import row_key, token_key
+from jrl.ops.truncate import support
+from jrl.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
+from jrl.stop import StopTable
+from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
+
+
+@traced
+class Sampler:
+    """How completions are drawn. Order: temperature, top-k, top-p, min-p; None switches a rule off."""
+
+    completion_length: int  # most tokens of a completion, the stop token included
+    slots: int = 32  # sequences decoded at once by a batch shard
+    temperature: float | None = 1.0  # None: greedy, and log-probs are those at temperature 1
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
+    layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
+
+    def __post_init__(self) -> None:
+        if isinstance(self.completion_length, int) and self.completion_length < 1:
+            raise ValueError(f"Sampler.completion_length must be at least 1; got {self.completion_length}")
+        if self.slots < 1:
+            raise ValueError(f"Sampler.slots must be at least 1; got {self.slots}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"Sampler.top_k must be at least 1, or None for off; got {self.top_k}")
+        for name, low_open in (("temperature", True), ("top_p", True), ("min_p", False)):
+            value = {"temperature": self.temperature, "top_p": self.top_p, "min_p": self.min_p}[name]
+            if not isinstance(value, (int, float)):  # None, or traced
+                continue
+            high = float("inf") if name == "temperature" else 1.0
+            if not (0 < value <= high if low_open else 0 <= value <= high):
+                raise ValueError(f"Sampler.{name} must be in {'(' if low_open else '['}0, {high}]; got {value}")
+
+
+@struct.dataclass
+class Law:
+    """The traced part of a Sampler. Values may change from call to call; a None is another program."""
+
+    temperature: Array | None  # [] float32
+    top_k: Array | None  # [] int32
+    top_p: Array | None  # [] float32
+    min_p: Array | None  # [] float32
+
+    @property
+    def truncated(self) -> bool:
+        """The law drawn from differs from the policy at its temperature: log-probs under both are kept."""
+        return self.temperature is None or not (self.top_k is None and self.top_p is None and self.min_p is None)
+
+
+def sample(
+    params: PyTree,
+    prompts: PromptBatch,
+    key: Array,
+    *,
+    stream: int,
+    version: Array,
+    config: Sampler,
+    model: Model,
+    model_cfg: object,
+    samples: int,
+    stop_ids: tuple[int, ...],
+    pad_id: int,
+    mesh: Mesh,
+    stop_table: StopTable | None = None,
+    budget: Array | None = None,
+) -> Rollout:
+    """Returns `samples` completions of every prompt, rows of a prompt adjacent, cut over the batch axes of `mesh`.
+
+    A completion ends with a stop id (which is kept, as an action), with the token that completes a stop string, or
+    with its budget. Log-probs are in float32 or wider.
+
+    Args:
+      params: the stacked tree of `model`, in any sharding; gathered over the batch axes inside.
+      prompts: B a multiple of the mesh's batch shards. A prompt of length 0 gives rows without an action.
+      key: [] typed key, the run's root. Not consumed: draws are named by (stream, uid, sample, position).
+      stream: keeps train, evaluation and interactive draws apart.
+      version: [] int32, the update count of `params`.
+      samples: G.
+      stop_table: of `stop.build`; needed where config.stop_strings is not empty.
+      budget: [B * G] int32, most tokens of each completion, also capped by config.completion_length; 0 gives a row
+        without an action.
+
+    Raises:
+      ValueError: B is no multiple of the batch shards, or stop strings came without their table.
+    """
+    if prompts.tokens.shape[0] % batch_shards(mesh):
+        raise ValueError(
+            f"{prompts.tokens.shape[0]} prompts cannot be cut over {batch_shards(mesh)} batch shards; "
+            "pad the batch to a multiple"
+        )
+    if config.stop_strings and stop_table is None:
+        raise ValueError(f"stop strings {config.stop_strings!r} need stop_table=stop.build(strings, token_bytes)")
+    everywhere = replicated(mesh)
+    put = lambda tree: jax.device_put(tree, everywhere)
+    law = Law(
+        temperature=_number(config.temperature, np.float32),
+        top_k=_number(config.top_k, np.int32),
+        top_p=_number(config.top_p, np.float32),
+        min_p=_number(config.min_p, np.float32),
+    )
+    by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
+    with jax.set_mesh(mesh):
+        return program(
+            params,
+            jax.tree.map(by_row, prompts),
+            put(key),
+            put(_number(stream, np.uint32)),
+            put(_number(version, np.int32)),
+            put(law),
+            None if stop_table is None else put(stop_table),
+            None if budget is None else by_row(budget),
+            model=model,
+            model_cfg=model_cfg,
+            samples=samples,
+            completion_length=config.completion_length,
+            slots=config.slots,
+            layers=config.layers,
+            stop_ids=stop_ids,
+            pad_id=pad_id,
+        )
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "model_cfg", "samples", "completion_length", "slots", "layers", "stop_ids", "pad_id"),
+)
+def program(
+    params: PyTree,
+    prompts: PromptBatch,
+    key: Array,
+    stream: Array,
+    version: Array,
+    law: Law,
+    stop_table: StopTable | None,
+    budget: Array | None,
+    *,
+    model: Model,
+    model_cfg: object,
+    samples: int,
+    completion_length: int,
+    slots: int,
+    layers: str,
+    stop_ids: tuple[int, ...],
+    pad_id: int,
+) -> Rollout:
+    """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`."""
+    places = jax.tree.map(lambda names: spec(names, GATHERED), axes(model.spec(model_cfg)), is_leaf=_is_names)
+    params = jax.tree.map(jax.sharding.reshard, params, places)
+    if budget is None:
+        budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
+    rows = PartitionSpec(BATCH_AXES)
+    prompts, budget = jax.tree.map(lambda x: jax.sharding.reshard(x, rows), (prompts, budget))
+    shard = functools.partial(
+        _sample_shard,
+        model=model,
+        model_cfg=model_cfg,
+        samples=samples,
+        completion_length=completion_length,
+        slots=slots,
+        layers=layers,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+    )
+    everywhere = PartitionSpec()
+    rollout = jax.shard_map(
+        shard,
+        in_specs=(everywhere, rows, rows, everywhere, everywhere, everywhere, everywhere, everywhere),
+        out_specs=rows,
+        axis_names=set(BATCH_AXES),
+    )(params, prompts, budget, key, stream, version, law, stop_table)
+    return Rollout(**rollout, weights_fingerprint=fingerprint(params))
+
+
+class _Slots(NamedTuple):
+    """The sequences being decoded, [K] each. An idle slot's sequence is the number of sequences, which is no row."""
+
+    sequence: Array  # int32, row of the shard's outputs
+    token: Array  # int32, the token to feed next
+    position: Array  # int32, its column
+    drawn: Array  # int32, actions so far
+    state: Array  # int32, of the stop table
+
+
+class _Written(NamedTuple):
+    """Outputs of a shard, filled in as tokens are drawn. n sequences of the shard, T columns."""
+
+    tokens: Array  # [n, T] int32
+    logprobs: Array  # [n, T] float32 or wider
+    truncated: Array | None  # [n, T] as logprobs
+    kept: Array | None  # [n, T] int32
+    length: Array  # [n] int32
+    finish: Array  # [n] int8
+
+
+class _Loop(NamedTuple):
+    waiting: Array  # [] int32, the first sequence that has had no slot yet
+    slots: _Slots
+    cache: Cache
+    written: _Written
+
+
+def _sample_shard(
+    params: PyTree,
+    prompts: PromptBatch,
+    budget: Array,
+    key: Array,
+    stream: Array,
+    version: Array,
+    law: Law,
+    stop_table: StopTable | None,
+    *,
+    model: Model,
+    model_cfg: object,
+    samples: int,
+    completion_length: int,
+    slots: int,
+    layers: str,
+    stop_ids: tuple[int, ...],
+    pad_id: int,
+) -> dict[str, Array | None]:
+    """Returns the fields of a Rollout for one batch shard."""
+    local_prompts, prompt_width = prompts.tokens.shape
+    count, width = local_prompts * samples, prompt_width + completion_length
+    slots = min(slots, count)
+    prompt_of = jnp.arange(count, dtype=jnp.int32) // samples
+    sample_of = jnp.arange(count, dtype=jnp.int32) % samples
+    prompt_length = prompts.length[prompt_of]
+    budget = jnp.where(prompt_length > 0, jnp.minimum(budget, completion_length), 0)
+    row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
+
+    columns = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), prompts.tokens.shape)
+    prefix = _vary(model.init_cache(model_cfg, local_prompts, prompt_width))
+    _, prefix = model.forward(params, prompts.tokens, columns, None, model_cfg, prefix)
+    cache = _vary(model.init_cache(model_cfg, slots, width))
+    batch_dimension = 1
+    if layers == "unrolled":
+        params = model.unstack(params, model_cfg)
+        prefix, cache = _unstack_cache(prefix), _unstack_cache(cache)
+        batch_dimension = 0
+
+    def admit(_: Array, loop: _Loop) -> _Loop:
+        """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
+        slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
+        sequence = loop.waiting
+        prompt, last = prompt_of[sequence], jnp.maximum(prompt_length[sequence] - 1, 0)
+        copy = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
+            whole, jax.lax.dynamic_slice_in_dim(part, prompt, 1, batch_dimension), slot, batch_dimension
+        )
+        # The slice is narrower than the slot: columns after it keep the last tenant's, and are never looked at
+        # before they are written.
+        fresh = _Slots(
+            sequence=jnp.where(budget[sequence] > 0, sequence, count),
+            token=prompts.tokens[prompt, last],
+            position=last,
+            drawn=jnp.zeros_like(last),
+            state=jnp.zeros_like(last),
+        )
+        return loop._replace(
+            waiting=loop.waiting + 1,
+            slots=jax.tree.map(lambda all_slots, new: all_slots.at[slot].set(new), loop.slots, fresh),
+            cache=jax.tree.map(copy, loop.cache, prefix),
+        )
+
+    def step(loop: _Loop) -> _Loop:
+        idle = (loop.slots.sequence == count).sum(dtype=jnp.int32)
+        loop = jax.lax.fori_loop(0, jnp.minimum(idle, count - loop.waiting), admit, loop)
+        now = loop.slots
+        hidden, cache = model.forward(params, now.token[:, None], now.position[:, None], None, model_cfg, loop.cache)
+        logits = constrain(model.unembed(params, hidden, model_cfg), "batch", None, None)[:, 0]
+        place = now.position + 1
+        keys = jax.vmap(token_key)(row_keys[jnp.minimum(now.sequence, count - 1)], place)
+        token, logprob, truncated, kept = _draw(keys, logits, law)
+
+        drawn = now.drawn + 1
+        state, hit_string = now.state, jnp.zeros_like(token, bool)
+        if stop_table is not None:
+            state = stop_table.next[state, token]
+            hit_string = stop_table.accept[state]
+        hit_id = (token[:, None] == jnp.asarray(stop_ids, jnp.int32)[None, :]).any(axis=1)
+        over = drawn >= budget[jnp.minimum(now.sequence, count - 1)]
+        finish = jnp.where(hit_id, Finish.STOP_TOKEN, jnp.where(hit_string, Finish.STOP_STRING, Finish.LENGTH))
+        at = now.sequence  # `count` for an idle slot: out of bounds, dropped
+        out = loop.written
+        at_token = lambda whole, new: None if whole is None else whole.at[at, place].set(new, mode="drop")
+        written = _Written(
+            tokens=at_token(out.tokens, token),
+            logprobs=at_token(out.logprobs, logprob),
+            truncated=at_token(out.truncated, truncated),
+            kept=at_token(out.kept, kept),
+            length=out.length.at[at].set(place + 1, mode="drop"),
+            finish=out.finish.at[at].set(finish.astype(jnp.int8), mode="drop"),
+        )
+        ended = hit_id | hit_string | over
+        after = _Slots(
+            sequence=jnp.where(ended, count, now.sequence),
+            token=token,
+            position=jnp.minimum(place, width - 1),
+            drawn=drawn,
+            state=state,
+        )
+        return _Loop(waiting=loop.waiting, slots=after, cache=cache, written=written)
+
+    shape = (count, width)
+    column = jnp.arange(width, dtype=jnp.int32)[None, :]
+    padded = jnp.pad(prompts.tokens[prompt_of], ((0, 0), (0, completion_length)))
+    wide = jnp.promote_types(jnp.dtype(model_cfg.dtype), jnp.float32)
+    idle = _vary(jnp.full(slots, count, jnp.int32))
+    start = _Loop(
+        waiting=idle[0] * 0,
+        slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
+        cache=cache,
+        written=_Written(
+            tokens=jnp.where(column < prompt_length[:, None], padded, pad_id),
+            logprobs=_vary(jnp.zeros(shape, wide)),
+            truncated=_vary(jnp.zeros(shape, wide)) if law.truncated else None,
+            kept=_vary(jnp.zeros(shape, jnp.int32)) if law.truncated else None,
+            length=prompt_length,
+            finish=_vary(jnp.full(count, Finish.LENGTH, jnp.int8)),
+        ),
+    )
+    busy = lambda loop: (loop.waiting < count) | (loop.slots.sequence < count).any()
+    written = jax.lax.while_loop(busy, step, start).written
+    action_mask = (column >= prompt_length[:, None]) & (column < written.length[:, None])
+    return dict(
+        tokens=written.tokens,
+        length=written.length,
+        action_mask=action_mask,
+        sampler_logprobs=written.logprobs,
+        truncated_logprobs=written.truncated,
+        kept=written.kept,
+        finish=written.finish,
+        group=prompt_of + jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * local_prompts,
+        sample=sample_of,
+        version=jnp.where(action_mask, version, -1),
+        turn=jnp.zeros(shape, jnp.int8),
+    )
+
+
+def _draw(keys: Array, logits: Array, law: Law) -> tuple[Array, Array, Array | None, Array | None]:
+    """Returns (token [K] int32, its log-prob [K] under the policy, under the law drawn from, size of the support).
+
+    The last two are None where the law is the policy itself. logits: [K, V] float32 or wider.
+    """
+    at = lambda values, token: jnp.take_along_axis(values, token[:, None], axis=1)[:, 0]
+    if law.temperature is None:
+        token = greedy(logits)
+        logprob = at(logits, token) - jax.nn.logsumexp(logits, axis=-1)
+        return token, logprob, jnp.zeros_like(logprob), jnp.ones_like(token)
+    scaled = logits / law.temperature.astype(logits.dtype)
+    if not law.truncated:
+        token = jax.vmap(draw)(keys, scaled)
+        return token, at(scaled, token) - jax.nn.logsumexp(scaled, axis=-1), None, None
+    keep = support(scaled, law.top_k, law.top_p, law.min_p)
+    limited = jnp.where(keep, scaled, -jnp.inf)
+    token = jax.vmap(draw)(keys, limited)
+    chosen = at(scaled, token)
+    logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
+    return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)
+
+
+def _unstack_cache(cache: Cache) -> Cache:
+    """Returns the cache as a tuple of layers."""
+    unstacked = lambda stack: tuple(stack[i] for i in range(stack.shape[0]))
+    return Cache(k=unstacked(cache.k), v=unstacked(cache.v))
+
+
+def _vary(literals: PyTree) -> PyTree:
+    """Returns literals typed as differing between batch shards, as what a loop carries must be from its start."""
+    return jax.lax.pcast(literals, BATCH_AXES, to="varying")
+
+
+def _number(value: float | Array | None, dtype: type) -> Array | np.generic | None:
+    return dtype(value) if isinstance(value, (int, float)) else value
+
+
+def _is_names(x: object) -> bool:
+    return isinstance(x, tuple)
