@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 from jrl.tokenizers import bytes as _bytes
-from jrl.tokenizers.contract import Tokenizer
+from jrl.tokenizers import pieces as _pieces
+from jrl.tokenizers.contract import SAVED_AS, Tokenizer
 
 TOKENIZERS: dict[str, Tokenizer] = {
-    "Bytes": Tokenizer(_bytes.Bytes, _bytes.build),
+    "Bytes": Tokenizer(_bytes.Bytes, _bytes.build, _bytes.load),
+    "SentencePiece": Tokenizer(_pieces.SentencePiece, _pieces.build, _pieces.load),
 }
+
+
+def load(folder: Path | str, table: dict[str, Tokenizer] = TOKENIZERS) -> Any:
+    """Returns the tokenizer that `tokenizer.save(folder)` wrote.
+
+    Raises: ValueError where there is none, it is of a kind that `table` does not have, or its files do not agree.
+    """
+    saved = Path(folder) / SAVED_AS
+    try:
+        layout = json.loads(saved.read_text())
+        kind = layout["kind"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{saved} is no saved tokenizer: {error}") from error
+    if kind not in table:
+        raise ValueError(f"{saved}: kind {kind!r} is not one of {', '.join(table)}")
+    return table[kind].load(Path(folder), layout)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl.example import ROLES, Message
@@ -34,6 +35,7 @@ class Tokenizer(NamedTuple):
 
     config: type  # frozen dataclass
     build: Callable[[Any, Iterable[str]], Any]  # (config, texts of the run) -> tokenizer
+    load: Callable[[Path, dict], Any]  # (folder, what SAVED_AS holds there) -> the tokenizer that was saved
 
 
 @dataclasses.dataclass(frozen=True)
