@@ -1,0 +1,108 @@
+"""DAPO: GRPO's advantage with a wider upper clip, the mean over tokens, and a say in which rows count.
+
+    keep  groups whose outcomes are not all equal; sample fresh prompts for the others         F1
+    keep  rows that were not cut at the length limit, where `overlong_filter` is on            F3
+    R_i   = reward + overlong_penalty * clip((C - buffer - len_i) / buffer, -1, 0)             R7
+    A_i   = (R_i - mean_g) / (std_g + 1e-6)                                                  A3
+    l_t   = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                L2 (L3)
+    L     = mean over all tokens of the step                                                 G1
+
+The zero-signal filter judges the outcome before R7, which would make every group varied. Refilling leans the batch to
+prompts of middling difficulty.
+
+Source: Yu et al. 2503.14476 eq. 8 to 13: buffer 4096 of 20480 tokens, penalty 1. Both length rules are off by default,
+since they depend on the length of the task at hand.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import contract, terms
+from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import filters, reduce, shaping
+from jrl.types import traced
+
+Array = jax.Array
+
+
+@traced
+class DAPO:
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None  # above 1 + clip_high
+    max_refills: int | None = 10  # rounds of fresh prompts; 0 only filters, None keeps groups without signal
+    overlong_buffer: int | None = None  # tokens before the limit over which the penalty grows
+    overlong_penalty: float = 1.0
+    overlong_filter: bool = False
+    entropy_bonus: float | None = None
+    importance: terms.TruncatedImportance | None = None
+
+
+def check(config: DAPO, facts: Facts) -> None:
+    terms.check_sampling(config, facts, grouped=True)
+    terms.check_clip(config)
+    terms.check_importance(config)
+    terms.check_entropy(config)
+    if config.max_refills is not None and config.max_refills < 0:
+        raise ValueError(
+            f"DAPO.max_refills = {config.max_refills} must be at least 0 (filter, never refill), or None (no filter)."
+        )
+    if config.overlong_buffer is not None and not 0 < config.overlong_buffer <= facts.max_completion:
+        raise ValueError(
+            f"DAPO.overlong_buffer = {config.overlong_buffer} must be 1 to {facts.max_completion} tokens, the longest "
+            "completion: the penalty grows over the last so many of them. A fifth of it is usual; None: no penalty."
+        )
+    if not config.overlong_penalty > 0:
+        raise ValueError(
+            f"DAPO.overlong_penalty = {config.overlong_penalty} must be above 0: it is subtracted at the length limit. "
+            "To switch it off, set DAPO.overlong_buffer = None."
+        )
+
+
+def keep(config: DAPO, groups: Groups) -> Array:
+    rows = contract.eligible(groups)
+    if config.max_refills is not None:
+        rows &= filters.has_signal(groups.outcome, groups.group, rows, num_groups=groups.num_groups)
+    if config.overlong_filter:
+        rows &= filters.not_truncated(groups.finish)
+    return rows
+
+
+def shape(config: DAPO, groups: Groups) -> Array:
+    if config.overlong_buffer is None:
+        return groups.reward
+    return groups.reward + shaping.soft_overlong(
+        jnp.sum(groups.action_mask, axis=-1),
+        max_completion=groups.max_completion,
+        buffer=config.overlong_buffer,
+        penalty=config.overlong_penalty,
+    )
+
+
+def advantages(config: DAPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
+    row = advantage_ops.group_zscore(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
+    return advantage_ops.spread(row, groups.action_mask), baseline, terms.count_groups(groups, reward)
+
+
+def token_loss(config: DAPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
+    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, terms.metrics_of(tokens, terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting)
+
+
+ALGORITHM = Algorithm(
+    config=DAPO,
+    check=check,
+    keep=keep,
+    refill=lambda config: config.max_refills,
+    shape=shape,
+    advantages=advantages,
+    token_loss=token_loss,
+    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
+    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_tokens(loss_mask),
+    needs_reference=lambda config: False,
+    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+)

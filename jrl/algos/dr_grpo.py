@@ -1,0 +1,66 @@
+"""Dr.GRPO: GRPO without its two biases. Rewards are only centred, and tokens are summed over a constant.
+
+    A_i = R_i - mean_g                                                                       A4
+    l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
+    L   = sum of l_t / (rows of the step * longest completion)                                G4
+
+Dividing by the deviation favours prompts that are nearly all right or all wrong; dividing by a row's length makes long
+wrong answers cheap. The constant is configured, not measured: masked rows count, padding does not. Step sizes follow
+the scale of the rewards.
+
+Source: Liu et al. 2503.20783 section 3.3. No KL term there, none here.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import contract, terms
+from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import reduce
+from jrl.types import traced
+
+Array = jax.Array
+
+
+@traced
+class DrGRPO:
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None  # above 1 + clip_high
+    entropy_bonus: float | None = None
+    importance: terms.TruncatedImportance | None = None
+
+
+def check(config: DrGRPO, facts: Facts) -> None:
+    terms.check_sampling(config, facts, grouped=True)
+    terms.check_clip(config)
+    terms.check_importance(config)
+    terms.check_entropy(config)
+
+
+def advantages(config: DrGRPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
+    row = advantage_ops.group_centred(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
+    return advantage_ops.spread(row, groups.action_mask), baseline, terms.count_groups(groups, reward)
+
+
+def token_loss(config: DrGRPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
+    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, terms.metrics_of(tokens, terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting)
+
+
+ALGORITHM = Algorithm(
+    config=DrGRPO,
+    check=check,
+    keep=lambda config, groups: contract.eligible(groups),
+    refill=lambda config: None,
+    shape=lambda config, groups: groups.reward,
+    advantages=advantages,
+    token_loss=token_loss,
+    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
+    denominator=lambda config, loss_mask, rows, max_completion: reduce.constant_count(rows, max_completion),
+    needs_reference=lambda config: False,
+    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+)

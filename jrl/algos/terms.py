@@ -1,0 +1,175 @@
+"""What the algorithms have in common: options, checks, counters, and the terms every token loss ends with."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import contract
+from jrl.ops import entropy, groups, importance, kl, ratios, reduce, surrogate
+from jrl.types import traced
+
+Array = jax.Array
+
+
+@traced
+class TruncatedImportance:
+    """L9: weights min(exp(old - behaviour), cap) on the policy loss, for a sampler that is not quite the learner.
+
+    `level`: 'token' (jrl, Tunix, open-instruct); 'sequence', the product over a sequence (verl); 'geometric', its
+    per-token geometric mean (AReaL's "sequence").
+    """
+
+    cap: float = 2.0
+    level: Literal["token", "sequence", "geometric"] = "token"
+
+
+def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
+    """Raises ValueError where the samples cannot carry a learning signal for this algorithm."""
+    name = type(config).__name__
+    if facts.greedy:
+        raise ValueError(
+            f"{name} cannot learn from greedy sampling (temperature 0): every sample of a prompt is the same and has "
+            "no log-prob to differentiate. Use a temperature above 0; 1.0 is usual."
+        )
+    if grouped and facts.samples < 2:
+        raise ValueError(
+            f"{name} compares the samples of one prompt and needs at least 2 of them, got samples={facts.samples}: "
+            "alone, a sample's advantage is always 0. Use 4 to 16, or Reinforce, which compares over the batch."
+        )
+
+
+def check_clip(config: Any) -> None:
+    """Raises ValueError where the bounds of PPO's clip, or of the dual clip, contradict each other."""
+    name = type(config).__name__
+    if not 0 <= config.clip_low < 1:
+        raise ValueError(
+            f"{name}.clip_low = {config.clip_low} puts the lower bound of the ratio at {1 - config.clip_low}; "
+            "a ratio is above 0, so clip_low must lie in [0, 1). 0.2 is usual."
+        )
+    if not config.clip_high >= 0:
+        raise ValueError(f"{name}.clip_high = {config.clip_high} must be at least 0; 0.2 is usual, DAPO uses 0.28.")
+    if config.dual_clip is not None and not config.dual_clip > 1 + config.clip_high:
+        raise ValueError(
+            f"{name}.dual_clip = {config.dual_clip} must exceed 1 + clip_high = {1 + config.clip_high}: it bounds the "
+            "loss of ratios that PPO's clip leaves alone. 3.0 is usual; None switches it off."
+        )
+
+
+def check_importance(config: Any) -> None:
+    """Raises ValueError where the importance weights could only be zero, negative or of an unknown kind."""
+    option = config.importance
+    if option is None:
+        return
+    if not option.cap > 0:
+        raise ValueError(
+            f"TruncatedImportance.cap = {option.cap} must be above 0: weights are cut to it, so that 0 removes the "
+            f"policy loss. 2.0 is usual; {type(config).__name__}.importance = None switches the correction off."
+        )
+    if option.level not in ("token", "sequence", "geometric"):
+        raise ValueError(
+            f"TruncatedImportance.level = {option.level!r} must be 'token', 'sequence' (product of a sequence's "
+            "ratios) or 'geometric' (their per-token mean)."
+        )
+
+
+def check_entropy(config: Any) -> None:
+    """Raises ValueError where the entropy bonus is negative: a penalty that would collapse the policy."""
+    if config.entropy_bonus is not None and config.entropy_bonus < 0:
+        raise ValueError(
+            f"{type(config).__name__}.entropy_bonus = {config.entropy_bonus} must not be negative: the loss is "
+            "-entropy_bonus * entropy. None switches it off, and with it the pass that computes its gradient."
+        )
+
+
+def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:
+    """Returns the counters of E1 to E4, {name: [] int32}, and the mean reward of the rows that count, [].
+
+    zero_variance_groups: two rows or more, all rewards equal. group_of_one: one row is left. unscorable: rows without a
+    verdict to train on. aborted: rows without a token of their own.
+    """
+    counts = contract.eligible(rows)
+    size = groups.count(rows.group, counts, num_groups=rows.num_groups)
+    varied = groups.varied(reward, rows.group, counts, num_groups=rows.num_groups)
+    return {
+        "zero_variance_groups": jnp.sum((size > 1) & ~varied),
+        "group_of_one": jnp.sum(size == 1),
+        "unscorable": jnp.sum(~rows.valid),
+        "aborted": jnp.sum(contract.aborted(rows)),
+        "reward_used": reduce.masked_mean(reward, counts),
+    }
+
+
+def clipped_loss(config: Any, tokens: contract.Tokens) -> Array:
+    """Returns PPO's clip with the configured bounds (L2), or the dual clip where `config.dual_clip` is set (L3)."""
+    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
+    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    if config.dual_clip is None:
+        return surrogate.clipped(*arrays, **bounds)
+    return surrogate.dual_clipped(*arrays, **bounds, dual_clip=config.dual_clip)
+
+
+def correct(option: TruncatedImportance | None, loss: Array, tokens: contract.Tokens) -> tuple[Array, dict[str, Array]]:
+    """Returns the policy loss times its importance weights, and their metrics; without the option the loss as it was.
+
+    The KL and entropy terms are added afterwards and are not weighted (as in TRL).
+    """
+    if option is None:
+        return loss, {}
+    old, behaviour, mask = tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
+    places = {"num_segments": tokens.num_segments, "cap": option.cap}
+    if option.level == "token":
+        weights = importance.token_weights(old, behaviour, mask, cap=option.cap)
+    elif option.level == "sequence":
+        weights = importance.sequence_weights(old, behaviour, mask, tokens.segment, **places)
+    else:
+        weights = importance.geometric_weights(old, behaviour, mask, tokens.segment, **places)
+    return weights * loss, {"importance_weight": weights, "importance_capped": weights >= option.cap}
+
+
+def with_entropy(coefficient: Array | None, loss: Array, tokens: contract.Tokens) -> Array:
+    """Returns the loss with the entropy bonus (K5), where one is configured."""
+    if coefficient is None:
+        return loss
+    return loss + entropy.entropy_bonus(tokens.entropy, tokens.mask, coefficient=coefficient)
+
+
+def clip_metrics(config: Any, tokens: contract.Tokens) -> dict[str, Array]:
+    """Returns where PPO's clip binds: {"clip_fraction_low", "clip_fraction_high"}."""
+    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
+    return {
+        "clip_fraction_low": surrogate.clipped_low(*arrays, clip_low=config.clip_low),
+        "clip_fraction_high": surrogate.clipped_high(*arrays, clip_high=config.clip_high),
+    }
+
+
+def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
+    """Returns the metrics of every algorithm, {name: [..., L]}, to be averaged over the loss mask.
+
+    ratio: of new to old log-probs. approx_kl_k2, approx_kl_k3: the step's own KL, from the same. mismatch_k1,
+    mismatch_k3: KL(sampler to learner) on the sampler's tokens. clamped: the share of log-ratios that E9 clamped.
+    kl_ref_k1, kl_ref_k3: to the reference, where there is one.
+    """
+    new, old, behaviour, mask = tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
+    clamped = ratios.clamped(ratios.log_ratio(new, old, mask)) | ratios.clamped(ratios.log_ratio(old, behaviour, mask))
+    metrics = {
+        "entropy": reduce.masked(tokens.entropy, mask),
+        "ratio": ratios.ratio(new, old, mask),
+        "approx_kl_k2": kl.k2(old, new, mask),
+        "approx_kl_k3": kl.k3(old, new, mask),
+        "mismatch_k1": kl.k1(behaviour, old, mask),
+        "mismatch_k3": kl.k3(behaviour, old, mask),
+    }
+    if tokens.ref_logprobs is not None:
+        clamped |= ratios.clamped(ratios.log_ratio(new, tokens.ref_logprobs, mask))
+        metrics["kl_ref_k1"] = kl.k1(new, tokens.ref_logprobs, mask)
+        metrics["kl_ref_k3"] = kl.k3(new, tokens.ref_logprobs, mask)
+    return metrics | {"clamped": clamped}
+
+
+def metrics_of(tokens: contract.Tokens, *parts: dict[str, Array]) -> dict[str, Array]:
+    """Returns the metrics together, float32 or wider, 0 where masked and without gradient."""
+    together = {name: value for part in parts for name, value in part.items()}
+    return {name: jax.lax.stop_gradient(reduce.masked(value, tokens.mask)) for name, value in together.items()}

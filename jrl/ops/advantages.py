@@ -1,0 +1,158 @@
+"""Advantages from rewards. Nothing here carries a gradient.
+
+Row-level functions take and return [N]; `spread` puts a row's number on each of its sampled tokens. `valid` says which
+rows count: a missing reward (E3) or an empty completion (E4) enters no statistic and gets advantage 0. A group whose
+rewards are all equal gets exactly 0, tested by comparison (E1): dividing their rounding by a small epsilon has given
+peers real gradients. A group of one gets 0 (E2; peers return the raw reward, NaN, or refuse).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import groups, reduce
+
+Array = jax.Array
+
+EPSILON = 1e-6  # added to a standard deviation, as in verl and Tunix (TRL 1e-4, open-instruct 1e-8, OpenRLHF 1e-9)
+
+
+def discounted_returns(token_reward: Array, action_mask: Array, *, discount: float) -> Array:
+    """Returns A1: Ret_t = r_t + discount * Ret_{t'} with t' the next *sampled* token.
+
+    Tokens that the policy did not sample (tool output) are skipped, not discounted through and not a reset (verl's
+    first REINFORCE++ reset there).
+
+    Args:
+      token_reward: [N, T] float. action_mask: [N, T] bool.
+
+    Returns:
+      [N, T] float32 or wider, 0 where not an action.
+    """
+    reward = reduce.masked(token_reward, action_mask)
+
+    def step(later, column):
+        reward_now, is_action = column
+        now = jnp.where(is_action, reward_now + discount * later, later)
+        return now.astype(later.dtype), jnp.where(is_action, now, 0).astype(later.dtype)
+
+    _, returns = jax.lax.scan(step, jnp.zeros_like(reward[:, 0]), (reward.T, action_mask.T), reverse=True)
+    return returns.T
+
+
+def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: float) -> tuple[Array, Array]:
+    """Returns A2: (R_i - b, the next baseline decay * b + (1 - decay) * mean(R)).
+
+    b is the baseline *before* this batch. A NaN baseline (before the first batch) becomes the batch's own mean, where
+    prime-rl starts at 0 and takes a large first step. A batch without a valid row leaves the baseline as it was.
+
+    Args:
+      reward: [N] float. valid: [N] bool. baseline: [] float.
+
+    Returns:
+      advantages [N] and baseline [], float32 or wider.
+
+    Source: prime-rl's moving-average baseline; Williams 1992.
+    """
+    mean = reduce.masked_mean(reward, valid)
+    anything = jnp.any(valid)
+    old = jnp.where(jnp.isnan(baseline), mean, baseline)
+    new = jnp.where(anything, decay * old + (1 - decay) * mean, baseline)
+    return jnp.where(valid, reduce.masked(reward, valid) - old, 0), new.astype(jnp.asarray(baseline).dtype)
+
+
+def group_zscore(reward: Array, group: Array, valid: Array, *, num_groups: int, epsilon: float = EPSILON) -> Array:
+    """Returns A3, GRPO: (R_i - mean_g) / (std_g + epsilon), std with n - 1.
+
+    Args:
+      reward: [N] float; what is not valid may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
+
+    Returns:
+      [N] float32 or wider.
+
+    Source: Shao et al. 2402.03300 section 4.1.2. n - 1 in verl, TRL, Tunix and OpenRLHF; n in open-instruct.
+    """
+    centred = group_centred(reward, group, valid, num_groups=num_groups)
+    rows = groups.count(group, valid, num_groups=num_groups)
+    variance = groups.total(centred * centred, group, valid, num_groups=num_groups) / jnp.maximum(rows - 1, 1)
+    return centred / (groups.to_rows(jnp.sqrt(variance), group) + epsilon)
+
+
+def group_centred(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns A4, Dr.GRPO: R_i - mean_g. Arguments and result as `group_zscore`.
+
+    Source: Liu et al. 2503.20783 section 3.3. The default of prime-rl and open-instruct, under GRPO's name.
+    """
+    mean = groups.to_rows(groups.mean(reward, group, valid, num_groups=num_groups), group)
+    varied = groups.to_rows(groups.varied(reward, group, valid, num_groups=num_groups), group)
+    return jnp.where(valid & varied, reduce.masked(reward, valid) - mean, 0)
+
+
+def leave_one_out(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns A5, RLOO: R_i - (mean of the others' rewards) = n / (n - 1) * (R_i - mean_g).
+
+    Arguments and result as `group_zscore`.
+
+    Source: Ahmadian et al. 2402.14740 section 3.3. A group of one gets 0; verl's loop version returns R_i.
+    """
+    rows = groups.to_rows(groups.count(group, valid, num_groups=num_groups), group)
+    centred = group_centred(reward, group, valid, num_groups=num_groups)
+    return centred * (rows / jnp.maximum(rows - 1, 1)).astype(centred.dtype)
+
+
+def whitened_returns(token_reward: Array, action_mask: Array, valid: Array, *, discount: float) -> Array:
+    """Returns A7, REINFORCE++: returns (A1) whitened over all sampled tokens of the valid rows of the batch.
+
+    All zero where the returns are all equal. Long rows weigh more in these statistics than short ones.
+
+    Args:
+      token_reward: [N, T] float, with the KL in it (R17). action_mask: [N, T] bool. valid: [N] bool.
+
+    Returns:
+      [N, T] float32 or wider.
+
+    Source: Hu 2501.03262.
+    """
+    counts = action_mask & valid[:, None]
+    return reduce.whiten(discounted_returns(token_reward, counts, discount=discount), counts)
+
+
+def whitened_centred(reward: Array, group: Array, valid: Array, action_mask: Array, *, num_groups: int) -> Array:
+    """Returns A8, REINFORCE++-baseline: R_i - mean_g, whitened over all sampled tokens of the valid rows of the batch.
+
+    Groups of equal rewards contribute their zeros to the statistics.
+
+    Args:
+      reward: [N] float. group: [N] int32. valid: [N] bool. action_mask: [N, T] bool.
+
+    Returns:
+      [N, T] float32 or wider.
+
+    Source: Hu 2501.03262 section 3; verl and OpenRLHF (verl leaves the raw reward in a group of one).
+    """
+    centred = group_centred(reward, group, valid, num_groups=num_groups)
+    return reduce.whiten(spread(centred, action_mask), action_mask & valid[:, None])
+
+
+def group_mean_batch_std(
+    reward: Array, group: Array, valid: Array, *, num_groups: int, epsilon: float = EPSILON
+) -> Array:
+    """Returns A9, Lite-PPO: (R_i - mean_g) / (std of all valid rewards of the batch + epsilon), std with n - 1.
+
+    Arguments and result as `group_zscore`. All zero where every reward of the batch is equal.
+
+    Source: Liu et al. 2508.08221 section 4; that the deviation is of rewards, not of centred ones, is our reading.
+    """
+    centred = group_centred(reward, group, valid, num_groups=num_groups)
+    return centred / (jnp.sqrt(reduce.masked_var(reward, valid)) + epsilon)
+
+
+def clip_advantages(advantages: Array, *, limit: float) -> Array:
+    """Returns A23's clip: advantages limited to [-limit, limit]. MOSS-RLHF clips at 0.5; off in all others."""
+    return jnp.clip(reduce.widen(advantages), -limit, limit)
+
+
+def spread(advantage: Array, action_mask: Array) -> Array:
+    """Returns a row's advantage on each of its sampled tokens. [N] float, [N, T] bool -> [N, T], 0 elsewhere."""
+    return jnp.where(action_mask, advantage[:, None], 0)

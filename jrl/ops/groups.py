@@ -1,0 +1,66 @@
+"""Statistics of the samples of one prompt, keyed by the group's number: in any order, with any row missing.
+
+Every row is compared with 0..num_groups-1 and reduced along N; the comparison fuses into the reduction. Under explicit
+axes this works on rows sharded over data, where a scatter is refused.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+
+def total(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns each group's sum over its valid rows, [num_groups] float32 or wider; 0 for a group without any.
+
+    Args:
+      x: [N] float; what is not valid may be NaN. group: [N] int32. valid: [N] bool.
+    """
+    return jnp.sum(jnp.where(_members(group, num_groups), reduce.masked(x, valid)[:, None], 0), axis=0)
+
+
+def count(group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns how many valid rows each group has, [num_groups] int32."""
+    return jnp.sum(_members(group, num_groups) & valid[:, None], axis=0)
+
+
+def mean(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns each group's mean over its valid rows, [num_groups]; 0 for a group without any."""
+    rows = jnp.maximum(count(group, valid, num_groups=num_groups), 1)
+    return total(x, group, valid, num_groups=num_groups) / rows
+
+
+def maximum(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns each group's largest valid value, [num_groups]; -inf for a group without any."""
+    counts = _members(group, num_groups) & valid[:, None]
+    return jnp.max(jnp.where(counts, reduce.widen(x)[:, None], -jnp.inf), axis=0)
+
+
+def minimum(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns each group's smallest valid value, [num_groups]; +inf for a group without any."""
+    return -maximum(-reduce.widen(x), group, valid, num_groups=num_groups)
+
+
+def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns whether a group's valid values differ, [num_groups] bool, by comparison and not through an epsilon (E1).
+
+    False for a group of one row or none (E2).
+    """
+    return maximum(x, group, valid, num_groups=num_groups) > minimum(x, group, valid, num_groups=num_groups)
+
+
+def to_rows(value: Array, group: Array) -> Array:
+    """Returns each row's own group's entry. value: [num_groups]; group: [N] int32 -> [N], dtype of `value`."""
+    members = _members(group, value.shape[0])
+    if value.dtype == jnp.bool_:
+        return jnp.any(members & value[None, :], axis=1)
+    return jnp.sum(jnp.where(members, value[None, :], 0), axis=1)
+
+
+def _members(group: Array, num_groups: int) -> Array:
+    """Returns [N, num_groups] bool."""
+    return group[:, None] == jnp.arange(num_groups, dtype=group.dtype)[None, :]

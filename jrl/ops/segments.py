@@ -1,0 +1,58 @@
+"""Sums over the sequences of packed rows, row by row.
+
+`segment` gives each token's sequence in its row, 0..S-1, and S for padding. Every function compares it with 0..S-1 and
+reduces along the row: the comparison fuses into the reduction, nothing crosses rows, and rows may be sharded (a
+`segment_sum` over sharded rows is refused under explicit axes, and would be a collective).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+
+def segment_sum(x: Array, mask: Array, segment: Array, *, num_segments: int) -> Array:
+    """Returns the sum of `x` over the masked tokens of each sequence; 0 for a sequence without any.
+
+    Args:
+      x: [..., L] float; what is masked may be NaN. mask: [..., L] bool. segment: [..., L] int32.
+
+    Returns:
+      [..., S] float32 or wider, S = num_segments.
+    """
+    member = _membership(segment, num_segments)
+    return jnp.sum(jnp.where(member, reduce.masked(x, mask)[..., None, :], 0), axis=-1)
+
+
+def segment_mean(x: Array, mask: Array, segment: Array, *, num_segments: int) -> Array:
+    """Returns the mean of `x` over the masked tokens of each sequence, [..., S]; 0 for a sequence without any."""
+    total = segment_sum(x, mask, segment, num_segments=num_segments)
+    return total / jnp.maximum(segment_count(mask, segment, num_segments=num_segments), 1)
+
+
+def segment_count(mask: Array, segment: Array, *, num_segments: int) -> Array:
+    """Returns how many tokens of each sequence are in the mask, [..., S] int32."""
+    return jnp.sum(_membership(segment, num_segments) & mask[..., None, :], axis=-1)
+
+
+def to_tokens(value: Array, segment: Array) -> Array:
+    """Returns each token's own entry of `value`, 0 on padding.
+
+    Args:
+      value: [..., S] float, one entry a sequence; an entry no token belongs to may be NaN. segment: [..., L] int32.
+
+    Returns:
+      [..., L] float, dtype of `value`.
+    """
+    member = _membership(segment, value.shape[-1])
+    return jnp.sum(jnp.where(member, value[..., :, None], 0), axis=-2)
+
+
+def _membership(segment: Array, num_segments: int) -> Array:
+    """Returns [..., S, L] bool: does the token belong to the sequence?"""
+    place = jnp.arange(num_segments, dtype=segment.dtype).reshape((1,) * (segment.ndim - 1) + (num_segments, 1))
+    return segment[..., None, :] == place
