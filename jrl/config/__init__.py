@@ -1,0 +1,37 @@
+"""Gin text -> frozen dataclasses, with every mistake refused at its file and line. No JAX, no global state.
+
+    include 'base.gin'                 # relative to this file; this file replaces what it says
+    STEPS = 30                         # a macro
+    Loop.steps = %STEPS                # section (a dataclass, by class name) and field
+    Config.algo = @DAPO()              # a part out of a table
+    DAPO:                              # a block
+      clip_high = 0.28
+    Config.optimizer = @warm/AdamW()   # one scope level: AdamW's bindings, then warm/AdamW's
+    warm/AdamW.learning_rate = 1e-3
+    parts = ['my_parts.py']            # no section: a field of the root
+
+`load` reads, `to_gin` and `to_json` write what was resolved, `from_json` reads it back, `difference` and `identity`
+compare two runs, `describe` is the help text.
+"""
+
+from jrl.config.compare import difference, identity
+from jrl.config.describe import describe, field_docs
+from jrl.config.dump import from_json, to_gin, to_json
+from jrl.config.errors import ConfigError, nearest
+from jrl.config.load import load, peek
+from jrl.config.schema import all_fields
+
+__all__ = [
+    "ConfigError",
+    "all_fields",
+    "describe",
+    "difference",
+    "field_docs",
+    "from_json",
+    "identity",
+    "load",
+    "nearest",
+    "peek",
+    "to_gin",
+    "to_json",
+]

@@ -1,0 +1,78 @@
+"""Two resolved configurations side by side, and the one hash that names a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from jrl.config.schema import fields_of, is_config
+
+
+def difference(a: Any, b: Any) -> list[str]:
+    """Returns one line for each field in which `b` differs from `a`: "Loop.steps: 30 -> 40"."""
+    return list(_differences(a, b, type(a).__name__))
+
+
+def identity(config: Any, ignore: Collection[str] = ()) -> str:
+    """Returns the sha256, in hex, of the canonical JSON of a configuration.
+
+    Args:
+      config: a resolved configuration.
+      ignore: what does not make another run: "Loop.steps" leaves out one field of every Loop, "Log.*" all of them.
+
+    Raises ValueError where `ignore` names a field that its class, present in the configuration, does not have.
+    """
+    for name in ignore:
+        section, _, field = name.partition(".")
+        for cls in _classes(config):
+            if cls.__name__ == section and field != "*" and field not in fields_of(cls):
+                raise ValueError(f"identity: {section} has no field {field!r}")
+    text = json.dumps(_kept(config, frozenset(ignore)), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _kept(value: Any, ignore: frozenset[str]) -> Any:
+    if is_config(type(value)):
+        name = type(value).__name__
+        fields = [f for f in fields_of(type(value)) if not {f"{name}.{f}", f"{name}.*"} & ignore]
+        return {"class": name, "fields": {field: _kept(getattr(value, field), ignore) for field in fields}}
+    if isinstance(value, dict):
+        return {key: _kept(item, ignore) for key, item in value.items()}
+    return [_kept(item, ignore) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _classes(value: Any) -> Iterator[type]:
+    if is_config(type(value)):
+        yield type(value)
+        for field in fields_of(type(value)):
+            yield from _classes(getattr(value, field))
+    elif isinstance(value, dict | tuple | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _classes(item)
+
+
+def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
+    if is_config(type(a)) and type(a) is type(b):
+        # Bindings go by class name, so lines do too; an item of a list keeps its place before it.
+        prefix = f"{name} {type(a).__name__}" if name.endswith("]") else type(a).__name__
+        for field in fields_of(type(a)):
+            yield from _differences(getattr(a, field), getattr(b, field), f"{prefix}.{field}")
+    elif isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b) and _holds_parts(a):
+        for i, (first, second) in enumerate(zip(a, b)):
+            yield from _differences(first, second, f"{name}[{i}]")
+    elif type(a) is not type(b) or a != b:
+        yield f"{name}: {_say(a)} -> {_say(b)}"
+
+
+def _holds_parts(items: Any) -> bool:
+    return any(is_config(type(item)) for item in items)
+
+
+def _say(value: Any) -> str:
+    if is_config(type(value)):
+        return f"@{type(value).__name__}()"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_say(item) for item in value) + "]"
+    return repr(value)

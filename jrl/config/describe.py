@@ -1,0 +1,74 @@
+"""Help text for everything that can be configured, taken from the classes themselves."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.config.schema import Field, Tables, fields_of, is_config, schema_of
+from jrl.config.typed import say
+
+
+def describe(root: type, tables: Tables) -> str:
+    """Returns a section for each config class: its fields with type, default and the comment beside them.
+
+    The root and what it holds come first, then the rows of each table under the table's name.
+    """
+    schema = schema_of(root, tables)
+    row_tables = {cls: table for table, rows in tables.items() for cls in rows.values()}
+    fixed = [cls for cls in schema.sections.values() if cls not in row_tables]
+    parts = [_section(cls, tables) for cls in fixed]
+    for table, rows in tables.items():
+        parts.append(f"# {table}: " + ", ".join(f"@{name}()" for name in rows) + "\n")
+        parts.extend(_section(cls, tables) for cls in rows.values())
+    return "\n".join(parts)
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Returns field name -> the comment that trails it in the source; empty where the source cannot be read."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+        tree = ast.parse(source)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+        return {}
+    comments = {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
+    docs = {}
+    for base in reversed(cls.__mro__[1:]):
+        docs.update(field_docs(base) if base is not object else {})
+    for node in tree.body[0].body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            for line in range(node.lineno, node.end_lineno + 1):
+                if line in comments:
+                    docs[node.target.id] = comments[line]
+    return docs
+
+
+def _section(cls: type, tables: Tables) -> str:
+    docs = field_docs(cls)
+    heading = inspect.getdoc(cls) or ""
+    generated = heading.startswith(f"{cls.__name__}(")  # what dataclasses write where there is no docstring
+    first = "" if generated or not heading else f"  {heading.splitlines()[0]}"
+    rows = [(name, _kind(field, tables), docs.get(name, "")) for name, field in fields_of(cls).items()]
+    width = max((len(f"{name}: {kind}") for name, kind, _ in rows), default=0)
+    lines = [f"  {f'{name}: {kind}':<{min(width, 56)}}  {doc}".rstrip() for name, kind, doc in rows]
+    return "\n".join([f"{cls.__name__}{first}", *lines]) + "\n"
+
+
+def _kind(field: Field, tables: Tables) -> str:
+    rows: Mapping[str, type] = {} if field.table is None else tables[field.table]
+    kind = f"a row of {field.table}" if len(rows) > 3 and field.hint is Any else say(field.hint, rows)
+    return kind if field.default is None else f"{kind} = {_show(field.default())}"
+
+
+def _show(value: Any) -> str:
+    if is_config(type(value)):
+        return f"@{type(value).__name__}()"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_show(item) for item in value) + "]"
+    return repr(value)

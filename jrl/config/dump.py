@@ -1,0 +1,120 @@
+"""A resolved configuration as gin and as JSON, every field explicit, and JSON back again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.config.errors import ConfigError, nearest, suggestion
+from jrl.config.schema import Field, Schema, Tables, fields_of, is_config, options_of, schema_of
+from jrl.config.typed import Misfit, fit, show
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Returns the configuration as JSON values. A part that the annotation leaves open carries its "class"."""
+    return {name: _plain(getattr(config, name), _is_open(field)) for name, field in fields_of(type(config)).items()}
+
+
+def from_json(data: Mapping[str, Any], root: type, tables: Tables, *, place: str = "JSON") -> Any:
+    """Returns the instance of `root` that `to_json` described. A field that is left out takes its default.
+
+    Raises ConfigError at "PLACE at field.field" on an unknown name, a wrong type or a missing value.
+    """
+    return _from_object(data, root, schema_of(root, tables), place, "")
+
+
+def to_gin(config: Any, tables: Tables) -> str:
+    """Returns gin text with every field explicit; `load` of it gives an equal object.
+
+    Each nested dataclass is referred to by name. A class that occurs with several values gets a scope for each after
+    the first, named after the field that holds it.
+    """
+    schema = schema_of(type(config), tables)
+    names: dict[tuple[str, str], str] = {}  # (class name, canonical JSON) -> scoped name
+    blocks: list[str] = []
+
+    def name_of(part: Any, hint: str) -> str:
+        kind = type(part).__name__
+        if schema.sections.get(kind) is not type(part):
+            raise TypeError(f"{kind} is in no table and in no annotation of {type(config).__name__}")
+        value = json.dumps(to_json(part), sort_keys=True)
+        if (kind, value) not in names:
+            taken = {name for (other, _), name in names.items() if other == kind}
+            candidates = [kind, f"{hint}/{kind}", *(f"{hint}_{i}/{kind}" for i in range(2, len(taken) + 3))]
+            names[kind, value] = next(name for name in candidates if name not in taken)
+            block(part, names[kind, value])
+        return f"@{names[kind, value]}()"
+
+    def text(value: Any, hint: str) -> str:
+        if is_config(type(value)):
+            return name_of(value, hint)
+        if isinstance(value, tuple | list):
+            return "[" + ", ".join(text(item, hint) for item in value) + "]"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{key!r}: {text(item, hint)}" for key, item in value.items()) + "}"
+        return repr(value)
+
+    def block(part: Any, name: str) -> None:
+        place = len(blocks)
+        blocks.append("")  # a part stands above the parts it names
+        lines = [f"{name}.{field} = {text(getattr(part, field), field)}\n" for field in fields_of(type(part))]
+        blocks[place] = "".join(lines)
+
+    block(config, type(config).__name__)
+    return "\n".join(block for block in blocks if block)
+
+
+def _is_open(field: Field) -> bool:
+    return field.table is not None or len([o for o in options_of(field.hint) if is_config(o)]) > 1
+
+
+def _plain(value: Any, tagged: bool) -> Any:
+    if is_config(type(value)):
+        return ({"class": type(value).__name__} if tagged else {}) | to_json(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item, tagged) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item, tagged) for key, item in value.items()}
+    return value
+
+
+def _from_object(data: Any, cls: type, schema: Schema, place: str, path: str) -> Any:
+    here = f"{place} at {path}" if path else place
+    if not isinstance(data, Mapping):
+        raise ConfigError(here, f"{cls.__name__} expects an object, got {show(data)}")
+    fields = fields_of(cls)
+    for key in data:
+        if key not in fields and key != "class":
+            hint = suggestion(key, fields, kind=f"fields of {cls.__name__}")
+            raise ConfigError(here, f"{cls.__name__} has no field {key!r}{hint}")
+    values = {}
+    for name, field in fields.items():
+        inner = f"{path}.{name}" if path else name
+        if name in data:
+            values[name] = _from_value(data[name], cls, field, schema, place, inner)
+        elif field.default is None:
+            raise ConfigError(here, f"{cls.__name__}.{name} has no value and no default")
+        else:
+            values[name] = field.default()
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ConfigError(here, f"{cls.__name__}: {error}") from error
+
+
+def _from_value(value: Any, cls: type, field: Field, schema: Schema, place: str, path: str) -> Any:
+    def instance(part: Any, allowed: Mapping[str, type]) -> Any:
+        if not isinstance(part, Mapping):
+            raise Misfit(f"expects an object, got {show(part)}")
+        name = part.get("class", next(iter(allowed)) if len(allowed) == 1 and not _is_open(field) else None)
+        if name not in allowed:
+            guess = nearest(name, allowed) if isinstance(name, str) else None
+            hint = f"; did you mean {guess}?" if guess else ""
+            raise Misfit(f'expects "class" to be one of {", ".join(allowed)}, got {show(name)}{hint}')
+        return _from_object(part, allowed[name], schema, place, path)
+
+    try:
+        return fit(value, field.hint, schema.rows(field), instance)
+    except Misfit as misfit:
+        raise ConfigError(f"{place} at {path}", f"{cls.__name__}.{field.name}{misfit.inside} {misfit.reason}") from None

@@ -1,0 +1,205 @@
+"""Gin text -> statements. Only gin's grammar is used (`gin.config_parser`), never its registry: text can run no code.
+
+Includes are followed here, so what comes out is one list in the order in which later bindings replace earlier ones.
+Every statement remembers its place and its layer: 0 for the command line, 1 for the file that was named, 2 and more
+for included files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tokenize
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gin import config_parser
+
+from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """`@scope/Name()`; `called` is False for `@scope/Name`, which is refused where the place is known."""
+
+    scope: str
+    name: str
+    called: bool
+
+    def __str__(self) -> str:
+        return f"@{self.scope + '/' if self.scope else ''}{self.name}{'()' if self.called else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Macro:
+    """`%NAME`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """`scope/section.field = value`. A macro has no field; the head of a block (`is_block`) has no value either."""
+
+    scope: str
+    section: str
+    field: str
+    value: Any  # literals, Reference and Macro, nested in list, tuple and dict
+    place: str
+    layer: int
+    path: str | None  # the file it stands in; None on the command line
+    is_block: bool = False
+
+    @property
+    def name(self) -> str:
+        scoped = f"{self.scope}/{self.section}" if self.scope else self.section
+        return f"{scoped}.{self.field}" if self.field else scoped
+
+
+def read_statements(path: str | None, bindings: Sequence[str]) -> list[Statement]:
+    """Returns the statements of the file at `path` (None: no file), of what it includes, then of the command line.
+
+    Raises ConfigError on a missing file, a cycle of includes, an import, broken syntax, or a name that one file
+    binds twice.
+    """
+    statements = [] if path is None else _read_file(path, layer=1, open_files=(), asked_by=path)
+    seen: set[str] = set()
+    for binding in bindings:
+        statement = _read_binding(binding)
+        if statement.name in seen:
+            raise ConfigError(COMMAND_LINE, f"{statement.name} is bound twice")
+        seen.add(statement.name)
+        statements.append(statement)
+    return statements
+
+
+def walk(value: Any) -> Iterator[Any]:
+    """Yields every leaf of a parsed value: literals, references and macros, dictionary keys included."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from walk(key)
+            yield from walk(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from walk(item)
+    else:
+        yield value
+
+
+class _Delegate(config_parser.ParserDelegate):
+    """Turns the two marks of the grammar into inert records."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        scope, _, name = scoped_configurable_name.rpartition("/")
+        return Reference(scope, name, evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: str) -> list[Statement]:
+    text = _read_text(path, asked_by)
+    here = os.path.realpath(path)
+    statements: list[Statement] = []
+    own: dict[str, Statement] = {}
+    for parsed in _parse(text, path):
+        place = f"{path}:{parsed.location.line_num}"
+        if isinstance(parsed, config_parser.IncludeStatement):
+            target = os.path.join(os.path.dirname(path), parsed.filename)
+            if os.path.realpath(target) in (*open_files, here):
+                raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
+            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), asked_by=place)
+            for statement in included:
+                if statement.name in own and not statement.is_block:
+                    raise ConfigError(
+                        place,
+                        f"include of {parsed.filename!r} would replace {statement.name}, bound above it at "
+                        f"{own[statement.name].place}; put the include first",
+                    )
+            statements.extend(included)
+            continue
+        statement = _statement(parsed, place, layer, path)
+        if not statement.is_block:
+            if statement.name in own:
+                raise ConfigError(place, f"{statement.name} is bound twice, first at {own[statement.name].place}")
+            own[statement.name] = statement
+        statements.append(statement)
+    return statements
+
+
+def _read_binding(binding: str) -> Statement:
+    parsed = list(_parse(binding, None))
+    if len(parsed) != 1 or not isinstance(parsed[0], config_parser.BindingStatement):
+        raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {binding!r}")
+    return _statement(parsed[0], COMMAND_LINE, 0, None)
+
+
+def _statement(parsed: Any, place: str, layer: int, path: str | None) -> Statement:
+    if isinstance(parsed, config_parser.ImportStatement):
+        raise ConfigError(place, f"'{parsed.format()}': configuration imports nothing; name files in parts = [...]")
+    if "/" in parsed.scope:
+        raise ConfigError(place, f"scope {parsed.scope!r} has more than one level; write scope/Section.field")
+    if isinstance(parsed, config_parser.BlockDeclaration):
+        return Statement(parsed.scope, parsed.selector, "", None, place, layer, path, is_block=True)
+    return Statement(parsed.scope, parsed.selector, parsed.arg_name, parsed.value, place, layer, path)
+
+
+def _parse(text: str, path: str | None) -> Iterator[Any]:
+    """Yields gin's own statements; whatever its tokenizer or grammar raises becomes a ConfigError with a place."""
+
+    def refused(line: int | None, message: str, source: str | None) -> ConfigError:
+        place = COMMAND_LINE if path is None else f"{path}:{line or 1}"
+        shown = f" in {source.strip()!r}" if source and source.strip() else ""
+        return ConfigError(place, f"cannot read this: {_explain(message)}{shown}")
+
+    parser = None
+    try:
+        parser = config_parser.ConfigParser(text, _Delegate())
+        while (statement := parser.parse_statement()) is not None:
+            yield statement
+    except SyntaxError as error:
+        source = error.text if error.text is not None else _line(text, error.lineno)
+        raise refused(error.lineno, error.msg, source) from None
+    except tokenize.TokenError as error:
+        message, (line, _) = error.args
+        raise refused(line, str(message), _line(text, line)) from None
+    except (StopIteration, RecursionError, TypeError, ValueError) as error:
+        # Text that ends inside a value, a thousand brackets, a list as a dictionary key, a null byte.
+        line = parser.current_token.start[0] if parser is not None else 1
+        message = "nested too deeply" if isinstance(error, RecursionError) else str(error) or "the text ends too early"
+        raise refused(line, message, _line(text, line)) from None
+
+
+def _explain(message: str) -> str:
+    token = message.rpartition("Failed to parse token '")[2].rstrip("'")
+    if "Failed to parse token" in message:
+        return f"{token} is no value" + (
+            f"; text needs quotes, a part is written @{token}()" if token.isidentifier() else ""
+        )
+    if message.startswith("Unable to parse value"):
+        return "a value is missing or malformed after '='"
+    return message.strip().rstrip(".")
+
+
+def _line(text: str, line: int | None) -> str:
+    lines = text.splitlines()
+    return lines[line - 1] if line is not None and 0 < line <= len(lines) else ""
+
+
+def _read_text(path: str, asked_by: str) -> str:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except FileNotFoundError:
+        folder = os.path.dirname(path) or "."
+        beside = os.listdir(folder) if os.path.isdir(folder) else []
+        guess = nearest(os.path.basename(path), [name for name in beside if name.endswith(".gin")])
+        hint = f"; did you mean {os.path.join(os.path.dirname(path), guess)}?" if guess else ""
+        raise ConfigError(asked_by, f"there is no file {path!r}{hint}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(asked_by, f"{path!r} is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(asked_by, f"cannot read {path!r}: {error.strerror}") from None

@@ -1,0 +1,142 @@
+"""Does a value fit an annotation? Nothing is converted but int to float and list to tuple."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from jrl.config.errors import nearest
+from jrl.config.schema import is_config, options_of
+from jrl.config.syntax import Macro, Reference
+
+
+class Misfit(Exception):
+    """A value that does not fit. `inside` is where in the value ("[1]"), `reason` says what was expected and found."""
+
+    def __init__(self, reason: str, inside: str = ""):
+        super().__init__(f"{inside} {reason}".strip())
+        self.reason = reason
+        self.inside = inside
+
+
+Instance = Callable[[Any, Mapping[str, type]], Any]
+
+
+def fit(value: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> Any:
+    """Returns `value` as the type that `hint` asks for.
+
+    Args:
+      value: literals in lists, tuples and dicts, with whatever `instance` understands where a dataclass is due.
+      hint: int, float, str, bool, None, Literal, tuple, dict[str, ...], dataclasses, unions of them, or Any for a row.
+      rows: what Any stands for, row name -> class.
+      instance: (value, allowed classes by name) -> an instance of one of them; raises Misfit.
+
+    Raises Misfit. An int fits float, a list fits a tuple; nothing else is converted (True is no int, 1.0 is no int).
+    """
+    options = options_of(hint)
+    if value is None and type(None) in options:
+        return None
+    allowed = {cls.__name__: cls for cls in options if is_config(cls)}
+    if Any in options:
+        allowed.update(rows)
+    literal = [option for option in options if option is not Any and not is_config(option)]
+    if allowed and (isinstance(value, Reference) or not [o for o in literal if o is not type(None)]):
+        return instance(value, allowed)
+    for widen in (False, True):  # 1 in `int | float` stays an int
+        misfits = []
+        for option in literal:
+            try:
+                return _fit_option(value, option, rows, instance, widen)
+            except Misfit as misfit:
+                if option is not type(None):
+                    misfits.append(misfit)
+    if allowed:
+        try:
+            return instance(value, allowed)
+        except Misfit:
+            raise Misfit(f"expects {say(hint, rows)}, got {show(value)}") from None
+    if len(misfits) == 1:
+        raise misfits[0]
+    raise Misfit(f"expects {say(hint, rows)}, got {show(value)}")
+
+
+def say(hint: Any, rows: Mapping[str, type]) -> str:
+    """Returns an annotation in words that a user can act on."""
+    options = options_of(hint)
+    if len(options) > 1:
+        return " or ".join(say(option, rows) for option in options)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return "one of " + ", ".join(f"@{name}()" for name in rows) if rows else "a part"
+    if is_config(hint):
+        return f"@{hint.__name__}()"
+    if origin is Literal:
+        return "one of " + ", ".join(repr(part) for part in parts)
+    if origin is tuple:
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            return f"a list of {say(parts[0], rows)}"
+        return "a list of (" + ", ".join(say(part, rows) for part in parts) + ")"
+    if origin is dict:
+        return f"a dict of str to {say(parts[1], rows)}"
+    return "None" if hint is type(None) else hint.__name__
+
+
+def show(value: Any) -> str:
+    """Returns a value as the user wrote it, with its type where that is not plain to see."""
+    if isinstance(value, Reference | Macro):
+        return str(value)
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    text = _as_written(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def _as_written(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_as_written(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_as_written(key)}: {_as_written(item)}" for key, item in value.items()) + "}"
+    return str(value) if isinstance(value, Reference | Macro) else repr(value)
+
+
+def _fit_option(value: Any, option: Any, rows: Mapping[str, type], instance: Instance, widen: bool) -> Any:
+    origin, parts = typing.get_origin(option), typing.get_args(option)
+    if origin is tuple and isinstance(value, list | tuple):
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            parts = (parts[0],) * len(value)
+        elif parts == ((),):
+            parts = ()
+        if len(parts) != len(value):
+            raise Misfit(f"expects {len(parts)} items, got {len(value)}")
+        return tuple(_inside(f"[{i}]", item, part, rows, instance) for i, (item, part) in enumerate(zip(value, parts)))
+    if origin is dict and isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise Misfit(f"expects str keys, got {show(key)}")
+        return {key: _inside(f"[{key!r}]", item, parts[1], rows, instance) for key, item in value.items()}
+    if origin is Literal:
+        for part in parts:
+            if type(part) is type(value) and part == value:
+                return part
+        guess = nearest(value, [part for part in parts if isinstance(part, str)]) if isinstance(value, str) else None
+        hint = f"; did you mean {guess!r}?" if guess else ""
+        raise Misfit(f"expects {say(option, rows)}, got {show(value)}{hint}")
+    if option is float and widen and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise Misfit(f"expects float, got an int of {value.bit_length()} bits") from None
+    if option in (int, float, str, bool) and type(value) is option:
+        if option is float and not math.isfinite(value):
+            raise Misfit(f"expects a finite float, got {value}")
+        return value
+    raise Misfit(f"expects {say(option, rows)}, got {show(value)}")
+
+
+def _inside(where: str, item: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> Any:
+    try:
+        return fit(item, hint, rows, instance)
+    except Misfit as misfit:
+        raise Misfit(misfit.reason, where + misfit.inside) from None
