@@ -1,0 +1,68 @@
+"""Where in a completion the answer stands. The place is declared; more than one answer in it is none."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Extract = Literal["all", "answer_tag", "boxed", "hash", "last_line"]
+
+
+def extract_answer(completion: str, place: Extract) -> str | None:
+    """Returns the one answer in the declared place, stripped; None where there is none, or more than one.
+
+    Args:
+        completion: the model's text.
+        place: "all": the whole text; "answer_tag": between <answer> and </answer>; "boxed": in \\boxed{...};
+            "hash": after #### to the end of its line; "last_line": the last line that is not blank.
+    """
+    match place:
+        case "all":
+            answer = completion
+        case "answer_tag":
+            answer = _between(completion, "<answer>", "</answer>")
+        case "boxed":
+            answer = _boxed(completion)
+        case "hash":
+            answer = _after_hash(completion)
+        case "last_line":
+            answer = next((line for line in reversed(completion.splitlines()) if line.strip()), "")
+        case _:
+            raise ValueError(
+                f"extract is {place!r}; it must be one of 'all', 'answer_tag', 'boxed', 'hash', 'last_line'"
+            )
+    answer = answer.strip() if answer is not None else ""
+    return answer or None
+
+
+def _between(text: str, opening: str, closing: str) -> str | None:
+    if text.count(opening) != 1 or text.count(closing) != 1:
+        return None
+    start, end = text.index(opening) + len(opening), text.index(closing)
+    return text[start:end] if start <= end else None
+
+
+def _boxed(text: str) -> str | None:
+    r"""The contents of the only \boxed{...}, braces balanced (an escaped \{ or \} is a character)."""
+    opening = r"\boxed{"
+    if text.count(r"\boxed") != 1 or r"\fbox" in text or opening not in text:
+        return None
+    start = text.index(opening) + len(opening)
+    depth, place = 1, start
+    while place < len(text):
+        match text[place]:
+            case "\\":
+                place += 1
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+                if depth == 0:
+                    return text[start:place]
+        place += 1
+    return None
+
+
+def _after_hash(text: str) -> str | None:
+    if text.count("####") != 1:
+        return None
+    return text.split("####")[1].split("\n")[0]
