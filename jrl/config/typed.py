@@ -13,12 +13,16 @@ from jrl.config.syntax import Macro, Reference
 
 
 class Misfit(Exception):
-    """A value that does not fit. `inside` is where in the value ("[1]"), `reason` says what was expected and found."""
+    """A value that does not fit. `inside` is where in the value ("[1]"), `reason` says what was expected and found.
 
-    def __init__(self, reason: str, inside: str = ""):
+    `telling` is True where the reason says more than "expects this type, got that".
+    """
+
+    def __init__(self, reason: str, inside: str = "", *, telling: bool = True):
         super().__init__(f"{inside} {reason}".strip())
         self.reason = reason
         self.inside = inside
+        self.telling = telling
 
 
 Instance = Callable[[Any, Mapping[str, type]], Any]
@@ -57,7 +61,7 @@ def fit(value: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> 
             return instance(value, allowed)
         except Misfit:
             raise Misfit(f"expects {say(hint, rows)}, got {show(value)}") from None
-    if len(misfits) == 1:
+    if len(misfits) == 1 and misfits[0].telling:
         raise misfits[0]
     raise Misfit(f"expects {say(hint, rows)}, got {show(value)}")
 
@@ -132,7 +136,7 @@ def _fit_option(value: Any, option: Any, rows: Mapping[str, type], instance: Ins
         if option is float and not math.isfinite(value):
             raise Misfit(f"expects a finite float, got {value}")
         return value
-    raise Misfit(f"expects {say(option, rows)}, got {show(value)}")
+    raise Misfit(f"expects {say(option, rows)}, got {show(value)}", telling=False)
 
 
 def _inside(where: str, item: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> Any:

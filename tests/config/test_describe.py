@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import dataclasses
+
+from reader_tree import TABLES, AdamW, Config, Loop
+
+from jrl.config import all_fields, describe, field_docs
+
+
+def test_help_lists_type_default_and_the_comment_of_every_field():
+    lines = describe(Config, TABLES).splitlines()
+    assert "Loop  How long the run is." in lines
+    assert any(line.split() == "steps: int updates".split() for line in lines)
+    assert any(line.split() == "lag: int = 0 0 or 1".split() for line in lines)
+    assert any(line.strip() == "stop_at: float or None = None" for line in lines)
+    assert any("kind: one of 'constant', 'cosine' = 'constant'" in line for line in lines)
+    assert "# algos: @GRPO(), @DAPO()" in lines
+    for cls, field in all_fields(Config, TABLES):
+        section = lines[next(i for i, line in enumerate(lines) if line.split("  ")[0] == cls.__name__) :]
+        assert any(line.startswith(f"  {field}: ") for line in section[: section.index("")])
+
+
+def test_comment_beside_a_field_is_its_doc():
+    assert field_docs(AdamW) == {"learning_rate": "step size", "schedule": "how the step size changes"}
+
+
+def test_class_without_source_has_no_docs():
+    made = dataclasses.make_dataclass("Made", [("x", int, 0)])
+    assert field_docs(made) == {}
+    assert describe(made, {}) == "Made\n  x: int = 0\n"
+
+
+def test_every_reachable_field_is_listed_once():
+    pairs = [(cls.__name__, field) for cls, field in all_fields(Config, TABLES)]
+    assert len(pairs) == len(set(pairs))
+    assert {("Config", "algo"), ("Schedule", "warmup"), ("DAPO", "clip_high"), ("Mixture", "parts")} <= set(pairs)
+    assert all_fields(Loop, {}) == [(Loop, name) for name in ("steps", "lag", "eval_every", "stop_at")]
