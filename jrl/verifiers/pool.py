@@ -405,7 +405,7 @@ class Pool:
             self._bury(child, Verdict(Status.CPU_LIMIT, None, f"{self._wall_seconds} s by the clock"))
 
     def _patience(self) -> float | None:
-        """Seconds until a worker can overrun: a worker has one thread, so its CPU clock is no faster than the wall's."""
+        """Seconds until a worker can overrun: it has one thread, so its CPU clock is no faster than the wall's."""
         now, soonest = time.monotonic(), None
         for child in self._children:
             if child.ready and child.task is None:

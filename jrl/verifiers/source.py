@@ -18,15 +18,13 @@ class PartSource:
     source: str
 
 
-def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
-    """Returns the VERIFIERS dict that a part defines; {} where it defines none.
+def load_module(part: PartSource, place: int) -> types.ModuleType:
+    """Returns the module that a part is.
 
     This is the one place in jrl that runs text as code, and the text is the user's own file: what the command line
     named or the notebook passed, never anything a model or a data set wrote.
 
-    Raises:
-        ValueError: the part's VERIFIERS is not a dict.
-        Whatever the part raises while it runs.
+    Raises: whatever the part raises while it runs.
     """
     name = f"jrl_part_{place}"
     module = types.ModuleType(name)
@@ -34,7 +32,17 @@ def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
     sys.modules[name] = module  # dataclasses look their annotations up there
     linecache.cache[part.filename] = (len(part.source), None, part.source.splitlines(True), part.filename)
     exec(compile(part.source, part.filename, "exec"), module.__dict__)
-    verifiers = module.__dict__.get("VERIFIERS", {})
+    return module
+
+
+def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
+    """Returns the VERIFIERS dict that a part defines; {} where it defines none.
+
+    Raises:
+        ValueError: the part's VERIFIERS is not a dict.
+        Whatever the part raises while it runs.
+    """
+    verifiers = vars(load_module(part, place)).get("VERIFIERS", {})
     if not isinstance(verifiers, Mapping):
         raise ValueError(f"{part.filename}: VERIFIERS is a {type(verifiers).__name__}; it must be a dict: name -> row")
     return verifiers

@@ -150,7 +150,7 @@ def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb:
 
 
 def allow_cpu(cpu_seconds: float) -> None:
-    """Bounds the CPU of the next item from inside too: the trainer's clock is the exact one, this holds if it stalls."""
+    """Bounds the CPU of the next item from inside too: the trainer's clock is exact, this holds if it stalls."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + cpu_seconds) + 1
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
