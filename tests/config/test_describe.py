@@ -17,7 +17,7 @@ def test_help_lists_type_default_and_the_comment_of_every_field():
     assert "# algos: @GRPO(), @DAPO()" in lines
     for cls, field in all_fields(Config, TABLES):
         section = lines[next(i for i, line in enumerate(lines) if line.split("  ")[0] == cls.__name__) :]
-        assert any(line.startswith(f"  {field}: ") for line in section[: section.index("")])
+        assert any(line.startswith(f"  {field}: ") for line in section[: [*section, ""].index("")])
 
 
 def test_comment_beside_a_field_is_its_doc():

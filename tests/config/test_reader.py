@@ -126,9 +126,8 @@ def test_macro_of_a_macro_and_inside_a_list(write):
 
 
 def test_scope_is_laid_over_the_bindings_without_one():
-    config = read(
-        None, *SMALLEST, "Config.optimizer = @warm/AdamW()", "AdamW.betas = [0.5, 0.6]",         "warm/AdamW.learning_rate = 1e-2", "SFT.steps = 2", "Config.sft = @SFT()",
-    )  # fmt: skip
+    scoped = ["Config.optimizer = @warm/AdamW()", "AdamW.betas = [0.5, 0.6]", "warm/AdamW.learning_rate = 1e-2"]
+    config = read(None, *SMALLEST, *scoped)
     assert config.optimizer == AdamW(learning_rate=1e-2, betas=(0.5, 0.6), schedule=Schedule())
 
 

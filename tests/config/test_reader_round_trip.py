@@ -91,7 +91,7 @@ def test_json_names_the_class_only_where_the_table_is_open():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"laop": 1}, r"^JSON at loop: Loop has no field 'laop'; did you mean lag\?"),
+        ({"laag": 1}, r"^JSON at loop: Loop has no field 'laag'; did you mean lag\?"),
         ({"steps": "3"}, r"^JSON at loop\.steps: Loop\.steps expects int, got '3' \(str\)"),
         ({"lag": 7}, r"^JSON at loop: Loop: lag must be 0 or 1, not 7"),
         ({"stop_at": float("nan")}, r"^JSON at loop\.stop_at: Loop\.stop_at expects"),
