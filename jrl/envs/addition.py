@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from jrl.envs.contract import Generated, index_seed
+from jrl.envs.contract import Generated, digest_of
 from jrl.example import Example, Message
 
 
@@ -16,7 +16,6 @@ class Addition:
     digits: int = 2
     size: int = 100_000  # how many examples there are; prompts repeat when there are fewer pairs of numbers
     seed: int = 0
-    weight: float = 1.0  # share in a Mixture
 
 
 def open_addition(config: Addition) -> Generated:
@@ -27,7 +26,7 @@ def open_addition(config: Addition) -> Generated:
     low = 10 ** (config.digits - 1) if config.digits > 1 else 0
 
     def make(index: int) -> Example:
-        draw = random.Random(index_seed("addition", config.seed, config.digits, index))
+        draw = random.Random(digest_of("addition", config.seed, config.digits, index))
         left, right = (draw.randrange(low, 10**config.digits) for _ in range(2))
         return Example(
             id=f"addition/{config.digits}/{config.seed}/{index}",
@@ -37,4 +36,5 @@ def open_addition(config: Addition) -> Generated:
             task="addition",
         )
 
-    return Generated(config.size, make)
+    # 1: the version of this generator.
+    return Generated(config.size, make, digest_of(1, config))

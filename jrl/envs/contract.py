@@ -1,13 +1,15 @@
 """What an environment is: a config class and a function that opens it as a source of examples. No JAX.
 
 A source has `len(source)` and `source[index] -> Example` for 0 <= index < len. The same config and index always give
-the same example, in any order and in any process. A source may have `counts`, a dict of what it dropped or noticed by
-cause ("bad_json": 3), and `fingerprint`, a hex digest of what decides its examples beyond the config (a file's bytes).
+the same example, in any order and in any process. `source.fingerprint` is a hex digest of what decides the examples (a
+file's bytes, a generator's version): part of a run's identity. `source.counts` says what was dropped or noticed when
+the source was opened, by cause ("bad_json": 3).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +17,9 @@ from jrl.example import Example
 
 
 class Source(Protocol):
+    fingerprint: str
+    counts: dict[str, int]
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Example: ...
@@ -36,6 +41,7 @@ class Generated:
 
     size: int
     make: Callable[[int], Example]
+    fingerprint: str  # jrl.envs.contract.digest_of what decides the examples
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -52,6 +58,6 @@ def in_range(index: int, size: int) -> int:
     return int(index)
 
 
-def index_seed(*parts: int | str) -> str:
-    """Returns a seed for `random.Random` that names `parts`; strings seed it through sha512, alike on every machine."""
-    return "/".join(str(part) for part in parts)
+def digest_of(*parts: Any) -> str:
+    """Returns the sha256 (hex) of the parts' texts: a fingerprint, or a seed for `random.Random` alike everywhere."""
+    return hashlib.sha256("\x00".join(map(str, parts)).encode()).hexdigest()
