@@ -1,0 +1,207 @@
+"""Scores of an evaluation with their uncertainty. Host only: numpy, float64.
+
+Samples of one problem are not independent, so every interval treats the problem (the prompt) as the unit. Samples
+that could not be scored are left out by a mask and never count as 0; the caller reports how many there were.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+Array = np.ndarray
+
+
+class Interval(NamedTuple):
+    """A mean and its confidence interval. `n` is the number of problems; 0 problems give NaN, never 0."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def wilson(successes: float, n: float, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Returns the Wilson score interval of a proportion.
+
+        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),   p = successes / n
+
+    It stays inside [0, 1] and keeps its width at 0 of n and n of n. `n` may be an effective number, not whole.
+    Raises ValueError unless 0 <= successes <= n and n > 0.
+    """
+    if not (n > 0 and 0 <= successes <= n):
+        raise ValueError(f"wilson: {successes} successes of {n}")
+    z = _quantile(confidence)
+    p = successes / n
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    centre, scale = p + z * z / (2 * n), 1 + z * z / n
+    low = (centre - half) / scale if successes > 0 else 0.0  # the ends exactly, not to a rounding
+    high = (centre + half) / scale if successes < n else 1.0
+    return low, high
+
+
+def proportion_interval(correct: Array, scored: Array | None = None, *, confidence: float = 0.95) -> Interval:
+    """Returns avg@k of 0/1 outcomes with a Wilson interval clustered by problem.
+
+    The mean is over problem means. The interval is Wilson's at the effective number of samples
+    p (1 - p) / SE^2, SE from the spread of the problem means, held between the number of problems (samples of a
+    problem all agree) and the number of samples (they are independent). One sample a problem gives plain Wilson.
+
+    Args:
+      correct: [problems, samples] 0 or 1.
+      scored: [problems, samples] bool, True where the sample has a verdict. A problem with none is left out.
+
+    Raises ValueError on outcomes that are not 0 or 1. Source: Wilson 1927; effective size as in Kish 1965.
+    """
+    correct, scored = _rows(correct, scored)
+    if not np.isin(correct[scored], (0, 1)).all():
+        raise ValueError("proportion_interval: outcomes must be 0 or 1; use bootstrap_interval(problem_means(...))")
+    means = problem_means(correct, scored)
+    problems, samples = len(means), int(scored.sum())
+    if problems == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(means.mean())
+    effective = float(problems)
+    if problems > 1 and 0 < mean < 1:
+        variance = float(means.var(ddof=1)) / problems
+        effective = samples if variance == 0 else min(max(mean * (1 - mean) / variance, problems), samples)
+    return Interval(mean, *wilson(mean * effective, effective, confidence=confidence), problems)
+
+
+def bootstrap_interval(
+    values: Array, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> Interval:  # fmt: skip
+    """Returns the mean of one value a problem with a percentile bootstrap interval over problems.
+
+    Args:
+      values: [problems] any score: problem means, pass@k, majority@k, a difference.
+      draws: resamples.
+      seed: of the resampling; the same values and seed give the same interval.
+
+    One problem has no interval: low and high are NaN. Source: 2108.13264, problems in the place of runs.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(f"bootstrap_interval: expected finite values [problems], got shape {values.shape}")
+    n = len(values)
+    if n < 2:
+        return Interval(float(values[0]) if n else math.nan, math.nan, math.nan, n)
+    rng = np.random.default_rng(seed)
+    at_once = max(1, 1_000_000 // n)  # bounds the memory, whatever n
+    blocks = [min(at_once, draws - start) for start in range(0, draws, at_once)]
+    means = np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(values.mean()), float(low), float(high), n)
+
+
+def paired_difference(
+    before: Array, after: Array, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> Interval:  # fmt: skip
+    """Returns the mean of `after - before`, problem by problem, with a bootstrap interval over problems.
+
+    Both are [problems], one value a problem in the same order. An interval that leaves out 0 shows a change.
+    """
+    before, after = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    if before.shape != after.shape:
+        raise ValueError(f"paired_difference: {before.shape} values before, {after.shape} after: not the same problems")
+    return bootstrap_interval(after - before, confidence=confidence, draws=draws, seed=seed)
+
+
+def problem_means(scores: Array, scored: Array | None = None) -> Array:
+    """Returns [problems with a scored sample] float64: each problem's mean over its scored samples."""
+    scores, scored = _rows(scores, scored)
+    counts = scored.sum(axis=1)
+    sums = np.where(scored, scores, 0.0).sum(axis=1)
+    return sums[counts > 0] / counts[counts > 0]
+
+
+def pass_at_k(correct: Array, samples: Array | int, k: int) -> Array:
+    """Returns the unbiased chance that one of k samples is correct, for each problem.
+
+        1 - C(n - c, k) / C(n, k) = 1 - prod_{i = n - c + 1 .. n} (1 - k / i),   1 where n - c < k
+
+    Args:
+      correct: [problems] int, c, correct samples.
+      samples: [problems] int or int, n, scored samples.
+      k: at least 1 and at most every n.
+
+    Returns [problems] float64. The product form never overflows. Raises ValueError on n < k or c outside 0..n.
+    Source: 2107.03374, equation 1.
+    """
+    correct = np.asarray(correct, np.int64)
+    samples = np.broadcast_to(np.asarray(samples, np.int64), correct.shape)
+    if k < 1 or (samples < k).any():
+        raise ValueError(f"pass_at_k: k = {k} needs at least so many samples of each problem; fewest {samples.min()}")
+    if ((correct < 0) | (correct > samples)).any():
+        raise ValueError("pass_at_k: correct samples must lie between 0 and the number of samples")
+    return np.array([_pass_at_k(int(c), int(n), k) for c, n in zip(correct, samples)], np.float64)
+
+
+def majority(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> str | None:
+    """Returns the answer with the most votes, or None where nobody votes.
+
+    Args:
+      answers: the answer of each sample; None cannot be read and does not vote. Equal answers are equal text: merge
+        what the verifier calls equal first.
+      weights: the weight of each vote, 1 by default.
+
+    A tie goes to the answer seen first. Source: 2203.11171 (self-consistency).
+    """
+    if weights is not None and len(weights) != len(answers):
+        raise ValueError(f"majority: {len(answers)} answers, {len(weights)} weights")
+    votes: dict[str, float] = {}
+    for answer, weight in zip(answers, weights if weights is not None else itertools.repeat(1.0)):
+        if answer is not None:
+            votes[answer] = votes.get(answer, 0.0) + weight
+    return max(votes, key=votes.__getitem__) if votes else None
+
+
+def majority_at_k(
+    answers: Sequence[str | None], correct: Sequence[bool], k: int, *, draws: int = 1000, seed: int = 0
+) -> float:  # fmt: skip
+    """Returns how often the majority of k samples of one problem is correct.
+
+    The mean over all subsets of k in their own order, or over `draws` random ones where there are more than that.
+
+    Args:
+      answers: [samples] as for `majority`.
+      correct: [samples] whether that sample's answer is correct; the winning answer's first sample decides.
+
+    Nobody readable in a subset counts as wrong. Raises ValueError unless 1 <= k <= samples.
+    """
+    n = len(answers)
+    if len(correct) != n or not 1 <= k <= n:
+        raise ValueError(f"majority_at_k: k = {k} of {n} answers, {len(correct)} outcomes")
+    outcome: dict[str | None, bool] = {None: False}
+    for answer, right in zip(answers, correct):
+        outcome.setdefault(answer, bool(right))
+    if math.comb(n, k) <= draws:
+        subsets = itertools.combinations(range(n), k)
+    else:
+        rng = np.random.default_rng(seed)
+        subsets = (np.sort(rng.permutation(n)[:k]) for _ in range(draws))
+    wins = [outcome[majority([answers[i] for i in subset])] for subset in subsets]
+    return sum(wins) / len(wins)
+
+
+def _pass_at_k(c: int, n: int, k: int) -> float:
+    return 1.0 if n - c < k else 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+
+def _quantile(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def _rows(scores: Array, scored: Array | None) -> tuple[Array, Array]:
+    scores = np.asarray(scores, np.float64)
+    scored = np.ones(scores.shape, bool) if scored is None else np.asarray(scored, bool)
+    if scores.ndim != 2 or scores.shape != scored.shape:
+        raise ValueError(f"expected scores and mask [problems, samples], got {scores.shape} and {scored.shape}")
+    return scores, scored

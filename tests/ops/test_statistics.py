@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jrl.ops.statistics import (
+    bootstrap_interval,
+    majority,
+    majority_at_k,
+    paired_difference,
+    pass_at_k,
+    problem_means,
+    proportion_interval,
+    wilson,
+)  # fmt: skip
+
+
+def test_wilson_on_eight_of_ten():
+    # z = 1.959964, z^2 = 3.841459; centre (0.8 + 3.841459/20) / 1.3841459 = 0.716740
+    # half 1.959964 sqrt(0.16/10 + 3.841459/400) / 1.3841459 = 1.959964 * 0.1600114 / 1.3841459 = 0.226577
+    low, high = wilson(8, 10)
+    assert low == pytest.approx(0.490163, abs=2e-6)
+    assert high == pytest.approx(0.943317, abs=2e-6)
+
+
+def test_wilson_keeps_its_width_at_the_ends():
+    # 0 of n: [0, z^2 / (n + z^2)] = [0, 3.841459 / 13.841459]
+    low, high = wilson(0, 10)
+    assert (low, high) == (0.0, pytest.approx(0.277533, abs=2e-6))
+    assert wilson(10, 10) == (pytest.approx(1 - high), 1.0)
+
+
+def test_wilson_refuses_what_is_no_proportion():
+    for successes, n in ((1, 0), (-1, 4), (5, 4), (math.nan, 4)):
+        with pytest.raises(ValueError, match="wilson"):
+            wilson(successes, n)
+
+
+def test_one_sample_a_problem_gives_plain_wilson():
+    correct = np.array([1] * 8 + [0] * 2)[:, None]
+    assert proportion_interval(correct) == (0.8, *wilson(8, 10), 10)
+
+
+def test_samples_that_always_agree_count_once():
+    correct = np.array([1] * 8 + [0] * 2)[:, None]
+    assert proportion_interval(np.repeat(correct, 4, axis=1)) == proportion_interval(correct)
+
+
+def test_samples_that_spread_alike_in_every_problem_count_each():
+    # every problem mean is 1/2: their spread is 0, so the 4 * 2 samples are as good as independent
+    assert proportion_interval([[0, 1], [1, 0], [0, 1], [1, 0]]) == (0.5, *wilson(4, 8), 4)
+
+
+def test_effective_number_of_samples_between_the_two():
+    # problem means 0, 1/2, 1/2, 1: mean 1/2, variance (1/4 + 0 + 0 + 1/4) / 3 = 1/6, SE^2 = 1/24
+    # effective (1/4) / (1/24) = 6, between 4 problems and 8 samples
+    assert proportion_interval([[0, 0], [0, 1], [1, 0], [1, 1]]) == pytest.approx((0.5, *wilson(3, 6), 4))
+
+
+def test_interval_is_never_empty_where_everything_is_right():
+    assert proportion_interval(np.ones((5, 3))) == (1.0, wilson(5, 5)[0], 1.0, 5)
+
+
+def test_unscored_samples_do_not_count():
+    correct = np.array([[1, 0], [0, 7], [1, 1]])
+    scored = np.array([[True, False], [False, False], [True, True]])
+    assert proportion_interval(correct, scored) == (1.0, wilson(2, 2)[0], 1.0, 2)
+    assert problem_means(correct, scored).tolist() == [1.0, 1.0]
+    none = proportion_interval(correct, np.zeros((3, 2), bool))
+    assert none.n == 0 and math.isnan(none.mean) and math.isnan(none.low)
+
+
+def test_proportion_refuses_scores_that_are_not_outcomes():
+    with pytest.raises(ValueError, match="0 or 1"):
+        proportion_interval([[0.5]])
+    with pytest.raises(ValueError, match=r"\[problems, samples\]"):
+        proportion_interval([1, 0])
+
+
+def test_wilson_covers_the_true_rate_with_clustered_samples():
+    # Problems with rates drawn from Beta(1, 3), mean 1/4; 40 problems, 4 samples each. Nominal 95 %; naive Wilson
+    # on the 160 samples covers about 85 %.
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1000):
+        correct = rng.random((40, 4)) < rng.beta(1, 3, (40, 1))
+        _, low, high, _ = proportion_interval(correct)
+        covered += low <= 0.25 <= high
+    assert 0.93 <= covered / 1000 <= 0.98
+
+
+def test_bootstrap_of_two_values():
+    # resamples of [0, 1] have mean 0, 1/2 or 1 with chance 1/4, 1/2, 1/4: the 95 % interval is all of it, and the
+    # middle 40 % (from the 30th to the 70th percentile) is 1/2 alone
+    assert bootstrap_interval([0, 1]) == (0.5, 0.0, 1.0, 2)
+    assert bootstrap_interval([0, 1], confidence=0.4) == (0.5, 0.5, 0.5, 2)
+
+
+def test_bootstrap_agrees_with_the_normal_interval_on_many_values():
+    values = np.random.default_rng(1).normal(size=400)
+    half = 1.959964 * values.std(ddof=1) / 20
+    mean, low, high, n = bootstrap_interval(values)
+    assert n == 400
+    assert (low, high) == pytest.approx((mean - half, mean + half), abs=0.01)
+
+
+def test_bootstrap_is_reproducible_and_zero_wide_on_a_constant():
+    values = np.random.default_rng(0).random(30)
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+    assert bootstrap_interval(values, seed=1) != bootstrap_interval(values)
+    assert bootstrap_interval([0.25] * 5) == (0.25, 0.25, 0.25, 5)
+
+
+def test_bootstrap_of_one_or_no_problem_has_no_interval():
+    one, none = bootstrap_interval([0.5]), bootstrap_interval([])
+    assert (one.mean, one.n, none.n) == (0.5, 1, 0)
+    assert all(map(math.isnan, (one.low, one.high, none.mean, none.low, none.high)))
+    with pytest.raises(ValueError, match="finite"):
+        bootstrap_interval([0.5, math.nan])
+
+
+def test_paired_difference_uses_the_pairing():
+    # every problem gains exactly 0.1: no doubt about the gain, however much problems differ
+    before = np.linspace(0, 0.9, 10)
+    assert paired_difference(before, before + 0.1) == pytest.approx((0.1, 0.1, 0.1, 10))
+    low, high = paired_difference([0, 0, 0, 1], [1, 1, 1, 0])[1:3]  # differences 1, 1, 1, -1, mean 1/2
+    assert low <= 0 < high
+    with pytest.raises(ValueError, match="not the same problems"):
+        paired_difference([0, 1], [0])
+
+
+def test_problem_means_on_the_reference_numbers():
+    # means [.5, 1, 0]: avg@k 0.5, SE std1 / sqrt 3 = 0.5 / 1.7320508 = 0.288675
+    means = problem_means([[0, 1], [1, 1], [0, 0]])
+    assert means.tolist() == [0.5, 1.0, 0.0]
+    assert means.std(ddof=1) / math.sqrt(3) == pytest.approx(0.288675, abs=1e-6)
+
+
+def test_pass_at_k_by_hand():
+    # n 5, c 2, k 2: 1 - C(3,2)/C(5,2) = 1 - 3/10; product (1 - 2/4)(1 - 2/5) = 0.3
+    # n 5, c 4, k 2: fewer wrong than drawn, so 1.  n 5, c 0: 0
+    assert pass_at_k([2, 4, 0], 5, 2) == pytest.approx([0.7, 1.0, 0.0])
+    assert pass_at_k([3], [4], 1) == pytest.approx([0.75])
+
+
+def test_pass_at_k_equals_the_formula_and_the_enumeration():
+    for n in range(1, 8):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            formula = 1 - math.comb(n - c, k) / math.comb(n, k)
+            hits = [min(subset) < c for subset in itertools.combinations(range(n), k)]
+            assert pass_at_k([c], n, k)[0] == pytest.approx(formula, abs=1e-12)
+            assert formula == pytest.approx(sum(hits) / len(hits), abs=1e-12)
+
+
+def test_pass_at_k_does_not_overflow():
+    # C(10000, 5000) has 3,009 digits; one correct of n: k / n
+    assert pass_at_k([1, 10_000], 10_000, 5_000) == pytest.approx([0.5, 1.0])
+
+
+def test_pass_at_k_refuses_too_few_samples():
+    with pytest.raises(ValueError, match="fewest 3"):
+        pass_at_k([1, 1], [4, 3], 4)
+    with pytest.raises(ValueError, match="between 0 and"):
+        pass_at_k([5], 4, 2)
+    with pytest.raises(ValueError, match="k = 0"):
+        pass_at_k([1], 4, 0)
+
+
+def test_majority_by_hand():
+    # 5 has 3 of the 5 votes; the unreadable one does not vote
+    assert majority(["3", "5", "5", None, "3", "5"]) == "5"
+    # 3 has 0.9 + 0.1 = 1.0, 5 has 0.2 + 0.2 + 0.2 = 0.6
+    assert majority(["3", "5", "5", None, "3", "5"], [0.9, 0.2, 0.2, 1, 0.1, 0.2]) == "3"
+
+
+def test_majority_tie_goes_to_the_first_seen_and_nobody_gives_none():
+    assert majority(["b", "a", "a", "b"]) == "b"
+    assert majority([None, "a", None, "b"]) == "a"
+    assert majority([None, None]) is None
+    assert majority([]) is None
+    with pytest.raises(ValueError, match="2 answers, 1 weights"):
+        majority(["a", "b"], [1.0])
+
+
+def test_majority_at_k_by_hand():
+    answers, correct = ["A", "A", "B"], [True, True, False]
+    assert majority_at_k(answers, correct, 3) == 1.0
+    assert majority_at_k(answers, correct, 1) == pytest.approx(2 / 3)
+    # pairs AA, AB, AB: A wins all three, the ties because it is seen first; reversed, B wins both ties
+    assert majority_at_k(answers, correct, 2) == 1.0
+    assert majority_at_k(answers[::-1], correct[::-1], 2) == pytest.approx(1 / 3)
+
+
+def test_majority_at_k_counts_the_unreadable_as_wrong():
+    assert majority_at_k([None, None, "A"], [False, False, True], 1) == pytest.approx(1 / 3)
+    assert majority_at_k([None], [True], 1) == 0.0
+    with pytest.raises(ValueError, match="k = 2 of 1"):
+        majority_at_k(["A"], [True], 2)
+
+
+def test_majority_at_k_of_many_samples_comes_near_the_exact_mean():
+    # 12 right, 12 wrong and different: with k = 3, right unless at most one of three is right and not the first seen
+    answers = ["A"] * 12 + [f"w{i}" for i in range(12)]
+    correct = [True] * 12 + [False] * 12
+    # A comes first, so A wins with at least one A among the 3: 1 - C(12,3)/C(24,3) = 1 - 220/2024 = 0.891304
+    assert majority_at_k(answers, correct, 3, draws=5000) == pytest.approx(0.891304, abs=1e-6)
+    assert majority_at_k(answers, correct, 3, draws=1000) == pytest.approx(0.891304, abs=0.03)
+    assert majority_at_k(answers, correct, 3) == majority_at_k(answers, correct, 3)
+
+
+def test_statistics_import_no_jax():
+    code = "import sys, jrl.ops.statistics; print('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
