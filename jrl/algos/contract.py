@@ -70,7 +70,9 @@ class Algorithm(NamedTuple):
     #   (config, groups, reward [N], baseline []) -> advantages [N, T], next baseline [], counters {name: []}
     token_loss: Callable[[Any, Tokens], tuple[Array, dict[str, Array]]]  # loss [..., L], metrics {name: [..., L]}
     weights: Callable[[Any, Array, int], Array]  # (config, loss_mask [N, T], max_completion) -> [N, T]
-    denominator: Callable[[Any, Array, int, int], Array]  # (config, loss_mask, rows, max_completion) -> [], >= 1
+    denominator: Callable[
+        [Any, Array, Array | int, int], Array
+    ]  # (config, loss_mask, rows, max_completion) -> [], >= 1
     needs_reference: Callable[[Any], bool]
     needs_entropy_gradient: Callable[[Any], bool]
 

@@ -155,7 +155,6 @@ def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
     new, old, behaviour, mask = tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask
     clamped = ratios.clamped(ratios.log_ratio(new, old, mask)) | ratios.clamped(ratios.log_ratio(old, behaviour, mask))
     metrics = {
-        "entropy": reduce.masked(tokens.entropy, mask),
         "ratio": ratios.ratio(new, old, mask),
         "approx_kl_k2": kl.k2(old, new, mask),
         "approx_kl_k3": kl.k3(old, new, mask),

@@ -118,13 +118,15 @@ def count_sequences(loss_mask: Array) -> Array:
     return jnp.maximum(jnp.sum(jnp.any(loss_mask, axis=-1)), 1).astype(_float())
 
 
-def constant_count(rows: int, max_completion: int) -> Array:
+def constant_count(rows: Array | int, max_completion: int) -> Array:
     """Returns rows * max_completion, at least 1, [] float32 or wider: the denominator of G4.
 
-    Both are the *configured* sizes, not those of the arrays at hand, so masked rows count and padding does not.
+    Both are the *configured* sizes, not those of the arrays at hand, so masked rows count and padding does not; rows is
+    [] int32 where the rows of a batch are dealt to several updates.
     verl divided by the padded width alone until it was fixed.
     """
-    return jnp.asarray(max(rows * max_completion, 1), _float())
+    # float before the product: 16384 rows of 131072 tokens overflow int32.
+    return jnp.maximum(jnp.asarray(rows, _float()) * max_completion, 1)
 
 
 def token_mean(loss: Array, mask: Array) -> Array:

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.ops import segments
+
+NAN = float("nan")
+
+# Row 0: two sequences and padding; row 1: one sequence, places 1 and 2 empty. S = 3.
+X = jnp.array([[1.0, 2.0, NAN, 4.0, NAN], [5.0, 6.0, 7.0, 8.0, 9.0]])
+SEGMENT = jnp.array([[0, 0, 1, 1, 3], [0, 0, 0, 0, 3]], jnp.int32)
+MASK = jnp.array([[True, True, False, True, False], [False, True, True, True, True]])
+
+
+def test_sums_means_and_counts_by_hand():
+    # row 0: 1 + 2, then 4 (its NaN is masked); row 1: 6 + 7 + 8 (padding is no sequence's, though unmasked)
+    total = jax.jit(segments.segment_sum, static_argnames="num_segments")(X, MASK, SEGMENT, num_segments=3)
+    np.testing.assert_array_equal(total, [[3, 4, 0], [21, 0, 0]])
+    np.testing.assert_array_equal(segments.segment_count(MASK, SEGMENT, num_segments=3), [[2, 1, 0], [3, 0, 0]])
+    np.testing.assert_array_equal(segments.segment_mean(X, MASK, SEGMENT, num_segments=3), [[1.5, 4, 0], [7, 0, 0]])
+
+
+def test_values_return_to_their_tokens_and_padding_gets_zero():
+    value = jnp.array([[10.0, 20.0, NAN], [30.0, NAN, NAN]])
+    np.testing.assert_array_equal(segments.to_tokens(value, SEGMENT), [[10, 10, 20, 20, 0], [30, 30, 30, 30, 0]])
+
+
+def test_one_segment_a_row_equals_the_row_sum():
+    x = jax.random.normal(jax.random.key(0), (3, 6))
+    mask, segment = jnp.ones((3, 6), bool), jnp.zeros((3, 6), jnp.int32)
+    total = segments.segment_sum(x, mask, segment, num_segments=1)
+    np.testing.assert_allclose(total[:, 0], x.sum(-1), rtol=1e-6)
+
+
+def test_packing_two_rows_into_one_keeps_their_sums():
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(1), (2, 4), jnp.float64)
+        mask = jax.random.bernoulli(jax.random.key(2), 0.7, (2, 4))
+        apart = segments.segment_sum(x, mask, jnp.zeros((2, 4), jnp.int32), num_segments=1)
+        together = segments.segment_sum(
+            x.reshape(1, 8), mask.reshape(1, 8), jnp.repeat(jnp.arange(2), 4)[None, :], num_segments=2
+        )
+        np.testing.assert_allclose(together[0], apart[:, 0], rtol=1e-12)
+
+
+def test_leading_axes_are_free():
+    flat = segments.segment_sum(X[0], MASK[0], SEGMENT[0], num_segments=3)
+    stacked = segments.segment_sum(X[None], MASK[None], SEGMENT[None], num_segments=3)
+    np.testing.assert_array_equal(flat, stacked[0, 0])
+    np.testing.assert_array_equal(
+        segments.to_tokens(flat, SEGMENT[0]), segments.to_tokens(stacked, SEGMENT[None])[0, 0]
+    )
+
+
+def test_gradient_is_one_on_counted_tokens_and_nan_stays_out():
+    def total(x):
+        sums = segments.segment_sum(x, MASK, SEGMENT, num_segments=3)
+        return (sums * jnp.array([[1.0, 10.0, 100.0]])).sum()
+
+    gradient = jax.jit(jax.grad(total))(X)
+    np.testing.assert_array_equal(gradient, [[1, 1, 0, 10, 0], [0, 1, 1, 1, 0]])
+
+
+def test_gradient_of_broadcast_counts_the_tokens_of_a_sequence():
+    gradient = jax.grad(lambda value: segments.to_tokens(value, SEGMENT).sum())(jnp.full((2, 3), NAN))
+    np.testing.assert_array_equal(gradient, [[2, 2, 0], [4, 0, 0]])
