@@ -12,6 +12,7 @@ does not. A macro counts as used where any statement mentions it; one from the c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from jrl.config.syntax import Macro, Reference, Statement, read_statements, walk
 from jrl.config.typed import Misfit, fit, show
 
 Key = tuple[str, str, str]  # scope, section, field
+
+MOST_WORK = 100_000  # values and instances; macros that double one another reach it in 16 lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,7 @@ class _Reading:
     shadowed: dict[Key, Statement]  # unscoped binding -> the scoped one that replaced it
     used_macros: set[str]
     instances: set[tuple[str, str]]  # (scope, section) of everything built
+    work: Iterator[int]  # counts what is expanded and built
 
 
 def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) -> Any:
@@ -63,6 +67,7 @@ def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) 
         shadowed={},
         used_macros=set(),
         instances=set(),
+        work=itertools.count(),
     )
     config = _build(reading, root, "", reading.origin, None, ())
     _check_macros(reading, statements)
@@ -139,6 +144,7 @@ def _build(reading: _Reading, cls: type, scope: str, place: str, base: Any, buil
     """Returns an instance of `cls`: its bindings, else the values of `base` (a default instance), else its defaults."""
     if (scope, cls) in building:
         raise ConfigError(place, f"@{scope + '/' if scope else ''}{cls.__name__}() contains itself")
+    _count(reading, place)
     building = (*building, (scope, cls))
     reading.instances.add((scope, cls.__name__))
     values, bound = {}, {}
@@ -209,6 +215,7 @@ def _value(
 
 def _expand(reading: _Reading, value: Any, place: str, name: str, trail: tuple[str, ...] = ()) -> tuple[Any, str, str]:
     """Returns the value with macros replaced, the place where it stands, and how it came there."""
+    _count(reading, place)
     if isinstance(value, Macro):
         if value.name in trail:
             raise ConfigError(place, f"macro {value} is defined by itself: {' -> '.join((*trail, value.name))}")
@@ -225,6 +232,11 @@ def _expand(reading: _Reading, value: Any, place: str, name: str, trail: tuple[s
     if isinstance(value, list | tuple):
         return type(value)(_expand(reading, item, place, name, trail)[0] for item in value), place, ""
     return value, place, ""
+
+
+def _count(reading: _Reading, place: str) -> None:
+    if next(reading.work) >= MOST_WORK:
+        raise ConfigError(place, f"the configuration grows beyond {MOST_WORK} values")
 
 
 def _missing(name: str, field: Field, rows: Mapping[str, type], scope: str, cls: type, root: type) -> str:

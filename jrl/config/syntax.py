@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 import tokenize
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 from gin import config_parser
 
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
+
+LONGEST_FILE = 1_000_000  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,8 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
     for parsed in _parse(text, path):
         place = f"{path}:{parsed.location.line_num}"
         if isinstance(parsed, config_parser.IncludeStatement):
+            if "\0" in parsed.filename:
+                raise ConfigError(place, f"{parsed.filename!r} is no file name")
             target = os.path.join(os.path.dirname(path), parsed.filename)
             if os.path.realpath(target) in (*open_files, here):
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
@@ -191,8 +196,13 @@ def _line(text: str, line: int | None) -> str:
 
 def _read_text(path: str, asked_by: str) -> str:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device may never end
+            raise ConfigError(asked_by, f"cannot read {path!r}: it is not a plain file")
         with open(path, encoding="utf-8-sig") as file:
-            return file.read()
+            text = file.read(LONGEST_FILE + 1)
+        if len(text) > LONGEST_FILE:
+            raise ConfigError(asked_by, f"{path!r} is longer than {LONGEST_FILE} characters: is it a gin file?")
+        return text
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         beside = os.listdir(folder) if os.path.isdir(folder) else []

@@ -219,7 +219,92 @@ def test_missing_file_names_the_one_beside_it(refused, tmp_path):
 def test_file_that_is_not_text_is_refused(refused, tmp_path):
     (tmp_path / "b.gin").write_bytes(b"\xff\xfe\x00")
     assert refused({"a.gin": "include 'b.gin'\n"}) == ("a.gin:1", "'b.gin' is not UTF-8 text")
-    assert refused({"a.gin": "include '.'\n"})[1].startswith("cannot read '.'")
+    assert refused({"a.gin": "include '.'\n"})[1] == "cannot read '.': it is not a plain file"
+    assert refused({"a.gin": "include '/dev/zero'\n"})[1] == "cannot read '/dev/zero': it is not a plain file"
+    assert "longer than" in refused({"a.gin": "include 'c.gin'\n", "c.gin": "#" * 2_000_000})[1]
+    assert "is no file name" in refused({"a.gin": "include 'a\\0b'\n"})[1]
+
+
+def test_macros_and_parts_that_double_are_stopped(refused):
+    laughs = "\n".join(f"M{i} = [%M{i + 1}, %M{i + 1}]" for i in range(40))
+    assert "grows beyond" in refused({"a.gin": f"{laughs}\nM40 = 1\nSum.digits = %M0\n" + "\n".join(BASE)})[1]
+    parts = "\n".join(f"s{i}/Mixture.parts = {{'a': @s{i + 1}/Mixture(), 'b': @s{i + 1}/Mixture()}}" for i in range(40))
+    assert "grows beyond" in refused({"a.gin": "\n".join(["Config.task = @s0/Mixture()", *BASE[1:], parts])})[1]
+
+
+HOSTILE = """
+    Run.name = open('/etc/passwd').read()
+    Run.name = __import__('os').system('id')
+    Run.name = eval('1')
+    Run.name = exec
+    Run.name = lambda: 0
+    Run.name = [x for x in (1,)]
+    Run.name = 'a' if True else 'b'
+    Run.name = 'a'.upper()
+    Run.name = 'a' * 1000000000
+    Run.name = 9 ** 9 ** 9
+    Run.name = f'{__import__("os")}'
+    Run.name = {'a': __builtins__}
+    Run.name = `id`
+    Run.name = $(id)
+    Run.name = !id
+    Run.name = @os.system()
+    Run.name = @os.system('id')
+    Run.name = @builtins.eval()
+    Run.name = @subprocess.Popen
+    Run.name = @jrl.config.load.load()
+    Run.name = @Run().__class__
+    Run.name = @__class__()
+    Run.name = @gin.macro()
+    Run.name = @x/gin.constant()
+    Run.name = @gin.singleton()
+    Run.name = %gin.REQUIRED
+    Run.name = %os.environ
+    Run.name = %x/__builtins__
+    Run.__class__ = 'x'
+    Run.__init__ = 'x'
+    Run.__post_init__ = 'x'
+    Run.__dict__ = {}
+    Run.name.upper = 'x'
+    __builtins__.open = 'x'
+    os.environ = {}
+    builtins.open = 'x'
+    Loop.__post_init__ = None
+    gin.macro.value = 1
+    x/gin.macro.value = 1
+    gin.config.enter_interactive_mode = True
+    macro.value = 1
+    SEED/macro.value = 1
+    import os
+    import os as path
+    import jrl.cli
+    from os import system
+    from os import system as s
+    from . import x
+    from __gin__ import dynamic_registration
+    include '/etc/hostname'
+    include 'https://example.com/a.gin'
+    include 'file:///etc/hostname'
+    include '../../../../etc/hostname'
+    include %FILE
+    include @file()
+    include '~/.bashrc'
+    include '$HOME/.bashrc'
+    Run.seed = 1; import os
+    exec('import os')
+    def f(): pass
+    class A: pass
+    del Run
+    Run.seed: int = 1
+    Run.seed += 1
+    Run.seed := 1
+"""
+
+
+@pytest.mark.parametrize("line", [line.strip() for line in HOSTILE.strip().splitlines()])
+def test_text_that_tries_to_run_or_reach_something_is_refused(refused, line):
+    place, _ = refused({"a.gin": "\n".join([*BASE, line])})
+    assert place == "a.gin:4" or "/etc/hostname" in place
 
 
 def test_part_that_contains_itself_is_refused(refused):
