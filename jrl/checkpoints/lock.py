@@ -1,0 +1,67 @@
+"""One process holds a run folder. The kernel releases it when that process dies, however it dies. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Callable
+
+from jrl import paths
+
+
+class RunIsHeld(ValueError):
+    """Another living process trains in this folder. `holder` is what it wrote: pid, host, started."""
+
+    def __init__(self, folder: str, holder: dict[str, str | int]) -> None:
+        who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
+        super().__init__(f"{folder} is held by {who}; stop it, wait for it, or choose another --run folder")
+        self.holder = holder
+
+
+@dataclasses.dataclass(frozen=True)
+class RunLock:
+    release: Callable[[], None]
+
+
+def hold_run(folder: str | os.PathLike[str]) -> RunLock:
+    """Takes FOLDER/lock for this process until `release` or its death. Raises RunIsHeld where another holds it.
+
+    The file stays when the lock goes: removing it would let two processes lock two files of one name. A forked child
+    does not inherit it, because the descriptor is closed on exec and workers are exec'd.
+    """
+    path = paths.make_dir(folder) / "lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        held = isinstance(error, BlockingIOError)
+        holder = _holder(os.pread(descriptor, 4096, 0))
+        os.close(descriptor)
+        if held:
+            raise RunIsHeld(str(folder), holder) from error
+        raise OSError(error.errno, f"this file system cannot lock files: {error.strerror}", str(path)) from error
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    released = False
+
+    def release() -> None:
+        nonlocal released
+        if not released:
+            released = True
+            os.close(descriptor)
+
+    return RunLock(release=release)
+
+
+def _holder(data: bytes) -> dict[str, str | int]:
+    try:
+        holder = json.loads(data)
+        return {"pid": holder["pid"], "host": holder["host"], "started": holder["started"]}
+    except (ValueError, KeyError, TypeError):
+        return {}  # the holder has the lock but has not written its name yet

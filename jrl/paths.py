@@ -1,0 +1,156 @@
+"""The one path layer. Every file of a run is read and written through these functions.
+
+Local files today. Buckets fit behind the same calls later: whole objects are replaced atomically, appended files are
+truncated to a committed length on resume, and nothing here needs a seek inside a file. No JAX.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
+_SERIAL = itertools.count()
+TEMPORARY = ".jrl-tmp-"  # a name that starts so was never committed
+
+
+def local(path: str | os.PathLike[str]) -> Path:
+    """Returns `path` as a local path. Raises ValueError for a bucket or another remote address."""
+    text = os.fspath(path)
+    if not text:
+        raise ValueError("a path is empty; give a file or a folder on this machine")
+    if scheme := _SCHEME.match(text):
+        raise ValueError(
+            f"{text!r} is a {scheme[1]}:// address, and this version writes local files only. Use a folder on this "
+            f"machine, or a bucket mounted as one (for gs:// that is gcsfuse); to support it directly, jrl/paths.py "
+            f"would need a {scheme[1]}:// client behind its functions"
+        )
+    return Path(text)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    return local(path).exists()
+
+
+def size(path: str | os.PathLike[str]) -> int:
+    """Returns the length of a file in bytes."""
+    return local(path).stat().st_size
+
+
+def list_dir(path: str | os.PathLike[str]) -> list[str]:
+    """Returns the names in a folder, sorted; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(local(path)))
+    except FileNotFoundError:
+        return []
+
+
+def files_below(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Yields every name below `path` that is not a plain folder, relative with '/' between parts, sorted by folder.
+
+    A link is yielded as itself and never followed.
+    """
+    root = local(path)
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted(files + links):
+            yield (Path(folder) / name).relative_to(root).as_posix()
+
+
+def make_dir(path: str | os.PathLike[str]) -> Path:
+    """Creates a folder and its parents where missing, and returns it."""
+    folder = local(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    return local(path).read_bytes()
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replaces a file so that a reader, or a machine that lost power, sees the old bytes or the new ones.
+
+    Raises OSError with the path in it where the disk is full; the old file is then intact and nothing is left over.
+    """
+    target = local(path)
+    temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}-{next(_SERIAL)}")
+    try:
+        with open(temporary, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, f"could not write {len(data)} bytes: {error.strerror}", str(target)) from error
+    sync_dir(target.parent)
+
+
+def open_append(path: str | os.PathLike[str], length: int) -> BinaryIO:
+    """Opens a file for appending after cutting it to `length` bytes, creating it where length is 0.
+
+    The cut is how a resumed run drops rows that were written after the step it resumes from.
+    Raises ValueError where the file holds less than `length`: committed bytes are gone.
+    """
+    target = local(path)
+    handle = open(target, "ab")
+    present = os.fstat(handle.fileno()).st_size
+    if present < length:
+        handle.close()
+        raise ValueError(
+            f"{target} holds {present} bytes but the checkpoint committed {length}; the file was cut or replaced"
+        )
+    if present > length:
+        handle.truncate(length)
+    return handle
+
+
+def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Renames a file or a folder within one file system, durably. A folder never replaces one that holds anything."""
+    os.rename(local(source), local(target))
+    sync_dir(local(target).parent)
+    if local(source).parent != local(target).parent:
+        sync_dir(local(source).parent)
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Removes a folder and all below it. Nothing happens where it is missing."""
+    target = local(path)
+    try:
+        shutil.rmtree(target)
+    except FileNotFoundError:
+        return
+    sync_dir(target.parent)
+
+
+def sync_dir(path: str | os.PathLike[str]) -> None:
+    """Makes renames and new names inside a folder survive a loss of power."""
+    descriptor = os.open(local(path), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync a folder; their renames are durable when they return.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: str | os.PathLike[str]) -> None:
+    """Makes every file and folder below `path` survive a loss of power."""
+    for folder, _, files in os.walk(local(path), topdown=False):
+        for name in files:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_dir(folder)

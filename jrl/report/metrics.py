@@ -1,0 +1,149 @@
+"""metrics.jsonl, the truth about a run: one JSON object a step, "step" first, then the other keys sorted.
+
+Whatever depends on the clock or the machine is under time/ or host/; the rest is bit-identical when a run is repeated
+or resumed. Numbers keep every digit (a float32 is written as the double that equals it). JSON has no NaN or infinity:
+they are written as the strings "NaN", "Infinity" and "-Infinity", which float() reads. Other sinks get the same rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl import paths
+
+_log = logging.getLogger(__name__)
+FAILURES_IN_A_ROW = 5  # after so many a sink is left alone, so that a dead service costs a run seconds at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Sink:
+    """Somewhere else that rows go. It may fail; the run does not."""
+
+    name: str
+    write: Callable[[Mapping[str, Any]], None]
+    close: Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """An open metrics.jsonl. `append(row)` hands the row to the system before it returns. `offset()` is the length so
+    far in bytes; `commit()` forces it to disk and returns it: what a checkpoint records."""
+
+    append: Callable[[Mapping[str, Any]], None]
+    offset: Callable[[], int]
+    commit: Callable[[], int]
+    failures: dict[str, int]  # sink name -> rows it did not take
+    close: Callable[[], None]
+
+
+def open_metrics(path: str | os.PathLike[str], offset: int = 0, sinks: Sequence[Sink] = ()) -> Metrics:
+    """Opens metrics.jsonl for appending after cutting it to `offset` bytes (0 for a new run).
+
+    Raises ValueError where the file is shorter than `offset`, or where `offset` is not at the end of a row.
+    """
+    handle = paths.open_append(path, offset)
+    if offset:
+        with open(path, "rb") as reader:
+            reader.seek(offset - 1)
+            if reader.read(1) != b"\n":
+                handle.close()
+                raise ValueError(f"{path} has no row that ends at byte {offset}; it is not the file that was saved")
+    position = offset
+    failures = {sink.name: 0 for sink in sinks}
+    in_a_row = dict(failures)
+
+    def append(row: Mapping[str, Any]) -> None:
+        nonlocal position
+        line = row_line(row)
+        handle.write(line)
+        handle.flush()
+        position += len(line)
+        for sink in sinks:
+            if in_a_row[sink.name] < FAILURES_IN_A_ROW:
+                attempt(sink, sink.write, row)
+            else:
+                failures[sink.name] += 1
+
+    def attempt(sink: Sink, call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+            in_a_row[sink.name] = 0
+        except Exception as error:  # a sink is foreign code on a foreign service; metrics.jsonl has the row already
+            failures[sink.name] += 1
+            in_a_row[sink.name] += 1
+            if failures[sink.name] == 1:
+                _log.warning(
+                    "metrics writer %s failed (%s: %s); metrics.jsonl is complete",
+                    sink.name,
+                    type(error).__name__,
+                    error,
+                )
+
+    def commit() -> int:
+        handle.flush()
+        os.fsync(handle.fileno())
+        return position
+
+    def close() -> None:
+        if not handle.closed:
+            commit()
+            handle.close()
+            for sink in sinks:
+                attempt(sink, sink.close)
+
+    return Metrics(append=append, offset=lambda: position, commit=commit, failures=failures, close=close)
+
+
+def row_line(row: Mapping[str, Any]) -> bytes:
+    """Returns one line of metrics.jsonl. Raises TypeError or ValueError naming the key that cannot be written."""
+    if isinstance(row.get("step"), bool) or not isinstance(row.get("step"), int | np.integer):
+        raise ValueError(f"a metrics row needs an integer 'step', got {row.get('step')!r}")
+    ordered = {"step": int(row["step"])}
+    for key in sorted(row):
+        if key != "step":
+            ordered[key] = _json_value(key, row[key])
+    return json.dumps(ordered, allow_nan=False, separators=(", ", ": ")).encode() + b"\n"
+
+
+def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the rows up to and with `last_step`. A last line without its end, which a kill may leave, is no row.
+
+    Raises ValueError naming the line that is not JSON.
+    """
+    if not paths.exists(path):
+        return
+    lines = paths.read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}, is not a metrics row: {error}") from error
+        if last_step is None or row["step"] <= last_step:
+            yield row
+
+
+def _json_value(key: str, value: Any) -> Any:
+    if isinstance(value, str | bool) or value is None:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if np.ndim(value) or not hasattr(value, "__float__"):
+        raise TypeError(
+            f"metric {key!r} is a {type(value).__name__} of shape {np.shape(value)}; one number or text a key"
+        )
+    if getattr(value, "dtype", None) is not None and np.issubdtype(np.asarray(value).dtype, np.integer):
+        return int(value)
+    number = float(value)
+    if math.isnan(number):
+        return "NaN"
+    return number if math.isfinite(number) else ("Infinity" if number > 0 else "-Infinity")

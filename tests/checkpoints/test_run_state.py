@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from jrl.checkpoints import digest, run_state
+
+MANY = 8 if jax.device_count() >= 8 else 1
+
+
+def mesh_of(devices: int) -> Mesh:
+    return jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices], axis_types=(AxisType.Explicit,))
+
+
+def small_state(devices: int = 1, seed: int = 0):
+    """Every kind of leaf a run holds, on a mesh of `devices`."""
+    rng = np.random.default_rng(seed)
+    mesh = mesh_of(devices)
+    rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    return {
+        "params": {"layers": [jax.device_put(rng.normal(size=(8, 6)).astype(np.float32), rows) for _ in range(2)]},
+        "half": jax.device_put(jnp.arange(4, dtype=jnp.bfloat16) / 3, whole),
+        "mask": jax.device_put(np.array([True, False, True]), whole),
+        "finish": jax.device_put(np.array([-3, 4], np.int8), whole),
+        "uid": jax.device_put(np.array([2**32 - 1, 7], np.uint32), whole),
+        "step": jax.device_put(np.int32(seed), whole),
+        "baseline": jax.device_put(np.float32(np.nan), whole),
+        "key": jax.device_put(jax.random.key(seed), whole),
+        "keys": jax.device_put(jax.random.split(jax.random.key(seed + 1, impl="rbg"), 8), rows),
+        "wide": rng.normal(size=5),
+        "empty": jax.device_put(np.zeros((0, 3), np.float32), whole),
+        "nothing": None,
+        "pair": (jax.device_put(np.float32(1), whole), None),
+    }
+
+
+def abstract(state):
+    def leaf(value):
+        return (
+            jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=value.sharding)
+            if isinstance(value, jax.Array)
+            else value
+        )
+
+    return jax.tree.map(leaf, state)
+
+
+def digests(state):
+    return {name: digest.leaf_digest(leaf) for name, leaf in digest.named_leaves(state).items()}
+
+
+def test_a_restored_state_is_the_saved_one_bit_for_bit(tmp_path):
+    state, host = small_state(MANY), {"data": {"position": 12, "epochs": [1, 2]}, "metrics": 2**40, "name": "λ"}
+    saves = run_state.open_run_state(tmp_path, keep=2)
+    saves.save(5, state, host)
+    step, restored, restored_host = saves.restore(abstract(state))
+    assert (step, restored_host) == (5, host)
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    assert digests(restored) == digests(state)
+    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored)):
+        assert type(before) is type(after) and before.dtype == after.dtype
+        if isinstance(before, jax.Array):
+            assert after.sharding == before.sharding
+    assert saves.skipped == []
+
+
+@pytest.mark.parametrize(("saved_on", "restored_on"), [(8, 1), (1, 8), (8, 4), (2, 8)])
+def test_a_state_moves_between_device_counts(tmp_path, saved_on, restored_on):
+    if jax.device_count() < 8:
+        pytest.skip("needs 8 devices")
+    state = small_state(saved_on)
+    run_state.save_step(tmp_path, 1, state, {})
+    _, restored, _ = run_state.restore_step(tmp_path, abstract(small_state(restored_on, seed=3)))
+    assert digests(restored) == digests(state)
+    assert len(restored["params"]["layers"][0].devices()) == restored_on
+
+
+def test_float64_leaves_keep_their_width(tmp_path):
+    with jax.enable_x64(True):
+        state = {"w": jnp.asarray(np.array([1 / 3, 1e-300]))}
+        assert state["w"].dtype == np.float64
+        run_state.save_step(tmp_path, 1, state, {})
+        _, restored, _ = run_state.restore_step(tmp_path, abstract(state))
+        assert restored["w"].dtype == np.float64 and digests(restored) == digests(state)
+
+
+def test_a_leaf_without_a_sharding_lands_on_the_first_device(tmp_path):
+    run_state.save_step(tmp_path, 1, {"w": jnp.ones((2, 2))}, {})
+    _, restored, _ = run_state.restore_step(tmp_path, {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)})
+    assert restored["w"].sharding == SingleDeviceSharding(jax.devices()[0])
+
+
+def test_the_newest_saves_are_kept_and_older_ones_removed(tmp_path):
+    saves = run_state.open_run_state(tmp_path, keep=2)
+    for step in (5, 10, 15):
+        saves.save(step, {"w": jnp.full((2,), step)}, {"at": step})
+    assert saves.steps() == [10, 15]
+    step, restored, host = saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=10)
+    assert (step, host) == (10, {"at": 10}) and restored["w"].tolist() == [10, 10]
+    with pytest.raises(run_state.NoIntactStep, match=r"no save of step 5 .* \[10, 15\]"):
+        saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=5)
+
+
+def test_nothing_is_pruned_when_the_new_step_fails(tmp_path, monkeypatch):
+    saves = run_state.open_run_state(tmp_path, keep=1)
+    saves.save(1, {"w": jnp.ones(2)}, {})
+
+    def differ(temporary, body):
+        raise ValueError("leaf w reads back with other values")
+
+    monkeypatch.setattr(run_state, "_read_back", differ)
+    with pytest.raises(
+        run_state.SaveFailed, match=r"step 2 could not be saved.*reads back.*newest earlier save is step 1"
+    ):
+        saves.save(2, {"w": jnp.ones(2)}, {})
+    assert saves.steps() == [1] and os.listdir(tmp_path) == ["00000001"]
+
+
+def test_a_step_can_be_saved_again(tmp_path):
+    saves = run_state.open_run_state(tmp_path, keep=2)
+    saves.save(5, {"w": jnp.zeros(2)}, {})
+    saves.save(5, {"w": jnp.ones(2)}, {})
+    assert saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})[1]["w"].tolist() == [1, 1]
+    assert os.listdir(tmp_path) == ["00000005"]
+
+
+def test_a_closed_folder_saves_no_more(tmp_path):
+    saves = run_state.open_run_state(tmp_path, keep=1)
+    saves.close()
+    with pytest.raises(ValueError, match="closed"):
+        saves.save(1, {"w": jnp.ones(2)}, {})
+
+
+def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
+    run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    os.rename(tmp_path / "00000005", tmp_path / ".jrl-tmp-replaced-00000005")
+    (tmp_path / ".jrl-tmp-saving-00000010").mkdir()
+    (tmp_path / ".jrl-tmp-saving-00000010" / "half").write_bytes(b"x")
+    saves = run_state.open_run_state(tmp_path, keep=1)
+    assert os.listdir(tmp_path) == ["00000005"]
+    assert saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"w": (3, jnp.float32), "b": (2, jnp.float32)}, r"holds w as float32\[2\], this run needs float32\[3\]"),
+        ({"w": (2, jnp.bfloat16), "b": (2, jnp.float32)}, r"holds w as float32\[2\], this run needs bfloat16\[2\]"),
+        (
+            {"w": (2, jnp.float32), "bias": (2, jnp.float32)},
+            r"does not hold 1 of the leaves .* 'bias' \(nearest saved: 'b'\)",
+        ),
+        ({"w": (2, jnp.float32)}, r"holds 1 leaves this run has no place for, first 'b'"),
+    ],
+)
+def test_another_structure_is_refused_in_one_line(tmp_path, wanted, message):
+    run_state.save_step(tmp_path, 1, {"w": jnp.ones(2), "b": jnp.ones(2)}, {})
+    target = {name: jax.ShapeDtypeStruct((size,), dtype) for name, (size, dtype) in wanted.items()}
+    with pytest.raises(run_state.StateMismatch, match=message) as caught:
+        run_state.restore_step(tmp_path, target)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_saved_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(TypeError, match="leaf n of the state is a int"):
+        run_state.save_step(tmp_path, 1, {"n": 3}, {})
+    with pytest.raises(TypeError, match="object array"):
+        run_state.save_step(tmp_path, 1, {"n": np.array([{}])}, {})
+    with pytest.raises(TypeError, match="JSON"):
+        run_state.save_step(tmp_path, 1, {"n": jnp.ones(1)}, {"reward": float("nan")})
+    with pytest.raises(ValueError, match="both named 'a/b'"):
+        run_state.save_step(tmp_path, 1, {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}}, {})
+    assert os.listdir(tmp_path) == []
+
+
+# Damage
+
+
+def flip_a_bit(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    if data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    else:
+        data = bytearray(b"x")
+    path.write_bytes(bytes(data))
+
+
+def cut(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: rng.randrange(len(data))] if data else b"x")
+
+
+def blank_a_page(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    start = rng.randrange(max(1, len(data)))
+    data[start : start + 4096] = bytes(len(data[start : start + 4096]))
+    path.write_bytes(bytes(data) if bytes(data) != path.read_bytes() else bytes(data) + b"\0")
+
+
+def delete(path: Path, rng: random.Random) -> None:
+    path.unlink()
+
+
+def link_elsewhere(path: Path, rng: random.Random) -> None:
+    shutil.move(path, path.parent.parent / f"moved-{path.name}")
+    path.symlink_to(path.parent.parent / f"moved-{path.name}")
+
+
+def put_a_pipe(path: Path, rng: random.Random) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+FAULTS = (put_a_pipe, flip_a_bit, flip_a_bit, flip_a_bit, cut, blank_a_page, delete, link_elsewhere)
+
+
+def faults_restored_silently(folder: Path, trials: int) -> list[str]:
+    """Damages the newer of two steps in a copy, `trials` times, and returns what was not noticed by name."""
+    old, new = small_state(seed=1), small_state(seed=2)
+    run_state.save_step(folder / "good", 5, old, {"at": 5})
+    run_state.save_step(folder / "good", 10, new, {"at": 10})
+    files = sorted(path for path in (folder / "good" / "00000010").rglob("*") if path.is_file())
+    target, want, unnoticed = abstract(old), digests(old), []
+    for trial in range(trials):
+        rng = random.Random(trial)
+        fault = rng.choice(FAULTS)
+        shutil.rmtree(folder / "bad", ignore_errors=True)
+        shutil.copytree(folder / "good", folder / "bad")
+        by_size = rng.choices(files, [path.stat().st_size + 1 for path in files])[0]
+        victim = folder / "bad" / (by_size if rng.random() < 0.5 else rng.choice(files)).relative_to(folder / "good")
+        fault(victim, rng)
+        skipped: list[tuple[int, str]] = []
+        step, restored, host = run_state.restore_step(folder / "bad", target, skipped=skipped)
+        if step != 5 or host != {"at": 5} or digests(restored) != want or [bad for bad, _ in skipped] != [10]:
+            unnoticed.append(f"trial {trial}: {fault.__name__} on {victim.name}")
+    return unnoticed
+
+
+def test_a_damaged_newest_step_is_named_and_the_one_before_is_used(tmp_path):
+    assert faults_restored_silently(tmp_path, 30) == []
+
+
+@pytest.mark.slow
+def test_three_hundred_faults_are_all_noticed(tmp_path):
+    assert faults_restored_silently(tmp_path, 300) == []
+
+
+def test_files_of_another_step_and_other_names_are_damage(tmp_path):
+    for step in (5, 10):
+        run_state.save_step(tmp_path, step, {"w": jnp.full((2,), step)}, {"at": step})
+    shutil.copy(tmp_path / "00000005" / "host.json", tmp_path / "00000010" / "host.json")
+    with pytest.raises(run_state.DamagedStep, match=r"step 10 is damaged: .*host.json has other bytes"):
+        run_state.verify_step(tmp_path, 10)
+    (tmp_path / "00000005" / "extra").write_bytes(b"")
+    with pytest.raises(run_state.DamagedStep, match="extra is not in the manifest"):
+        run_state.verify_step(tmp_path, 5)
+    (tmp_path / "00000005" / "extra").unlink()
+    shutil.copytree(tmp_path / "00000005", tmp_path / "00000007")
+    with pytest.raises(run_state.DamagedStep, match="the manifest is of format 1, step 5"):
+        run_state.verify_step(tmp_path, 7)
+
+
+def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(tmp_path):
+    for step in (5, 10):
+        run_state.save_step(tmp_path, step, {"w": jnp.ones(2)}, {})
+    (tmp_path / "00000010" / "manifest.json").unlink()
+    with pytest.raises(run_state.DamagedStep, match="step 10"):
+        run_state.restore_step(tmp_path, {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}, step=10)
+
+
+def test_no_intact_step_is_a_refusal_that_lists_them(tmp_path):
+    target = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
+    with pytest.raises(run_state.NoIntactStep, match="holds no save"):
+        run_state.restore_step(tmp_path, target)
+    for step in (5, 10):
+        run_state.save_step(tmp_path, step, {"w": jnp.ones(2)}, {})
+        (tmp_path / f"{step:08d}" / "host.json").write_bytes(b"[]")
+    with pytest.raises(run_state.NoIntactStep, match=r"step 10: .*host\.json.*; step 5: .*host\.json"):
+        run_state.restore_step(tmp_path, target)
+
+
+# Death and full disks, in processes of their own
+
+CHILD = textwrap.dedent("""
+    import resource, sys
+    import jax.numpy as jnp, numpy as np
+    from jrl.checkpoints import run_state
+
+    def state(step):
+        return {"w": jnp.asarray(np.random.default_rng(step).normal(size=(256, 256)).astype(np.float32)),
+                "b": [jnp.full((8,), step, jnp.int32) for _ in range(4)]}
+    """)
+
+SAVES_FOR_EVER = CHILD + textwrap.dedent("""
+    saves = run_state.open_run_state(sys.argv[1], keep=2)
+    for step in range(1, 10_000):
+        print("saving", step, flush=True)
+        saves.save(step, state(step), {"at": step})
+        print("saved", step, flush=True)
+    """)
+
+FULL_DISK = CHILD + textwrap.dedent("""
+    saves = run_state.open_run_state(sys.argv[1], keep=1)
+    saves.save(1, state(1), {"at": 1})
+    for limit in (0, 50, 500, 5_000, 200_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            saves.save(2, state(2), {"at": 2})
+        except run_state.SaveFailed as error:
+            print("failed", error, flush=True)
+        else:
+            print("no error", limit, flush=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    saves.save(3, state(3), {"at": 3})
+    """)
+
+
+def child(source: str, folder: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", source, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def expected(step: int) -> np.ndarray:
+    return np.random.default_rng(step).normal(size=(256, 256)).astype(np.float32)
+
+
+def kill_while_saving(folder: Path, delay_seconds: float, after: int) -> None:
+    process = child(SAVES_FOR_EVER, folder)
+    for line in process.stdout:
+        if line.strip() == f"saving {after}":
+            break
+    time.sleep(delay_seconds)
+    process.send_signal(signal.SIGKILL)
+    rest = process.stdout.read().split("\n")
+    process.stderr.close()
+    assert process.wait() == -signal.SIGKILL
+    finished = [int(line.split()[1]) for line in rest if line.startswith("saved ")]
+    saves = run_state.open_run_state(folder, keep=2)
+    target = {"w": jax.ShapeDtypeStruct((256, 256), jnp.float32), "b": [jax.ShapeDtypeStruct((8,), jnp.int32)] * 4}
+    step, state, host = saves.restore(target)
+    assert step >= max(finished, default=after - 1) and host == {"at": step} and saves.skipped == []
+    np.testing.assert_array_equal(state["w"], expected(step))
+    assert all(name.isdigit() for name in os.listdir(folder))
+
+
+@pytest.mark.parametrize("delay_seconds", [0.005, 0.04, 0.09])
+def test_a_save_killed_on_the_way_leaves_a_good_step(tmp_path, delay_seconds):
+    kill_while_saving(tmp_path, delay_seconds, after=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trial", range(40))
+def test_saves_killed_at_many_points_leave_a_good_step(tmp_path, trial):
+    kill_while_saving(tmp_path, 0.004 * trial, after=2 + trial % 2)
+
+
+def test_a_full_disk_is_reported_and_the_earlier_step_stays(tmp_path):
+    process = child(FULL_DISK, tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    failures = [line for line in out.splitlines() if line.startswith("failed")]
+    assert len(failures) == 5 and "no error" not in out
+    assert all("step 2 could not be saved" in line and "newest earlier save is step 1" in line for line in failures)
+    assert any("File too large" in line for line in failures)
+    assert os.listdir(tmp_path) == ["00000003"]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.report import Log
+from jrl.report.metrics import FAILURES_IN_A_ROW, Sink, open_metrics, read_metrics, row_line
+
+
+def test_a_row_is_one_json_object_with_step_first_and_keys_sorted():
+    line = row_line({"reward": 0.5, "time/step": 1.25, "b": 2, "step": 7, "a": True, "why": "stop", "none": None})
+    assert line == b'{"step": 7, "a": true, "b": 2, "none": null, "reward": 0.5, "time/step": 1.25, "why": "stop"}\n'
+
+
+def test_numbers_read_back_exactly():
+    values = {
+        "f32": np.float32(0.1),
+        "f64": 0.1,
+        "jax": jnp.float32(1 / 3),
+        "big": 2**60,
+        "i": jnp.int32(-4),
+        "flag": np.bool_(False),
+    }
+    row = json.loads(row_line({"step": 1, **values}))
+    assert np.float32(row["f32"]) == np.float32(0.1) and row["f64"] == 0.1
+    assert np.float32(row["jax"]) == np.float32(1 / 3)
+    assert (row["big"], row["i"], row["flag"]) == (2**60, -4, False) and type(row["i"]) is int
+
+
+def test_values_that_json_cannot_hold_are_strings_that_float_reads():
+    row = json.loads(row_line({"step": 1, "a": math.nan, "b": np.float32(np.inf), "c": -math.inf}))
+    assert row == {"step": 1, "a": "NaN", "b": "Infinity", "c": "-Infinity"}
+    assert math.isnan(float(row["a"])) and float(row["b"]) == math.inf and float(row["c"]) == -math.inf
+
+
+def test_what_is_no_metric_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"metric 'loss' is a ndarray of shape \(2,\)"):
+        row_line({"step": 1, "loss": np.zeros(2)})
+    with pytest.raises(ValueError, match="integer 'step'"):
+        row_line({"loss": 1.0})
+
+
+def test_a_resumed_table_drops_rows_after_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = open_metrics(path)
+    metrics.append({"step": 1, "reward": 0.1})
+    committed = metrics.commit()
+    metrics.append({"step": 2, "reward": 0.2})
+    metrics.close()
+    with open(path, "ab") as handle:
+        handle.write(b'{"step": 3, "rew')
+    metrics = open_metrics(path, committed)
+    assert metrics.offset() == committed
+    metrics.append({"step": 2, "reward": 0.25})
+    assert metrics.offset() == path.stat().st_size
+    metrics.close()
+    assert list(read_metrics(path)) == [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.25}]
+
+
+def test_a_table_that_is_not_the_saved_one_is_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n')
+    with pytest.raises(ValueError, match="committed 40"):
+        open_metrics(path, 40)
+    with pytest.raises(ValueError, match="no row that ends at byte 5"):
+        open_metrics(path, 5)
+
+
+def test_reading_stops_at_the_step_and_skips_a_torn_last_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3]
+    assert [row["step"] for row in read_metrics(path, 2)] == [1, 2]
+    path.write_bytes(b'{"step": 1}\nbroken\n')
+    with pytest.raises(ValueError, match="line 2, is not a metrics row"):
+        list(read_metrics(path))
+    assert list(read_metrics(tmp_path / "none.jsonl")) == []
+
+
+def test_a_failing_sink_is_counted_named_once_and_left_alone(tmp_path, caplog):
+    calls = []
+
+    def broken(row):
+        calls.append(row)
+        raise ConnectionError("service is down")
+
+    good = []
+    sinks = [Sink("bad", broken, lambda: None), Sink("good", good.append, lambda: None)]
+    metrics = open_metrics(tmp_path / "metrics.jsonl", sinks=sinks)
+    for step in range(10):
+        metrics.append({"step": step})
+    metrics.close()
+    assert metrics.failures == {"bad": 10, "good": 0}
+    assert len(calls) == FAILURES_IN_A_ROW and len(good) == 10
+    assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == 10
+    assert caplog.text.count("metrics writer bad failed (ConnectionError: service is down)") == 1
+
+
+def test_log_settings_are_checked():
+    assert Log().writers == ()
+    with pytest.raises(ValueError, match="'tensorbord'; there are tensorboard, wandb, trackio"):
+        Log(writers=("tensorbord",))
+    with pytest.raises(ValueError, match="twice"):
+        Log(writers=("wandb", "wandb"))
+    with pytest.raises(ValueError, match="samples is -1"):
+        Log(samples=-1)
