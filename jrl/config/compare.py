@@ -10,9 +10,9 @@ from typing import Any
 from jrl.config.schema import fields_of, is_config
 
 
-def difference(a: Any, b: Any) -> list[str]:
-    """Returns one line for each field in which `b` differs from `a`: "Loop.steps: 30 -> 40"."""
-    return list(_differences(a, b, type(a).__name__))
+def difference(a: Any, b: Any, ignore: Collection[str] = ()) -> list[str]:
+    """Returns one line for each field in which `b` differs from `a`: "Loop.steps: 30 -> 40". `ignore` as below."""
+    return list(_differences(a, b, type(a).__name__, frozenset(ignore)))
 
 
 def identity(config: Any, ignore: Collection[str] = ()) -> str:
@@ -36,11 +36,15 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
 def _kept(value: Any, ignore: frozenset[str]) -> Any:
     if is_config(type(value)):
         name = type(value).__name__
-        fields = [f for f in fields_of(type(value)) if not {f"{name}.{f}", f"{name}.*"} & ignore]
-        return {"class": name, "fields": {field: _kept(getattr(value, field), ignore) for field in fields}}
+        fields = {field: _kept(getattr(value, field), ignore) for field in _fields_left(type(value), ignore)}
+        return {"class": name, "fields": fields}
     if isinstance(value, dict):
         return {key: _kept(item, ignore) for key, item in value.items()}
     return [_kept(item, ignore) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _fields_left(cls: type, ignore: frozenset[str]) -> list[str]:
+    return [field for field in fields_of(cls) if not {f"{cls.__name__}.{field}", f"{cls.__name__}.*"} & ignore]
 
 
 def _classes(value: Any) -> Iterator[type]:
@@ -53,15 +57,15 @@ def _classes(value: Any) -> Iterator[type]:
             yield from _classes(item)
 
 
-def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
+def _differences(a: Any, b: Any, name: str, ignore: frozenset[str]) -> Iterator[str]:
     if is_config(type(a)) and type(a) is type(b):
         # Bindings go by class name, so lines do too; an item of a list keeps its place before it.
         prefix = f"{name} {type(a).__name__}" if name.endswith("]") else type(a).__name__
-        for field in fields_of(type(a)):
-            yield from _differences(getattr(a, field), getattr(b, field), f"{prefix}.{field}")
+        for field in _fields_left(type(a), ignore):
+            yield from _differences(getattr(a, field), getattr(b, field), f"{prefix}.{field}", ignore)
     elif isinstance(a, tuple | list) and isinstance(b, tuple | list) and len(a) == len(b) and _holds_parts(a):
         for i, (first, second) in enumerate(zip(a, b)):
-            yield from _differences(first, second, f"{name}[{i}]")
+            yield from _differences(first, second, f"{name}[{i}]", ignore)
     elif type(a) is not type(b) or a != b:
         yield f"{name}: {_say(a)} -> {_say(b)}"
 

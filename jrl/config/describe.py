@@ -53,7 +53,8 @@ def _section(cls: type, tables: Tables) -> str:
     docs = field_docs(cls)
     heading = inspect.getdoc(cls) or ""
     generated = heading.startswith(f"{cls.__name__}(")  # what dataclasses write where there is no docstring
-    first = "" if generated or not heading else f"  {heading.splitlines()[0]}"
+    sentence = " ".join(heading.split("\n\n")[0].split()).split(". ")[0]
+    first = "" if generated or not sentence else f"  {sentence}"
     rows = [(name, _kind(field, tables), docs.get(name, "")) for name, field in fields_of(cls).items()]
     width = max((len(f"{name}: {kind}") for name, kind, _ in rows), default=0)
     lines = [f"  {f'{name}: {kind}':<{min(width, 56)}}  {doc}".rstrip() for name, kind, doc in rows]

@@ -32,7 +32,7 @@ def to_gin(config: Any, tables: Tables) -> str:
     """
     schema = schema_of(type(config), tables)
     names: dict[tuple[str, str], str] = {}  # (class name, canonical JSON) -> scoped name
-    blocks: list[str] = []
+    waiting = [(config, type(config).__name__)]  # breadth first: what the root holds gets the plain names
 
     def name_of(part: Any, hint: str) -> str:
         kind = type(part).__name__
@@ -43,7 +43,7 @@ def to_gin(config: Any, tables: Tables) -> str:
             taken = {name for (other, _), name in names.items() if other == kind}
             candidates = [kind, f"{hint}/{kind}", *(f"{hint}_{i}/{kind}" for i in range(2, len(taken) + 3))]
             names[kind, value] = next(name for name in candidates if name not in taken)
-            block(part, names[kind, value])
+            waiting.append((part, names[kind, value]))
         return f"@{names[kind, value]}()"
 
     def text(value: Any, hint: str) -> str:
@@ -55,13 +55,10 @@ def to_gin(config: Any, tables: Tables) -> str:
             return "{" + ", ".join(f"{key!r}: {text(item, hint)}" for key, item in value.items()) + "}"
         return repr(value)
 
-    def block(part: Any, name: str) -> None:
-        place = len(blocks)
-        blocks.append("")  # a part stands above the parts it names
+    blocks = []
+    for part, name in waiting:
         lines = [f"{name}.{field} = {text(getattr(part, field), field)}\n" for field in fields_of(type(part))]
-        blocks[place] = "".join(lines)
-
-    block(config, type(config).__name__)
+        blocks.append("".join(lines))
     return "\n".join(block for block in blocks if block)
 
 

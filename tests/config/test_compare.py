@@ -35,6 +35,11 @@ def test_each_field_that_differs_has_a_line():
     ]
 
 
+def test_what_is_ignored_is_no_difference():
+    b = dataclasses.replace(A, loop=Loop(steps=4, lag=1), run=Run(seed=5))
+    assert difference(A, b, ["Loop.steps", "Run.*"]) == ["Loop.lag: 0 -> 1"]
+
+
 def test_lists_of_parts_of_unequal_length_are_shown_whole():
     b = dataclasses.replace(A, scoring=Scoring(verifiers=(Exact(), Length())))
     assert difference(A, b) == ["Scoring.verifiers: [@Exact()] -> [@Exact(), @Length()]"]

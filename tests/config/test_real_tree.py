@@ -1,0 +1,79 @@
+"""The reader over the configuration that jrl really has."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jrl.config import ConfigError, all_fields, describe, from_json, identity, load, to_gin, to_json
+from jrl.config.schema import fields_of, schema_of
+from jrl.experiment import FREE, TABLES, Config, config_classes
+
+CLASSES = config_classes(TABLES)
+BASE = ["Config.task = @Addition()", "Config.algo = @GRPO()", "Data.prompt_length = 8", "Sampler.completion_length = 8"]
+
+
+def required(cls: type) -> list[str]:
+    """Bindings that give every plain field without a default some value."""
+    values = {int: "1", float: "0.5", str: "'x'", bool: "True"}
+    fields = fields_of(cls).values()
+    return [f"{cls.__name__}.{f.name} = {values[f.hint]}" for f in fields if f.default is None and f.hint in values]
+
+
+def chosen(table: str, name: str) -> list[str]:
+    """Bindings of a whole run that picks one row."""
+    field = {"envs": "task", "algos": "algo", "tokenizers": "tokenizer"}.get(table)
+    pick = f"Config.{field} = @{name}()" if field else f"Scoring.verifiers = [@{name}(), @other/{name}()]"
+    kept = [binding for binding in BASE if not (field and binding.startswith(f"Config.{field} "))]
+    inner = (
+        ["Mixture.tasks = [@Addition(), @other/Addition()]", "other/Addition.digits = 5"] if name == "Mixture" else []
+    )
+    return [*kept, pick, *required(CLASSES[table][name]), *inner]
+
+
+ROWS = [(table, name) for table, rows in CLASSES.items() for name in rows]
+
+
+@pytest.mark.parametrize(("table", "name"), ROWS)
+def test_every_row_can_be_chosen_and_reads_back_equal(table, name, tmp_path):
+    config = load(None, [*chosen(table, name), "Config.sft = @SFT()", "SFT.steps = 2"], Config, CLASSES)
+    (tmp_path / "resolved.gin").write_text(to_gin(config, CLASSES), encoding="utf-8")
+    again = load(str(tmp_path / "resolved.gin"), [], Config, CLASSES)
+    assert again == config == from_json(to_json(config), Config, CLASSES)
+    assert identity(again, FREE) == identity(config, FREE)
+
+
+def test_every_field_that_may_differ_on_resume_exists():
+    sections = schema_of(Config, CLASSES).sections
+    for name in FREE:
+        section, _, field = name.partition(".")
+        assert section in sections and (field == "*" or field in fields_of(sections[section])), name
+
+
+def test_help_has_a_section_for_every_class():
+    text = describe(Config, CLASSES)
+    for cls, field in all_fields(Config, CLASSES):
+        assert f"\n  {field}: " in text and (f"\n{cls.__name__}" in text or text.startswith(cls.__name__))
+
+
+def test_one_edit_typos_of_real_keys_are_refused_and_the_meant_name_is_suggested():
+    draw = random.Random(1)
+    fields = [(cls.__name__, field) for cls, field in all_fields(Config, CLASSES)]
+    real = {f"{section}.{field}" for section, field in fields}
+    tried = right = 0
+    while tried < 200:
+        section, field = draw.choice(fields)
+        word = section if (in_section := draw.random() < 0.3) else field
+        i = draw.randrange(len(word))
+        letter = draw.choice("abcdefghijklmnopqrstuvwxyz_")
+        typo = draw.choice([word[:i] + word[i + 1 :], word[:i] + letter + word[i:], word[:i] + letter + word[i + 1 :],
+                            word[:i] + word[i : i + 2][::-1] + word[i + 2 :]])  # fmt: skip
+        key = f"{typo}.{field}" if in_section else f"{section}.{typo}"
+        if key in real or not typo.isidentifier():
+            continue
+        tried += 1
+        with pytest.raises(ConfigError) as caught:
+            load(None, [*BASE, f"{key} = 1"], Config, CLASSES)
+        right += f"did you mean {f'{section}.{field}' if in_section else field}?" in caught.value.reason
+    assert right / tried >= 0.95, right / tried
