@@ -14,6 +14,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrl.ops.threefry import random_bits
+
 Array = jax.Array
 
 BLOCK = 128  # part of the name of the noise: changing it changes every draw
@@ -62,7 +64,7 @@ def _gumbel(key: Array, count: int) -> Array:
     would make noise above 10 coarse by 0.3 % and cut it at 16; here -log(u) is read from 32 bits with log1p, centred
     in their cell, and the noise reaches 22.9.
     """
-    bits = jax.random.bits(key, (count,), jnp.uint32)
+    bits = random_bits(key, count)
     # Upper half of the range: 1 - u is exact in 31 bits near u = 1; lower half: u itself is.
     low = bits < jnp.uint32(1 << 31)
     distance = (jnp.where(low, bits, ~bits).astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)

@@ -1,9 +1,10 @@
 """A hash of a parameter tree that does not depend on how it is spread over devices.
 
-    fingerprint = sum over elements of bits(element) * mix(leaf name, global index)   modulo 2^32
+    fingerprint = sum over elements of mix(bits(element) * mix(leaf name, global index))   modulo 2^32
 
-A sum modulo 2^32 has no order, so shards may be added up as they lie. It finds lost, stale and swapped weights; it is
-no defence against someone who looks for a collision.
+A sum modulo 2^32 has no order, so shards may be added up as they lie. The outer mix is there because a sign is the
+highest bit, and a product alone would not see an even number of them change. It finds lost, stale and swapped weights;
+it is no defence against someone who looks for a collision.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _leaf(name: int, leaf: Array) -> Array:
             (1,) * dimension + (-1,) + (1,) * (leaf.ndim - dimension - 1)
         )
         index = index * jnp.uint32(extent) + place
-    return (bits * _mix(index ^ jnp.uint32(name))).sum(dtype=jnp.uint32)
+    return _mix(bits * _mix(index ^ jnp.uint32(name))).sum(dtype=jnp.uint32)
 
 
 def _mix(x: Array) -> Array:
