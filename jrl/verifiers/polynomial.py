@@ -1,0 +1,129 @@
+"""Reads arithmetic and polynomials from text without running it: Python's grammar, a closed set of nodes, hard caps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from fractions import Fraction
+
+MAX_CHARACTERS = 4096
+MAX_BITS = 20_000  # of a numerator or denominator
+MAX_TERMS = 2_000
+MAX_POWER = 1_000
+
+Monomial = tuple[tuple[str, int], ...]  # (variable, power above 0), sorted by variable
+Polynomial = dict[Monomial, Fraction]  # no zero coefficients; {} is 0
+
+
+class NoPolynomial(ValueError):
+    """The text is outside the closed set, or beyond the caps."""
+
+
+def read_polynomial(text: str) -> Polynomial:
+    """Returns the polynomial that `text` spells with + - * / ** and brackets; a number is one without variables.
+
+    Raises:
+        NoPolynomial: anything else: calls, attributes, names longer than a letter, division by what is not a number
+            other than 0, powers that are not whole numbers up to MAX_POWER, results beyond the caps.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise NoPolynomial(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
+    if not re.fullmatch(r"[0-9A-Za-z+\-*/(). ]+", text):
+        raise NoPolynomial("a sign that is not read")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        return _value(tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NoPolynomial(f"not an expression: {error}") from error
+
+
+def derivative(polynomial: Polynomial, variable: str) -> Polynomial:
+    """Returns d polynomial / d variable."""
+    result: Polynomial = {}
+    for monomial, coefficient in polynomial.items():
+        powers = dict(monomial)
+        power = powers.pop(variable, 0)
+        if power:
+            if power > 1:
+                powers[variable] = power - 1
+            result[tuple(sorted(powers.items()))] = coefficient * power
+    return result
+
+
+def constant(polynomial: Polynomial) -> Fraction:
+    """Returns the number that a polynomial without variables is. Raises NoPolynomial for another."""
+    if any(monomial for monomial in polynomial):
+        raise NoPolynomial("a variable where a number should be")
+    return polynomial.get((), Fraction(0))
+
+
+def _value(node: ast.expr) -> Polynomial:
+    match node:
+        case ast.Constant(value=value) if type(value) in (int, float):
+            return _checked({(): Fraction(str(value)) if type(value) is float else Fraction(value)})
+        case ast.Name(id=name) if len(name) == 1:
+            return {((name, 1),): Fraction(1)}
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _times(_value(operand), {(): Fraction(-1)})
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _plus(_value(left), _value(right))
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _plus(_value(left), _times(_value(right), {(): Fraction(-1)}))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _times(_value(left), _value(right))
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            divisor = constant(_value(right))
+            if divisor == 0:
+                raise NoPolynomial("a division by 0")
+            return _times(_value(left), {(): 1 / divisor})
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), constant(_value(right)))
+    raise NoPolynomial(f"{type(node).__name__} is not read")
+
+
+def _plus(a: Polynomial, b: Polynomial) -> Polynomial:
+    result = dict(a)
+    for monomial, coefficient in b.items():
+        result[monomial] = result.get(monomial, Fraction(0)) + coefficient
+    return _checked(result)
+
+
+def _times(a: Polynomial, b: Polynomial) -> Polynomial:
+    if len(a) * len(b) > MAX_TERMS:
+        raise NoPolynomial(f"more than {MAX_TERMS} terms")
+    result: Polynomial = {}
+    for x, p in a.items():
+        for y, q in b.items():
+            powers = dict(x)
+            for variable, power in y:
+                powers[variable] = powers.get(variable, 0) + power
+            monomial = tuple(sorted(powers.items()))
+            result[monomial] = result.get(monomial, Fraction(0)) + p * q
+    return _checked(result)
+
+
+def _power(base: Polynomial, exponent: Fraction) -> Polynomial:
+    if exponent.denominator != 1 or not 0 <= exponent <= MAX_POWER:
+        raise NoPolynomial(f"the power {exponent}")
+    if len(base) == 1:  # a single term: bound the size before it is computed
+        ((_, coefficient),) = base.items()
+        largest = max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length())
+        if largest * int(exponent) > 2 * MAX_BITS:
+            raise NoPolynomial(f"a number of more than {MAX_BITS} bits")
+    result: Polynomial = {(): Fraction(1)}
+    for _ in range(int(exponent)):
+        result = _times(result, base)
+    return result
+
+
+def _checked(polynomial: Polynomial) -> Polynomial:
+    """Drops zero terms. Raises NoPolynomial where a number or a power is beyond the caps."""
+    kept = {monomial: coefficient for monomial, coefficient in polynomial.items() if coefficient}
+    for monomial, coefficient in kept.items():
+        if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > MAX_BITS:
+            raise NoPolynomial(f"a number of more than {MAX_BITS} bits")
+        if any(power > MAX_POWER for _, power in monomial):
+            raise NoPolynomial(f"a power above {MAX_POWER}")
+    return kept
