@@ -17,6 +17,7 @@ from typing import Any
 from gin import config_parser
 
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
+from jrl.config.schema import fields_of
 
 LONGEST_FILE = 1_000_000  # characters
 
@@ -62,16 +63,18 @@ class Statement:
         return f"{scoped}.{self.field}" if self.field else scoped
 
 
-def read_statements(path: str | None, bindings: Sequence[str]) -> list[Statement]:
+def read_statements(path: str | None, bindings: Sequence[str], root: type) -> list[Statement]:
     """Returns the statements of the file at `path` (None: no file), of what it includes, then of the command line.
+
+    A name without a section that is a field of `root` binds that field: `parts = [...]` is `Config.parts = [...]`.
 
     Raises ConfigError on a missing file, a cycle of includes, an import, broken syntax, or a name that one file
     binds twice.
     """
-    statements = [] if path is None else _read_file(path, layer=1, open_files=(), asked_by=path)
+    statements = [] if path is None else _read_file(path, layer=1, open_files=(), asked_by=path, root=root)
     seen: set[str] = set()
     for binding in bindings:
-        statement = _read_binding(binding)
+        statement = _read_binding(binding, root)
         if statement.name in seen:
             raise ConfigError(COMMAND_LINE, f"{statement.name} is bound twice")
         seen.add(statement.name)
@@ -103,7 +106,7 @@ class _Delegate(config_parser.ParserDelegate):
         return Macro(macro_name)
 
 
-def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: str) -> list[Statement]:
+def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: str, root: type) -> list[Statement]:
     text = _read_text(path, asked_by)
     here = os.path.realpath(path)
     statements: list[Statement] = []
@@ -116,7 +119,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
             target = os.path.join(os.path.dirname(path), parsed.filename)
             if os.path.realpath(target) in (*open_files, here):
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
-            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), asked_by=place)
+            included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), asked_by=place, root=root)
             for statement in included:
                 if statement.name in own and not statement.is_block:
                     raise ConfigError(
@@ -126,7 +129,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
                     )
             statements.extend(included)
             continue
-        statement = _statement(parsed, place, layer, path)
+        statement = _statement(parsed, place, layer, path, root)
         if not statement.is_block:
             if statement.name in own:
                 raise ConfigError(place, f"{statement.name} is bound twice, first at {own[statement.name].place}")
@@ -135,21 +138,24 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
     return statements
 
 
-def _read_binding(binding: str) -> Statement:
+def _read_binding(binding: str, root: type) -> Statement:
     parsed = list(_parse(binding, None))
     if len(parsed) != 1 or not isinstance(parsed[0], config_parser.BindingStatement):
         raise ConfigError(COMMAND_LINE, f"expected one NAME=VALUE, got {binding!r}")
-    return _statement(parsed[0], COMMAND_LINE, 0, None)
+    return _statement(parsed[0], COMMAND_LINE, 0, None, root)
 
 
-def _statement(parsed: Any, place: str, layer: int, path: str | None) -> Statement:
+def _statement(parsed: Any, place: str, layer: int, path: str | None, root: type) -> Statement:
     if isinstance(parsed, config_parser.ImportStatement):
         raise ConfigError(place, f"'{parsed.format()}': configuration imports nothing; name files in parts = [...]")
     if "/" in parsed.scope:
         raise ConfigError(place, f"scope {parsed.scope!r} has more than one level; write scope/Section.field")
     if isinstance(parsed, config_parser.BlockDeclaration):
         return Statement(parsed.scope, parsed.selector, "", None, place, layer, path, is_block=True)
-    return Statement(parsed.scope, parsed.selector, parsed.arg_name, parsed.value, place, layer, path)
+    section, field = parsed.selector, parsed.arg_name
+    if not field and not parsed.scope and section in fields_of(root):
+        section, field = root.__name__, section
+    return Statement(parsed.scope, section, field, parsed.value, place, layer, path)
 
 
 def _parse(text: str, path: str | None) -> Iterator[Any]:

@@ -74,6 +74,7 @@ WRONG_LINES = [
     ("a/LAG = 1", "a/LAG: a macro takes no scope"),
     ("Loop = 1", "Loop is a section; bind one of its fields"),
     ("Loop.steps = 4", "Loop.steps is bound twice, first at a.gin:3"),
+    ("algo = @DAPO()", "Config.algo is bound twice, first at a.gin:2"),
     ("Loop.lag = 2", "Loop: lag must be 0 or 1, not 2"),
     ("import os", "'import os': configuration imports nothing"),
     ("from os import path", "'from os import path': configuration imports nothing"),

@@ -1,0 +1,49 @@
+"""Every name in a statement must exist, whether or not the statement is replaced later."""
+
+from __future__ import annotations
+
+from jrl.config.errors import ConfigError, nearest, suggestion
+from jrl.config.schema import Schema, fields_of
+from jrl.config.syntax import Macro, Reference, Statement, walk
+
+
+def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
+    """Raises ConfigError where a statement uses a name that does not exist, whether or not it is replaced later."""
+    _check_target(statement, schema)
+    for leaf in walk(statement.value):
+        if isinstance(leaf, Reference):
+            if leaf.name not in schema.sections:
+                hint = suggestion(leaf.name, schema.sections, kind="sections")
+                raise ConfigError(statement.place, f"{statement.name}: there is no {leaf.name} to refer to{hint}")
+            if "/" in leaf.scope or "." in leaf.scope:
+                raise ConfigError(statement.place, f"{leaf}: a scope has one level, @scope/{leaf.name}()")
+            if not leaf.called:
+                raise ConfigError(statement.place, f"{leaf} must be written {leaf}(): only built parts are values")
+        elif isinstance(leaf, Macro) and leaf.name not in macros:
+            hint = suggestion(leaf.name, macros, kind="macros")
+            raise ConfigError(statement.place, f"{statement.name}: macro {leaf} is not defined{hint}")
+
+
+def _check_target(statement: Statement, schema: Schema) -> None:
+    section, field, place = statement.section, statement.field, statement.place
+    if not field and not statement.is_block:
+        if statement.scope:
+            raise ConfigError(place, f"{statement.name}: a macro takes no scope")
+        if section in schema.sections:
+            raise ConfigError(place, f"{section} is a section; bind one of its fields, {section}.field = value")
+        return
+    if section not in schema.sections:
+        full = f"{section}.{field}"
+        keys = [f"{name}.{f}" for name, cls in schema.sections.items() for f in fields_of(cls)]
+        guess = nearest(section, schema.sections) if statement.is_block else nearest(full, keys)
+        hint = f"; did you mean {guess}?" if guess else suggestion(section, schema.sections, kind="sections")
+        raise ConfigError(place, f"there is no section {section!r}{hint}")
+    if statement.is_block:
+        return
+    fields = fields_of(schema.sections[section])
+    if field not in fields:
+        hint = suggestion(field, fields, kind=f"fields of {section}")
+        elsewhere = [f"{name}.{field}" for name, cls in schema.sections.items() if field in fields_of(cls)]
+        if elsewhere and nearest(field, fields) is None:
+            hint = f"; did you mean {elsewhere[0]}?"
+        raise ConfigError(place, f"{section} has no field {field!r}{hint}")

@@ -1,0 +1,116 @@
+"""Every binding must matter: macros and bindings that reach nothing are refused. The rule is in `jrl.config.load`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jrl.config.errors import ConfigError, nearest
+from jrl.config.reading import Reading
+from jrl.config.schema import Field, Schema, classes_in, fields_of, is_config
+from jrl.config.syntax import Macro, Reference, Statement, walk
+
+
+def check_macros(reading: Reading, statements: Sequence[Statement]) -> None:
+    mentioned = {leaf.name for s in statements for leaf in walk(s.value) if isinstance(leaf, Macro)}
+    for name, statement in reading.macros.items():
+        reached = reading.used_macros if statement.layer == 0 else mentioned
+        if name in reached:
+            continue
+        keys = [f"{section}.{field}" for section, cls in reading.schema.sections.items() for field in fields_of(cls)]
+        others = {*mentioned} - {name}
+        guess = nearest(name, others) or nearest(name, fields_of(reading.schema.root)) or nearest(name, keys)
+        hint = f"; did you mean {guess}?" if guess else f"; nothing says %{name}"
+        if name in mentioned:
+            hint = f"; every binding that says %{name} is replaced or left aside"
+        raise ConfigError(statement.place, f"macro {name} is never used{hint}")
+
+
+def check_unused(reading: Reading, statements: Sequence[Statement]) -> None:
+    replaced = list(_replaced_selections(reading, statements))
+    for key, statement in reading.bindings.items():
+        if key in reading.used:
+            continue
+        if any(statement.layer > outer and (key[1] in sections) for outer, sections in replaced):
+            continue
+        if key in reading.shadowed:
+            scoped = reading.shadowed[key]
+            if scoped.layer < statement.layer:
+                continue
+            raise ConfigError(
+                statement.place, f"unused binding: {statement.name}: {scoped.name} at {scoped.place} wins"
+            )
+        raise ConfigError(statement.place, _unused(reading, statement))
+
+
+def _replaced_selections(reading: Reading, statements: Sequence[Statement]) -> Iterator[tuple[int, set[str]]]:
+    """Yields (layer that replaced, sections that the replaced value or default would have brought in)."""
+    for statement in statements:
+        if statement.field:
+            winner = reading.bindings[statement.scope, statement.section, statement.field]
+            field = fields_of(reading.schema.sections[statement.section])[statement.field]
+            if winner is statement:
+                yield statement.layer, _brought_in(reading.schema, statements, _default_parts(field))
+        else:
+            winner = reading.macros.get(statement.section)
+        if winner is not None and winner.layer < statement.layer:
+            yield winner.layer, _brought_in(reading.schema, statements, walk(statement.value))
+
+
+def _default_parts(field: Field) -> Iterator[Reference]:
+    classes = [type(leaf) for leaf in walk(field.default())] if field.default else [field.hint]
+    return (Reference("", cls.__name__, True) for cls in classes if is_config(cls))
+
+
+def _brought_in(schema: Schema, statements: Sequence[Statement], leaves: Iterable[Any]) -> set[str]:
+    """Returns the sections that parsed values refer to, directly, through macros and through other bindings."""
+    sections: set[str] = set()
+    macros: set[str] = set()
+    waiting = list(leaves)
+    while waiting:
+        leaf = waiting.pop()
+        if isinstance(leaf, Macro) and leaf.name not in macros:
+            macros.add(leaf.name)
+            waiting.extend(walk([s.value for s in statements if s.section == leaf.name and not s.field]))
+        elif isinstance(leaf, Reference) and leaf.name not in sections:
+            sections.add(leaf.name)
+            for field in fields_of(schema.sections[leaf.name]).values():
+                waiting.extend(_default_parts(field))
+            waiting.extend(walk([s.value for s in statements if s.section == leaf.name]))
+    return sections
+
+
+def _unused(reading: Reading, statement: Statement) -> str:
+    section, field = statement.section, statement.field
+    text = f"unused binding: {statement.name}"
+    scopes = sorted(scope for scope, name in reading.instances if name == section)
+    if scopes:
+        named = [scope for scope in scopes if scope]
+        guess = nearest(statement.scope, named)
+        hint = (
+            f"; did you mean {guess}/{section}.{field}?"
+            if guess
+            else f"; refer to it as @{statement.scope}/{section}()"
+        )
+        return f"{text}: there is no @{statement.scope}/{section}() in this configuration{hint}"
+    same_field = [name for _, name in reading.instances if field in fields_of(reading.schema.sections[name])]
+    siblings = [name for name in same_field if _share_table(reading.schema, name, section)]
+    guess = siblings[0] if siblings else nearest(section, same_field)
+    hint = f"; did you mean {guess}.{field}?" if guess else ""
+    holders = [
+        f"{name}.{f.name}"
+        for name, cls in reading.schema.sections.items()
+        for f in fields_of(cls).values()
+        if section in {c.__name__ for c in _choices(reading.schema, f)} and any(name == n for _, n in reading.instances)
+    ]
+    chosen = f"; it would need {holders[0]} = @{section}()" if holders else ""
+    return f"{text}: no {section} is part of this configuration{hint}{chosen}"
+
+
+def _choices(schema: Schema, field: Field) -> list[type]:
+    rows = schema.rows(field)
+    return [*rows.values(), *classes_in(field.hint)]
+
+
+def _share_table(schema: Schema, first: str, second: str) -> bool:
+    return any(first in rows and second in rows for rows in schema.tables.values())
