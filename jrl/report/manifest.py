@@ -1,0 +1,127 @@
+"""manifest.json: what a run is (its identity) and where it ran (its environment)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jrl import paths
+
+FORMAT = 1
+PACKAGES = ("jrl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "grain", "numpy")
+PROMISE = (
+    "bit-identity holds for one JAX version, device kind, device count and per-device shape; on others a resumed run "
+    "goes on from the same state, and its numbers may differ by rounding"
+)
+
+
+def make_manifest(
+    *,
+    config_identity: str,
+    config: Mapping[str, Any],
+    tokenizer: str,
+    data: str,
+    parts: Mapping[str, str],
+    seed: int,
+    mesh: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Returns the manifest of a run that starts here.
+
+    Args:
+      config_identity: hash of the configuration without what may change between lives (steps, log, save interval).
+      config: the resolved configuration as JSON: what names the difference when the identities differ.
+      tokenizer: its fingerprint. data: the source's. parts: file name -> sha256 of its source. seed: Run.seed.
+      mesh: axis -> size. The environment records it: a run may go on with another one, if not bit for bit.
+    """
+    return {
+        "format": FORMAT,
+        "identity": {
+            "config": config_identity,
+            "tokenizer": tokenizer,
+            "data": data,
+            "parts": dict(sorted(parts.items())),
+            "seed": seed,
+        },
+        "config": json.loads(json.dumps(config)),
+        "environment": {
+            "python": platform.python_version(),
+            "packages": {name: _version(name) for name in PACKAGES},
+            "backend": jax.default_backend(),
+            "device_kind": jax.devices()[0].device_kind,
+            "devices": jax.device_count(),
+            "processes": jax.process_count(),
+            "machine": platform.machine(),
+            "mesh": dict(mesh or {}),
+        },
+        "promise": PROMISE,
+    }
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Returns (identity, environment): a line for each difference. Any of the first refuses a resume; the second warn.
+
+    A configuration whose identity differs is explained field by field where the manifests hold it.
+    """
+    identity = []
+    for name, before, after in _differences(old["identity"], new["identity"]):
+        fields = _differences(old.get("config"), new.get("config")) if name == "config" else []
+        identity += [f"{field}: {_said(a)}, now {_said(b)}" for field, a, b in fields] or [
+            f"{name}: {_said(before)}, now {_said(after)}"
+        ]
+    environment = [
+        f"{name}: {_said(before)}, now {_said(after)}"
+        for name, before, after in _differences(old["environment"], new["environment"])
+    ]
+    return identity, environment
+
+
+def write_manifest(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> None:
+    paths.write_bytes_atomic(path, json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns a manifest. Raises ValueError naming the file where it is damaged or of another format."""
+    try:
+        manifest = json.loads(paths.read_bytes(path))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
+        for section in ("identity", "environment"):
+            if not isinstance(manifest[section], dict):
+                raise ValueError(f"its {section} is no object")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not the manifest of a run: {error}") from error
+    return manifest
+
+
+_MISSING = object()
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = []
+        for name in sorted({*old, *new}):
+            place = f"{prefix}.{name}" if prefix else name
+            found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), place)
+        return found
+    same = type(old) is type(new) and old == new
+    return [] if same else [(prefix or "everything", old, new)]
+
+
+def _said(value: Any) -> str:
+    if value is _MISSING:
+        return "not there"
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # jrl itself, run from a checkout

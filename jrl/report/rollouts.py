@@ -1,0 +1,273 @@
+"""Every rollout of a run, in columns: RUN/rollouts holds one zarr array for each field, and the text.
+
+A field is an array [rows, ...]. Texts are two arrays: NAME.bytes [total] uint8, UTF-8 one after another, and NAME.end
+[rows] int64, where each row's text ends. `index.json` names the fields and how many rows are whole.
+
+Rows wait in memory until `commit`, or until there are many: a write costs about 20 ms however much it holds. What a
+killed run had not committed is drawn again after a resume, so nothing is lost; a checkpoint records the committed
+count, and opening at that count drops whatever came after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from jrl import paths
+
+FORMAT = 1
+TEXTS = ("prompt", "completion", "example_id")
+_CHUNK_ROWS, _CHUNK_TEXT = 256, 1 << 18
+_FLUSH_BYTES = 64 << 20  # most memory that waiting rows take
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutStore:
+    """An open store. `append` is below; `commit()` writes what waits and returns the number of rows on disk."""
+
+    append: Callable[..., None]
+    commit: Callable[[], int]
+    rows: Callable[[], int]  # appended, on disk or waiting
+    close: Callable[[], None]
+
+
+def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
+    """Opens the store at `rows` committed rows; whatever lies behind them is dropped. 0 starts an empty store.
+
+    The returned `append(step, fields, prompts, completions, ids, uids)` takes one whole step:
+      fields: name -> [N, ...] with N rows or more (padding rows at the end are dropped), or one value for all rows.
+        Every step brings the same fields; a second axis may be narrower (filled with 0) or wider than before.
+      prompts, completions: N texts.
+      ids, uids: example ids, and [., 2] uint32 visits: one a row, or one a prompt, spread by fields["group"].
+    Raises ValueError where the folder holds less than `rows`, or a step does not fit the columns.
+    """
+    root = paths.local(folder)
+    if rows == 0:
+        paths.remove_tree(root)
+        index: dict[str, Any] = {"format": FORMAT, "rows": 0, "fields": {}}
+    else:
+        index = _read_index(root)
+        if index["rows"] < rows:
+            raise ValueError(f"{root} holds {index['rows']} rollouts but the checkpoint committed {rows}; it was cut")
+    paths.make_dir(root)
+    index["rows"] = rows
+    _write_index(root, index)
+    arrays = {name: _open(root, name) for name in _array_names(index)} if rows else {}
+    ends = {name: int(arrays[f"{name}.end"][rows - 1].read().result()) if rows else 0 for name in TEXTS}
+    arrays = _resized(arrays, rows, ends)
+    waiting: list[tuple[dict[str, np.ndarray], dict[str, list[bytes]]]] = []
+    waiting_rows = waiting_bytes = 0
+    closed = False
+
+    def append(
+        step: int,
+        fields: Mapping[str, Any],
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        ids: Sequence[str],
+        uids: np.ndarray,
+    ) -> None:
+        nonlocal waiting_rows, waiting_bytes
+        if closed:
+            raise ValueError(f"the rollout store {root} was closed")
+        columns = _columns(step, fields, prompts, completions, ids, uids)
+        if not index["fields"]:
+            index["fields"] = {name: _layout(value) for name, value in columns[0].items()}
+        _check(index["fields"], columns[0])
+        waiting.append(columns)
+        waiting_rows += len(completions)
+        waiting_bytes += sum(column.nbytes for column in columns[0].values())
+        if waiting_bytes > _FLUSH_BYTES:
+            commit()
+
+    def commit() -> int:
+        nonlocal arrays, ends, waiting_rows, waiting_bytes
+        if waiting_rows:
+            start, stop = index["rows"], index["rows"] + waiting_rows
+            batch, new_ends = _joined(index["fields"], waiting, ends)
+            try:
+                arrays = _write(arrays or _create(root, index), batch, start, stop, new_ends)
+                _write_index(root, {**index, "rows": stop})
+            except (OSError, ValueError) as error:
+                # TensorStore reports a full disk as ValueError. The rows still wait, so a later commit may succeed.
+                raise OSError(f"{waiting_rows} rollouts could not be written to {root}: {error}") from error
+            index["rows"], ends = stop, new_ends
+            waiting.clear()
+            waiting_rows = waiting_bytes = 0
+        return index["rows"]
+
+    def close() -> None:
+        nonlocal closed
+        if not closed:
+            commit()
+            closed = True
+
+    return RolloutStore(append=append, commit=commit, rows=lambda: index["rows"] + waiting_rows, close=close)
+
+
+def count_rollouts(folder: str | os.PathLike[str]) -> int:
+    """Returns the number of whole rows of a store, which a run may be writing."""
+    return _read_index(paths.local(folder))["rows"]
+
+
+def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    """Returns rows `start` to `stop` (None: all): arrays by field, and lists of str for prompt, completion, example_id.
+
+    Raises ValueError where there is no store or the rows are not in it.
+    """
+    root = paths.local(folder)
+    index = _read_index(root)
+    stop = index["rows"] if stop is None else stop
+    if not 0 <= start <= stop <= index["rows"]:
+        raise ValueError(f"rows {start} to {stop} are not in {root}, which holds {index['rows']}")
+    if start == stop:
+        return {name: [] if name in TEXTS else np.zeros((0,), dtype) for name, (dtype, _) in index["fields"].items()}
+    arrays = {name: _open(root, name) for name in _array_names(index)}
+    fields = {name: arrays[name][start:stop].read() for name in index["fields"]}
+    result: dict[str, Any] = {name: value.result() for name, value in fields.items()}
+    for name in TEXTS:
+        first = max(start - 1, 0)
+        ends = arrays[f"{name}.end"][first:stop].read().result()
+        bounds = ends if start else np.concatenate([[0], ends])
+        data = arrays[f"{name}.bytes"][int(bounds[0]) : int(bounds[-1])].read().result().tobytes()
+        marks = (bounds - bounds[0]).tolist()
+        result[name] = [data[a:b].decode() for a, b in zip(marks, marks[1:])]
+    return result
+
+
+def _columns(step, fields, prompts, completions, ids, uids) -> tuple[dict[str, np.ndarray], dict[str, list[bytes]]]:
+    rows = len(completions)
+    if len(prompts) != rows:
+        raise ValueError(f"{len(prompts)} prompts and {rows} completions; a row has one of each")
+    columns = {"step": np.full(rows, step, np.int32)}
+    for name, value in fields.items():
+        if value is None:
+            continue
+        value = np.asarray(value)
+        if value.dtype == object or name in (*TEXTS, "step", "uid"):
+            raise ValueError(f"field {name!r} of a rollout is an object array or has a name that the store uses")
+        if value.ndim and len(value) < rows:
+            raise ValueError(f"field {name!r} of a rollout has {len(value)} rows, its texts {rows}")
+        columns[name] = np.array(value[:rows] if value.ndim else np.broadcast_to(value, (rows,)))
+    group = columns.get("group")
+    spread = lambda values: values if len(values) == rows or group is None else [values[g] for g in group]
+    columns["uid"] = np.asarray(spread(np.asarray(uids, np.uint32)), np.uint32).reshape(-1, 2)
+    texts = {"prompt": prompts, "completion": completions, "example_id": spread(ids)}
+    for name, values in (*texts.items(), ("uid", columns["uid"])):
+        if len(values) != rows:
+            raise ValueError(f"{len(values)} {name}s for {rows} rollouts; give one a row or one a prompt")
+    # A lone surrogate, which no tokenizer here makes, is written as '?' rather than losing the step.
+    return columns, {name: [text.encode("utf-8", "replace") for text in values] for name, values in texts.items()}
+
+
+def _check(layouts: dict[str, Any], columns: dict[str, np.ndarray]) -> None:
+    if missing := layouts.keys() ^ columns.keys():
+        raise ValueError(f"a step of rollouts must bring the fields of the first; {sorted(missing)} differ")
+    for name, value in columns.items():
+        dtype, shape = layouts[name]
+        if str(value.dtype) != dtype or value.ndim - 1 != len(shape) or list(value.shape[2:]) != list(shape[1:]):
+            raise ValueError(f"field {name!r} is {value.dtype}{list(value.shape[1:])}, the store has {dtype}{shape}")
+
+
+def _joined(layouts, waiting, ends) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Returns the waiting steps as one batch by array name, narrow steps filled with 0, and where the texts end then."""
+    batch: dict[str, np.ndarray] = {}
+    for name in layouts:
+        parts = [columns[name] for columns, _ in waiting]
+        if parts[0].ndim > 1:
+            width = max(part.shape[1] for part in parts)
+            rest = [(0, 0)] * (parts[0].ndim - 2)
+            parts = [np.pad(part, [(0, 0), (0, width - part.shape[1]), *rest]) for part in parts]
+        batch[name] = np.concatenate(parts)
+    for name in TEXTS:
+        texts = [text for _, by_name in waiting for text in by_name[name]]
+        batch[f"{name}.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
+        batch[f"{name}.end"] = ends[name] + np.cumsum([len(text) for text in texts], dtype=np.int64)
+    return batch, {name: int(batch[f"{name}.end"][-1]) for name in TEXTS}
+
+
+def _write(arrays, batch: dict[str, np.ndarray], start: int, stop: int, ends: dict[str, int]) -> dict[str, Any]:
+    """Extends every array and writes the batch at its end. Returns the arrays at their new size."""
+    arrays = _resized(arrays, stop, ends, {name: value.shape[1] for name, value in batch.items() if value.ndim > 1})
+    writes = []
+    for name, value in batch.items():
+        first = arrays[name].shape[0] - len(value)
+        target = arrays[name][first:]
+        writes.append((target[:, : value.shape[1]] if value.ndim > 1 else target).write(value))
+    for write in writes:
+        write.result()
+    return arrays
+
+
+def _layout(value: np.ndarray) -> list[Any]:
+    return [str(value.dtype), list(value.shape[1:])]
+
+
+def _array_names(index: dict[str, Any]) -> list[str]:
+    return [*index["fields"], *(f"{name}.{kind}" for name in TEXTS for kind in ("bytes", "end"))]
+
+
+def _spec(index: dict[str, Any], name: str) -> tuple[str, list[int], int]:
+    if name.endswith(".bytes"):
+        return "uint8", [], _CHUNK_TEXT
+    if name.endswith(".end"):
+        return "int64", [], _CHUNK_ROWS
+    dtype, shape = index["fields"][name]
+    return dtype, shape, _CHUNK_ROWS
+
+
+def _create(root: Path, index: dict[str, Any]) -> dict[str, Any]:
+    futures = {}
+    for name in _array_names(index):
+        dtype, shape, chunk = _spec(index, name)
+        grid = {"name": "regular", "configuration": {"chunk_shape": [chunk, *(max(d, 1) for d in shape)]}}
+        metadata = {
+            "shape": [0, *shape],
+            "data_type": dtype,
+            "chunk_grid": grid,
+            "codecs": [{"name": "zstd", "configuration": {"level": 1}}],
+        }
+        spec = {"driver": "zarr3", "kvstore": _kvstore(root, name), "metadata": metadata}
+        futures[name] = ts.open(spec, create=True, delete_existing=True)
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _open(root: Path, name: str):
+    return ts.open({"driver": "zarr3", "kvstore": _kvstore(root, name)}).result()
+
+
+def _kvstore(root: Path, name: str) -> dict[str, str]:
+    return {"driver": "file", "path": f"{(root / name).absolute()}/"}
+
+
+def _resized(arrays, rows, ends, widths: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Cuts or extends every array to `rows` (texts to their ends) and widens the second axis where asked."""
+    futures = {}
+    for name, array in arrays.items():
+        length = ends[name.removesuffix(".bytes")] if name.endswith(".bytes") else rows
+        shape: list[int | None] = [length, *([None] * (array.ndim - 1))]
+        if array.ndim > 1 and (widths or {}).get(name, 0) > array.shape[1]:
+            shape[1] = widths[name]
+        futures[name] = array.resize(exclusive_max=shape)
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _read_index(root: Path) -> dict[str, Any]:
+    try:
+        index = json.loads(paths.read_bytes(root / "index.json"))
+        if index["format"] != FORMAT:
+            raise ValueError(f"format {index['format']}, this version reads {FORMAT}")
+        return index
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{root} is not a rollout store: {error}") from error
+
+
+def _write_index(root: Path, index: dict[str, Any]) -> None:
+    paths.write_bytes_atomic(root / "index.json", json.dumps(index, indent=1).encode())

@@ -1,0 +1,55 @@
+"""summary.json: how a run ended, for checks from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jrl import paths
+
+INTERVAL = ("mean", "low", "high", "n")
+
+
+def write_summary(
+    path: str | os.PathLike[str],
+    *,
+    steps: int,
+    seconds: Mapping[str, float],
+    evals: Mapping[str, Mapping[str, Any]],
+    tokens_per_second: float | None,
+    peak_bytes: int | None,
+) -> dict[str, Any]:
+    """Writes and returns {"steps","seconds","eval","tokens_per_second","peak_bytes"}.
+
+    Args:
+      seconds: "total" and its parts by name.
+      evals: name ("before_rl", "after_rl") -> at least mean, low, high, n. What was not evaluated is not there.
+      tokens_per_second: sampled tokens over the time of RL; None where nothing was sampled.
+      peak_bytes: of the whole process tree; None where it cannot be read.
+    Raises ValueError for a missing key. A number that is not finite becomes null.
+    """
+    if "total" not in seconds:
+        raise ValueError(f"seconds of a summary need 'total'; there are {sorted(seconds)}")
+    for name, numbers in evals.items():
+        if missing := [key for key in INTERVAL if key not in numbers]:
+            raise ValueError(f"evaluation {name!r} of a summary lacks {', '.join(missing)}")
+    summary = _finite(
+        {
+            "steps": steps,
+            "seconds": dict(seconds),
+            "eval": {name: dict(numbers) for name, numbers in evals.items()},
+            "tokens_per_second": tokens_per_second,
+            "peak_bytes": peak_bytes,
+        }
+    )
+    paths.write_bytes_atomic(path, json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
+    return summary
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
