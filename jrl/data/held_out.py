@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import grain
-
+from jrl.data.order import open_order
 from jrl.data.prompts import Data, Visit, encode_prompt, is_held_out, refusal
 from jrl.envs.contract import Source
 from jrl.example import visit_uid
@@ -16,14 +15,14 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int) ->
 
     Raises: ValueError where the source holds fewer than `n` distinct usable held-out prompts, or one is refused.
     """
-    order = grain.MapDataset.range(len(source)).seed(seed).shuffle()
+    order = open_order(len(source), seed)
     visits: list[Visit] = []
     seen: set[bytes] = set()
     bad = 0
-    for position in range(len(order)):
+    for position in range(len(source)):
         if len(visits) == n:
             break
-        example = source[int(order[position])]
+        example = source[order(position)]
         digest = example.prompt_digest()
         if not is_held_out(example, config) or digest in seen:
             continue

@@ -1,6 +1,6 @@
 """An endless, exactly resumable walk over the examples of a source.
 
-    position 0, 1, 2, ...   --grain: shuffle anew each epoch, repeat-->   (epoch, example)   --split, checks-->   Visit
+    position 0, 1, 2, ...   --order: shuffled anew each epoch-->   (epoch, example)   --split, checks-->   Visit
 
 The order is that of all processes together: process p of k takes the p-th block of n from every k * n visits, so one
 process or many train on the same prompts in the same order, and the position means the same to each. For this every
@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import grain
-
+from jrl.data.order import open_order
 from jrl.data.prompts import Data, Split, Visit, encode_prompt, is_held_out, refusal
 from jrl.envs.contract import Source
 from jrl.example import visit_uid
@@ -26,8 +25,7 @@ class Stream:
         self._source, self._tokenizer, self._config, self._split = source, tokenizer, config, split
         self._process_index, self._process_count = process_index, process_count
         self._seed, self._size = seed, len(source)
-        # The pipeline shuffles indices, not examples: a position can be looked up without making its example.
-        self._order = grain.MapDataset.range(self._size).seed(seed).shuffle().repeat(None)
+        self._order = open_order(self._size, seed)
         self._position = 0
         self.counts: dict[str, int] = {}  # prompts dropped since the start, by cause
 
@@ -62,7 +60,7 @@ class Stream:
         # Any window of 2 * size - 1 positions holds one whole epoch, so an empty one means an empty split.
         for _ in range(2 * self._size):
             position = self._position
-            example = self._source[int(self._order[position])]
+            example = self._source[self._order(position)]
             self._position += 1
             if is_held_out(example, self._config) != (self._split == "held_out"):
                 continue

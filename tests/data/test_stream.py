@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import collections
+import json
+import random
+
+import pytest
+from data_fakes import TOKENIZER, numbered
+
+from jrl.data import Data, held_out, open_stream
+from jrl.data.prompts import is_held_out
+from jrl.envs.addition import Addition, open_addition
+from jrl.example import visit_uid
+
+EVERYTHING = Data(prompt_length=32, held_out_every=None)
+
+
+def stream_of(source, config=EVERYTHING, **options):
+    return open_stream(source, TOKENIZER, config, **{"seed": 0, "split": "train", **options})
+
+
+def test_five_hundred_random_kills_resume_exactly_and_every_epoch_is_whole():
+    draw = random.Random(0)
+    for trial in range(500):
+        size, batch, epochs = draw.randrange(1, 40), draw.randrange(1, 9), draw.randrange(1, 5)
+        config = Data(prompt_length=32, held_out_every=draw.choice([None, 3]))
+        train = [i for i in range(size) if not is_held_out(numbered(size)[i], config)]
+        if not train:
+            continue
+        total = len(train) * epochs
+        whole = stream_of(numbered(size), config, seed=trial).next(total)
+        # A fifth of the kills fall at an epoch's boundary or one visit beside it.
+        kill = draw.randrange(total + 1)
+        if trial % 5 == 0:
+            kill = min(max(len(train) * draw.randrange(1, epochs + 1) + draw.randrange(-1, 2), 0), total)
+        before = stream_of(numbered(size), config, seed=trial)
+        got = []
+        while len(got) < kill:
+            got += before.next(min(batch, kill - len(got)))
+        after = stream_of(numbered(size), config, seed=trial)
+        after.set_state(json.loads(json.dumps(before.get_state())))
+        while len(got) < total:
+            got += after.next(min(batch, total - len(got)))
+        assert got == whole
+        for epoch in range(epochs):
+            part = whole[epoch * len(train) : (epoch + 1) * len(train)]
+            assert sorted(v.example.id for v in part) == sorted(f"e{i}" for i in train)
+            assert all(v.uid == visit_uid(v.example.id, epoch) for v in part)
+
+
+def test_epochs_and_seeds_are_shuffled_differently():
+    order = [v.example.id for v in stream_of(numbered(50)).next(100)]
+    assert order[:50] != order[50:]
+    assert order[:50] != [f"e{i}" for i in range(50)]
+    assert order[:50] != [v.example.id for v in stream_of(numbered(50), seed=1).next(50)]
+
+
+def test_a_visit_met_again_has_another_uid():
+    visits = stream_of(numbered(1)).next(5)
+    assert len({v.uid for v in visits}) == 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_processes_together_walk_the_order_of_one(count):
+    config = Data(prompt_length=32, held_out_every=4)
+    whole = stream_of(numbered(23), config).next(3 * 12)
+    streams = [stream_of(numbered(23), config, process_index=p, process_count=count) for p in range(count)]
+    together = [visit for _ in range(3) for s in streams for visit in s.next(12 // count)]
+    assert together == whole
+    assert len({json.dumps(s.get_state()) for s in streams}) == 1
+
+
+def test_a_position_saved_by_two_processes_resumes_on_one():
+    pair = [stream_of(numbered(9), process_index=p, process_count=2) for p in range(2)]
+    for s in pair:
+        s.next(5)
+    alone = stream_of(numbered(9))
+    alone.set_state(pair[0].get_state())
+    assert alone.next(7) == stream_of(numbered(9)).next(17)[10:]
+
+
+def test_train_and_held_out_share_no_prompt_though_the_source_repeats_texts():
+    source = open_addition(Addition(digits=1, size=3000))
+    config = Data(prompt_length=32, held_out_every=5)
+    train = {v.example.prompt_digest() for v in stream_of(source, config).next(2500)}
+    held = {v.example.prompt_digest() for v in stream_of(source, config, split="held_out").next(500)}
+    assert train.isdisjoint(held)
+    assert len(train | held) == 100
+    assert {v.example.prompt_digest() for v in held_out(source, TOKENIZER, config, len(held), seed=3)} == held
+
+
+def test_about_one_prompt_in_ten_is_held_out():
+    source = open_addition(Addition(digits=4, size=5000))
+    config = Data(prompt_length=32)
+    share = sum(is_held_out(source[i], config) for i in range(5000)) / 5000
+    assert abs(share - 0.1) < 4 * (0.1 * 0.9 / 5000) ** 0.5
+
+
+def test_held_out_prompts_are_distinct_and_the_same_every_time():
+    source = open_addition(Addition(digits=2, size=20_000))
+    config = Data(prompt_length=32)
+    visits = held_out(source, TOKENIZER, config, 500, seed=0)
+    assert len({v.example.prompt_digest() for v in visits}) == 500
+    assert visits == held_out(source, TOKENIZER, config, 500, seed=0)
+    assert visits != held_out(source, TOKENIZER, config, 500, seed=1)
+    assert held_out(source, TOKENIZER, config, 20, seed=0) == visits[:20]
+
+
+def test_more_held_out_prompts_than_there_are_is_refused_with_the_number():
+    with pytest.raises(ValueError, match="101 held-out prompts asked for"):
+        held_out(open_addition(Addition(digits=1, size=1000)), TOKENIZER, Data(prompt_length=32), 101, seed=0)
+
+
+TEXTS = ["good", " \n", "", "x" * 40, "fine", "x" * 26, "x" * 28]  # a prompt of t bytes has t + 4 tokens
+
+
+def test_bad_prompts_are_refused_by_name():
+    config = Data(prompt_length=32, held_out_every=None)
+    for i, said in ((1, "'e0': its prompt is empty"), (3, "'e0': its prompt has 44 tokens")):
+        with pytest.raises(ValueError, match=said):
+            stream_of(numbered(1, [TEXTS[i]]), config).next(1)
+
+
+def test_length_is_that_of_the_final_ids():
+    # bos, user, 27 bytes, end, assistant = 31 tokens
+    assert len(stream_of(numbered(1, ["x" * 27]), Data(prompt_length=31, held_out_every=None)).next(1)[0].prompt) == 31
+    with pytest.raises(ValueError, match=r"31 tokens, more than Data\.prompt_length = 30"):
+        stream_of(numbered(1, ["x" * 27]), Data(prompt_length=30, held_out_every=None)).next(1)
+
+
+def test_dropped_prompts_are_counted_by_cause_and_the_counts_resume():
+    config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop")
+    stream = stream_of(numbered(7, TEXTS), config)
+    visits = stream.next(4 * 3)  # three whole epochs: 4 good prompts in each
+    assert collections.Counter(v.example.id for v in visits) == {"e0": 3, "e4": 3, "e5": 3, "e6": 3}
+    again = stream_of(numbered(7, TEXTS), config)
+    again.set_state(stream.get_state())
+    assert again.next(8) == stream.next(8)
+    assert again.counts == stream.counts
+    walked = stream.get_state()["position"]
+    assert walked == 20 + sum(stream.counts.values())
+    # Five epochs are walked, but for what may lie behind the last good prompt of the fifth: each has 2 empty, 1 too long.
+    assert 8 <= stream.counts["empty"] <= 10
+    assert 4 <= stream.counts["too_long"] <= 5
+
+
+@pytest.mark.parametrize("texts", [["", " "], ["x" * 100, ""]])
+def test_nothing_usable_is_an_error_and_not_a_loop(texts):
+    config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop")
+    with pytest.raises(ValueError, match="none of the 2 examples can be used for the train split"):
+        stream_of(numbered(2, texts), config).next(1)
+
+
+def test_an_empty_split_is_an_error():
+    with pytest.raises(ValueError, match="held_out split"):
+        stream_of(numbered(5), EVERYTHING, split="held_out").next(1)
+    with pytest.raises(ValueError, match="no examples"):
+        stream_of(numbered(0))
+
+
+def test_a_position_of_another_order_is_refused():
+    state = stream_of(numbered(5)).get_state()
+    for other in (stream_of(numbered(6)), stream_of(numbered(5), seed=1), stream_of(numbered(5), split="held_out")):
+        with pytest.raises(ValueError, match="data position saved with"):
+            other.set_state(state)
+
+
+@pytest.mark.parametrize("wrong", [{"prompt_length": 0}, {"held_out_every": 1}, {"held_out_every": 0}])
+def test_senseless_data_configs_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Data(**{"prompt_length": 8, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"split": "test"}, {"process_index": 2, "process_count": 2}, {"process_index": -1}])
+def test_senseless_streams_are_refused(wrong):
+    with pytest.raises(ValueError):
+        stream_of(numbered(3), **wrong)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from data_fakes import TOKENIZER, numbered
+
+from jrl.data import Data, open_stream, prompt_batch, supervise, survey, texts_of
+from jrl.data.prompts import is_held_out
+from jrl.example import visit_uid
+
+CONFIG = Data(prompt_length=16, held_out_every=None)
+
+
+def visits_of(source):
+    visits = open_stream(source, TOKENIZER, CONFIG, seed=0, split="train").next(len(source))
+    return sorted(visits, key=lambda visit: visit.example.id)
+
+
+def test_prompt_answer_and_end_token_by_hand():
+    rows, counts = supervise(visits_of(numbered(1, ["q"], ["ab"])), TOKENIZER, width=10)
+    # bos user q end assistant | a b end | padding
+    assert rows.tokens.tolist() == [[257, 260, 113, 258, 261, 97, 98, 258, 256, 256]]
+    assert rows.length.tolist() == [8]
+    assert rows.action_mask.tolist() == [[False] * 5 + [True] * 3 + [False] * 2]
+    assert counts == {}
+    assert rows.tokens.dtype == rows.length.dtype == np.int32
+
+
+def test_missing_and_overlong_answers_are_left_out_and_counted():
+    source = numbered(4, ["a", "b", "c", "d"], ["1", None, "x" * 50, "2"])
+    rows, counts = supervise(visits_of(source), TOKENIZER, width=12)
+    assert counts == {"no_answer": 1, "too_long": 1}
+    assert rows.tokens[:, 2].tolist() == [ord("a"), ord("d")]
+
+
+def test_an_answer_that_fits_exactly_is_kept():
+    visits = visits_of(numbered(1, ["q"], ["ab"]))
+    assert len(supervise(visits, TOKENIZER, width=8)[0].length) == 1
+    assert supervise(visits, TOKENIZER, width=7)[1] == {"too_long": 1}
+
+
+def test_a_template_surrounds_the_answer():
+    rows, _ = supervise(visits_of(numbered(1, ["q"], ["{answer}7"])), TOKENIZER, width=30, template="<a>{answer}</a>")
+    assert TOKENIZER.decode(rows.tokens[0][rows.action_mask[0]]) == "<a>{answer}7</a>"
+    with pytest.raises(ValueError, match=r"\{answer\}"):
+        supervise([], TOKENIZER, width=30, template="answer")
+
+
+def test_nothing_usable_gives_empty_arrays():
+    rows, counts = supervise(visits_of(numbered(2, answers=[None, None])), TOKENIZER, width=12)
+    assert rows.tokens.shape == rows.action_mask.shape == (0, 12)
+    assert counts == {"no_answer": 2}
+
+
+def test_prompt_batch_is_left_aligned_and_carries_the_visits_names():
+    batch = prompt_batch(visits_of(numbered(2, ["a", "bcd"])), prompt_length=9, pad_id=TOKENIZER.pad_id)
+    assert batch.tokens.tolist() == [
+        [257, 260, 97, 258, 261, 256, 256, 256, 256],
+        [257, 260, 98, 99, 100, 258, 261, 256, 256],
+    ]
+    assert batch.length.tolist() == [5, 7]
+    assert batch.uid.tolist() == [list(visit_uid("e0", 0)), list(visit_uid("e1", 0))]
+    assert (batch.tokens.dtype, batch.uid.dtype) == (np.int32, np.uint32)
+    with pytest.raises(ValueError, match="'e1'"):
+        prompt_batch(visits_of(numbered(2, ["a", "bcd"])), prompt_length=6, pad_id=0)
+
+
+def test_survey_counts_what_a_run_would_meet():
+    source = numbered(5, ["a", "a", "", "x" * 40, "bc"], ["1", "22", None, "3", "4"])
+    found = survey(source, TOKENIZER, CONFIG, 100)
+    assert found == {
+        "examined": 5, "held_out": 0, "duplicate_prompt": 1, "no_answer": 1, "empty": 1, "too_long": 1,
+        "longest_prompt": 44, "longest_answer": 2,
+    }  # fmt: skip
+    assert survey(source, TOKENIZER, CONFIG, 2)["examined"] == 2
+
+
+def test_tokenizer_texts_are_those_of_the_training_split():
+    config = Data(prompt_length=16, held_out_every=2)
+    source = numbered(40)
+    texts = list(texts_of(source, config))
+    train = [i for i in range(40) if not is_held_out(source[i], config)]
+    assert 0 < len(train) < 40
+    assert texts == [text for i in train for text in (f"q{i}", str(i))]
