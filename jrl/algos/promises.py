@@ -42,7 +42,7 @@ def another_float_compiles_nothing(algorithm: Algorithm, config: Any) -> None:
         return _credit(algorithm, config, groups, jnp.float32(0.3)), algorithm.token_loss(config, tokens)
 
     run(config, _groups(), _tokens())
-    run(jax.tree.map(lambda leaf: leaf * 1.01, config), _groups(), _tokens())
+    run(_nudged(config), _groups(), _tokens())
     _true(len(traces) == 1, "changing a float of the configuration compiled again: decorate the class with @traced")
 
 
@@ -175,6 +175,13 @@ PROMISES: dict[str, Callable[[Algorithm, Any], None]] = {
         an_empty_step_has_loss_zero,
     )
 }
+
+
+def _nudged(config: Any) -> Any:
+    """Returns the configuration with every float in it a little larger."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    nudge = lambda v: v * 1.01 if isinstance(v, float) else _nudged(v) if dataclasses.is_dataclass(v) else v
+    return dataclasses.replace(config, **{name: nudge(value) for name, value in values.items()})
 
 
 def _groups() -> Groups:
