@@ -26,17 +26,17 @@ Array = jax.Array
 
 
 def k1(logprobs: Array, ref_logprobs: Array, mask: Array) -> Array:
-    """Returns d = logprobs - ref_logprobs: unbiased, signed. For metrics and for rewards."""
+    """Returns K1's d = logprobs - ref_logprobs: unbiased, signed. For metrics and for rewards."""
     return ratios.log_ratio(logprobs, ref_logprobs, mask)
 
 
 def k2(logprobs: Array, ref_logprobs: Array, mask: Array) -> Array:
-    """Returns d^2 / 2: biased, never negative; as a loss its gradient is that of the reverse KL."""
+    """Returns d^2 / 2 (K1): biased, never negative; as a loss (K2) its gradient is that of the reverse KL."""
     return jnp.square(ratios.log_ratio(logprobs, ref_logprobs, mask)) / 2
 
 
 def k3(logprobs: Array, ref_logprobs: Array, mask: Array) -> Array:
-    """Returns exp(-d) - 1 + d, d clamped to +-20: unbiased, never negative; as a loss the forward KL.
+    """Returns exp(-d) - 1 + d (K1), d clamped to +-20: unbiased, never negative; as a loss (K2) the forward KL.
 
     verl also clamps the result to +-10, which stops the gradient where it is needed most; we do not.
     """

@@ -1,0 +1,286 @@
+"""The parts of ALGORITHMS.md that exist here, as data: what `jrl list parts --json` prints.
+
+`inputs` are the function's parameters in order. `tests` are where its numbers are checked by hand.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Part(TypedDict):
+    id: str
+    function: str
+    inputs: list[str]
+    output: str
+    tests: list[str]
+
+
+PARTS: list[Part] = [
+    {
+        "id": "A1",
+        "function": "jrl.ops.advantages:discounted_returns",
+        "inputs": ["token_reward", "action_mask", "discount"],
+        "output": "returns [N, T] float32",
+        "tests": [
+            "tests/ops/test_advantages.py::test_returns_skip_tokens_the_policy_did_not_sample",
+            "tests/ops/test_advantages.py::test_returns_accumulate_within_a_row_only",
+        ],
+    },
+    {
+        "id": "A2",
+        "function": "jrl.ops.advantages:moving_baseline",
+        "inputs": ["reward", "valid", "baseline", "decay"],
+        "output": "(advantages [N] float32, baseline [] float32)",
+        "tests": ["tests/ops/test_advantages.py::test_moving_baseline_by_hand"],
+    },
+    {
+        "id": "A3",
+        "function": "jrl.ops.advantages:group_zscore",
+        "inputs": ["reward", "group", "valid", "num_groups", "epsilon"],
+        "output": "advantages [N] float32",
+        "tests": [
+            "tests/ops/test_advantages.py::test_group_advantages_by_hand",
+            "tests/ops/test_advantages.py::test_a_group_of_equal_rewards_gets_exactly_zero",
+        ],
+    },
+    {
+        "id": "A4",
+        "function": "jrl.ops.advantages:group_centred",
+        "inputs": ["reward", "group", "valid", "num_groups"],
+        "output": "advantages [N] float32",
+        "tests": ["tests/ops/test_advantages.py::test_group_advantages_by_hand"],
+    },
+    {
+        "id": "A5",
+        "function": "jrl.ops.advantages:leave_one_out",
+        "inputs": ["reward", "group", "valid", "num_groups"],
+        "output": "advantages [N] float32",
+        "tests": [
+            "tests/ops/test_advantages.py::test_group_advantages_by_hand",
+            "tests/ops/test_advantages.py::test_leave_one_out_equals_the_difference_to_the_others",
+        ],
+    },
+    {
+        "id": "A7",
+        "function": "jrl.ops.advantages:whitened_returns",
+        "inputs": ["token_reward", "action_mask", "valid", "discount"],
+        "output": "advantages [N, T] float32",
+        "tests": ["tests/ops/test_advantages.py::test_whitened_returns_by_hand"],
+    },
+    {
+        "id": "A8",
+        "function": "jrl.ops.advantages:whitened_centred",
+        "inputs": ["reward", "group", "valid", "action_mask", "num_groups"],
+        "output": "advantages [N, T] float32",
+        "tests": ["tests/ops/test_advantages.py::test_whitened_centred_by_hand"],
+    },
+    {
+        "id": "A9",
+        "function": "jrl.ops.advantages:group_mean_batch_std",
+        "inputs": ["reward", "group", "valid", "num_groups", "epsilon"],
+        "output": "advantages [N] float32",
+        "tests": ["tests/ops/test_advantages.py::test_group_mean_batch_std_by_hand"],
+    },
+    {
+        "id": "A23",
+        "function": "jrl.ops.advantages:clip_advantages",
+        "inputs": ["advantages", "limit"],
+        "output": "advantages [...] float32",
+        "tests": ["tests/ops/test_advantages.py::test_clip_by_hand"],
+    },
+    {
+        "id": "A23",
+        "function": "jrl.ops.reduce:whiten",
+        "inputs": ["x", "mask"],
+        "output": "advantages [...] float32",
+        "tests": ["tests/ops/test_reduce.py::test_whiten_by_hand"],
+    },
+    {
+        "id": "L1",
+        "function": "jrl.ops.surrogate:policy_gradient",
+        "inputs": ["logprobs", "advantages", "mask"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_surrogate.py::test_policy_gradient_by_hand"],
+    },
+    {
+        "id": "L2",
+        "function": "jrl.ops.surrogate:clipped",
+        "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "clip_low", "clip_high"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_surrogate.py::test_clipped_by_hand",
+            "tests/ops/test_surrogate.py::test_clipped_equals_the_minimum_of_the_paper",
+        ],
+    },
+    {
+        "id": "L3",
+        "function": "jrl.ops.surrogate:dual_clipped",
+        "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "clip_low", "clip_high", "dual_clip"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_surrogate.py::test_dual_clip_by_hand"],
+    },
+    {
+        "id": "L4",
+        "function": "jrl.ops.surrogate:capped",
+        "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "clip_low", "clip_high", "delta"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_surrogate.py::test_delta_by_hand"],
+    },
+    {
+        "id": "L8",
+        "function": "jrl.ops.surrogate:cispo",
+        "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "max_weight"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_surrogate.py::test_cispo_by_hand"],
+    },
+    {
+        "id": "L9",
+        "function": "jrl.ops.importance:token_weights",
+        "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "cap"],
+        "output": "weights [..., L] float32",
+        "tests": ["tests/ops/test_importance.py::test_token_weights_by_hand"],
+    },
+    {
+        "id": "L9",
+        "function": "jrl.ops.importance:sequence_weights",
+        "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "segment", "num_segments", "cap"],
+        "output": "weights [..., L] float32",
+        "tests": ["tests/ops/test_importance.py::test_sequence_weights_by_hand"],
+    },
+    {
+        "id": "L9",
+        "function": "jrl.ops.importance:geometric_weights",
+        "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "segment", "num_segments", "cap"],
+        "output": "weights [..., L] float32",
+        "tests": ["tests/ops/test_importance.py::test_geometric_weights_by_hand"],
+    },
+    {
+        "id": "L10",
+        "function": "jrl.ops.importance:accepted",
+        "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "low", "high"],
+        "output": "mask [..., L] bool",
+        "tests": ["tests/ops/test_importance.py::test_rejection_by_hand"],
+    },
+    {
+        "id": "K1",
+        "function": "jrl.ops.kl:k1",
+        "inputs": ["logprobs", "ref_logprobs", "mask"],
+        "output": "estimate [...] float32",
+        "tests": ["tests/ops/test_kl.py::test_estimators_by_hand"],
+    },
+    {
+        "id": "K1",
+        "function": "jrl.ops.kl:k2",
+        "inputs": ["logprobs", "ref_logprobs", "mask"],
+        "output": "estimate [...] float32",
+        "tests": ["tests/ops/test_kl.py::test_estimators_by_hand"],
+    },
+    {
+        "id": "K1",
+        "function": "jrl.ops.kl:k3",
+        "inputs": ["logprobs", "ref_logprobs", "mask"],
+        "output": "estimate [...] float32",
+        "tests": ["tests/ops/test_kl.py::test_estimators_by_hand"],
+    },
+    {
+        "id": "K2",
+        "function": "jrl.ops.kl:k2",
+        "inputs": ["logprobs", "ref_logprobs", "mask"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_kl.py::test_gradient_coefficients_by_hand",
+            "tests/ops/test_kl.py::test_expected_gradients_are_the_ones_of_the_table",
+        ],
+    },
+    {
+        "id": "K2",
+        "function": "jrl.ops.kl:k3",
+        "inputs": ["logprobs", "ref_logprobs", "mask"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_kl.py::test_gradient_coefficients_by_hand",
+            "tests/ops/test_kl.py::test_expected_gradients_are_the_ones_of_the_table",
+        ],
+    },
+    {
+        "id": "K3",
+        "function": "jrl.ops.kl:corrected_k3",
+        "inputs": ["logprobs", "old_logprobs", "ref_logprobs", "mask"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_kl.py::test_corrected_k3_by_hand"],
+    },
+    {
+        "id": "K3",
+        "function": "jrl.ops.kl:straight_through_k3",
+        "inputs": ["logprobs", "ref_logprobs", "mask"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_kl.py::test_straight_through_k3_by_hand"],
+    },
+    {
+        "id": "K5",
+        "function": "jrl.ops.entropy:entropy_bonus",
+        "inputs": ["entropy", "mask", "coefficient"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_entropy.py::test_bonus_by_hand"],
+    },
+    {
+        "id": "G1",
+        "function": "jrl.ops.reduce:token_mean",
+        "inputs": ["loss", "mask"],
+        "output": "loss [] float32",
+        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+    },
+    {
+        "id": "G2",
+        "function": "jrl.ops.reduce:sequence_mean_token_mean",
+        "inputs": ["loss", "mask"],
+        "output": "loss [] float32",
+        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+    },
+    {
+        "id": "G3",
+        "function": "jrl.ops.reduce:sequence_mean_token_sum",
+        "inputs": ["loss", "mask"],
+        "output": "loss [] float32",
+        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+    },
+    {
+        "id": "G4",
+        "function": "jrl.ops.reduce:constant_mean",
+        "inputs": ["loss", "mask", "rows", "max_completion"],
+        "output": "loss [] float32",
+        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+    },
+    {
+        "id": "F1",
+        "function": "jrl.ops.filters:has_signal",
+        "inputs": ["outcome", "group", "valid", "num_groups"],
+        "output": "keep [N] bool",
+        "tests": ["tests/ops/test_filters.py::test_only_groups_of_mixed_outcomes_are_kept"],
+    },
+    {
+        "id": "F3",
+        "function": "jrl.ops.filters:not_truncated",
+        "inputs": ["finish"],
+        "output": "keep [N] bool",
+        "tests": [
+            "tests/ops/test_filters.py::test_only_rows_cut_at_the_length_limit_are_filtered",
+            "tests/ops/test_filters.py::test_a_truncated_row_stays_in_its_groups_statistics",
+        ],
+    },
+    {
+        "id": "R7",
+        "function": "jrl.ops.shaping:soft_overlong",
+        "inputs": ["length", "max_completion", "buffer", "penalty"],
+        "output": "reward [N] float32, to be added",
+        "tests": ["tests/ops/test_shaping.py::test_soft_overlong_by_hand"],
+    },
+    {
+        "id": "R17",
+        "function": "jrl.ops.shaping:kl_in_reward",
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta"],
+        "output": "token_reward [N, T] float32",
+        "tests": ["tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand"],
+    },
+]
