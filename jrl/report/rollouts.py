@@ -11,6 +11,7 @@ count, and opening at that count drops whatever came after it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +139,7 @@ def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | No
         bounds = ends if start else np.concatenate([[0], ends])
         data = arrays[f"{name}.bytes"][int(bounds[0]) : int(bounds[-1])].read().result().tobytes()
         marks = (bounds - bounds[0]).tolist()
-        result[name] = [data[a:b].decode() for a, b in zip(marks, marks[1:])]
+        result[name] = [data[a:b].decode() for a, b in itertools.pairwise(marks)]
     return result
 
 
@@ -177,7 +178,7 @@ def _check(layouts: dict[str, Any], columns: dict[str, np.ndarray]) -> None:
 
 
 def _joined(layouts, waiting, ends) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Returns the waiting steps as one batch by array name, narrow steps filled with 0, and where the texts end then."""
+    """Returns the waiting steps as one batch by array name, narrow steps filled with 0, and where the texts end."""
     batch: dict[str, np.ndarray] = {}
     for name in layouts:
         parts = [columns[name] for columns, _ in waiting]

@@ -1,0 +1,50 @@
+"""Text that a model wrote, made safe to print. Every terminal line of model text goes through here. No JAX."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.-~=+*#"
+
+
+def printable(text: str, limit: int = 400) -> str:
+    """Returns `text` on one line with nothing in it that a terminal obeys, and at most `limit` characters of it.
+
+    Control characters (so ANSI sequences and newlines), invisible formatting (so text that turns its direction) and
+    lone surrogates are written as escapes; what is cut is counted.
+    """
+    cut = len(text) - limit
+    shown = "".join(_visible(character) for character in text[:limit])
+    return f"{shown} ... ({cut} more characters)" if cut > 0 else shown
+
+
+def _visible(character: str) -> str:
+    if character == "\n":
+        return "\\n"
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    return character
+
+
+def sparkline(values: Sequence[float], width: int = 24, *, ascii_only: bool = False) -> str:
+    """Returns the last `width` values as bars between their least and greatest; '' for none."""
+    values = list(values)[-width:]
+    bars = _ASCII_BARS if ascii_only else _BARS
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((value - low) * scale)] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """Returns '42 s', '3 min 05 s' or '2 h 07 min'."""
+    whole = round(max(seconds, 0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
