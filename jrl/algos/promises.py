@@ -25,10 +25,10 @@ TOLERANCE = 1e-5
 
 def jit_changes_nothing(algorithm: Algorithm, config: Any) -> None:
     """Compiled and plain, every function of the row gives the same numbers."""
-    groups, baseline = _groups(), jnp.float32(0.3)
+    groups, baseline = sample_groups(), jnp.float32(0.3)
     plain, compiled = _credit(algorithm, config, groups, baseline), _jit_credit(algorithm)(config, groups, baseline)
     _close(compiled, plain, "keep, shape, advantages, weights or denominator differ under jit")
-    tokens = _tokens()
+    tokens = sample_tokens()
     _close(jax.jit(algorithm.token_loss)(config, tokens), algorithm.token_loss(config, tokens), "token_loss under jit")
 
 
@@ -41,14 +41,14 @@ def another_float_compiles_nothing(algorithm: Algorithm, config: Any) -> None:
         traces.append(1)
         return _credit(algorithm, config, groups, jnp.float32(0.3)), algorithm.token_loss(config, tokens)
 
-    run(config, _groups(), _tokens())
-    run(_nudged(config), _groups(), _tokens())
+    run(config, sample_groups(), sample_tokens())
+    run(_nudged(config), sample_groups(), sample_tokens())
     _true(len(traces) == 1, "changing a float of the configuration compiled again: decorate the class with @traced")
 
 
 def zero_advantage_gives_zero_policy_gradient(algorithm: Algorithm, config: Any) -> None:
     """With advantage 0, and the policy at its reference, log-probs get no gradient."""
-    tokens = _tokens()
+    tokens = sample_tokens()
     tokens = tokens.replace(advantages=jnp.zeros_like(tokens.advantages), ref_logprobs=tokens.logprobs)
     gradient = _gradient(algorithm, config, tokens)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")
@@ -56,7 +56,7 @@ def zero_advantage_gives_zero_policy_gradient(algorithm: Algorithm, config: Any)
 
 def masked_tokens_do_not_matter(algorithm: Algorithm, config: Any) -> None:
     """NaN under the mask reaches neither loss, metrics nor gradient; nor does any other value there."""
-    tokens = _tokens()
+    tokens = sample_tokens()
     poison = lambda x: jnp.where(tokens.mask, x, jnp.nan)
     names = ("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages")
     poisoned = tokens.replace(**{name: poison(getattr(tokens, name)) for name in names})
@@ -74,7 +74,7 @@ def masked_tokens_do_not_matter(algorithm: Algorithm, config: Any) -> None:
 
 def metrics_speak_of_tokens_and_carry_no_gradient(algorithm: Algorithm, config: Any) -> None:
     """Every metric has the shape of the loss and is not differentiated."""
-    tokens = _tokens()
+    tokens = sample_tokens()
     loss, metrics = algorithm.token_loss(config, tokens)
     for name, value in metrics.items():
         _true(value.shape == loss.shape, f"metric {name!r} has shape {value.shape}, the loss {loss.shape}")
@@ -85,7 +85,7 @@ def metrics_speak_of_tokens_and_carry_no_gradient(algorithm: Algorithm, config: 
 
 def packing_does_not_matter(algorithm: Algorithm, config: Any) -> None:
     """Two sequences in two rows, or packed in one, have the same token losses."""
-    apart = _tokens()
+    apart = sample_tokens()
     rows, width = apart.mask.shape
     join = lambda x: x.reshape(1, rows * width)
     apart = apart.replace(segment=jnp.zeros((rows, width), jnp.int32))
@@ -98,7 +98,7 @@ def packing_does_not_matter(algorithm: Algorithm, config: Any) -> None:
 
 def row_order_does_not_matter(algorithm: Algorithm, config: Any) -> None:
     """Shuffled rows get the same advantages, weights and fate; the baseline and the denominator stay."""
-    groups, order = _groups(), jnp.asarray(np.random.default_rng(0).permutation(ROWS))
+    groups, order = sample_groups(), jnp.asarray(np.random.default_rng(0).permutation(ROWS))
     by_row, fixed = _split(_credit(algorithm, config, groups, jnp.float32(0.3)))
     shuffled = jax.tree.map(lambda x: x[order], groups)
     by_row_shuffled, fixed_shuffled = _split(_credit(algorithm, config, shuffled, jnp.float32(0.3)))
@@ -108,7 +108,7 @@ def row_order_does_not_matter(algorithm: Algorithm, config: Any) -> None:
 
 def pad_columns_do_not_matter(algorithm: Algorithm, config: Any) -> None:
     """Two columns of padding more change nothing."""
-    groups = _groups()
+    groups = sample_groups()
     padded = groups.replace(action_mask=jnp.pad(groups.action_mask, ((0, 0), (0, 2))))
     cut = lambda x: x[:, :WIDTH] if x.ndim == 2 else x
     _close(
@@ -120,7 +120,7 @@ def pad_columns_do_not_matter(algorithm: Algorithm, config: Any) -> None:
 
 def rows_without_a_verdict_or_a_token_do_not_matter(algorithm: Algorithm, config: Any) -> None:
     """A missing reward (NaN) or an empty completion stays out of the loss, and out of every other row's advantage."""
-    groups = _groups()
+    groups = sample_groups()
     extra = Groups(
         reward=jnp.array([jnp.nan, 9.0, 9.0]),
         outcome=jnp.array([jnp.nan, 9.0, 9.0]),
@@ -142,7 +142,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(algorithm: Algorithm, config
 
 def advantages_lie_on_sampled_tokens(algorithm: Algorithm, config: Any) -> None:
     """Prompt, padding and tool output have advantage 0, and no token off the loss mask has a weight."""
-    groups = _groups()
+    groups = sample_groups()
     credit = _credit(algorithm, config, groups, jnp.float32(0.3))
     _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["advantages"]) == 0)), "an advantage on no action")
     _true(bool(jnp.all(jnp.where(credit["loss_mask"], 0, credit["weights"]) == 0)), "a weight off the loss mask")
@@ -150,7 +150,7 @@ def advantages_lie_on_sampled_tokens(algorithm: Algorithm, config: Any) -> None:
 
 def an_empty_step_has_loss_zero(algorithm: Algorithm, config: Any) -> None:
     """Where every row is masked the denominator is at least 1, and loss and gradient are 0 instead of 0 / 0."""
-    tokens = _tokens()
+    tokens = sample_tokens()
     nothing = jnp.zeros_like(tokens.mask)
     tokens = tokens.replace(mask=nothing)
     _true(bool(algorithm.denominator(config, nothing, 0, WIDTH) >= 1), "the denominator of an empty step is below 1")
@@ -184,7 +184,7 @@ def _nudged(config: Any) -> Any:
     return dataclasses.replace(config, **{name: nudge(value) for name, value in values.items()})
 
 
-def _groups() -> Groups:
+def sample_groups() -> Groups:
     """Returns three groups of four rows: mixed rewards, equal rewards, and one that holds a row without a verdict."""
     rng = np.random.default_rng(1)
     reward = np.array([1, 0, 0, 1, 1, 1, 1, 1, 0, 1, 0, 0], np.float32)
@@ -202,7 +202,7 @@ def _groups() -> Groups:
     )
 
 
-def _tokens() -> Tokens:
+def sample_tokens() -> Tokens:
     """Returns two rows of six tokens, some masked, with ratios on both sides of usual clips."""
     rng = np.random.default_rng(2)
     draw = lambda low, high: jnp.asarray(rng.uniform(low, high, (2, WIDTH)), jnp.float32)
