@@ -139,7 +139,7 @@ def test_dropped_prompts_are_counted_by_cause_and_the_counts_resume():
     assert again.counts == stream.counts
     walked = stream.get_state()["position"]
     assert walked == 20 + sum(stream.counts.values())
-    # Five epochs are walked, but for what may lie behind the last good prompt of the fifth: each has 2 empty, 1 too long.
+    # Five epochs are walked, but for what may lie behind the last good prompt of the fifth: 2 empty, 1 too long each.
     assert 8 <= stream.counts["empty"] <= 10
     assert 4 <= stream.counts["too_long"] <= 5
 
