@@ -35,6 +35,7 @@ COLUMNS = (
 PLAIN_LINES = 40  # about so many lines of steps where there is no terminal
 _BETWEEN_DRAWS_SECONDS = 0.1
 BAR_WIDTH = 24
+_NOTE_WIDTH = 4000
 _RECENT_STEPS = 20  # time left goes by the median of these
 
 
@@ -66,7 +67,7 @@ def open_display(
     A stream that fails (a closed pipe or terminal) ends the display, is logged once, and never stops the run.
     """
     stream = sys.stdout if stream is None else stream
-    console = Console(file=stream, highlight=False, force_terminal=live, soft_wrap=True)
+    console = _Console(file=stream, highlight=False, force_terminal=live, soft_wrap=True)
     live = console.is_terminal and not console.is_dumb_terminal if live is None else live
     display = _open_live(console, total_steps, clock) if live else _open_plain(console, total_steps, clock)
     failed = False
@@ -107,13 +108,15 @@ def _open_plain(console: Console, total_steps: int, clock: Callable[[], float]) 
             parts = [f"step {pace.done}{of}", pace.name, *(f"{name} {value}" for name, value in shown(metrics))]
             out("  ".join([part for part in parts if part] + ([f"left {pace.left()}"] if pace.left() else [])))
 
+    def note(text: str) -> None:
+        for line in text.split("\n"):
+            out(printable(line, _NOTE_WIDTH))
+
     def sample(prompt: str, completion: str, reward: float | None) -> None:
         for line in sample_lines(prompt, completion, reward):
             out(line)
 
-    return Display(
-        phase=phase, step=step, note=lambda text: out(printable(text, 4000)), sample=sample, close=lambda: None
-    )
+    return Display(phase=phase, step=step, note=note, sample=sample, close=lambda: None)
 
 
 def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -> Display:
@@ -122,13 +125,13 @@ def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -
     current: dict[str, Any] = {"phase": "", "metrics": {}}
     drawn = -math.inf
     panel = Live(console=console, auto_refresh=False, transient=False, redirect_stdout=False, redirect_stderr=False)
-    panel.start()
     closed = False
 
     def draw(*, now: bool = False) -> None:
         nonlocal drawn
         if not closed and (now or clock() - drawn >= _BETWEEN_DRAWS_SECONDS):
             drawn = clock()
+            panel.start()
             panel.update(_panel(console, pace, current, rewards), refresh=True)
 
     def phase(name: str) -> None:
@@ -146,6 +149,10 @@ def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -
     def out(text: str, style: str = "") -> None:
         console.print(Text(_encodable(text, console), style=style), soft_wrap=True)
 
+    def note(text: str) -> None:
+        for line in text.split("\n"):
+            out(printable(line, _NOTE_WIDTH))
+
     def sample(prompt: str, completion: str, reward: float | None) -> None:
         for line in sample_lines(prompt, completion, reward):
             out(line, "dim")
@@ -158,7 +165,7 @@ def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -
             closed = True
             panel.stop()
 
-    return Display(phase=phase, step=step, note=lambda text: out(printable(text, 4000)), sample=sample, close=close)
+    return Display(phase=phase, step=step, note=note, sample=sample, close=close)
 
 
 def _panel(console: Console, pace: _Pace, current: Mapping[str, Any], rewards: deque[float]) -> Group:
@@ -202,6 +209,13 @@ def _encodable(text: str, console: Console) -> str:
     return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to its caller: `jrl train | head` must not end the run, as rich would."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads the output any more")
+
+
 class _Pace:
     """How fast steps of the present phase end."""
 
@@ -221,6 +235,6 @@ class _Pace:
 
     def left(self) -> str:
         """Returns the time left as text; '' while it is not known."""
-        if not self.total or not self._seconds:
+        if not self._seconds or self.done >= self.total:
             return ""
         return duration(statistics.median(self._seconds) * (self.total - self.done))

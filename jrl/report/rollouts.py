@@ -129,7 +129,8 @@ def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | No
     if not 0 <= start <= stop <= index["rows"]:
         raise ValueError(f"rows {start} to {stop} are not in {root}, which holds {index['rows']}")
     if start == stop:
-        return {name: [] if name in TEXTS else np.zeros((0,), dtype) for name, (dtype, _) in index["fields"].items()}
+        empty = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in index["fields"].items()}
+        return {**empty, **{name: [] for name in TEXTS}}
     arrays = {name: _open(root, name) for name in _array_names(index)}
     fields = {name: arrays[name][start:stop].read() for name in index["fields"]}
     result: dict[str, Any] = {name: value.result() for name, value in fields.items()}

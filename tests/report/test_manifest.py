@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from jrl.report.manifest import compare, make_manifest, read_manifest, write_manifest
+
+
+def manifest(**changes):
+    values = {
+        "config_identity": "c0",
+        "config": {"Run": {"seed": 0}, "AdamW": {"learning_rate": 1e-3, "betas": (0.9, 0.95)}},
+        "tokenizer": "t0",
+        "data": "d0",
+        "parts": {"my_parts.py": "p0"},
+        "seed": 0,
+        "mesh": {"data": 8},
+    }
+    return make_manifest(**{**values, **changes})
+
+
+def test_a_manifest_reads_back_and_equals_itself(tmp_path):
+    made = manifest()
+    write_manifest(tmp_path / "manifest.json", made)
+    assert read_manifest(tmp_path / "manifest.json") == made
+    assert compare(read_manifest(tmp_path / "manifest.json"), manifest()) == ([], [])
+    assert {"jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jrl-jax"} <= set(
+        made["environment"]["packages"]
+    )
+    assert made["environment"]["devices"] >= 1 and made["environment"]["device_kind"]
+    assert "per-device shape" in made["promise"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"tokenizer": "t1"}, 'tokenizer: "t0", now "t1"'),
+        ({"data": "d1"}, 'data: "d0", now "d1"'),
+        ({"seed": 1}, "seed: 0, now 1"),
+        ({"parts": {"my_parts.py": "p1"}}, 'parts.my_parts.py: "p0", now "p1"'),
+        ({"parts": {}}, 'parts.my_parts.py: "p0", now not there'),
+        ({"config_identity": "c1"}, 'config: "c0", now "c1"'),
+    ],
+)
+def test_another_identity_is_a_refusal_that_names_it(changes, line):
+    assert compare(manifest(), manifest(**changes)) == ([line], [])
+
+
+def test_a_changed_configuration_is_explained_field_by_field():
+    changed = {"Run": {"seed": 0}, "AdamW": {"learning_rate": 3e-3, "betas": (0.9, 0.95)}}
+    identity, environment = compare(manifest(), manifest(config_identity="c1", config=changed))
+    assert identity == ["AdamW.learning_rate: 0.001, now 0.003"] and environment == []
+
+
+def test_free_fields_of_the_configuration_do_not_refuse():
+    assert compare(manifest(), manifest(config={"Loop": {"steps": 60}})) == ([], [])
+
+
+def test_another_machine_is_a_warning():
+    other = copy.deepcopy(manifest(mesh={"data": 4}))
+    other["environment"]["packages"]["jax"] = "0.0.1"
+    identity, environment = compare(manifest(), other)
+    assert identity == [] and len(environment) == 2
+    assert environment[0] == "mesh.data: 8, now 4" and environment[1].endswith('now "0.0.1"')
+
+
+def test_a_damaged_manifest_is_refused_by_name(tmp_path):
+    path = tmp_path / "manifest.json"
+    for text in ("{", "[]", json.dumps({"format": 99}), json.dumps({"format": 1, "identity": 3})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"manifest\.json is not the manifest of a run"):
+            read_manifest(path)

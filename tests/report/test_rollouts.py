@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jrl.report.rollouts import count_rollouts, open_rollouts, read_rollouts
+
+
+def step_of(number: int, rows: int = 4, width: int = 6):
+    """One step: every value says which step and row it is from."""
+    rng = np.random.default_rng(number)
+    fields = {
+        "tokens": rng.integers(0, 99, size=(rows, width)).astype(np.int32),
+        "action_mask": rng.random((rows, width)) < 0.5,
+        "sampler_logprobs": rng.normal(size=(rows, width)).astype(np.float32),
+        "truncated_logprobs": None,
+        "finish": np.arange(rows, dtype=np.int8),
+        "group": np.arange(rows, dtype=np.int32) // 2,
+        "weights_fingerprint": np.uint32(number),
+        "reward": rng.random(rows).astype(np.float32),
+    }
+    prompts = [f"prompt {number} é\n{row}" for row in range(rows)]
+    completions = ["" if row == 1 else f"completion {number}.{row} 🙂" * (row + 1) for row in range(rows)]
+    ids = [f"example-{number}-{group}" for group in range(rows // 2)]
+    uids = np.array([[number, group] for group in range(rows // 2)], np.uint32)
+    return number, fields, prompts, completions, ids, uids
+
+
+def fill(store, *numbers: int) -> None:
+    for number in numbers:
+        store.append(*step_of(number))
+
+
+def assert_holds(folder: Path, numbers: list[int]) -> None:
+    rows = read_rollouts(folder)
+    assert count_rollouts(folder) == len(rows["completion"]) == 4 * len(numbers)
+    for place, number in enumerate(numbers):
+        cut = slice(4 * place, 4 * place + 4)
+        _, fields, prompts, completions, ids, uids = step_of(number)
+        assert rows["step"][cut].tolist() == [number] * 4
+        for name, value in fields.items():
+            if value is not None:
+                np.testing.assert_array_equal(rows[name][cut], value)
+                assert rows[name].dtype == value.dtype
+        assert rows["prompt"][cut] == prompts and rows["completion"][cut] == completions
+        assert rows["example_id"][cut] == [ids[0], ids[0], ids[1], ids[1]]
+        assert rows["uid"][cut].tolist() == [uids[g].tolist() for g in (0, 0, 1, 1)]
+    assert "truncated_logprobs" not in rows
+
+
+def test_steps_read_back_as_they_were_appended(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1, 2)
+    assert store.commit() == 8
+    fill(store, 3)
+    assert (store.rows(), count_rollouts(tmp_path)) == (12, 8)
+    store.close()
+    store.close()
+    assert_holds(tmp_path, [1, 2, 3])
+    part = read_rollouts(tmp_path, 3, 6)
+    whole = read_rollouts(tmp_path)
+    assert part["completion"] == whole["completion"][3:6]
+    np.testing.assert_array_equal(part["tokens"], whole["tokens"][3:6])
+    assert read_rollouts(tmp_path, 5, 5)["prompt"] == []
+
+
+def test_a_resumed_store_drops_what_the_checkpoint_does_not_know(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1)
+    committed = store.commit()
+    fill(store, 2, 3)
+    store.close()
+    store = open_rollouts(tmp_path, rows=committed)
+    assert_holds(tmp_path, [1])
+    fill(store, 7, 8)
+    store.close()
+    assert_holds(tmp_path, [1, 7, 8])
+
+
+def test_opening_at_zero_starts_over_and_more_than_there_is_is_refused(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1)
+    store.close()
+    with pytest.raises(ValueError, match="holds 4 rollouts but the checkpoint committed 8"):
+        open_rollouts(tmp_path, rows=8)
+    assert_holds(tmp_path, [1])
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 2)
+    store.close()
+    assert_holds(tmp_path, [2])
+
+
+def test_padding_rows_are_not_kept(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    number, fields, prompts, completions, ids, uids = step_of(1)
+    store.append(number, fields, prompts[:2], completions[:2], ids[:1], uids[:1])
+    store.close()
+    rows = read_rollouts(tmp_path)
+    np.testing.assert_array_equal(rows["tokens"], fields["tokens"][:2])
+    assert rows["completion"] == completions[:2]
+
+
+def test_steps_of_another_width_share_the_columns(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    store.append(*step_of(1, width=4))
+    store.commit()
+    store.append(*step_of(2, width=6))
+    store.append(*step_of(3, width=2))
+    store.close()
+    tokens = read_rollouts(tmp_path)["tokens"]
+    assert tokens.shape == (12, 6)
+    np.testing.assert_array_equal(tokens[:4, :4], step_of(1, width=4)[1]["tokens"])
+    np.testing.assert_array_equal(tokens[4:8], step_of(2, width=6)[1]["tokens"])
+    np.testing.assert_array_equal(tokens[8:, :2], step_of(3, width=2)[1]["tokens"])
+    assert not tokens[:4, 4:].any() and not tokens[8:, 2:].any()
+
+
+def test_a_step_that_does_not_fit_is_refused_by_name(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1)
+    number, fields, prompts, completions, ids, uids = step_of(2)
+    with pytest.raises(ValueError, match=r"fields of the first; \['reward'\] differ"):
+        store.append(number, {**fields, "reward": None}, prompts, completions, ids, uids)
+    with pytest.raises(ValueError, match=r"'reward' is float64\[\], the store has float32\[\]"):
+        store.append(number, {**fields, "reward": np.ones(4)}, prompts, completions, ids, uids)
+    with pytest.raises(ValueError, match="'finish' of a rollout has 3 rows, its texts 4"):
+        store.append(number, {**fields, "finish": np.zeros(3, np.int8)}, prompts, completions, ids, uids)
+    with pytest.raises(ValueError, match="3 prompts and 4 completions"):
+        store.append(number, fields, prompts[:3], completions, ids, uids)
+    with pytest.raises(ValueError, match="object array"):
+        store.append(number, {**fields, "info": np.array([{}] * 4)}, prompts, completions, ids, uids)
+    store.append(number, fields, prompts, completions, ids, uids)
+    store.close()
+    assert_holds(tmp_path, [1, 2])
+
+
+def test_no_store_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="is not a rollout store"):
+        read_rollouts(tmp_path / "none")
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1)
+    store.close()
+    with pytest.raises(ValueError, match=r"rows 2 to 9 are not in .*, which holds 4"):
+        read_rollouts(tmp_path, 2, 9)
+
+
+def test_a_lone_surrogate_does_not_lose_the_step(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    number, fields, prompts, completions, ids, uids = step_of(1)
+    store.append(number, fields, prompts, ["a\ud800b", *completions[1:]], ids, uids)
+    store.close()
+    assert read_rollouts(tmp_path)["completion"][0] == "a?b"
+
+
+CHILD = textwrap.dedent("""
+    import sys
+    sys.path.insert(0, sys.argv[2])
+    from tests.report.test_rollouts import fill
+    from jrl.report.rollouts import open_rollouts
+    store = open_rollouts(sys.argv[1], rows=0)
+    for number in range(1, 10_000):
+        fill(store, number)
+        print(store.commit(), flush=True)
+    """)
+
+
+@pytest.mark.parametrize("commits", [1, 4])
+def test_a_killed_run_leaves_whole_committed_rows(tmp_path, commits):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(Path(__file__).parents[2])],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    committed = [int(process.stdout.readline()) for _ in range(commits)][-1]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert count_rollouts(tmp_path / "run") >= committed
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    open_rollouts(tmp_path / "copy", rows=committed).close()
+    assert_holds(tmp_path / "copy", list(range(1, commits + 1)))
+
+
+def test_a_full_disk_keeps_the_rows_waiting(tmp_path):
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1)
+    store.commit()
+    fill(store, 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        with pytest.raises(OSError, match="4 rollouts could not be written"):
+            store.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert count_rollouts(tmp_path) == 4
+    assert store.commit() == 8
+    store.close()
+    assert_holds(tmp_path, [1, 2])

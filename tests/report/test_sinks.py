@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from jrl.report.metrics import open_metrics
+from jrl.report.sinks import open_sinks
+from jrl.report.tensorboard import numbers
+
+
+def scalars(folder):
+    """Reads (tag, step, value) back from event files: length-framed protocol buffers."""
+    from tensorboardX.proto import event_pb2
+
+    found = []
+    for path in sorted(folder.glob("events.*")):
+        data, place = path.read_bytes(), 0
+        while place < len(data):
+            length = int.from_bytes(data[place : place + 8], "little")
+            event = event_pb2.Event.FromString(data[place + 12 : place + 12 + length])
+            found += [(value.tag, event.step, round(value.simple_value, 6)) for value in event.summary.value]
+            place += 16 + length
+    return found
+
+
+def test_tensorboard_holds_the_numbers_of_every_row(tmp_path):
+    pytest.importorskip("tensorboardX")
+    metrics = open_metrics(tmp_path / "metrics.jsonl", sinks=open_sinks(("tensorboard",), tmp_path))
+    metrics.append({"step": 1, "phase": "rl", "reward/mean": np.float32(0.5), "loss": float("nan")})
+    metrics.append({"step": 2, "phase": "rl", "reward/mean": 0.75, "host/peak_bytes": None})
+    metrics.close()
+    assert scalars(tmp_path / "tensorboard") == [("reward/mean", 1, 0.5), ("reward/mean", 2, 0.75)]
+    assert metrics.failures == {"tensorboard": 0}
+
+
+@pytest.mark.parametrize("writer", ["wandb", "trackio"])
+def test_a_writer_that_is_not_installed_names_its_extra(tmp_path, writer):
+    if importlib.util.find_spec(writer) is not None:
+        pytest.skip(f"{writer} is installed")
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'jrl-jax\[{writer}\]'"):
+        open_sinks((writer,), tmp_path)
+
+
+def test_an_unknown_writer_is_refused_before_any_is_opened(tmp_path):
+    with pytest.raises(ValueError, match="no metrics writer 'aim'; there are tensorboard, wandb, trackio"):
+        open_sinks(("tensorboard", "aim"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_and_missing_values_are_no_points():
+    assert numbers({"step": 1, "phase": "rl", "a": 1, "b": None, "c": float("inf"), "d": 0.5}) == {"a": 1.0, "d": 0.5}

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from jrl.report.summary import write_summary
+
+INTERVAL = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 500}
+
+
+def test_a_summary_has_exactly_the_keys_that_checks_read(tmp_path):
+    made = write_summary(
+        tmp_path / "summary.json",
+        steps=30,
+        seconds={"total": 12.5, "sampling": 3.0},
+        evals={"before_rl": INTERVAL, "after_rl": {**INTERVAL, "mean": math.nan}},
+        tokens_per_second=1234.5,
+        peak_bytes=2**30,
+    )
+    read = json.loads((tmp_path / "summary.json").read_text())
+    assert read == made and list(read) == ["steps", "seconds", "eval", "tokens_per_second", "peak_bytes"]
+    assert read["seconds"]["total"] == 12.5 and read["eval"]["before_rl"] == INTERVAL
+    assert read["eval"]["after_rl"]["mean"] is None
+
+
+def test_a_summary_without_a_key_is_refused(tmp_path):
+    values = {"steps": 1, "tokens_per_second": None, "peak_bytes": None}
+    with pytest.raises(ValueError, match="need 'total'"):
+        write_summary(tmp_path / "s.json", seconds={}, evals={}, **values)
+    with pytest.raises(ValueError, match="'after_rl' of a summary lacks high, n"):
+        write_summary(tmp_path / "s.json", seconds={"total": 1.0}, evals={"after_rl": {"mean": 1, "low": 1}}, **values)
