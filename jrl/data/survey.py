@@ -9,11 +9,12 @@ from jrl.data.prompts import Data, encode_prompt, is_held_out
 from jrl.envs.contract import Source
 
 
-def texts_of(source: Source, config: Data) -> Iterator[str]:
-    """Yields the texts of the training split in order of index, each example's messages and then its answer: what a
-    tokenizer is trained from."""
-    for index in range(len(source)):
-        example = source[index]
+def texts_of(source: Source, config: Data, most: int = 20_000) -> Iterator[str]:
+    """Yields texts of the training split, each example's messages and then its answer: what tokenizers are trained from.
+    At most `most` examples are looked at, spread evenly over the source."""
+    looked_at = min(len(source), most)
+    for i in range(looked_at):
+        example = source[i * len(source) // looked_at]
         if is_held_out(example, config):
             continue
         for message in example.messages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jrl.envs.addition import Addition, open_addition
-from jrl.envs.contract import Environment, Generated, Source
+from jrl.envs.contract import Environment, Generated, Source, digest_of
 from jrl.envs.jsonl import Jsonl, open_jsonl
 from jrl.envs.mixture import Mixture, open_source
 from jrl.envs.reasoning_gym import ReasoningGym, open_reasoning_gym
@@ -15,4 +15,4 @@ ENVS: dict[str, Environment] = {
     "ReasoningGym": Environment(ReasoningGym, open_reasoning_gym),
 }
 
-__all__ = ["ENVS", "Environment", "Generated", "Source", "open_source"]
+__all__ = ["ENVS", "Environment", "Generated", "Source", "digest_of", "open_source"]

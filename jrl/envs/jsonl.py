@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jrl import paths
 from jrl.envs.contract import digest_of, in_range
 from jrl.example import ROLES, Example, Message
 
@@ -97,7 +98,7 @@ class JsonlSource:
     def __getitem__(self, index: int) -> Example:
         """Returns row `index`. Raises ValueError where the file is not the one that was opened."""
         index = in_range(index, len(self))
-        with open(self.config.path, "rb") as file:
+        with open(paths.local(self.config.path), "rb") as file:
             now = os.fstat(file.fileno())
             if (now.st_size, now.st_mtime_ns) != (self.length, self.changed):
                 raise ValueError(f"{self.config.path} changed while it was being read")
@@ -117,7 +118,7 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
     digest = hashlib.sha256()
     first_bad = ""
     try:
-        with open(config.path, "rb") as file:
+        with open(paths.local(config.path), "rb") as file:
             described = os.fstat(file.fileno())
             for number, offset, line in _lines(file, config.max_row_bytes, digest):
                 try:

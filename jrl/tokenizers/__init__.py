@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jrl import paths
 from jrl.tokenizers import bytes as _bytes
 from jrl.tokenizers import pieces as _pieces
 from jrl.tokenizers.contract import SAVED_AS, Tokenizer
@@ -21,12 +22,12 @@ def load(folder: Path | str, table: dict[str, Tokenizer] = TOKENIZERS) -> Any:
 
     Raises: ValueError where there is none, it is of a kind that `table` does not have, or its files do not agree.
     """
-    saved = Path(folder) / SAVED_AS
+    saved = paths.local(folder) / SAVED_AS
     try:
-        layout = json.loads(saved.read_text())
+        layout = json.loads(paths.read_bytes(saved))
         kind = layout["kind"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{saved} is no saved tokenizer: {error}") from error
     if kind not in table:
         raise ValueError(f"{saved}: kind {kind!r} is not one of {', '.join(table)}")
-    return table[kind].load(Path(folder), layout)
+    return table[kind].load(saved.parent, layout)

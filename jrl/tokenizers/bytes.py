@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from jrl import paths
 from jrl.example import Message
-from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, padded_size, prompt_ids, utf8
+from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, layout_bytes, padded_size, prompt_ids, utf8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ByteTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self._layout(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(layout_bytes(self._layout())).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         return list(utf8(text))
@@ -57,7 +57,7 @@ class ByteTokenizer:
         return prompt_ids(messages, self.encode, self.controls)
 
     def save(self, folder: Path | str) -> None:
-        (Path(folder) / SAVED_AS).write_text(json.dumps(self._layout(), indent=1, sort_keys=True) + "\n")
+        paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
 
     def _layout(self) -> dict:
         return {"kind": "Bytes", "vocab_size": self.vocab_size, "controls": dataclasses.asdict(self.controls)}

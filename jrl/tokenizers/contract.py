@@ -18,6 +18,7 @@ Role markers are placed by id and have no spelling in text, so no prompt can for
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -70,6 +71,11 @@ def prompt_ids(messages: Iterable[Message], encode: Callable[[str], list[int]], 
 def utf8(text: str) -> bytes:
     """Returns the UTF-8 of `text`; a lone surrogate, which has none, becomes U+FFFD."""
     return _SURROGATES.sub("\ufffd", text).encode()
+
+
+def layout_bytes(layout: Mapping[str, Any]) -> bytes:
+    """Returns the one spelling of a layout: what SAVED_AS holds, and what fingerprints are taken of."""
+    return json.dumps(layout, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def padded_size(size: int) -> int:

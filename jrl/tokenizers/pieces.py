@@ -13,15 +13,15 @@ import dataclasses
 import hashlib
 import io
 import itertools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 import sentencepiece
 
+from jrl import paths
 from jrl.example import ROLES, Message
-from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, padded_size, prompt_ids, utf8
+from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, layout_bytes, padded_size, prompt_ids, utf8
 
 MODEL_SAVED_AS = "tokenizer.model"
 BLANK = "\u2581"
@@ -66,7 +66,7 @@ class PieceTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps(self._layout(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(layout_bytes(self._layout())).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         text = utf8(text).decode()
@@ -89,8 +89,8 @@ class PieceTokenizer:
         return prompt_ids(messages, self.encode, self.controls)
 
     def save(self, folder: Path | str) -> None:
-        (Path(folder) / MODEL_SAVED_AS).write_bytes(self.model)
-        (Path(folder) / SAVED_AS).write_text(json.dumps(self._layout(), indent=1, sort_keys=True) + "\n")
+        paths.write_bytes_atomic(paths.local(folder) / MODEL_SAVED_AS, self.model)
+        paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
 
     def _layout(self) -> dict:
         return {
@@ -110,10 +110,11 @@ def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
         does not give back every text.
     """
     if config.path is not None:
-        model = Path(config.path)
-        if not model.is_file():
-            raise ValueError(f"SentencePiece.path: there is no file {config.path!r}")
-        return from_model(model.read_bytes(), config.path)
+        try:
+            model = paths.read_bytes(config.path)
+        except OSError as error:
+            raise ValueError(f"SentencePiece.path: {config.path!r} cannot be read: {error.strerror}") from error
+        return from_model(model, config.path)
     return from_model(train(config, texts), "the trained model")
 
 
@@ -191,9 +192,9 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
 def load(folder: Path, layout: dict) -> PieceTokenizer:
     """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
     model = folder / MODEL_SAVED_AS
-    if not model.is_file():
+    if not paths.exists(model):
         raise ValueError(f"{folder / SAVED_AS} needs {MODEL_SAVED_AS} beside it")
-    tokenizer = from_model(model.read_bytes(), str(model))
+    tokenizer = from_model(paths.read_bytes(model), str(model))
     if layout != tokenizer._layout():
         raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, the model beside it gives {tokenizer._layout()}")
     return tokenizer

@@ -175,3 +175,22 @@ def test_senseless_data_configs_are_refused(wrong):
 def test_senseless_streams_are_refused(wrong):
     with pytest.raises(ValueError):
         stream_of(numbered(3), **wrong)
+
+
+def test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else():
+    draw = random.Random(3)
+    pieces = ["", " ", "\n\t", "a", "\u65e5\u672c", "<|end|>", "x" * 9, "\U0001f389", "\u2581"]
+    texts = ["".join(draw.choices(pieces, k=draw.randrange(6))) for _ in range(5000)]
+    config = Data(prompt_length=20, held_out_every=None, on_bad_prompt="drop")
+    # By hand: a prompt costs its UTF-8 bytes and four controls, and is empty where only blanks are left.
+    empty = sum(not text.strip() for text in texts)
+    too_long = sum(bool(text.strip()) and len(text.encode()) + 4 > 20 for text in texts)
+    good = 5000 - empty - too_long
+    assert min(empty, too_long, good) > 100
+    stream = stream_of(numbered(5000, texts), config)
+    visits = stream.next(good)
+    assert len({v.example.id for v in visits}) == good
+    assert max(len(v.prompt) for v in visits) <= 20
+    stream.next(1)  # walks what is left of the epoch, and somewhat into the next
+    assert stream.counts["empty"] >= empty and stream.counts["too_long"] >= too_long
+    assert sum(stream.counts.values()) == stream.get_state()["position"] - good - 1

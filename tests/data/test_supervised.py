@@ -82,3 +82,5 @@ def test_tokenizer_texts_are_those_of_the_training_split():
     train = [i for i in range(40) if not is_held_out(source[i], config)]
     assert 0 < len(train) < 40
     assert texts == [text for i in train for text in (f"q{i}", str(i))]
+    # Indices 0, 10, 20, 30 are looked at.
+    assert list(texts_of(source, config, 4)) == [t for i in train if i % 10 == 0 for t in (f"q{i}", str(i))]

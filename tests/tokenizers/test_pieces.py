@@ -87,7 +87,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "m.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"m\.model"):
         build(SentencePiece(path=str(tmp_path / "m.model")), [])
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(ValueError, match="cannot be read"):
         build(SentencePiece(path=str(tmp_path / "none.model")), [])
 
 
