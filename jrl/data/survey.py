@@ -10,7 +10,7 @@ from jrl.envs.contract import Source
 
 
 def texts_of(source: Source, config: Data, most: int = 20_000) -> Iterator[str]:
-    """Yields texts of the training split, each example's messages and then its answer: what tokenizers are trained from.
+    """Yields texts of the training split, each message and then the answer: what tokenizers are trained from.
     At most `most` examples are looked at, spread evenly over the source."""
     looked_at = min(len(source), most)
     for i in range(looked_at):
