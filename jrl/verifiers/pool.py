@@ -66,6 +66,15 @@ class _Task:
 
 
 @dataclasses.dataclass
+class _Addition:
+    """A row to load, and whether it could be."""
+
+    row: Row
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+    error: Exception | None = None
+
+
+@dataclasses.dataclass
 class _Child:
     """A worker as the trainer sees it."""
 
@@ -126,6 +135,7 @@ class Pool:
         self._memory_mb = memory_mb
         self._lock = threading.Lock()
         self._inbox: collections.deque[_Task] = collections.deque()
+        self._additions: list[_Addition] = []
         self._closing = False  # nothing more is taken in
         self._closed = False
         self._failure: BaseException | None = None
@@ -162,12 +172,23 @@ class Pool:
         return [child.pid for child in list(self._children)]
 
     def add_row(self, row: Row) -> int:
-        """Returns the index of `row`, which the template loads when an item first needs it."""
+        """Returns the index of `row`, which the template has loaded by then.
+
+        Raises:
+            ValueError: it does not load; the message is the template's.
+            RuntimeError: the template is gone and does not come back.
+        """
+        if row in self._rows:
+            return self._rows.index(row)
+        addition = _Addition(row)
         with self._lock:
-            if row in self._rows:
-                return self._rows.index(row)
-            self._rows.append(row)
-            return len(self._rows) - 1
+            self._refuse_if_closed()
+            self._additions.append(addition)
+        self._wake()
+        addition.done.wait()
+        if addition.error is not None:
+            raise addition.error
+        return self._rows.index(row)
 
     def submit(self, items: Sequence[Item]) -> Ticket:
         """Returns at once with a ticket for the verdicts.
@@ -194,8 +215,7 @@ class Pool:
                 else:
                     tasks.append(_Task(ticket, index, place, row, text))
         with self._lock:
-            if self._closing:
-                raise RuntimeError("the pool is closed") from self._failure
+            self._refuse_if_closed()
             self._inbox.extend(tasks)
         self._wake()
         return ticket
@@ -219,15 +239,18 @@ class Pool:
         self._thread.join()
         self._close_sockets()
 
+    def _refuse_if_closed(self) -> None:
+        if self._closing:
+            raise RuntimeError("the pool is closed") from self._failure
+
     # Below: the pool's own thread.
 
     def _run(self) -> None:
         try:
             self._selector.register(self._wake_in, selectors.EVENT_READ, None)
-            try:
-                self._start_template()
-            finally:
-                self._started.set()
+            self._start_template()
+            self._keep_workers()
+            self._started.set()
             while not self._closing:
                 self._step()
         except TemplateRefused as error:
@@ -243,12 +266,17 @@ class Pool:
         with self._lock:
             self._tasks.extend(self._inbox)
             self._inbox.clear()
-        try:
-            self._keep_workers()
-            self._feed()
-        except TemplateLost:
-            self._replace_template()
-            return
+            additions, self._additions = self._additions, []
+        for addition in additions:
+            self._add(addition)
+        if self._template is None and self._tasks:
+            self._start_again()
+        if self._template is not None:
+            try:
+                self._keep_workers()
+                self._feed()
+            except TemplateLost:
+                self._lose_template()
         for key, events in self._selector.select(self._patience()):
             child = key.data
             if child is None:
@@ -260,31 +288,32 @@ class Pool:
             self._watch(child, now)
 
     def _start_template(self) -> None:
-        with self._lock:
-            rows = list(self._rows)
         self.counts["templates_started"] += 1
-        self._template = Template(self._parts, rows, memory_mb=self._memory_mb, cpu_seconds=self._cpu_seconds)
-        self._loaded = len(rows)
-        self._keep_workers()
+        self._template = Template(self._parts, self._rows, memory_mb=self._memory_mb, cpu_seconds=self._cpu_seconds)
+        self._loaded = len(self._rows)
 
-    def _replace_template(self) -> None:
-        """Starts another template; its workers died with it, and what they held is tried again once."""
+    def _lose_template(self) -> None:
+        """Clears up after a template that died. Its workers died with it, and what they held is tried again once."""
+        self._template.close(at_once=True)
+        self._template = None
+        self._false_starts += 1
         orphans, self._children = self._children, []
         for child in orphans:
             self._forget(child)
             self._retry(child, "the verifier template died")
-        self._template.close(at_once=True)
-        self._false_starts += 1
-        why = ""
-        while self._false_starts <= RESTARTS_IN_A_ROW:
+
+    def _start_again(self) -> None:
+        """Starts another template for the tasks that wait; gives them up after so many that did not come to judge."""
+        why = "it dies before it judges anything"
+        if self._false_starts <= RESTARTS_IN_A_ROW:
             try:
                 self._start_template()
                 return
             except (TemplateLost, TemplateRefused, OSError) as error:
-                self._template.close(at_once=True)
                 self._false_starts += 1
                 why = str(error)
-        self._give_up(f"the verifier template cannot be restarted: {why}")
+        if self._false_starts > RESTARTS_IN_A_ROW:
+            self._give_up(f"the verifier template cannot be restarted: {why}")
 
     def _give_up(self, why: str) -> None:
         """Answers everything that waits with INFRA_ERROR. The next batch tries afresh."""
@@ -294,7 +323,7 @@ class Pool:
         self._false_starts = 0
 
     def _keep_workers(self) -> None:
-        while len(self._children) < self._workers:
+        while self._template is not None and len(self._children) < self._workers:
             try:
                 connection, pid = self._template.fork()
             except TemplateRefused as error:  # the machine has no process to give
@@ -312,29 +341,29 @@ class Pool:
         for child in list(self._children):
             if not self._tasks:
                 return
-            if not child.ready or child.task is not None:
+            if child not in self._children or not child.ready or child.task is not None:
                 continue
-            if self._tasks[0].row >= child.rows and not self._teach(child):
+            if self._tasks[0].row >= child.rows:
+                self._bury(child)  # it was forked before the row was added
+                self._keep_workers()
                 continue
             self._hand(child, self._tasks.popleft())
 
-    def _teach(self, child: _Child) -> bool:
-        """Loads what the next task needs into the template; a worker forked before that is replaced. True if none
-        was needed."""
-        task = self._tasks[0]
-        if task.row >= self._loaded:
-            with self._lock:
-                rows = list(self._rows)
-            try:
-                self._template.load(rows[self._loaded :])
-                self._loaded = len(rows)
-            except TemplateRefused as error:
-                self._tasks.popleft()
-                _settle(task, Verdict(Status.VERIFIER_ERROR, None, f"the verifier does not load: {error}"))
-                return False
-        self._bury(child)
-        self._keep_workers()
-        return False
+    def _add(self, addition: _Addition) -> None:
+        """Loads one more row into the template. Workers forked before cannot judge it, and are replaced in `_feed`."""
+        try:
+            if self._template is None:
+                self._start_template()
+            self._template.load([addition.row])
+            self._rows.append(addition.row)
+            self._loaded = len(self._rows)
+        except TemplateRefused as error:
+            addition.error = ValueError(str(error))
+        except (TemplateLost, OSError) as error:
+            if self._template is not None:
+                self._lose_template()
+            addition.error = RuntimeError(f"the verifier {addition.row.name} could not be loaded: {error}")
+        addition.done.set()
 
     def _hand(self, child: _Child, task: _Task) -> None:
         child.task, child.started = task, False
@@ -406,13 +435,16 @@ class Pool:
 
     def _patience(self) -> float | None:
         """Seconds until a worker can overrun: it has one thread, so its CPU clock is no faster than the wall's."""
+        if self._template is None:
+            return 0.01 if self._tasks else None
         now, soonest = time.monotonic(), None
         for child in self._children:
             if child.ready and child.task is None:
                 continue
             left = child.deadline - now
             if child.task is not None:
-                left = min(left, self._cpu_seconds - (_cpu_seconds_of(child.pid) - child.cpu_before))
+                cpu_left = self._cpu_seconds - (_cpu_seconds_of(child.pid) - child.cpu_before)
+                left = min(left, max(cpu_left, 0.01))  # one that sleeps just short of its limit is not worth polling
             soonest = left if soonest is None else min(soonest, left)
         if soonest is None and len(self._children) < self._workers and self._tasks:
             return 0.1  # no worker could be forked a moment ago
@@ -432,7 +464,7 @@ class Pool:
                 _settle(child.task, verdict)
             else:
                 self._retry(child, "the verifier template died")
-            self._replace_template()
+            self._lose_template()
             return
         if not child.ready:
             self._false_starts += 1
@@ -475,6 +507,9 @@ class Pool:
             self._closing = True
             self._tasks.extend(self._inbox)
             self._inbox.clear()
+        for addition in self._additions:
+            addition.error = RuntimeError("the pool was closed")
+            addition.done.set()
         self._give_up("the pool was closed")
 
     def _wake(self) -> None:

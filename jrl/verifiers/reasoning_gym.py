@@ -112,9 +112,10 @@ def _dataset(name: str, config: str) -> Any:
 
 
 def _restored(value: Any, default: Any) -> Any:
-    """A config field as its class wants it: JSON holds an enum as its value, and a record as its fields."""
-    if isinstance(default, enum.Enum) and value is not None:
-        return type(default)(value)
+    """A config field as its class wants it: JSON holds an enum as its value or name, and a record as its fields."""
+    if isinstance(default, enum.Enum) and isinstance(value, str):
+        kind, name = type(default), value.removeprefix(f"{type(default).__name__}.")
+        return kind[name] if name in kind.__members__ else kind(value)
     if dataclasses.is_dataclass(default) and isinstance(value, dict):
         return type(default)(**value)
     return value

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import dataclasses
+import inspect
 import linecache
+import re
 import sys
+import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
@@ -46,3 +51,114 @@ def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
     if not isinstance(verifiers, Mapping):
         raise ValueError(f"{part.filename}: VERIFIERS is a {type(verifiers).__name__}; it must be a dict: name -> row")
     return verifiers
+
+
+def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
+    """Returns verifier functions, from a notebook cell or a script, as a part whose VERIFIERS holds them by name.
+
+    What a function uses comes along: modules are imported again, functions and classes of its own module are copied by
+    source, numbers, strings and the like are written out.
+
+    Args:
+        functions: name in the table -> function (completion, example) -> float or Verdict.
+
+    Raises:
+        ValueError: a function has no source (a lambda, or typed on standard input), or uses an object that cannot be
+            written as source; the message names it.
+    """
+    carried: dict[str, str] = {}
+    for function in functions.values():
+        _carry(function, function.__name__, carried)
+    rows = ", ".join(f"{name!r}: {function.__name__}" for name, function in functions.items())
+    lines = ["from __future__ import annotations", *carried.values(), f"VERIFIERS = {{{rows}}}"]
+    return PartSource(f"<verifiers {', '.join(functions)}>", "\n\n".join(lines) + "\n")
+
+
+def _carry(thing: Any, name: str, carried: dict[str, str]) -> None:
+    """Adds the source of a function or class, and of what it uses, in the order in which it must be defined."""
+    if not isinstance(thing, types.FunctionType | type):
+        raise ValueError(f"the verifier {name!r} is a {type(thing).__name__}; it must be a function defined with `def`")
+    try:
+        source = textwrap.dedent(inspect.getsource(thing))
+        (tree,) = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError, ValueError) as error:
+        raise ValueError(
+            f"{name!r} cannot be sent to the verifier processes, because its source cannot be found (standard input "
+            "keeps none). Put it into a file and name that in `parts`"
+        ) from error
+    if not isinstance(tree, ast.FunctionDef | ast.ClassDef) or tree.name != name:
+        raise ValueError(
+            f"{name!r} must be defined by a `def` of that name of its own, not by a lambda or under another"
+        )
+    carried[name] = ""  # it may call itself
+    for used in _names_used(tree):
+        if used not in carried:
+            found, value = _meaning(thing, used)
+            if found:
+                _carry_value(used, value, thing, carried)
+    carried[name] = carried.pop(name) or source.rstrip()
+
+
+def _carry_value(name: str, value: Any, user: Any, carried: dict[str, str]) -> None:
+    """Adds one name that a carried function uses."""
+    if isinstance(value, types.ModuleType):
+        carried[name] = f"import {value.__name__} as {name}"
+    elif isinstance(value, re.Pattern):
+        carried[name] = f"import re\n{name} = re.compile({value.pattern!r}, {value.flags})"
+    elif isinstance(value, types.FunctionType | type) and value.__module__ == user.__module__:
+        _carry(value, name, carried)
+    elif _importable(value):
+        carried[name] = f"from {value.__module__} import {value.__qualname__} as {name}"
+    elif _is_literal(value):
+        carried[name] = f"{name} = {value!r}"
+    else:
+        raise ValueError(
+            f"the verifier uses {name!r}, a {type(value).__name__}, which cannot be written as source for the verifier "
+            "processes. Build it inside the function, or put both into a file and name that in `parts`"
+        )
+
+
+def _names_used(tree: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
+    """Yields the names a definition reads, annotations aside, in their order."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+    local = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    seen = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in local | seen and node.id != tree.name:
+            seen.add(node.id)
+            yield node.id
+
+
+def _meaning(thing: Any, name: str) -> tuple[bool, Any]:
+    """Returns (True, what a global or enclosing name of `thing` means), or (False, None) for a built-in."""
+    if isinstance(thing, types.FunctionType):
+        if name in thing.__code__.co_freevars:
+            return True, thing.__closure__[thing.__code__.co_freevars.index(name)].cell_contents
+        space = thing.__globals__
+    else:
+        space = vars(sys.modules[thing.__module__])
+    if name in space:
+        return True, space[name]
+    if hasattr(builtins, name):
+        return False, None
+    raise ValueError(f"{thing.__name__!r} uses {name!r}, which is not defined where it stands")
+
+
+def _importable(value: Any) -> bool:
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return False
+    return getattr(module, getattr(value, "__qualname__", ""), None) is value
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(_is_literal(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_literal(item) for pair in value.items() for item in pair)
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
