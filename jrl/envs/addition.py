@@ -16,6 +16,7 @@ class Addition:
     digits: int = 2
     size: int = 100_000  # how many examples there are; prompts repeat when there are fewer pairs of numbers
     seed: int = 0
+    verifiers: tuple[str, ...] = ("Exact",)  # that judge the answer; (): the run's own, Scoring.verifiers
 
 
 def open_addition(config: Addition) -> Generated:
@@ -32,7 +33,7 @@ def open_addition(config: Addition) -> Generated:
             id=f"addition/{config.digits}/{config.seed}/{index}",
             messages=(Message("user", f"{left}+{right}="),),
             answer=str(left + right),
-            verifiers=("Exact",),
+            verifiers=config.verifiers,
             task="addition",
         )
 

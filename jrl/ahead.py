@@ -1,0 +1,72 @@
+"""Compiles the programs of a run before they are needed, from shapes alone.
+
+What the first step needs is compiled by the first step. The rest (RL's programs during the warm start, evaluation) is
+compiled here before the second step ends, so that a compilation afterwards can be an error.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jrl import programs
+from jrl.job import Job
+from jrl.sharding import batch_sharding
+from jrl.types import Rollout, Scores, TrainState
+
+
+def rollout_shape(job: Job, state: TrainState) -> Rollout:
+    """Returns the rollout that a step of RL draws, as shapes."""
+    return job.programs.sample.shape(*sample_arguments(job, state, job.config.loop.prompts))
+
+
+def sample_arguments(job: Job, state: TrainState, count: int) -> tuple:
+    prompts = programs.abstract_prompts(count, job.config.data.prompt_length, job.mesh)
+    law, key, table = programs.abstract((job.law, job.key, job.stop_table), job.mesh)
+    return (state.params, prompts, key, _scalar(job, np.uint32), state.version, law, table, None)
+
+
+def compile_rest(job: Job) -> None:
+    """Compiles every program of the run that has not been needed yet."""
+    with job.timed("compile"):
+        state = job.programs.init.shape(programs.abstract(job.key, job.mesh))
+        if job.config.eval is not None:
+            arguments = list(sample_arguments(job, state, job.config.eval.batch))
+            arguments[5] = programs.abstract(job.eval_law, job.mesh)
+            job.programs.sample_eval.compile(*arguments)
+        if job.config.loop.steps and job.done <= job.sft_steps:
+            compile_rl(job, job.programs.begin_rl.compile(state))
+
+
+def compile_rl(job: Job, state: TrainState) -> None:
+    """Compiles the programs of a step of RL, following the shapes from one to the next as the loop does the arrays."""
+    p, config = job.programs, job.config
+    algo, adamw = programs.abstract((job.algo, job.adamw), job.mesh)
+    rollout = p.sample.compile(*sample_arguments(job, state, config.loop.prompts))
+    plan = programs.abstract_plan(job.shape, job.mesh)
+    batch = p.pack.compile(rollout, plan, _scalar(job, np.float32))
+    if config.learner.updates_per_batch > 1:
+        batch = batch.replace(old_logprobs=p.logprobs.compile(state.params, batch))
+    if state.reference is not None:
+        batch = batch.replace(ref_logprobs=p.logprobs.compile(state.reference, batch))
+    rows = rollout.length.shape
+    by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(job.mesh, 1))
+    scores = Scores(reward=by_row(np.float32), valid=by_row(bool), verdict=by_row(np.int8), parts={})
+    if job.algorithm.refill(config.algo) is not None:
+        p.keep.compile(rollout, scores, algo)
+    credit = p.credit.compile(rollout, scores, state.baseline, algo)
+    batch = p.finish.compile(batch, plan, credit, algo)
+    p.copy.compile(state.skipped)
+    before = None
+    if state.behaviour is not None:
+        before = p.copy.compile(state.params)
+        p.before.compile(state.version)
+    skipped = state.skipped
+    state, metrics = p.update.compile(state, batch, algo, adamw)
+    p.mean.compile([metrics] * config.learner.updates_per_batch)
+    p.close.compile(state, before, credit.baseline, skipped)
+
+
+def _scalar(job: Job, dtype: type) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((), dtype, sharding=NamedSharding(job.mesh, PartitionSpec()))

@@ -1,0 +1,99 @@
+"""What a notebook calls: the same run as `jrl train`, with your own parts passed as objects."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl import config as gin
+from jrl.experiment import Config, config_classes
+from jrl.job import open_job, prepare
+from jrl.loop import steps as loop_steps
+from jrl.parts import Part, Parts, load_parts
+from jrl.records import Step
+
+
+def load_config(
+    config: str | Path | Config, bindings: Sequence[str] = (), parts: Sequence[Part] = ()
+) -> tuple[Config, Parts]:
+    """Returns the resolved config and the tables it was resolved with.
+
+    Args:
+      config: a .gin file, or a Config.
+      bindings: "NAME=VALUE", over what the file says.
+      parts: beside those the config names; see jrl.parts.
+
+    Raises: ConfigError naming file and line; PartError for a part that cannot be used.
+    """
+    if isinstance(config, Config):
+        if bindings:
+            raise gin.ConfigError("bindings", "bindings change a file, not a Config; use dataclasses.replace")
+        loaded = load_parts([*config.parts, *parts])
+        return prepare(config, loaded), loaded
+    named, _ = gin.peek(str(config), bindings, Config, "parts")
+    loaded = load_parts([*(named or ()), *parts])
+    return prepare(gin.load(str(config), bindings, Config, config_classes(loaded.tables)), loaded), loaded
+
+
+def steps(
+    config: str | Path | Config,
+    bindings: Sequence[str] = (),
+    *,
+    run: str | Path | None = None,
+    parts: Sequence[Part] = (),
+) -> Iterator[Step]:
+    """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
+
+    Leaving the loop early closes the run; the same call goes on from the last checkpoint.
+
+    Args:
+      run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
+    """
+    resolved, loaded = load_config(config, bindings, parts)
+    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    stop = threading.Event()
+    with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
+        yield from loop_steps(job)
+
+
+def train(
+    config: str | Path | Config,
+    bindings: Sequence[str] = (),
+    *,
+    run: str | Path | None = None,
+    parts: Sequence[Part] = (),
+) -> dict[str, Any]:
+    """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
+    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    for _ in steps(config, bindings, run=folder, parts=parts):
+        pass
+    return json.loads((folder / "summary.json").read_text())
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Inside, SIGTERM and the first Ctrl-C ask the run to save and stop; a second Ctrl-C interrupts it at once.
+
+    Only the main thread can do this; elsewhere signals stay as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

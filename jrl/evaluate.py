@@ -1,0 +1,104 @@
+"""Evaluation on held-out prompts: avg@k, unbiased pass@k, majority@k, with intervals over prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.collect import completion_text, fields
+from jrl.job import Job
+from jrl.ops import statistics
+from jrl.programs import EVAL_STREAM, place_prompts
+from jrl.sharding import replicated
+from jrl.types import PyTree
+from jrl.verdict import Status
+
+
+def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
+    """Returns {"mean","low","high","n","parsed","samples","tasks",...} of the policy on the held-out prompts.
+
+    `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
+    verdict is not scorable does not count, and is counted. The draws are named by prompt and sample, so that the same
+    weights are always judged on the same noise.
+    """
+    e = job.config.eval
+    visits = job.held_out()
+    stream = jax.device_put(np.uint32(EVAL_STREAM), replicated(job.mesh))
+    version = jax.device_put(np.int32(0), replicated(job.mesh))
+    with job.timed("eval"):
+        pending = []
+        for start in range(0, len(visits), e.batch):
+            job.display.phase(f"{said}: {min(start + e.batch, len(visits))}/{len(visits)} prompts")
+            part = visits[start : start + e.batch]
+            prompts = place_prompts(part, e.batch, job.config.data.prompt_length, job.tokenizer.pad_id, job.mesh)
+            rollout = job.programs.sample_eval(
+                params, prompts, job.key, stream, version, job.eval_law, job.stop_table, None
+            )
+            host = jax.device_get(fields(rollout))
+            rows = range(len(part) * e.samples)
+            texts = [completion_text(job.tokenizer, host, row) for row in rows]
+            examples = [part[row // e.samples].example for row in rows]
+            keys = [(part[row // e.samples].uid, int(host["sample"][row])) for row in rows]
+            pending.append((job.scorer.submit(texts, examples, keys), texts))
+        verdicts = np.concatenate([job.scorer.collect(ticket).verdict for ticket, _ in pending])
+    texts = [text for _, part in pending for text in part]
+    return report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
+
+
+def report(verdicts: np.ndarray, texts: list[str], tasks: list[str]) -> dict[str, Any]:
+    """Returns the numbers of an evaluation.
+
+    Args:
+      verdicts: [prompts, samples] int8, a Status.
+      texts: completions, samples of a prompt adjacent.
+      tasks: the task of each prompt.
+    """
+    samples = verdicts.shape[1]
+    scored = np.isin(verdicts, [s for s in Status if s.scorable])
+    correct = (verdicts == Status.CORRECT) & scored
+    out: dict[str, Any] = _interval(statistics.proportion_interval(correct, scored))
+    out["samples"] = samples
+    out["parsed"] = float(((verdicts != Status.UNPARSABLE) & scored).sum() / max(scored.sum(), 1))
+    out["unscorable"] = int((~scored).sum())
+    names = sorted(set(tasks))
+    if len(names) > 1:
+        chosen = {name: np.array([task == name for task in tasks]) for name in names}
+        out["tasks"] = {
+            name: _interval(statistics.proportion_interval(correct[rows], scored[rows]))
+            for name, rows in chosen.items()
+        }
+    if samples > 1:
+        out["pass_at_k"], out["majority_at_k"] = {}, {}
+        k = 1
+        while k <= samples:
+            full = scored.all(axis=1)
+            chance = statistics.pass_at_k(correct[full].sum(axis=1), samples, k)
+            out["pass_at_k"][str(k)] = _interval(statistics.bootstrap_interval(chance))
+            votes = [
+                statistics.majority_at_k(_answers(texts, verdicts, p), correct[p].tolist(), k)
+                for p in np.flatnonzero(full)
+            ]
+            out["majority_at_k"][str(k)] = _interval(statistics.bootstrap_interval(np.array(votes)))
+            k *= 2
+    return out
+
+
+def numbers(result: dict[str, Any]) -> dict[str, float]:
+    """Returns the flat numbers of a report that go into the metrics of a step."""
+    flat = {f"eval/{name}": result[name] for name in ("mean", "low", "high", "parsed")}
+    return flat | {f"eval_task/{task}": found["mean"] for task, found in result.get("tasks", {}).items()}
+
+
+def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | None]:
+    """The answers of a prompt's samples: what could not be read does not vote."""
+    samples = verdicts.shape[1]
+    return [
+        None if verdicts[prompt, k] == Status.UNPARSABLE else texts[prompt * samples + k].strip()
+        for k in range(samples)
+    ]
+
+
+def _interval(interval: statistics.Interval) -> dict[str, float]:
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}

@@ -1,0 +1,261 @@
+"""What a run holds open: folder, device programs, data position, verifier pool, records. Opened and closed once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jrl import config as gin
+from jrl import paths, programs
+from jrl.algos.contract import Algorithm
+from jrl.checkpoints.lock import hold_run
+from jrl.checkpoints.run_state import RunState, open_run_state
+from jrl.data.held_out import held_out
+from jrl.data.prompts import Visit
+from jrl.data.stream import Stream, open_stream
+from jrl.envs.contract import Source
+from jrl.experiment import FREE, Config, check, config_classes, row_of
+from jrl.lattice import Lattice
+from jrl.learner import Shape
+from jrl.models.decoder import Decoder
+from jrl.parts import Parts
+from jrl.programs import Programs
+from jrl.report.display import Display, open_display
+from jrl.report.manifest import compare, make_manifest, read_manifest, write_manifest
+from jrl.report.memory import PeakMemory
+from jrl.report.metrics import Metrics, Sink
+from jrl.report.rollouts import RolloutStore
+from jrl.report.sinks import open_sinks
+from jrl.sampler import Law
+from jrl.scoring import Scorer, open_scoring
+from jrl.sharding import make_mesh, replicated
+from jrl.stop import StopTable
+from jrl.tokenizers import load as load_tokenizer
+from jrl.types import Array, PyTree
+
+_log = logging.getLogger(__name__)
+
+TOKENIZER_TEXTS = 4096  # most texts of the run that a tokenizer is trained on
+
+
+class RefusedIdentity(ValueError):
+    """The folder belongs to another run. The message lists what differs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What is needed to run a policy: no optimiser, no verifiers."""
+
+    config: Config
+    parts: Parts
+    mesh: Mesh
+    tokenizer: Any
+    cfg: Decoder
+    algorithm: Algorithm
+    lattice: Lattice
+    programs: Programs
+
+
+@dataclasses.dataclass
+class Job:
+    """A run that is open. Fields are set once, but for the last group, which the loop moves."""
+
+    policy: Policy
+    folder: Path
+    source: Source
+    stream: Stream
+    sft_stream: Stream
+    scorer: Scorer
+    run_state: RunState
+    display: Display
+    memory: PeakMemory
+    sinks: list[Sink]
+    stop: threading.Event  # someone asked the run to stop
+    key: Array  # root of every draw
+    algo: PyTree  # hyper-parameters as arrays
+    adamw: PyTree
+    sft_adamw: PyTree | None
+    law: Law
+    eval_law: Law | None
+    stop_table: StopTable | None
+    temperature: Array
+    shape: Shape  # packed, of one RL optimiser step
+    sft_shape: Shape | None
+    # What the loop moves.
+    metrics: Metrics | None = None
+    rollouts: RolloutStore | None = None
+    done: int = 0  # steps completed, of every phase
+    evals: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # where the time went, of this and earlier lives
+    skipped: int = 0  # steps in a row whose update was not finite
+    sampled_tokens: int = 0  # by training, of this and earlier lives
+    visits: list[Visit] | None = None  # held-out prompts, once made
+
+    config = property(lambda self: self.policy.config)
+    mesh = property(lambda self: self.policy.mesh)
+    tokenizer = property(lambda self: self.policy.tokenizer)
+    cfg = property(lambda self: self.policy.cfg)
+    algorithm = property(lambda self: self.policy.algorithm)
+    lattice = property(lambda self: self.policy.lattice)
+    programs = property(lambda self: self.policy.programs)
+
+    @property
+    def sft_steps(self) -> int:
+        return self.config.sft.steps if self.config.sft is not None else 0
+
+    @property
+    def total(self) -> int:
+        return self.sft_steps + self.config.loop.steps
+
+    def held_out(self) -> list[Visit]:
+        """Returns the held-out prompts of the evaluation; always the same."""
+        if self.visits is None:
+            e = self.config.eval
+            self.visits = held_out(self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed)
+        return self.visits
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the time inside to `seconds[name]`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+def prepare(config: Config, parts: Parts) -> Config:
+    """Returns the config after the checks that need no device. Raises ConfigError for what cannot run."""
+    try:
+        check(config, parts.tables)
+    except ValueError as error:
+        raise gin.ConfigError("the configuration", str(error)) from error
+    return config
+
+
+def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = lambda name: None) -> Policy:
+    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices."""
+    mesh = make_mesh(config.mesh)
+    jax.set_mesh(mesh)
+    lattice = Lattice(announce)
+    algorithm = row_of(parts.tables, "algos", config.algo)
+    cfg = programs.model_config(config, tokenizer.vocab_size)
+    built = programs.build(config, algorithm, tokenizer, mesh, lattice)
+    return Policy(config, parts, mesh, tokenizer, cfg, algorithm, lattice, built)
+
+
+@contextlib.contextmanager
+def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) -> Iterator[Job]:
+    """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
+
+    Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
+    ConfigError and ValueError for what cannot run.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(paths.make_dir(folder))
+        lock = hold_run(folder)
+        stack.callback(lock.release)
+        display = open_display(config.loop.steps + (config.sft.steps if config.sft is not None else 0))
+        stack.callback(display.close)
+        display.phase("data")
+        source = row_of(parts.tables, "envs", config.task).open(config.task)
+        tokenizer = open_tokenizer(config, parts, source, folder)
+        claim(config, parts, folder, tokenizer, source)
+        policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
+        seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
+        streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+        display.phase("verifiers")
+        scorer = open_scoring(config.scoring, parts.tables["verifiers"], parts.sources, folder / "journal.jsonl")
+        stack.callback(scorer.close)
+        run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep)
+        stack.callback(run_state.close)
+        everywhere = replicated(policy.mesh)
+        array = lambda tree: jax.tree.map(lambda x: jax.device_put(np.float32(x), everywhere), tree)
+        job = Job(
+            policy=policy,
+            folder=folder,
+            source=source,
+            stream=streams[0],
+            sft_stream=streams[1],
+            scorer=scorer,
+            run_state=run_state,
+            display=display,
+            memory=PeakMemory(),
+            sinks=open_sinks(config.log.writers, folder, config=gin.to_json(config)),
+            stop=stop,
+            key=jax.device_put(jax.random.key(config.run.seed), everywhere),
+            algo=array(config.algo),
+            adamw=array(config.optimizer),
+            sft_adamw=None if config.sft is None else array(config.sft.optimizer),
+            law=programs.law(config.sampler, policy.mesh),
+            eval_law=None if config.eval is None else programs.eval_law(config.eval, policy.mesh),
+            stop_table=programs.stop_table(config.sampler, tokenizer, policy.mesh),
+            temperature=jax.device_put(np.float32(config.sampler.temperature or 1.0), everywhere),
+            shape=programs.train_shape(config, policy.mesh),
+            sft_shape=None if config.sft is None else programs.sft_shape(config, policy.mesh),
+        )
+        try:
+            yield job
+        finally:
+            for resource in (job.metrics, job.rollouts):
+                if resource is not None:
+                    resource.close()
+
+
+def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -> Any:
+    """Returns the run's tokenizer: the one in the folder, or one trained on the run's own texts and saved there."""
+    saved = folder / "tokenizer"
+    if paths.exists(saved / "tokenizer.json"):
+        return load_tokenizer(saved, parts.tables["tokenizers"])
+    texts = source_texts(source, TOKENIZER_TEXTS)
+    tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
+    paths.make_dir(saved)
+    tokenizer.save(saved)
+    return tokenizer
+
+
+def source_texts(source: Source, most: int) -> Iterator[str]:
+    """Yields prompts and gold answers of examples spread over the source."""
+    size = len(source)
+    for i in range(min(size, most)):
+        example = source[i * size // min(size, most)]
+        yield from (message.content for message in example.messages)
+        if example.answer is not None:
+            yield example.answer
+
+
+def claim(config: Config, parts: Parts, folder: Path, tokenizer: Any, source: Source) -> None:
+    """Writes what the run is, or checks that the folder holds this very run."""
+    manifest = make_manifest(
+        config_identity=gin.identity(config, FREE),
+        config=gin.to_json(config),
+        tokenizer=tokenizer.fingerprint,
+        data=getattr(source, "fingerprint", ""),
+        parts=parts.hashes,
+        seed=config.run.seed,
+        mesh=dataclasses.asdict(config.mesh),
+    )
+    if not paths.exists(folder / "manifest.json"):
+        paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
+        paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
+        write_manifest(folder / "manifest.json", manifest)
+        return
+    old = read_manifest(folder / "manifest.json")
+    identity, environment = compare(old, manifest)
+    if identity:
+        raise RefusedIdentity(f"{folder} holds another run:\n  " + "\n  ".join(identity))
+    for line in environment:
+        _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)

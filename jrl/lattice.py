@@ -1,0 +1,110 @@
+"""The declared set of compiled programs of a run.
+
+Every program is called through the lattice, which compiles it for each combination of shapes it meets. Once the
+lattice is sealed, a call that would compile is an error that names the program and the shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+class CompileAfterSeal(RuntimeError):
+    """A program was called with shapes it was not compiled for, after the lattice was sealed."""
+
+
+class Program:
+    """One jitted function and its executables, one for each signature. Arguments are positional arrays and trees."""
+
+    def __init__(self, name: str, fn: Callable, lattice: Lattice, jit_options: dict[str, Any]) -> None:
+        self.name = name
+        self._jitted = jax.jit(fn, **jit_options)
+        self._lattice = lattice
+        self._compiled: dict[tuple, Any] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        return self._executable(args)(*args)
+
+    def shape(self, *args: Any) -> Any:
+        """Returns shape, dtype and sharding of the result, of arguments of which only those are given."""
+        mesh = jax.sharding.get_mesh()
+
+        def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            spec = x.sharding.spec if x.sharding is not None else PartitionSpec()
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+        return jax.tree.map(place, jax.eval_shape(self._jitted, *args))
+
+    def compile(self, *args: Any) -> Any:
+        """Compiles for such arguments, and returns what `shape` does."""
+        self._executable(args)
+        return self.shape(*args)
+
+    def _executable(self, args: tuple) -> Any:
+        signature = _signature(args)
+        if signature not in self._compiled:
+            if self._lattice.sealed:
+                raise CompileAfterSeal(self._explain(args, signature))
+            start = time.monotonic()
+            self._lattice.announce(self.name)
+            self._compiled[signature] = self._jitted.lower(*args).compile()
+            self._lattice.compile_seconds += time.monotonic() - start
+        return self._compiled[signature]
+
+    def _explain(self, args: tuple, signature: tuple) -> str:
+        said = f"program {self.name!r} would compile after the lattice was sealed"
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
+        for structure, known in reversed(self._compiled):
+            if structure == signature[0]:
+                changed = [
+                    f"argument {path} was {_show(old)}, is {_show(new)}"
+                    for path, old, new in zip(paths, known, signature[1])
+                    if old != new
+                ]
+                return f"{said}: " + "; ".join(changed[:5])
+        return f"{said}: it was never compiled for arguments of this structure"
+
+
+class Lattice:
+    """The programs of a run."""
+
+    def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
+        self.programs: dict[str, Program] = {}
+        self.sealed = False
+        self.compile_seconds = 0.0
+        self.announce = announce  # told the name of a program before it is compiled
+
+    def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
+        """Returns `fn` as a program of the lattice. Statics are bound before."""
+        self.programs[name] = Program(name, fn, self, jit_options)
+        return self.programs[name]
+
+    def seal(self) -> None:
+        """From here on a compilation is an error."""
+        self.sealed = True
+
+    def size(self) -> int:
+        """Returns the number of executables."""
+        return sum(len(program._compiled) for program in self.programs.values())
+
+
+def _signature(args: tuple) -> tuple:
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple(_describe(leaf) for leaf in leaves)
+
+
+def _describe(leaf: Any) -> tuple:
+    spec = tuple(getattr(getattr(leaf, "sharding", None), "spec", ()))
+    while spec and spec[-1] is None:  # P('data') and P('data', None) are one layout
+        spec = spec[:-1]
+    return tuple(leaf.shape), str(leaf.dtype), spec
+
+
+def _show(described: tuple) -> str:
+    shape, dtype, spec = described
+    return f"{dtype}{list(shape)}" + (f" cut over {spec}" if spec else "")

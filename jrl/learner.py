@@ -1,0 +1,476 @@
+"""The learner: pack what was sampled, compute log-probs, take one optimiser step.
+
+    plan (host) -> pack (device) -> logprobs (old, reference) -> finish (advantages) -> update
+
+Everything here is pure. Sums over sequences are local to a packed row; numerators and denominators travel apart to
+the end, so that loss and gradient depend neither on packing, nor on micro-batches, nor on the mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import PartitionSpec
+
+from jrl.algos.contract import Algorithm, Groups, Tokens
+from jrl.data.packing import plan_rows
+from jrl.models.contract import Model
+from jrl.ops.logprobs import token_logprobs
+from jrl.optimizer import AdamW, optimizer
+from jrl.sharding import BATCH_AXES
+from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState
+from jrl.verdict import Status
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner:
+    """How a batch of sequences is learned from."""
+
+    row_length: int | None = None  # L, tokens of a packed row; None: the longest sequence, at least 128
+    micro_batch_tokens: int = 8192  # tokens computed at once, over all batch shards
+    sequences_per_row: int = 32  # S, most sequences of a packed row
+    minibatches: int = 1  # optimiser steps in one pass over a batch
+    epochs: int = 1  # passes over a batch
+    logprob_chunk: int = 128  # positions whose logits exist at once
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise ValueError(f"Learner.{field.name} must be at least 1; got {value}")
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.minibatches * self.epochs
+
+
+class Shape(NamedTuple):
+    """The static shape of packed batches: one per run."""
+
+    sequences: int  # N
+    width: int  # T
+    row_length: int  # L
+    rows: int  # R, rows of a micro-batch over all shards
+    micro_batches: int  # M
+    places: int  # S
+    shards: int  # batch shards of the mesh
+
+
+def packed_shape(config: Learner, sequences: int, width: int, shards: int) -> Shape:
+    """Returns the shape of one optimiser step on `sequences` rows of `width` tokens.
+
+    Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
+    """
+    if sequences % (shards * config.minibatches):
+        raise ValueError(
+            f"{sequences} sequences a step do not divide into {shards} batch shards x {config.minibatches} minibatches"
+        )
+    row_length = max(width, 128) if config.row_length is None else config.row_length
+    if row_length < width:
+        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest sequence, {width} tokens")
+    local = sequences // (shards * config.minibatches)
+    places = min(config.sequences_per_row, local)
+    # Rows that the worst lengths can need: every row but one holds at least `full` sequences of the longest kind.
+    full = min(row_length // width, places)
+    capacity = -(-local // full)
+    rows = max(1, min(capacity, config.micro_batch_tokens // (row_length * shards)))
+    return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards)
+
+
+@struct.dataclass
+class Plan:
+    """Where every token of a packed optimiser step comes from. Made on the host from lengths alone."""
+
+    source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 where there is padding
+    segment: Array  # [M, R, L] int32
+    sequence: Array  # [M, R, S] int32, index among all N; N where a place is empty
+    member: Array  # [N] bool, the sequences of this optimiser step
+    num_real: Array  # [] int32
+
+
+def plan(lengths: np.ndarray, shape: Shape, minibatch: int, minibatches: int) -> Plan:
+    """Returns the packing of one minibatch: a contiguous share of each batch shard's rows.
+
+    Args:
+      lengths: [N] int, tokens of every sequence, prompt and completion.
+    """
+    local = shape.sequences // shape.shards
+    rows = shape.rows // shape.shards
+    source = np.full((shape.shards, shape.micro_batches * rows, shape.row_length), -1, np.int32)
+    segment = np.full(source.shape, shape.places, np.int32)
+    sequence = np.full((shape.shards, shape.micro_batches * rows, shape.places), shape.sequences, np.int32)
+    member = np.zeros(shape.sequences, bool)
+    used = 0
+    for shard in range(shape.shards):
+        first = local * minibatch // minibatches
+        last = local * (minibatch + 1) // minibatches
+        own = np.arange(first, last)
+        length = np.asarray(lengths[shard * local + own])
+        row, start, place, num_rows = plan_rows(length, shape.row_length, shape.places)
+        used = max(used, num_rows)
+        member[shard * local + own] = True
+        for i, r, s, p, n in zip(own, row, start, place, length):
+            source[shard, r, s : s + n] = i * shape.width + np.arange(n)
+            segment[shard, r, s : s + n] = p
+            sequence[shard, r, p] = shard * local + i
+
+    def cut(x: np.ndarray) -> np.ndarray:  # [shards, M * rows, X] -> [M, shards * rows, X]
+        x = x.reshape(shape.shards, shape.micro_batches, rows, x.shape[-1])
+        return np.moveaxis(x, 0, 1).reshape(shape.micro_batches, shape.rows, x.shape[-1])
+
+    return Plan(
+        source=cut(source),
+        segment=cut(segment),
+        sequence=cut(sequence),
+        member=member,
+        num_real=np.int32(-(-used // rows)),
+    )
+
+
+def pack(x: Array, source: Array) -> Array:
+    """Returns [M, R, L] from [N, T]: the tokens that `source` names, zero (False) where there is padding.
+
+    With `unpack` the only bridge between the two layouts; it stays within a batch shard.
+    """
+
+    def local(x: Array, source: Array) -> Array:
+        taken = x.reshape(-1)[jnp.maximum(source, 0)]
+        return jnp.where(source >= 0, taken, jnp.zeros((), x.dtype))
+
+    return _per_shard(local, x, source, PartitionSpec(None, BATCH_AXES))
+
+
+def unpack(x: Array, source: Array, width: int, rows: int) -> Array:
+    """Returns [N, T] from [M, R, L]: the inverse of `pack`, zero where nothing was packed.
+
+    Args:
+      width: T. rows: N.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = 1 if mesh.empty else int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
+
+    def local(x: Array, source: Array) -> Array:
+        size = rows // shards * width
+        flat = jnp.zeros((size + 1,), x.dtype)
+        where = jnp.where(source >= 0, source, size).reshape(-1)
+        return flat.at[where].set(x.reshape(-1))[:size].reshape(-1, width)
+
+    return _per_shard(local, x, source, PartitionSpec(BATCH_AXES))
+
+
+def _per_shard(fn: Any, x: Array, source: Array, out: PartitionSpec) -> Array:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return fn(x, source)
+    batch_first, batch_second = PartitionSpec(BATCH_AXES), PartitionSpec(None, BATCH_AXES)
+    x_spec = batch_first if x.ndim == 2 else batch_second
+    x = jax.sharding.reshard(x, x_spec)
+    source = jax.sharding.reshard(source, batch_second)
+    return jax.shard_map(
+        fn, in_specs=(x_spec, batch_second), out_specs=out, axis_names=set(BATCH_AXES), check_vma=False
+    )(x, source)
+
+
+def pack_rollout(rollout: Rollout, plan: Plan, temperature: Array) -> TrainBatch:
+    """Returns the packed sequences of one optimiser step, before rewards are known: no token enters the loss yet."""
+    width = rollout.tokens.shape[1]
+    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
+    real = plan.source >= 0
+    action_mask = pack(rollout.action_mask, plan.source)
+    zeros = jnp.zeros_like(action_mask, jnp.float32)
+    return TrainBatch(
+        tokens=pack(rollout.tokens, plan.source),
+        positions=jnp.where(real, jnp.maximum(plan.source, 0) % width, 0),
+        segment=plan.segment,
+        action_mask=action_mask,
+        loss_mask=jnp.zeros_like(action_mask),
+        loss_weights=zeros,
+        advantages=zeros,
+        old_logprobs=None,
+        behaviour_logprobs=pack(behaviour, plan.source),
+        ref_logprobs=None,
+        sequence=plan.sequence,
+        denominator=jnp.float32(1),
+        temperature=temperature,
+        num_real=plan.num_real,
+    )
+
+
+def pack_supervised(tokens: Array, action_mask: Array, plan: Plan, temperature: Array) -> TrainBatch:
+    """Returns a packed batch of given completions: every action enters the loss, with the mean over tokens.
+
+    Args:
+      tokens: [N, T] int32. action_mask: [N, T] bool, tokens of the completion, the end token included.
+    """
+    real = plan.source >= 0
+    actions = pack(action_mask, plan.source)
+    zeros = jnp.zeros_like(actions, jnp.float32)
+    return TrainBatch(
+        tokens=pack(tokens, plan.source),
+        positions=jnp.where(real, jnp.maximum(plan.source, 0) % tokens.shape[1], 0),
+        segment=plan.segment,
+        action_mask=actions,
+        loss_mask=actions,
+        loss_weights=actions.astype(jnp.float32),
+        advantages=zeros,
+        old_logprobs=None,
+        behaviour_logprobs=zeros,
+        ref_logprobs=None,
+        sequence=plan.sequence,
+        denominator=jnp.maximum(actions.sum(), 1).astype(jnp.float32),
+        temperature=temperature,
+        num_real=plan.num_real,
+    )
+
+
+class Credit(NamedTuple):
+    """What the rewards say about every token of the batch."""
+
+    advantages: Array  # [N, T] float32
+    loss_mask: Array  # [N, T] bool
+    loss_weights: Array  # [N, T] float32
+    baseline: Array  # [] float32, to be stored once the update is known to be sound
+    metrics: dict[str, Array]
+
+
+def groups_of(rollout: Rollout, scores: Scores, num_groups: int, max_completion: int) -> Groups:
+    """Returns what algorithms judge rows by. Groups may lie on different shards, so every shard gets all of it."""
+    everywhere = lambda x: x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec())
+    return Groups(
+        reward=everywhere(scores.reward),
+        outcome=(everywhere(scores.verdict) == Status.CORRECT).astype(jnp.float32),
+        valid=everywhere(scores.valid),
+        group=everywhere(rollout.group),
+        num_groups=num_groups,
+        action_mask=everywhere(rollout.action_mask),
+        finish=everywhere(rollout.finish),
+        max_completion=max_completion,
+    )
+
+
+def kept_rows(
+    rollout: Rollout, scores: Scores, algo: PyTree, *, algorithm: Algorithm, num_groups: int, max_completion: int
+) -> Array:
+    """Returns the rows that the algorithm would learn from, [N] bool."""
+    groups = groups_of(rollout, scores, num_groups, max_completion)
+    return algorithm.keep(algo, groups) & groups.valid
+
+
+def credit(
+    rollout: Rollout,
+    scores: Scores,
+    baseline: Array,
+    algo: PyTree,
+    *,
+    algorithm: Algorithm,
+    num_groups: int,
+    max_completion: int,
+) -> Credit:
+    """Returns advantages and loss weights of every token. Group statistics see the whole batch."""
+    groups = groups_of(rollout, scores, num_groups, max_completion)
+    action_mask = groups.action_mask
+    reward = algorithm.shape(algo, groups)
+    advantages, new_baseline, counters = algorithm.advantages(algo, groups, reward, baseline)
+    keep = algorithm.keep(algo, groups) & groups.valid
+    loss_mask = action_mask & keep[:, None]
+    weights = algorithm.weights(algo, loss_mask, max_completion)
+    length = action_mask.sum(-1)
+    rows = jnp.maximum((groups.valid).sum(), 1)
+    over_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
+    mean = over_valid(groups.reward)
+    metrics = {
+        "reward/mean": mean,
+        "reward/std": jnp.sqrt(over_valid((groups.reward - mean) ** 2)),
+        "reward/shaped": over_valid(reward),
+        "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
+        "rollout/valid_share": groups.valid.mean(),
+        "loss/rows": keep.sum().astype(jnp.float32),
+        "loss/tokens": loss_mask.sum().astype(jnp.float32),
+        **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
+    }
+    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), new_baseline, metrics)
+
+
+def finish(
+    batch: TrainBatch,
+    plan: Plan,
+    credit: Credit,
+    algo: PyTree,
+    *,
+    algorithm: Algorithm,
+    max_completion: int,
+) -> TrainBatch:
+    """Returns the packed batch with what the rewards say in it."""
+    mask = credit.loss_mask & plan.member[:, None]
+    return batch.replace(
+        loss_mask=pack(credit.loss_mask, plan.source),
+        loss_weights=pack(credit.loss_weights, plan.source),
+        advantages=pack(credit.advantages, plan.source),
+        denominator=algorithm.denominator(algo, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+    )
+
+
+def _micro_batch(batch: TrainBatch, i: Array) -> TrainBatch:
+    """Returns micro-batch `i`: every [M, R, .] field as [R, .]."""
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False) if x.ndim == 3 else x,
+        batch,
+    )
+
+
+def _forward(params: PyTree, micro: TrainBatch, model: Model, cfg: Any, chunk: int) -> tuple[Array, Array]:
+    hidden, _ = model.forward(params, micro.tokens, micro.positions, micro.segment, cfg)
+    return token_logprobs(
+        hidden, micro.tokens, lambda h: model.unembed(params, h, cfg), temperature=micro.temperature, chunk=chunk
+    )
+
+
+def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
+    """Returns the log-prob of every packed token, [M, R, L] float32; zero in micro-batches that are not real."""
+
+    def body(i: Array, out: Array) -> Array:
+        values, _ = _forward(params, _micro_batch(batch, i), model, cfg, chunk)
+        return jax.lax.dynamic_update_index_in_dim(out, values.astype(out.dtype), i, 0)
+
+    dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
+    return jax.lax.fori_loop(0, batch.num_real, body, jnp.zeros_like(batch.advantages, dtype))
+
+
+class Sums(NamedTuple):
+    """Numerators of one optimiser step, summed over its micro-batches."""
+
+    gradient: PyTree
+    loss: Array  # [], weighted sum
+    magnitude: Array  # [], sum of the absolute values of the loss's terms
+    metrics: dict[str, Array]  # sums over tokens of the loss mask
+
+
+def loss_sums(
+    params: PyTree,
+    batch: TrainBatch,
+    algo: PyTree,
+    *,
+    algorithm: Algorithm,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+) -> Sums:
+    """Returns loss, gradient and metric numerators of a whole optimiser step: a loop over its real micro-batches."""
+    places = batch.sequence.shape[-1]
+
+    def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array]]]:
+        new, entropy = _forward(params, micro, model, cfg, chunk)
+        entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
+        old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs
+        tokens = Tokens(
+            logprobs=new,
+            old_logprobs=old,
+            behaviour_logprobs=micro.behaviour_logprobs,
+            ref_logprobs=micro.ref_logprobs,
+            entropy=entropy,
+            advantages=micro.advantages,
+            mask=micro.loss_mask,
+            segment=micro.segment,
+            num_segments=places,
+        )
+        per_token, metrics = algorithm.token_loss(algo, tokens)
+        # Select, do not multiply: a masked token's loss may be anything.
+        terms = jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0)
+        metrics = {**metrics, "policy/entropy": entropy, "policy/logprob": new}
+        sums = {name: jnp.where(micro.loss_mask, value, 0).sum() for name, value in metrics.items()}
+        return terms.sum(), (jnp.abs(terms).sum(), jax.lax.stop_gradient(sums))
+
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    shapes = jax.eval_shape(grad_fn, params, _micro_batch(batch, 0))
+    (loss_shape, (_, metric_shapes)), _ = shapes
+    zero = Sums(
+        gradient=jax.tree.map(jnp.zeros_like, params),
+        loss=jnp.zeros((), loss_shape.dtype),
+        magnitude=jnp.zeros((), loss_shape.dtype),
+        metrics={name: jnp.zeros((), s.dtype) for name, s in metric_shapes.items()},
+    )
+
+    def body(i: Array, sums: Sums) -> Sums:
+        (loss, (magnitude, metrics)), gradient = grad_fn(params, _micro_batch(batch, i))
+        return jax.tree.map(jnp.add, sums, Sums(gradient, loss, magnitude, metrics))
+
+    return jax.lax.fori_loop(0, batch.num_real, body, zero)
+
+
+def update(
+    state: TrainState,
+    batch: TrainBatch,
+    algo: PyTree,
+    adamw: AdamW,
+    *,
+    algorithm: Algorithm,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+) -> tuple[TrainState, dict[str, Array]]:
+    """Returns the state after one optimiser step, and its metrics.
+
+    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimiser
+    as they were, bit for bit, and is counted.
+    """
+    sums = loss_sums(state.params, batch, algo, algorithm=algorithm, model=model, cfg=cfg, chunk=chunk)
+    gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
+    norm = optax.global_norm(gradient)
+    loss = sums.loss / batch.denominator
+    num_tokens = batch.loss_mask.sum()
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    sound = finite & (num_tokens > 0)
+
+    updates, opt_state = optimizer(adamw).update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    select = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
+    tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
+    metrics = {
+        "loss": loss,
+        "grad_norm": norm,
+        "update/skipped_nonfinite": (~finite).astype(jnp.float32),
+        "update/skipped": state.skipped.astype(jnp.float32) + (~sound).astype(jnp.float32),
+        "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
+        "update/norm": jnp.where(sound, optax.global_norm(updates), 0),
+        **{name: value / tokens for name, value in sums.metrics.items()},
+    }
+    state = state.replace(
+        params=select(params, state.params),
+        opt_state=select(opt_state, state.opt_state),
+        skipped=state.skipped + (~sound).astype(jnp.int32),
+    )
+    return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+
+
+def close_step(state: TrainState, before: PyTree | None, baseline: Array, skipped: Array) -> TrainState:
+    """Returns the state at the end of a step of RL: counters advance, moving averages only if no update was skipped.
+
+    Args:
+      before: the parameters the step began with, where refills of the next step may need them (lag = 1).
+      skipped: [] int32, state.skipped before the step's updates.
+    """
+    sound = state.skipped == skipped
+    return state.replace(
+        step=state.step + 1,
+        version=state.version + 1,
+        baseline=jnp.where(sound, baseline, state.baseline).astype(jnp.float32),
+        behaviour=before,
+        skipped_in_a_row=jnp.where(sound, 0, state.skipped_in_a_row + 1),
+    )
+
+
+def close_sft_step(state: TrainState, skipped: Array) -> TrainState:
+    """Returns the state at the end of a supervised step: nothing but its counters advance."""
+    sound = state.skipped == skipped
+    return state.replace(step=state.step + 1, skipped_in_a_row=jnp.where(sound, 0, state.skipped_in_a_row + 1))
+
+
+def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:
+    """Returns the mean of every metric over the updates of a step."""
+    return {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}

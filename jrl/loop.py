@@ -1,0 +1,90 @@
+"""The training loop: prompt, sample, score, assemble, update.
+
+With `lag = 0` a step samples with the newest weights. With `lag = 1` the completions of the next step are drawn before
+this one is learned from: update t trains on rollouts of version max(0, t - 1), by index and not by arrival, so that
+asynchronous runs reproduce too. Device programs are dispatched from this one thread in a fixed order; host threads only
+score. Whatever influences training is in `Progress` and the data streams, and all of that is in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from jrl import records
+from jrl.ahead import compile_rest
+from jrl.collect import collect, draw
+from jrl.evaluate import evaluate, numbers
+from jrl.job import Job
+from jrl.learn import learn, packed, supervise
+from jrl.records import Preempted, Progress, Step
+
+
+def steps(job: Job) -> Iterator[Step]:
+    """Yields every step that is still to be done; a step's metrics are fetched while the next one is under way."""
+    progress = records.restore(job)
+    if job.done >= job.total:
+        job.display.note(f"nothing to do: {job.done} of {job.total} steps are done")
+    held: Step | None = None
+    first = job.done
+    while job.done < job.total:
+        start = time.monotonic()
+        phase = "sft" if job.done < job.sft_steps else "rl"
+        if phase == "rl" and not progress.rl:
+            progress = begin_rl(job, progress)
+        with job.timed(phase):
+            progress, made = sft_step(job, progress) if phase == "sft" else rl_step(job, progress)
+        if held is not None:
+            yield records.emit(job, held)
+        held = made
+        job.done += 1
+        held.metrics["time/step_seconds"] = time.monotonic() - start
+        if job.done == first + 1:
+            compile_rest(job)
+        if job.done == first + 2:
+            job.lattice.seal()
+        due = job.done % job.config.checkpoint.every == 0 or job.done in (job.sft_steps, job.total)
+        if due or job.stop.is_set():
+            yield records.emit(job, held)
+            held = None
+            records.save(job, progress)
+        if job.stop.is_set() and job.done < job.total:
+            raise Preempted(f"saved after step {job.done} of {job.total}; the same command goes on from there")
+    if job.config.eval is not None and "after_rl" not in job.evals:
+        job.evals["after_rl"] = evaluate(job, progress.state.params, "after RL")
+    records.summarise(job)
+
+
+def begin_rl(job: Job, progress: Progress) -> Progress:
+    """Returns the progress RL starts with: evaluated, the optimiser fresh, the reference frozen."""
+    if job.config.eval is not None and "before_rl" not in job.evals:
+        job.evals["before_rl"] = evaluate(job, progress.state.params, "before RL")
+    return Progress(job.programs.begin_rl(progress.state), None, rl=True)
+
+
+def sft_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
+    job.display.phase("warm start")
+    state, metrics = supervise(job, progress.state)
+    return progress._replace(state=state), Step(job.done + 1, "sft", metrics)
+
+
+def rl_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
+    """Returns the progress after one step of RL."""
+    state, lag = progress.state, job.config.loop.lag
+    job.display.phase("sampling")
+    current = progress.waiting or draw(job, state.params, state.version)
+    waiting = draw(job, state.params, state.version) if lag else None
+
+    def refill_with():
+        return (state.behaviour, job.programs.before(state.version)) if lag else (state.params, state.version)
+
+    job.display.phase("scoring")
+    batch, batches = collect(job, current, refill_with, lambda rollout, lengths: packed(job, state, rollout, lengths))
+    job.display.phase("updating")
+    state, metrics = learn(job, state, batches, batch)
+    step = Step(job.done + 1, "rl", {**metrics, **batch.metrics}, batch)
+    every = job.config.eval.every if job.config.eval is not None else None
+    if every is not None and (job.done + 1 - job.sft_steps) % every == 0:
+        step.metrics |= numbers(evaluate(job, state.params, "evaluating"))
+    records.keep(job, step)
+    return Progress(state, waiting, rl=True), step

@@ -1,0 +1,50 @@
+"""AdamW with clipping and a schedule, from optax. Its floats are traced: changing one never recompiles."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import optax
+
+from jrl.types import traced
+
+
+@traced
+class AdamW:
+    """Adam with decoupled weight decay (1711.05101), gradients clipped by global norm, learning rate scheduled."""
+
+    learning_rate: float = 1e-4  # peak
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # from the peak to 0 over decay_steps
+    warmup_steps: int = 0  # linear from 0
+    decay_steps: int | None = None  # optimiser steps from the peak to 0; needed by linear and cosine
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
+
+    def __post_init__(self) -> None:
+        if self.schedule != "constant" and self.decay_steps is None:
+            raise ValueError(f"schedule={self.schedule!r} needs decay_steps")
+        if self.schedule == "constant" and self.decay_steps is not None:
+            raise ValueError("decay_steps has no effect with schedule='constant'")
+
+
+def optimizer(config: AdamW) -> optax.GradientTransformation:
+    """Returns the optax transformation of `config`; its floats may be tracers."""
+    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    adam = optax.adamw(_schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
+    return optax.chain(clip, adam)
+
+
+def _schedule(config: AdamW) -> optax.Schedule:
+    peak = config.learning_rate
+    if config.schedule == "linear":
+        after = optax.linear_schedule(peak, 0.0, config.decay_steps)
+    elif config.schedule == "cosine":
+        after = lambda count: peak * optax.cosine_decay_schedule(1.0, config.decay_steps)(count)
+    else:
+        after = optax.constant_schedule(peak)
+    if config.warmup_steps == 0:
+        return after
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, config.warmup_steps), after], [config.warmup_steps])

@@ -1,0 +1,251 @@
+"""The compiled programs of a run, built from its config: the very functions that train, evaluate, score and plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrl import learner, sampler, stop
+from jrl.algos.contract import Algorithm
+from jrl.algos.supervised import SUPERVISED
+from jrl.data.batch import prompt_batch
+from jrl.data.prompts import Visit
+from jrl.experiment import Config, Eval
+from jrl.lattice import Lattice
+from jrl.learner import Credit, Plan, Shape
+from jrl.models import decoder
+from jrl.models.contract import Model, axes, init
+from jrl.models.decoder import Decoder
+from jrl.optimizer import optimizer
+from jrl.sampler import Law
+from jrl.sharding import BATCH_AXES, TRAIN, batch_sharding, batch_shards, spec
+from jrl.stop import StopTable
+from jrl.types import Array, PromptBatch, PyTree, Rollout, Scores, TrainBatch, TrainState
+
+# Streams keep draws apart that share a prompt: training, evaluation, a person at the prompt.
+TRAIN_STREAM, EVAL_STREAM, INTERACTIVE_STREAM = 0, 1, 2
+
+INIT_NAME = 0x6A726C  # folded into the run's key for the weights
+
+
+class Programs(NamedTuple):
+    """Jitted functions of arrays. Hyper-parameters travel as arrays, so that changing one never recompiles."""
+
+    init: Callable[[Array], TrainState]
+    begin_rl: Callable[[TrainState], TrainState]
+    sample: Callable[..., Rollout]  # (params, prompts, key, stream, version, law, stop_table) at training's shape
+    sample_eval: Callable[..., Rollout] | None
+    pack: Callable[[Rollout, Plan, Array], TrainBatch]
+    logprobs: Callable[[PyTree, TrainBatch], Array]
+    credit: Callable[[Rollout, Scores, Array, PyTree], Credit]
+    finish: Callable[[TrainBatch, Plan, Credit, PyTree], TrainBatch]
+    update: Callable[[TrainState, TrainBatch, PyTree, PyTree], tuple[TrainState, dict[str, Array]]]
+    close: Callable[..., TrainState]
+    keep: Callable[[Rollout, Scores, PyTree], Array]
+    before: Callable[[Array], Array]  # version -> max(0, version - 1)
+    mean: Callable[[list[dict[str, Array]]], dict[str, Array]]
+    copy: Callable[[PyTree], PyTree]
+    close_sft: Callable[[TrainState, Array], TrainState] | None
+    pack_sft: Callable[..., TrainBatch] | None
+    update_sft: Callable[..., tuple[TrainState, dict[str, Array]]] | None
+
+
+def model_config(config: Config, vocab_size: int) -> Decoder:
+    """Returns the decoder of the run, its vocabulary filled in. Raises ValueError where it is too small."""
+    cfg = config.model
+    if cfg.vocab_size is None:
+        return dataclasses.replace(cfg, vocab_size=vocab_size)
+    if cfg.vocab_size < vocab_size:
+        raise ValueError(f"Decoder.vocab_size={cfg.vocab_size} is smaller than the tokenizer's {vocab_size}")
+    return cfg
+
+
+def padded_prompts(config: Config, mesh: Mesh) -> int:
+    """Returns B: the prompts of a step, padded to a multiple of the batch shards."""
+    shards = batch_shards(mesh)
+    return -(-config.loop.prompts // shards) * shards
+
+
+def train_shape(config: Config, mesh: Mesh) -> Shape:
+    """Returns the packed shape of one RL optimiser step."""
+    width = config.data.prompt_length + config.sampler.completion_length
+    sequences = padded_prompts(config, mesh) * config.loop.samples
+    return learner.packed_shape(config.learner, sequences, width, batch_shards(mesh))
+
+
+def sft_shape(config: Config, mesh: Mesh) -> Shape:
+    """Returns the packed shape of one supervised step: one pass, one minibatch."""
+    width = config.data.prompt_length + config.sampler.completion_length
+    plain = dataclasses.replace(config.learner, minibatches=1, epochs=1)
+    return learner.packed_shape(plain, config.sft.sequences, width, batch_shards(mesh))
+
+
+def initial_state(key: Array, config: Config, cfg: Decoder, model: Model) -> TrainState:
+    """Returns the state before the first step, parameters sharded for training. `key` is the run's root."""
+    parameters = model.spec(cfg)
+    params = init(jax.random.fold_in(key, INIT_NAME), parameters)
+    params = jax.tree.map(lambda p, names: jax.sharding.reshard(p, spec(names, TRAIN)), params, axes(parameters))
+    first = config.optimizer if config.sft is None else config.sft.optimizer
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(
+        step=zero,
+        version=zero,
+        params=params,
+        opt_state=optimizer(first).init(params),
+        key=key,
+        baseline=jnp.full((), jnp.nan, jnp.float32),
+        reference=None,
+        behaviour=None,
+        skipped=zero,
+        skipped_in_a_row=zero,
+    )
+
+
+def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainState:
+    """Returns the state RL begins with: a fresh optimiser, the reference frozen where the algorithm has a KL term."""
+    keeps_behaviour = config.loop.lag > 0 and algorithm.refill(config.algo) is not None
+    copy = lambda: jax.tree.map(jnp.copy, state.params)
+    return state.replace(
+        opt_state=optimizer(config.optimizer).init(state.params),
+        reference=copy() if algorithm.needs_reference(config.algo) else None,
+        behaviour=copy() if keeps_behaviour else None,
+    )
+
+
+def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, lattice: Lattice) -> Programs:
+    """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
+    model, cfg = decoder.MODEL, model_config(config, tokenizer.vocab_size)
+    static = dict(model=model, cfg=cfg, chunk=config.learner.logprob_chunk)
+    completion = config.sampler.completion_length
+    groups = padded_prompts(config, mesh)
+
+    def sampling(name: str, samples: int) -> Callable[..., Rollout]:
+        fn = functools.partial(
+            sampler.program,
+            model=model,
+            model_cfg=cfg,
+            samples=samples,
+            completion_length=completion,
+            slots=config.sampler.slots,
+            layers=config.sampler.layers,
+            stop_ids=(tokenizer.end_id,),
+            pad_id=tokenizer.pad_id,
+        )
+        return lattice.program(name, fn)
+
+    return Programs(
+        init=lattice.program("init", lambda key: initial_state(key, config, cfg, model)),
+        begin_rl=lattice.program("begin_rl", lambda state: rl_state(state, config, algorithm), donate_argnums=0),
+        sample=sampling("sample", config.loop.samples),
+        sample_eval=None if config.eval is None else sampling("sample_eval", config.eval.samples),
+        pack=lattice.program("pack", learner.pack_rollout),
+        logprobs=lattice.program("logprobs", functools.partial(learner.logprobs, **static)),
+        credit=lattice.program(
+            "credit",
+            functools.partial(
+                learner.credit,
+                algorithm=algorithm,
+                num_groups=groups,
+                max_completion=completion,
+            ),
+        ),
+        finish=lattice.program(
+            "finish", functools.partial(learner.finish, algorithm=algorithm, max_completion=completion)
+        ),
+        update=lattice.program(
+            "update", functools.partial(learner.update, algorithm=algorithm, **static), donate_argnums=0
+        ),
+        close=lattice.program("close", learner.close_step, donate_argnums=0),
+        keep=lattice.program(
+            "keep",
+            functools.partial(learner.kept_rows, algorithm=algorithm, num_groups=groups, max_completion=completion),
+        ),
+        before=lattice.program("before", lambda version: jnp.maximum(version - 1, 0)),
+        mean=lattice.program("mean", learner.mean_metrics),
+        copy=lattice.program("copy", lambda tree: jax.tree.map(jnp.copy, tree)),
+        close_sft=None
+        if config.sft is None
+        else lattice.program("close_sft", learner.close_sft_step, donate_argnums=0),
+        pack_sft=None if config.sft is None else lattice.program("pack_sft", learner.pack_supervised),
+        update_sft=None
+        if config.sft is None
+        else lattice.program(
+            "update_sft", functools.partial(learner.update, algorithm=SUPERVISED, **static), donate_argnums=0
+        ),
+    )
+
+
+def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
+    """Returns prompts on the device, cut over the batch axes; missing ones are prompts of length 0."""
+    host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)
+    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
+
+    def place(x: np.ndarray) -> Array:
+        full = np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)])
+        return jax.device_put(full, batch_sharding(mesh, full.ndim))
+
+    return jax.tree.map(place, host)
+
+
+def law(config: sampler.Sampler, mesh: Mesh) -> Law:
+    """Returns the sampler's traced part as arrays."""
+    number = lambda x, dtype: None if x is None else jax.device_put(dtype(x), NamedSharding(mesh, PartitionSpec()))
+    return Law(
+        temperature=number(config.temperature, np.float32),
+        top_k=number(config.top_k, np.int32),
+        top_p=number(config.top_p, np.float32),
+        min_p=number(config.min_p, np.float32),
+    )
+
+
+def eval_law(config: Eval, mesh: Mesh) -> Law:
+    """Returns the law of evaluation: the policy at its own temperature, never truncated."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    temperature = None if config.temperature is None else jax.device_put(np.float32(config.temperature), everywhere)
+    return Law(temperature=temperature, top_k=None, top_p=None, min_p=None)
+
+
+def stop_table(config: sampler.Sampler, tokenizer: Any, mesh: Mesh) -> StopTable | None:
+    """Returns the stop strings' automaton on the device, or None where there are none."""
+    from_host = lambda table: jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
+    if not config.stop_strings:
+        return None
+    return from_host(stop.build(config.stop_strings, tokenizer.token_bytes()))
+
+
+def abstract(x: PyTree, mesh: Mesh) -> PyTree:
+    """Returns shape, dtype and sharding of every leaf; what is not on a device counts as replicated."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", everywhere)), x
+    )
+
+
+def abstract_prompts(count: int, width: int, mesh: Mesh) -> PromptBatch:
+    """Returns a batch of prompts as shapes."""
+    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
+    shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=batch_sharding(mesh, len(dims)))
+    return PromptBatch(
+        tokens=shape((rows, width), np.int32), length=shape((rows,), np.int32), uid=shape((rows, 2), np.uint32)
+    )
+
+
+def abstract_plan(shape: Shape, mesh: Mesh) -> Plan:
+    """Returns a packing plan as shapes."""
+    rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+    cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
+    whole = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    return Plan(
+        source=cut(shape.row_length),
+        segment=cut(shape.row_length),
+        sequence=cut(shape.places),
+        member=whole((shape.sequences,), bool),
+        num_real=whole((), np.int32),
+    )

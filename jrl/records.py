@@ -1,0 +1,202 @@
+"""What a run remembers: restoring, saving, metrics, rollouts and the summary. The loop's effects on disk are here."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.ahead import rollout_shape
+from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
+from jrl.collect import Collected, Draw, redraw_prompts
+from jrl.job import Job
+from jrl.programs import abstract
+from jrl.report.metrics import open_metrics
+from jrl.report.rollouts import open_rollouts
+from jrl.report.summary import write_summary
+from jrl.types import PyTree, TrainState
+
+_log = logging.getLogger(__name__)
+
+STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped
+
+
+class Preempted(RuntimeError):
+    """The run was asked to stop, and has saved itself."""
+
+
+class StopRun(RuntimeError):
+    """The run cannot go on. The message is the diagnosis; the last checkpoint is good."""
+
+
+class Progress(NamedTuple):
+    """What a run carries from step to step besides the data position. All of it is in the checkpoint."""
+
+    state: TrainState
+    waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
+    rl: bool  # RL has begun
+
+
+@dataclasses.dataclass
+class Step:
+    """One finished step, for a notebook to look at."""
+
+    step: int  # counted from 1, over all phases
+    phase: str  # "sft" or "rl"
+    metrics: dict[str, Any]  # device scalars until the step is emitted
+    batch: Collected | None = None  # None in the warm start
+
+    @property
+    def rollout(self) -> dict[str, np.ndarray] | None:
+        """Fields of Rollout and Scores by name, on the host."""
+        if self.batch is None:
+            return None
+        said = self.batch.said
+        return {**self.batch.host, "reward": said.reward, "valid": said.valid, "verdict": said.verdict}
+
+    @property
+    def texts(self) -> list[tuple[str, str]] | None:
+        """Prompt and completion of every sequence."""
+        return None if self.batch is None else sequence_texts(self.batch)
+
+
+def restore(job: Job) -> Progress:
+    """Returns the progress of the newest intact checkpoint, or of a run's beginning, with every file cut to match."""
+    host = None
+    for step in reversed(job.run_state.steps()):
+        state = job.programs.init.shape(abstract(job.key, job.mesh))
+        if step > job.sft_steps:
+            state = job.programs.begin_rl.shape(state)
+        wanted = {"state": state}
+        if job.config.loop.lag and step > job.sft_steps:
+            wanted["waiting"] = rollout_shape(job, state)
+        try:
+            _, tree, host = job.run_state.restore(wanted, step)
+        except DamagedStep as damage:
+            job.display.note(f"{damage}; trying the one before")
+            continue
+        break
+    else:
+        if job.run_state.steps():
+            raise NoIntactStep(f"no checkpoint in {job.folder} is intact; nothing was changed")
+    if host is None:
+        open_files(job, 0, 0)
+        return Progress(job.programs.init(job.key), None, rl=False)
+    job.done, job.evals, job.skipped = host["done"], host["evals"], host["skipped_in_a_row"]
+    job.seconds = {name: job.seconds.get(name, 0.0) + value for name, value in host["time"]["seconds"].items()}
+    job.sampled_tokens = host["time"]["sampled_tokens"]
+    open_files(job, host["metrics_offset"], host["rollout_rows"])
+    job.sft_stream.set_state(host["data"]["sft"])
+    waiting = None
+    if "waiting" in tree:
+        waiting = Draw(tree["waiting"], redraw_prompts(job, host["data"]["waiting"]), host["data"]["waiting"])
+        if job.stream.get_state() != host["data"]["train"]:
+            raise StopRun("the data position behind the rollouts under way is not the one that was saved")
+    else:
+        job.stream.set_state(host["data"]["train"])
+    job.display.note(f"resumed after step {job.done} of {job.total}")
+    return Progress(tree["state"], waiting, rl=job.done > job.sft_steps)
+
+
+def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
+    job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, job.sinks)
+    if job.config.log.rollouts:
+        job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
+
+
+def save(job: Job, progress: Progress) -> None:
+    """Writes the one state tree, and with it how much of every file belongs to it."""
+    tree: dict[str, PyTree] = {"state": progress.state}
+    data = {"train": job.stream.get_state(), "sft": job.sft_stream.get_state()}
+    if progress.waiting is not None:
+        tree["waiting"] = progress.waiting.rollout
+        data["waiting"] = progress.waiting.position
+    with job.timed("checkpoint"):
+        rows = job.rollouts.commit() if job.rollouts is not None else 0
+        host = {
+            "done": job.done,
+            "data": data,
+            "evals": job.evals,
+            "metrics_offset": job.metrics.commit(),
+            "rollout_rows": rows,
+            "skipped_in_a_row": job.skipped,
+            "time": {"seconds": job.seconds, "sampled_tokens": job.sampled_tokens},
+        }
+        job.run_state.save(job.done, tree, host)
+
+
+def emit(job: Job, step: Step) -> Step:
+    """Fetches a step's metrics and writes them. Raises StopRun where learning has stopped being possible."""
+    step.metrics = {name: _number(value) for name, value in jax.device_get(step.metrics).items()}
+    step.metrics["host/peak_bytes"] = job.memory.sample()
+    job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
+    job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
+    if step.batch is not None:
+        show_samples(job, step)
+    job.skipped = job.skipped + 1 if step.metrics["update/skipped_nonfinite"] else 0
+    if job.skipped >= STOP_AFTER_SKIPPED:
+        raise StopRun(
+            f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
+            f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}, "
+            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is from before; "
+            "look at the learning rate and at the rewards of these steps in RUN/rollouts"
+        )
+    return step
+
+
+def show_samples(job: Job, step: Step) -> None:
+    """Prints a few rollouts, at a few steps of the run."""
+    every = max(1, job.config.loop.steps // 5)
+    if (step.step - job.sft_steps) % every == 0:
+        said = step.batch.said
+        for (prompt, completion), reward, valid in list(zip(step.texts, said.reward, said.valid))[
+            : job.config.log.samples
+        ]:
+            job.display.sample(prompt, completion, float(reward) if valid else None)
+
+
+def keep(job: Job, step: Step) -> None:
+    """Appends a step's rollouts to the store."""
+    if job.rollouts is None or step.batch is None:
+        return
+    prompts, completions = zip(*sequence_texts(step.batch))
+    ids = [visit.example.id for visit in step.batch.visits]
+    uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
+    job.rollouts.append(step.step, step.rollout, list(prompts), list(completions), ids, uids)
+
+
+def summarise(job: Job) -> None:
+    """Writes summary.json, and says how the run went and where everything is."""
+    job.memory.sample(now=True)
+    rl = job.seconds.get("rl", 0.0)
+    summary = write_summary(
+        job.folder / "summary.json",
+        steps=job.done,
+        seconds={"total": sum(job.seconds.get(name, 0.0) for name in ("set_up", "sft", "rl", "eval")), **job.seconds},
+        evals=job.evals,
+        tokens_per_second=job.sampled_tokens / rl if rl and job.sampled_tokens else None,
+        peak_bytes=job.memory.peak,
+    )
+    for name, result in job.evals.items():
+        job.display.note(
+            f"{name.replace('_', ' ')}: {100 * result['mean']:.1f} % of {result['n']} held-out prompts "
+            f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
+        )
+    job.display.note(
+        f"{job.done} steps in {summary['seconds']['total']:.0f} s; metrics.jsonl, rollouts/, checkpoints/ and "
+        f"summary.json are in {job.folder}; talk to the policy with `jrl sample {job.folder}`"
+    )
+
+
+def sequence_texts(batch: Collected) -> list[tuple[str, str]]:
+    """Returns (prompt, completion) of every sequence that is not padding."""
+    samples = len(batch.texts) // max(int(batch.host["group"].max()) + 1, 1)
+    said = ["\n".join(m.content for m in visit.example.messages) for visit in batch.visits]
+    return [(said[g], batch.texts[g * samples + k]) for g in range(len(said)) for k in range(samples)]
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, np.ndarray | np.generic) else value

@@ -1,0 +1,263 @@
+"""Loss and gradient do not depend on row order, packing, micro-batches or the mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import learner
+from jrl.algos import ALGOS
+from jrl.algos.supervised import SUPERVISED
+from jrl.learner import Learner, loss_sums, pack, packed_shape, plan, unpack
+from jrl.models.contract import axes, init
+from jrl.models.decoder import MODEL, Decoder
+from jrl.optimizer import AdamW, optimizer
+from jrl.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
+from jrl.types import Finish, Rollout, Scores, TrainState
+
+B, G, P, C, V = 8, 2, 5, 7, 40
+N, T = B * G, P + C
+
+
+def model_config(dtype):
+    return Decoder(
+        vocab_size=V, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, dtype=dtype, param_dtype=dtype
+    )
+
+
+def sequences(seed=0, dtype=np.float32):
+    """Random rollouts and rewards, as numpy: what a sampler and a verifier would have returned."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(1, P + 1, B).repeat(G)
+    completion = rng.integers(1, C + 1, N)
+    length = (prompt + completion).astype(np.int32)
+    column = np.arange(T)
+    action = (column >= prompt[:, None]) & (column < length[:, None])
+    rollout = Rollout(
+        tokens=np.where(column < length[:, None], rng.integers(0, V, (N, T)), 0).astype(np.int32),
+        length=length,
+        action_mask=action,
+        sampler_logprobs=np.where(action, rng.normal(-3, 0.5, (N, T)), 0).astype(dtype),
+        truncated_logprobs=None,
+        kept=None,
+        finish=np.full(N, Finish.STOP_TOKEN, np.int8),
+        group=np.arange(N, dtype=np.int32) // G,
+        sample=np.arange(N, dtype=np.int32) % G,
+        version=np.where(action, 0, -1).astype(np.int32),
+        turn=np.zeros((N, T), np.int8),
+        weights_fingerprint=np.uint32(0),
+    )
+    reward = rng.integers(0, 2, N).astype(np.float32)
+    scores = Scores(
+        reward=reward,
+        valid=rng.random(N) < 0.9,
+        verdict=np.where(reward > 0, 0, 1).astype(np.int8),
+        parts={},
+    )
+    return rollout, scores
+
+
+def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None):
+    """Returns (loss, magnitude, gradient as numpy) of one optimiser step."""
+    mesh = make_mesh(
+        mesh_shape, jax.devices()[: np.prod(mesh_shape.sizes(8)) if -1 in vars(mesh_shape).values() else None]
+    )
+    cfg = model_config(dtype)
+    spec = MODEL.spec(cfg)
+    algorithm = ALGOS[algo]
+    hyper = jax.tree.map(jnp.float32, algorithm.config())
+    rollout, scores = sequences()
+    if order is not None:
+        rollout, scores = permute(rollout, scores, order)
+    with jax.set_mesh(mesh):
+        put = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
+        rollout, scores = jax.tree.map(put, (rollout, scores))
+        params = jax.jit(lambda k: init(k, spec), out_shardings=shardings(axes(spec), mesh, TRAIN))(jax.random.key(3))
+        shape = packed_shape(config, N, T, batch_shards(mesh))
+        static = dict(algorithm=algorithm, model=MODEL, cfg=cfg, chunk=config.logprob_chunk)
+
+        def run(params, rollout, scores, plan):
+            batch = learner.pack_rollout(rollout, plan, jnp.float32(0.8))
+            credit = learner.credit(
+                rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C
+            )
+            batch = learner.finish(batch, plan, credit, hyper, algorithm=algorithm, max_completion=C)
+            sums = loss_sums(params, batch, hyper, **static)
+            return (
+                sums.loss / batch.denominator,
+                sums.magnitude / batch.denominator,
+                jax.tree.map(lambda g: g / batch.denominator.astype(g.dtype), sums.gradient),
+            )
+
+        packing = plan(np.asarray(rollout.length), shape, 0, 1)
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
+        packing = jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
+        loss, magnitude, gradient = jax.jit(run)(params, rollout, scores, packing)
+        return float(loss), float(magnitude), jax.tree.map(np.asarray, gradient)
+
+
+def permute(rollout, scores, order):
+    """Whole groups change places; rows of a prompt stay adjacent."""
+    rows = np.concatenate([np.arange(g * G, (g + 1) * G) for g in order])
+    take = lambda x: x[rows] if np.ndim(x) else x
+    rollout, scores = jax.tree.map(take, (rollout, scores))
+    return rollout.replace(group=np.arange(N, dtype=np.int32) // G), scores
+
+
+def distance(a, b):
+    """Returns |a - b| / |a| in norm over whole trees."""
+    square = lambda tree: sum(float((np.asarray(x, np.float64) ** 2).sum()) for x in jax.tree.leaves(tree))
+    return np.sqrt(square(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, a, b)) / square(a))
+
+
+LAYOUTS = {
+    "one sequence a row": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=10_000)),
+    "eight micro-batches": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=2 * T)),
+    "packed": (MeshShape(), Learner(row_length=32, micro_batch_tokens=10_000)),
+    "packed, micro-batches": (MeshShape(), Learner(row_length=40, micro_batch_tokens=40)),
+    "chunks of 5": (MeshShape(), Learner(row_length=32, logprob_chunk=5)),
+    "data 8": (MeshShape(data=8), Learner(row_length=32, micro_batch_tokens=256)),
+    "fsdp 8": (MeshShape(fsdp=8), Learner(row_length=32)),
+    "data, fsdp, tensor": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32)),
+}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return {algo: step_sums(MeshShape(), Learner(row_length=T), algo) for algo in ALGOS}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algo", ["GRPO", "DrGRPO"])
+def test_loss_and_gradient_do_not_depend_on_layout(layout, algo, reference):
+    loss, magnitude, gradient = reference[algo]
+    other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], algo)
+    assert abs(other_loss - loss) <= 1e-6 * magnitude
+    assert distance(gradient, other_gradient) <= 1e-5
+    assert magnitude > 0.01  # the loss is made of something
+
+
+def test_loss_and_gradient_do_not_depend_on_row_order(reference):
+    loss, magnitude, gradient = reference["GRPO"]
+    order = np.random.default_rng(1).permutation(B)
+    other_loss, _, other_gradient = step_sums(MeshShape(), Learner(row_length=32), order=order)
+    assert abs(other_loss - loss) <= 1e-6 * magnitude
+    assert distance(gradient, other_gradient) <= 1e-5
+
+
+def test_in_float64_only_a_wrong_formula_can_differ():
+    with jax.enable_x64(True):
+        loss, magnitude, gradient = step_sums(MeshShape(), Learner(row_length=T), dtype="float64")
+        for layout in ("packed, micro-batches", "data, fsdp, tensor"):
+            other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], dtype="float64")
+            assert abs(other_loss - loss) <= 1e-12 * magnitude
+            assert distance(gradient, other_gradient) <= 1e-12
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_unpack_inverts_pack(shards):
+    mesh = make_mesh(MeshShape(data=shards), jax.devices()[:shards])
+    rollout, _ = sequences()
+    shape = packed_shape(Learner(row_length=32, micro_batch_tokens=64), N, T, shards)
+    with jax.set_mesh(mesh):
+        packing = plan(rollout.length, shape, 0, 1)
+        tokens = jax.device_put(rollout.tokens + 1, batch_sharding(mesh, 2))
+        back = jax.jit(lambda x, s: unpack(pack(x, s), s, T, N))(tokens, packing.source)
+    inside = np.arange(T) < rollout.length[:, None]
+    np.testing.assert_array_equal(np.asarray(back), np.where(inside, rollout.tokens + 1, 0))
+
+
+def test_minibatches_share_out_every_sequence_once():
+    shape = packed_shape(Learner(row_length=32, minibatches=4), N, T, 2)
+    rollout, _ = sequences()
+    members = [plan(rollout.length, shape, k, 4).member for k in range(4)]
+    np.testing.assert_array_equal(np.sum(members, axis=0), np.ones(N))
+
+
+def test_no_buffer_of_the_update_holds_all_logits():
+    """The compiled update has no array of rows x L x V elements; the largest has rows x chunk x V."""
+    config = Learner(row_length=64, logprob_chunk=8, micro_batch_tokens=64 * 4)
+    cfg = Decoder(vocab_size=4096, layers=1, width=8, heads=1, kv_heads=1, head_dim=8, mlp_width=8)
+    spec = MODEL.spec(cfg)
+    mesh = make_mesh(MeshShape(), jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        params = init(jax.random.key(0), spec)
+        rollout, _ = sequences()
+        shape = packed_shape(config, N, T, 1)
+        batch = jax.jit(learner.pack_rollout)(
+            jax.tree.map(jnp.asarray, rollout), plan(rollout.length, shape, 0, 1), jnp.float32(1)
+        )
+        text = (
+            jax.jit(lambda p, b: loss_sums(p, b, None, algorithm=SUPERVISED, model=MODEL, cfg=cfg, chunk=8).gradient)
+            .lower(params, batch)
+            .compile()
+            .as_text()
+        )
+    import re
+
+    sizes = [np.prod([int(d) for d in dims.split(",")]) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
+    assert max(sizes) <= shape.rows * 8 * 4096
+
+
+def updated(mutate):
+    """Returns (state before, state after, metrics) of one update on a batch that `mutate` has changed."""
+    cfg = model_config("float32")
+    adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2))
+    algorithm = ALGOS["GRPO"]
+    hyper = jax.tree.map(jnp.float32, algorithm.config())
+    rollout, scores = jax.tree.map(jnp.asarray, sequences())
+    params = init(jax.random.key(0), MODEL.spec(cfg))
+    zero = jnp.int32(0)
+    state = TrainState(
+        step=zero, version=zero, params=params, opt_state=optimizer(adamw).init(params), key=jax.random.key(0),
+        baseline=jnp.float32(0), reference=None, behaviour=None, skipped=zero, skipped_in_a_row=zero,
+    )  # fmt: skip
+    packing = plan(np.asarray(rollout.length), packed_shape(Learner(), N, T, 1), 0, 1)
+    credit = learner.credit(rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C)
+    batch = learner.pack_rollout(rollout, packing, jnp.float32(1))
+    batch = mutate(learner.finish(batch, packing, credit, hyper, algorithm=algorithm, max_completion=C))
+    after, metrics = jax.jit(
+        lambda s, b: learner.update(s, b, hyper, adamw, algorithm=algorithm, model=MODEL, cfg=cfg, chunk=16)
+    )(state, batch)
+    return state, after, metrics
+
+
+def same_bits(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+
+
+def test_a_sound_update_moves_the_parameters(mesh):
+    before, after, metrics = updated(lambda batch: batch)
+    assert not same_bits(before.params, after.params)
+    assert int(after.skipped) == 0 and float(metrics["grad_norm"]) > 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_non_finite_update_keeps_every_bit_and_is_counted(mesh, bad):
+    def poison(batch):
+        where = jnp.argmax(batch.loss_mask.reshape(-1))
+        flat = batch.advantages.reshape(-1).at[where].set(bad)
+        return batch.replace(advantages=flat.reshape(batch.advantages.shape))
+
+    before, after, metrics = updated(poison)
+    assert same_bits(before.params, after.params) and same_bits(before.opt_state, after.opt_state)
+    assert int(after.skipped) == 1
+    assert float(metrics["update/skipped_nonfinite"]) == 1
+
+
+def test_a_batch_without_a_token_to_learn_from_is_skipped(mesh):
+    empty = lambda batch: batch.replace(loss_mask=jnp.zeros_like(batch.loss_mask))
+    before, after, metrics = updated(empty)
+    assert same_bits(before.opt_state, after.opt_state) and int(after.skipped) == 1
+    assert float(metrics["update/skipped_empty"]) == 1
+
+
+def test_nan_where_the_loss_is_masked_does_not_leak(mesh):
+    def poison(batch):
+        holes = lambda x: jnp.where(batch.loss_mask, x, jnp.nan)
+        return batch.replace(advantages=holes(batch.advantages), behaviour_logprobs=holes(batch.behaviour_logprobs))
+
+    _, clean, _ = updated(lambda batch: batch)
+    _, after, metrics = updated(poison)
+    assert same_bits(clean.params, after.params)
+    assert all(np.isfinite(float(value)) for value in metrics.values())
