@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 # grain computes one place of a shuffle without the others, by walking a cycle of 65,536: about 40 ms / size a place.
-# That is 4 us at 10,000 and 4 ms at 10 (2 CPU cores), so below this size an epoch's permutation is made whole and kept.
+# That is 6 us at 10,000 and 4 ms at 10 (2 CPU cores), so below this size an epoch's permutation is made whole and kept.
 _SMALL = 4096
 
 
