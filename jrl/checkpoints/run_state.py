@@ -72,8 +72,9 @@ class RunState:
 def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
-    `save(step, state, host)` returns when the step is on disk, renamed into place and read back; then older steps
-    beyond the newest `keep` are removed. `restore(abstract_state, step=None)` is `restore_step` below.
+    `save(step, state, host)` returns when the step is on disk, read back and renamed into place; only then are older
+    steps beyond the newest `keep` removed, and later ones, which a run that went back has left.
+    `restore(abstract_state, step=None)` is `restore_step` below.
     Raises ValueError for keep < 1 or a run of several processes.
     """
     if keep < 1:
@@ -94,9 +95,13 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
     def save(step: int, state: PyTree, host: Mapping[str, Any]) -> None:
         check_open()
         save_step(folder, step, state, host)
-        for old in list_steps(folder)[:-keep]:
-            if old != step:
-                paths.remove_tree(step_dir(folder, old))
+        present = list_steps(folder)
+        # Later steps are damaged, or of a future that was left by going back: a resume must not find them.
+        later = [other for other in present if other > step]
+        if later:
+            _log.warning("removed the saves of steps %s in %s, which step %d takes the place of", later, folder, step)
+        for other in [*later, *[other for other in present if other <= step][:-keep]]:
+            paths.remove_tree(step_dir(folder, other))
 
     def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
@@ -119,7 +124,7 @@ def list_steps(root: str | os.PathLike[str]) -> list[int]:
 
 
 def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapping[str, Any]) -> None:
-    """Writes one step: temporary folder, sync, one rename, sync, read back.
+    """Writes one step: temporary folder, sync, read back, one rename, sync.
 
     Args:
       state: pytree of jax or numpy arrays, typed keys included; None is no leaf.
@@ -151,6 +156,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
         _discard(temporary)
+        _put_back(folder)
         kept = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
             f"step {step} could not be saved under {folder}: {_first_line(error)}; "
@@ -368,12 +374,16 @@ def _publish(temporary: Path, final: Path) -> None:
     paths.remove_tree(aside)
 
 
-def _sweep(folder: Path) -> None:
+def _put_back(folder: Path) -> None:
     for name in paths.list_dir(folder):
         if name.startswith(_REPLACED):
             final = folder / name.removeprefix(_REPLACED)
             if not final.exists():
                 paths.rename(folder / name, final)
+
+
+def _sweep(folder: Path) -> None:
+    _put_back(folder)
     for name in paths.list_dir(folder):
         if name.startswith(paths.TEMPORARY):
             _log.warning("removed %s, left by a save that did not finish", folder / name)

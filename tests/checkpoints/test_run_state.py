@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -135,6 +136,64 @@ def test_a_step_can_be_saved_again(tmp_path):
     saves.save(5, {"w": jnp.ones(2)}, {})
     assert saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})[1]["w"].tolist() == [1, 1]
     assert os.listdir(tmp_path) == ["00000005"]
+
+
+def test_going_back_leaves_no_later_step_for_a_resume_to_find(tmp_path):
+    saves = run_state.open_run_state(tmp_path, keep=3)
+    for step in (5, 10, 15):
+        saves.save(step, {"w": jnp.zeros(2)}, {})
+    saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.float32)}, step=5)
+    saves.save(7, {"w": jnp.ones(2)}, {})
+    assert saves.steps() == [5, 7]
+
+
+class Died(BaseException):
+    """Stands for the death of the process: nothing that catches errors sees it."""
+
+
+def deadly_call(real, left, *, after: bool):
+    def call(*args):
+        last = next(left) == 0
+        if last and not after:
+            raise Died
+        result = real(*args)
+        if last:
+            raise Died
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize("saved_before", [[1], [1, 2]])
+def test_death_at_any_file_operation_leaves_the_old_or_the_new_step(tmp_path, monkeypatch, saved_before):
+    """`saved_before` with the step itself: a save that replaces one of its own number."""
+    calls = ("write_bytes_atomic", "sync_tree", "make_dir", "remove_tree", "rename", "sync_dir")
+    real = {name: getattr(run_state.paths, name) for name in calls}
+    target = {"w": jax.ShapeDtypeStruct((2,), jnp.int32)}
+    for deadly in itertools.count():
+        root = tmp_path / str(deadly)
+        saves = run_state.open_run_state(root, keep=1 if len(saved_before) == 1 else 2)
+        for step in saved_before:
+            saves.save(step, {"w": jnp.full((2,), step)}, {"new": False})
+
+        left = itertools.count(-deadly)  # the call that takes 0 from it is the last
+        for name in calls:
+            monkeypatch.setattr(run_state.paths, name, deadly_call(real[name], left, after=deadly % 2 == 1))
+        died = False
+        try:
+            saves.save(2, {"w": jnp.full((2,), 20)}, {"new": True})
+        except Died:
+            died = True
+        for name in calls:
+            monkeypatch.setattr(run_state.paths, name, real[name])
+        reopened = run_state.open_run_state(root, keep=2)
+        step, state, host = reopened.restore(target)
+        assert state["w"].tolist() == [20 if host["new"] else step] * 2
+        assert step == 2 if host["new"] else step == max(saved_before)
+        assert reopened.skipped == [] and all(name.isdigit() for name in os.listdir(root))
+        if not died:
+            assert host["new"] and deadly > 8
+            break
 
 
 def test_a_closed_folder_saves_no_more(tmp_path):
