@@ -1,7 +1,7 @@
 """ReasoningGymScore: a task of reasoning-gym, judged by its dataset's own `score_answer` where that is safe.
 
-Nine of the package's scorers run the answer as Python, one rewards any text, one runs its reference answer (0.1.25; a
-test looks through the source of all others). For these `FENCED` holds a way of our own that runs nothing; where there
+Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text (0.1.25; a test
+looks through the source of all others). For these `FENCED` holds a way of our own that runs nothing; where there
 is none the row is FORBIDDEN. See ECOSYSTEM section 7 for what was tried.
 
 `example.info` is {"dataset": name, "config": fields of its config, "entry": the task as the dataset made it}, which
@@ -180,6 +180,13 @@ def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
         raise NoPolynomial("not a list of numbers") from error
 
 
+def _same_integer(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The reference integer, in Python's notation of any base: its own scorer runs the problem text of the entry."""
+    if not re.fullmatch(r"-?(0x[0-9a-fA-F]{1,1000}|0b[01]{1,1000}|0o[0-7]{1,1000}|0|[1-9][0-9]{0,1000})", answer):
+        raise NoPolynomial("not an integer")
+    return int(answer, 0) == int(entry["answer"], 0)
+
+
 FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "countdown": _countdown,
     "puzzle24": _puzzle24,
@@ -192,6 +199,7 @@ FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "n_queens": _one_of_the_boards,
     "game_of_life_halting": _same_lines,
     "number_sorting": _sorted_numbers,
+    "bitwise_arithmetic": _same_integer,
 }
 RAISES_ON_JUNK = frozenset({"prime_factorization"})
 # Metadata that the scorer compares as tuples, and JSON brings back as lists.

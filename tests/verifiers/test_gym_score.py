@@ -1,0 +1,142 @@
+"""ReasoningGymScore over every dataset of reasoning-gym, and a look into the scorers that it trusts."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import textwrap
+
+import pytest
+from reasoning_gym import factory
+from verifier_fakes import example
+
+from jrl.envs.reasoning_gym import plain
+from jrl.example import Example
+from jrl.verdict import Status
+from jrl.verifiers import reasoning_gym
+from jrl.verifiers.reasoning_gym import FENCED, ReasoningGymScore
+
+DATASETS = sorted(set(factory.DATASETS) - {"composite"})
+NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+RUNS_TEXT = {"eval", "exec", "compile", "parse_expr", "sympify", "literal_eval", "loads_pickle", "system", "Popen"}
+# Their scorers call a parser of their own that has the name of sympy's.
+OWN_PARSERS = {"propositional_logic"}
+
+
+def task(name: str) -> Example:
+    """One task in the form of envs/reasoning_gym.py, which refuses here those that depend on the hash seed."""
+    dataset = factory.create_dataset(name, seed=7, size=1)
+    entry = json.loads(json.dumps(plain(dataset[0])))
+    config = {k: v for k, v in plain(dataclasses.asdict(dataset.config)).items() if k not in ("size", "seed")}
+    return example(entry["answer"], info={"dataset": name, "config": config, "entry": entry})
+
+
+def score(answer: str, example: Example, **fields):
+    return reasoning_gym.score(ReasoningGymScore(**fields), answer, example)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_the_reference_answer_is_right_and_junk_is_not(name):
+    example = task(name)
+    for junk in ("zqj", "[", "0 0 0 0 0 0 0", "__import__('os').abort()"):
+        verdict = score(junk, example)
+        assert verdict.status is not Status.CORRECT
+        assert verdict.reward in (None, 0.0)
+    if name in NO_REFERENCE:
+        assert example.answer is None
+    elif FENCED.get(name, True) is None:
+        assert score(example.answer, example).status is Status.FORBIDDEN
+    else:
+        verdict = score(example.answer, example)
+        assert (verdict.status, verdict.reward) == (Status.CORRECT, 1.0)
+    assert score("", example).status is Status.UNPARSABLE
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_no_scorer_that_is_trusted_can_run_text(name):
+    cls, _ = factory.DATASETS[name]
+    called = calls_within_reach(cls, "score_answer")
+    dangerous = called & (RUNS_TEXT - ({"parse_expr"} if name in OWN_PARSERS else set()))
+    assert not dangerous or name in FENCED
+    assert bool(dangerous) == (name in set(FENCED) - {"game_of_life_halting"})
+
+
+def calls_within_reach(cls: type, method: str) -> set[str]:
+    """The names called by a method, and by the methods and functions of its module that it calls, however deep."""
+    module = inspect.getmodule(inspect.unwrap(cls.__dict__.get(method, next(
+        base.__dict__[method] for base in cls.__mro__ if method in base.__dict__))))  # fmt: skip
+    seen, waiting = set(), [method]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        thing = inspect.getattr_static(cls, name, None) or vars(module).get(name)
+        thing = thing.__func__ if isinstance(thing, staticmethod | classmethod) else thing
+        if not inspect.isfunction(thing) and not (inspect.isclass(thing) and thing.__module__ == module.__name__):
+            continue
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(thing)))):
+            if isinstance(node, ast.Call):
+                waiting.append(
+                    node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func).split(".")[-1]
+                )
+    return seen
+
+
+@pytest.mark.parametrize("name", [name for name in FENCED if name in factory.DATASETS])
+def test_no_fenced_dataset_runs_its_answer(name, tmp_path):
+    canary = tmp_path / "ran"
+    example = task(name)
+    for attack in (
+        f"open({str(canary)!r}, 'w')",
+        f"[open({str(canary)!r}, 'w')]",
+        f"__import__('os').mkdir({str(canary)!r})",
+    ):
+        assert score(attack, example).status is not Status.CORRECT
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [("82 + 20 + 67 - 50", 0), ("67-50+(20+82)", 0), ("119", 1), ("82+20+67-50+0", 1), ("82+20+67+50", 1),
+     ("82 + 20 + 67 - 50 = 119", 1), ("(82 + 20 + 67 - 50", 2), ("82,20,67,50", 2), ("9**9**9", 1)],
+)  # fmt: skip
+def test_countdown_wants_an_expression_of_exactly_its_numbers(answer, status):
+    entry = {"answer": "82 + 20 + 67 - 50", "metadata": {"numbers": [67, 50, 20, 82], "target": 119}}
+    assert score(answer, example(info={"dataset": "countdown", "entry": entry})).status == status
+
+
+def test_puzzle24_does_not_let_the_answer_choose_its_numbers():
+    entry = {"answer": "4*8 - 6 - 2", "metadata": {"numbers": [4, 8, 6, 2]}}
+    puzzle = example(info={"dataset": "puzzle24", "entry": entry})
+    assert score("8*4 - (2 + 6)", puzzle).status is Status.CORRECT
+    assert score("6*4*1*1", puzzle).status is Status.WRONG
+
+
+def test_an_integral_is_any_antiderivative():
+    entry = {"answer": "x**3 + C", "metadata": {"integrand": "3*x**2", "variable": "x"}}
+    integral = example(info={"dataset": "simple_integration", "entry": entry})
+    assert score("x**3 + 7", integral).status is Status.CORRECT
+    assert score("x**3 + x", integral).status is Status.WRONG
+
+
+def test_partial_credit_is_given_only_where_it_was_asked_for():
+    example = task("chain_sum")
+    answer = f"it is {example.answer}"
+    assert score(answer, example).reward == 0.0
+    partial = score(answer, example, credit="partial")
+    assert partial.status is Status.WRONG
+    assert 0 < partial.reward < 1
+
+
+def test_a_task_whose_right_answer_is_empty_is_forbidden():
+    entry = {"answer": "", "metadata": {}}
+    assert score("junk", example(info={"dataset": "polynomial_equations", "entry": entry})).status is Status.FORBIDDEN
+
+
+@pytest.mark.parametrize("info", [{}, {"dataset": "chain_sum"}, {"dataset": "nope", "entry": {"metadata": {}}}])
+def test_an_example_that_is_no_task_of_it_is_an_error_of_the_data(info):
+    with pytest.raises(ValueError, match="reasoning-gym"):
+        score("4", example(info=info))

@@ -1,0 +1,37 @@
+from fractions import Fraction
+
+import pytest
+
+from jrl.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
+
+
+def test_a_number_is_read_exactly():
+    # (0.1 + 2/10) * 3 - 4**2 / -8 = 0.9 + 2 = 29/10, where floats would miss
+    assert constant(read_polynomial("(0.1 + 2/10) * 3 - 4**2 / -8")) == Fraction(29, 10)
+
+
+def test_a_polynomial_does_not_depend_on_how_it_is_written():
+    assert read_polynomial("(x + y)**2 - y*y") == read_polynomial("x**2 + 2*y*x") == {
+        (("x", 2),): 1,
+        (("x", 1), ("y", 1)): 2,
+    }  # fmt: skip
+    assert read_polynomial("x - x") == {}
+
+
+def test_the_derivative_treats_other_letters_as_constants():
+    # d/dx (3 x**2 y - x/2 + C) = 6 x y - 1/2
+    assert derivative(read_polynomial("3*x**2*y - x/2 + C"), "x") == read_polynomial("6*x*y - 1/2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x +", "f(x)", "x.real", "xy", "[1]", "1/0", "1/(x-x)", "x/y", "x**y", "x**-1", "x**0.5", "x**1001",
+        "9**9**9**9", "9**999999999", "(10**999)**999", "1//2", "1%2", "1 if 1 else 2", "lambda: 1", "'a'*9",
+        "True", "1j", "1_0", "x; y", "x = 1", "x\n+1", "__import__", "(" * 500 + "1" + ")" * 500, "1" * 5000,
+        "-" * 3000 + "1", "(a+b+c+d+e+f+g+h)**40", "0" * 20 + "1", "1e400", "\x00", "١",
+    ],
+)  # fmt: skip
+def test_whatever_else_is_refused(text):
+    with pytest.raises(NoPolynomial):
+        read_polynomial(text)

@@ -1,0 +1,64 @@
+import os
+
+import pytest
+
+from jrl.verdict import Status, Verdict
+from jrl.verifiers import Row
+from jrl.verifiers.journal import Journal, journal_key
+
+LATE = (Verdict(Status.CPU_LIMIT, None, "2.0 s of CPU time"), Verdict(Status.CORRECT, 1.0))
+ROWS = [Row("Exact", {"weight": 1.0})]
+
+
+def test_what_is_kept_is_heard_again_after_reopening(tmp_path):
+    path = tmp_path / "run" / "journal.jsonl"
+    journal = Journal(path)
+    assert journal.recall("a") is None
+    journal.keep([("a", LATE)])
+    journal.keep([("a", LATE), ("b", LATE[:1])])
+    journal.close()
+    again = Journal(path)
+    assert (again.recall("a"), again.recall("b"), again.recall("c")) == (LATE, LATE[:1], None)
+    assert (len(again), again.replayed) == (2, 2)
+    again.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_line_cut_short_by_a_kill_is_dropped_and_the_file_goes_on(tmp_path, cut):
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.keep([("a", LATE)])
+    whole = path.stat().st_size
+    journal.keep([("b", LATE)])
+    journal.close()
+    os.truncate(path, path.stat().st_size - cut)
+    again = Journal(path)
+    assert path.stat().st_size == whole
+    assert (again.recall("a"), again.recall("b")) == (LATE, None)
+    again.keep([("c", LATE)])
+    again.close()
+    third = Journal(path)
+    assert third.recall("c") == LATE
+    third.close()
+
+
+def test_a_line_that_is_no_entry_is_refused_by_its_place(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"key": "a", "verdicts": []}\nnonsense\n')
+    with pytest.raises(ValueError, match=r"journal\.jsonl, line 2"):
+        Journal(path)
+
+
+def test_the_key_names_visit_sample_text_example_and_verifiers():
+    base = ((1, 2), 0, "text", "example", ROWS)
+    key = journal_key(*base)
+    assert key == journal_key(*base)
+    assert key.startswith("0000000100000002/0/")
+    others = [
+        ((1, 3), 0, "text", "example", ROWS),
+        ((1, 2), 1, "text", "example", ROWS),
+        ((1, 2), 0, "text ", "example", ROWS),
+        ((1, 2), 0, "text", "other", ROWS),
+        ((1, 2), 0, "text", "example", [Row("Exact", {"weight": 2.0})]),
+    ]
+    assert len({key, *(journal_key(*other) for other in others)}) == 6
