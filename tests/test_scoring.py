@@ -1,0 +1,164 @@
+"""Scoring: weighted sums, masks, names, the journal, and when a run stops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jrl.example import Example, Message
+from jrl.scoring import Scoring, ScoringStopped, open_scoring
+from jrl.verdict import Status, Verdict
+from jrl.verifiers import VERIFIERS, Verifier, as_verifier, merge
+from jrl.verifiers.exact import Exact
+from jrl.verifiers.length import Length
+from jrl.verifiers.source import PartSource
+
+PART = PartSource(
+    "mine.py",
+    """
+import os, time
+def third(completion, example): return 1 / 3
+def fails(completion, example):
+    if "raise" in completion: raise RuntimeError("on purpose")
+    if "exit" in completion: os._exit(0)
+    if "sleep" in completion and not os.path.exists(example.info["quick"]): time.sleep(100)
+    return 1.0
+VERIFIERS = {"third": third, "fails": fails}
+""",
+)
+
+
+def table() -> dict[str, Verifier]:
+    return merge(VERIFIERS, {"third": lambda c, e: 0.0, "fails": lambda c, e: 0.0})
+
+
+def row(name: str, **fields):
+    return as_verifier(name, lambda c, e: 0.0).config(**fields)
+
+
+def example(answer: str = "4", **fields) -> Example:
+    return Example(**{"id": "e", "messages": (Message("user", "2 + 2?"),), "answer": answer, **fields})
+
+
+def score(config: Scoring, completions, examples=None, journal=None, parts=(PART,)):
+    examples = examples or [example()] * len(completions)
+    with open_scoring(config, table(), parts, journal) as scorer:
+        return scorer.collect(scorer.submit(completions, examples, [((7, 9), n) for n in range(len(completions))]))
+
+
+def test_the_reward_is_the_weighted_sum_and_the_first_verifier_gives_the_status():
+    scores = score(Scoring(verifiers=(Exact(), Length(weight=0.5, low=1, high=2))), ["4", "5", "444", ""])
+    # 1*1 + 0.5*1, 1*0 + 0.5*1, 0 + 0, 0 + 0
+    np.testing.assert_array_equal(scores.reward, np.array([1.5, 0.5, 0.0, 0.0], np.float32))
+    assert scores.verdict.tolist() == [Status.CORRECT, Status.WRONG, Status.WRONG, Status.UNPARSABLE]
+    assert scores.valid.all()
+    assert {name: part.tolist() for name, part in scores.parts.items()} == {
+        "Exact": [1, 0, 0, 0],
+        "Length": [1, 1, 0, 0],
+    }
+    assert (scores.reward.dtype, scores.valid.dtype, scores.verdict.dtype) == (np.float32, np.bool_, np.int8)
+    assert all(part.dtype == np.float32 for part in scores.parts.values())
+    assert scores.counts["CORRECT"] == 1 and sum(scores.counts.values()) == 4
+
+
+def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():
+    scores = score(Scoring(verifiers=(Exact(), row("fails"), row("third"))), ["4", "raise", "exit"])
+    assert scores.valid.tolist() == [True, False, False]
+    assert scores.verdict.tolist() == [Status.CORRECT, Status.VERIFIER_ERROR, Status.CRASH]
+    assert np.isnan(scores.parts["fails"]).tolist() == [False, True, True]
+    assert scores.parts["third"].tolist() == [np.float32(1 / 3)] * 3
+    assert "on purpose" in scores.details[1]
+    assert scores.counts["VERIFIER_ERROR"] == scores.counts["CRASH"] == 1
+
+
+def test_a_verifier_that_always_raises_masks_every_row_and_does_not_stop_the_run():
+    scores = score(Scoring(verifiers=(row("fails"),)), ["raise"] * 4)
+    assert not scores.valid.any()
+    assert scores.counts["VERIFIER_ERROR"] == 4
+
+
+def test_an_overlong_completion_is_seen_by_no_verifier():
+    scores = score(Scoring(verifiers=(Exact(), row("fails")), max_characters=10), ["x" * 11, "exit" + "x" * 7, "4"])
+    assert scores.verdict.tolist() == [Status.FORBIDDEN, Status.FORBIDDEN, Status.CORRECT]
+    assert scores.valid.tolist() == [False, False, True]
+
+
+def test_an_example_that_names_its_verifiers_is_judged_by_those():
+    config = Scoring(verifiers=(Exact(weight=2.0), Length(low=1, high=1)))
+    examples = [example(verifiers=("Exact",)), example(verifiers=("Numeric", "Exact")), example()]
+    scores = score(config, ["4", "4.0", "4"], examples)
+    assert scores.reward.tolist() == [2.0, 1.0, 3.0]  # 2 * 1; 1 * 1 + 2 * 0; 2 * 1 + 1
+    assert scores.verdict.tolist() == [Status.CORRECT] * 3
+    np.testing.assert_array_equal(scores.parts["Numeric"], np.array([np.nan, 1, np.nan], np.float32))
+
+
+def test_a_verifier_used_twice_has_two_parts():
+    scores = score(Scoring(verifiers=(Length(high=2), Length(high=5, weight=0.5))), ["abc"])
+    assert {name: part.tolist() for name, part in scores.parts.items()} == {"Length": [0.0], "Length_2": [1.0]}
+    assert scores.reward.tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "message"),
+    [
+        (Scoring(), {}, "nothing judges example 'e'"),
+        (Scoring(), {"verifiers": ("Exakt",)}, r"example 'e' names the verifier 'Exakt'.*did you mean 'Exact'"),
+        (Scoring(), {"verifiers": ("Regex",)}, r"no defaults.*add @Regex\(\) to Scoring.verifiers"),
+    ],
+)
+def test_an_example_that_nothing_can_judge_is_refused(config, fields, message):
+    with pytest.raises(ValueError, match=message):
+        score(config, ["4"], [example(**fields)])
+
+
+def test_a_verifier_outside_the_table_is_refused():
+    with pytest.raises(ValueError, match=r"Scoring\.verifiers names the verifier 'other'"):
+        open_scoring(Scoring(verifiers=(row("other"),)), table())
+
+
+@pytest.mark.parametrize("fields", [{"workers": 0}, {"cpu_seconds": 0.0}, {"stop_above": 1.5}, {"max_characters": -1}])
+def test_a_config_that_makes_no_sense_is_refused(fields):
+    with pytest.raises(ValueError, match=f"Scoring.{next(iter(fields))}"):
+        Scoring(**fields)
+
+
+def test_scores_do_not_depend_on_the_number_of_workers():
+    completions = [str(n % 5) for n in range(40)] + ["raise", "exit"]
+    config = lambda workers: Scoring(verifiers=(Exact(), row("fails"), row("third", weight=0.3)), workers=workers)
+    first, *others = [score(config(workers), completions) for workers in (1, 2, 4)]
+    for other in others:
+        for name in ("reward", "valid", "verdict"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
+        assert (first.counts, first.details) == (other.counts, other.details)
+
+
+def test_a_verdict_that_met_its_deadline_is_replayed_after_a_resume(tmp_path):
+    config = Scoring(verifiers=(row("fails"),), wall_seconds=0.3)
+    quick = tmp_path / "quick"
+    examples = [example(info={"quick": str(quick)})] * 3
+    first = score(config, ["sleep", "4", "raise"], examples, tmp_path / "journal.jsonl")
+    assert first.verdict.tolist() == [Status.CPU_LIMIT, Status.CORRECT, Status.VERIFIER_ERROR]
+    quick.touch()  # a machine that is now fast enough
+    again = score(config, ["sleep", "4", "raise"], examples, tmp_path / "journal.jsonl")
+    assert again.verdict.tolist() == first.verdict.tolist()
+    assert (first.replayed, again.replayed) == (0, 2)
+    assert score(config, ["sleep"], examples[:1]).verdict.tolist() == [Status.CORRECT]
+
+
+def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):
+    config = Scoring(verifiers=(Exact(),), stop_above=0.4)
+    with open_scoring(config, table()) as scorer:
+        lost = (Verdict(Status.INFRA_ERROR, None, "no process could be had"),)
+        found = (Verdict(Status.CORRECT, 1.0),)
+        ticket = scorer.submit(["4"] * 5, [example()] * 5, [((0, 0), n) for n in range(5)])
+        monkeypatch.setattr(scorer.pool, "collect", lambda _: [lost, found, lost, found, found])
+        scores = scorer.collect(ticket)  # 2 of 5 is not above 0.4
+        assert scores.valid.tolist() == [False, True, False, True, True]
+        monkeypatch.setattr(scorer.pool, "collect", lambda _: [lost, lost, lost, found, found])
+        with pytest.raises(ScoringStopped, match=r"3 of 5 .* no process could be had"):
+            scorer.collect(ticket)
+
+
+def test_nothing_to_score_scores_nothing():
+    scores = score(Scoring(verifiers=(Exact(),)), [])
+    assert scores.reward.shape == (0,) and scores.parts["Exact"].shape == (0,)

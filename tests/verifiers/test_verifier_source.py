@@ -1,0 +1,94 @@
+"""Functions as source: what a notebook's reward function needs comes along, and what cannot is named."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+import pytest
+from verifier_fakes import example
+
+from jrl.verdict import Status, Verdict
+from jrl.verifiers import as_verifier
+from jrl.verifiers.judge import judge
+from jrl.verifiers.source import PartSource, load_part, part_of
+
+LIMIT = 3
+WORDS = {"four": 4, "five": 5}
+PATTERN = re.compile("[0-9]+", re.IGNORECASE)
+THING = object()
+
+
+class Half:
+    value = Fraction(1, 2)
+
+
+def root(x):
+    return math.sqrt(x) if x > 1 else root(x + LIMIT)
+
+
+def uses_everything(completion: str, example: Undefined) -> float:  # noqa: F821  annotations do not come along
+    number = WORDS.get(completion) or int(PATTERN.search(completion)[0])
+    squares = [number * number for number in (number,)]
+    return root(squares[0]) * float(Half.value)
+
+
+def says_verdict(completion, example):
+    return Verdict(Status.CORRECT if completion == example.answer else Status.WRONG, 0.5)
+
+
+def uses_thing(completion, example):
+    return float(THING is None)
+
+
+def uses_nothing_known(completion, example):
+    return missing_name  # noqa: F821
+
+
+def closing_over(bonus):
+    def closed(completion, example):
+        return bonus + 1.0
+
+    return closed
+
+
+def say(part: PartSource, name: str, completion: str) -> Verdict:
+    verifier = as_verifier(name, load_part(part, 99)[name])
+    return judge(verifier, verifier.config(), completion, example())
+
+
+def test_what_a_function_uses_comes_along():
+    part = part_of({"uses_everything": uses_everything, "verdict": says_verdict})
+    # "four" -> 4, squared 16, root 4, halved 2
+    assert say(part, "uses_everything", "four") == Verdict(Status.CORRECT, 2.0)
+    assert say(part, "verdict", "4") == Verdict(Status.CORRECT, 0.5)
+
+
+def test_an_enclosed_number_comes_along():
+    assert say(part_of({"closed": closing_over(0.5)}), "closed", "") == Verdict(Status.CORRECT, 1.5)
+
+
+def test_the_part_is_the_same_text_every_time():
+    assert part_of({"a": uses_everything}) == part_of({"a": uses_everything})
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (uses_thing, "'THING', a object"),
+        (uses_nothing_known, "'missing_name'"),
+        (lambda completion, example: 1.0, "lambda"),
+        (len, "builtin_function"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(thing, message):
+    with pytest.raises(ValueError, match=message):
+        part_of({"thing": thing})
+
+
+def test_an_error_in_a_part_shows_its_own_line():
+    part = PartSource("mine.py", "def bad(completion, example):\n    return 1 / 0\nVERIFIERS = {'bad': bad}\n")
+    verdict = say(part, "bad", "x")
+    assert verdict.status is Status.VERIFIER_ERROR
+    assert "ZeroDivisionError" in verdict.detail and "mine.py:2 in bad" in verdict.detail
