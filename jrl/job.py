@@ -24,7 +24,9 @@ from jrl.checkpoints.run_state import RunState, open_run_state
 from jrl.data.held_out import held_out
 from jrl.data.prompts import Visit
 from jrl.data.stream import Stream, open_stream
+from jrl.data.survey import texts_of
 from jrl.envs.contract import Source
+from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, check, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.learner import Shape
@@ -46,7 +48,7 @@ from jrl.types import Array, PyTree
 
 _log = logging.getLogger(__name__)
 
-TOKENIZER_TEXTS = 4096  # most texts of the run that a tokenizer is trained on
+TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
 
 class RefusedIdentity(ValueError):
@@ -171,7 +173,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         display = open_display(config.loop.steps + (config.sft.steps if config.sft is not None else 0))
         stack.callback(display.close)
         display.phase("data")
-        source = row_of(parts.tables, "envs", config.task).open(config.task)
+        source = open_source(config.task, parts.tables["envs"])
         tokenizer = open_tokenizer(config, parts, source, folder)
         claim(config, parts, folder, tokenizer, source)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
@@ -220,21 +222,11 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -
     saved = folder / "tokenizer"
     if paths.exists(saved / "tokenizer.json"):
         return load_tokenizer(saved, parts.tables["tokenizers"])
-    texts = source_texts(source, TOKENIZER_TEXTS)
+    texts = texts_of(source, config.data, TOKENIZER_TEXTS)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
     paths.make_dir(saved)
     tokenizer.save(saved)
     return tokenizer
-
-
-def source_texts(source: Source, most: int) -> Iterator[str]:
-    """Yields prompts and gold answers of examples spread over the source."""
-    size = len(source)
-    for i in range(min(size, most)):
-        example = source[i * size // min(size, most)]
-        yield from (message.content for message in example.messages)
-        if example.answer is not None:
-            yield example.answer
 
 
 def claim(config: Config, parts: Parts, folder: Path, tokenizer: Any, source: Source) -> None:
