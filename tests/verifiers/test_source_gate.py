@@ -58,7 +58,8 @@ def test_no_text_becomes_code(path):
     "text",
     ["eval('1')", "exec(x)", "builtins.eval(x)", "sympy.sympify(x)", "import pickle", "os.system(x)",
      "from multiprocessing import Pool", "subprocess.run(x, shell=True)", "np.load(p, allow_pickle=True)",
-     "compile(x, 'f', 'exec')", "import yaml\nyaml.load(x)", "from sympy.parsing.sympy_parser import parse_expr\nparse_expr(x)"],
+     "compile(x, 'f', 'exec')", "import yaml\nyaml.load(x)",
+     "from sympy.parsing.sympy_parser import parse_expr\nparse_expr(x)"],
 )  # fmt: skip
 def test_the_gate_sees_what_it_is_for(text):
     assert violations(ast.parse(text), "some.py")
