@@ -46,6 +46,11 @@ def test_groups_without_signal_are_dropped_by_outcome_and_not_by_shaped_reward()
     np.testing.assert_array_equal(keep(DAPO(max_refills=None), batch), [1] * 6)
 
 
+def test_the_outcome_is_judged_and_not_the_reward():
+    batch = groups([1, 1, 0, 1], [4] * 4).replace(reward=jnp.array([1.0, 0.9, 0.5, 0.5]))
+    np.testing.assert_array_equal(ALGORITHM.keep(DAPO(), batch), [0, 0, 1, 1])
+
+
 def test_a_group_with_one_row_left_is_dropped():
     batch = groups([1, 0, 1, 0], [4] * 4, valid=[True, False, True, True])
     np.testing.assert_array_equal(ALGORITHM.keep(DAPO(), batch), [0, 0, 1, 1])

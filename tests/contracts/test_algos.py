@@ -162,3 +162,31 @@ def test_rows_may_be_sharded_over_data(name):
         sharded = run(jax.tree.map(place, groups), jax.tree.map(place, tokens))
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_truncated_importance_weighs_the_policy_loss(name):
+    """A sampler 0.1 nats off everywhere weighs exp(0.1), one 5 nats off the cap of 2."""
+    algorithm, tokens = ALGOS[name], promises.sample_tokens()
+    plain, _ = algorithm.token_loss(algorithm.config(), tokens)
+    for difference, weight in ((0.1, np.exp(0.1)), (5.0, 2.0), (-1.0, np.exp(-1.0))):
+        shifted = tokens.replace(behaviour_logprobs=tokens.old_logprobs - difference)
+        loss, metrics = algorithm.token_loss(algorithm.config(importance=TruncatedImportance()), shifted)
+        np.testing.assert_allclose(loss, weight * plain, rtol=1e-5)
+        np.testing.assert_allclose(metrics["importance_weight"], jnp.where(tokens.mask, weight, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_float64_stays_float64(name):
+    algorithm = ALGOS[name]
+    config = everything_on(algorithm)
+    with jax.enable_x64(True):
+        wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        groups = jax.tree.map(wide, promises.sample_groups())
+        tokens = jax.tree.map(wide, promises.sample_tokens())
+        loss, metrics = algorithm.token_loss(config, tokens)
+        advantages, *_ = algorithm.advantages(config, groups, algorithm.shape(config, groups), jnp.float64(0.3))
+        weights = algorithm.weights(config, groups.action_mask, 6)
+        denominator = algorithm.denominator(config, groups.action_mask, 12, 6)
+        for value in (loss, advantages, weights, denominator, *metrics.values()):
+            assert value.dtype == jnp.float64
