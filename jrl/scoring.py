@@ -158,18 +158,22 @@ class Scorer:
     def _rows_for(self, example: Example) -> tuple[int, ...]:
         """The pool rows that judge an example: those it names, else the run's."""
         if example.verifiers:
-            return tuple(self._row_named(name, example) for name in example.verifiers)
+            return tuple(self.row_named(name, f"example {example.id!r}") for name in example.verifiers)
         if not self._config.verifiers:
             raise ValueError(
                 f"nothing judges example {example.id!r}: it names no verifier, and Scoring.verifiers is empty"
             )
         return tuple(range(len(self._config.verifiers)))
 
-    def _row_named(self, name: str, example: Example) -> int:
-        """The run's own row of that name, or the table's with its defaults."""
+    def row_named(self, name: str, place: str) -> int:
+        """Returns the pool's index of the run's own row of that name, or else of the table's with its defaults.
+
+        Raises:
+            ValueError: there is none, or it has no defaults; the message names `place`, which asked for it.
+        """
         if name in self._by_name:
             return self._by_name[name]
-        verifier = look_up(self._table, name, f"example {example.id!r}")
+        verifier = look_up(self._table, name, place)
         own = [i for i, config in enumerate(self._config.verifiers) if type(config).__name__ == name]
         if own:
             self._by_name[name] = own[0]
@@ -178,17 +182,17 @@ class Scorer:
             config = verifier.config()
         except TypeError as error:
             raise ValueError(
-                f"example {example.id!r} names the verifier {name!r}, which has no defaults for all its fields "
+                f"{place} names the verifier {name!r}, which has no defaults for all its fields "
                 f"({error}); add @{name}() to Scoring.verifiers and bind them"
             ) from error
         row = row_of(config)
-        place = self.pool.add_row(row)
-        if place == len(self._rows):
+        index = self.pool.add_row(row)
+        if index == len(self._rows):
             self._rows.append(row)
             self._weights.append(_weight(config))
             self._names = _part_names(self._rows)
-        self._by_name[name] = place
-        return place
+        self._by_name[name] = index
+        return index
 
     def _weigh(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> HostScores:
         """The weighted sum of each row's verdicts, or its mask."""
@@ -218,6 +222,8 @@ def open_scoring(
     verifier_table: Mapping[str, Any],
     parts_sources: Sequence[PartSource] = (),
     journal_path: str | os.PathLike[str] | None = None,
+    *,
+    also: Sequence[str] = (),
 ) -> Scorer:
     """Starts the workers and returns the scorer. Must be closed.
 
@@ -226,6 +232,8 @@ def open_scoring(
         verifier_table: name -> row, jrl's own and those of the run's parts.
         parts_sources: the parts files that define verifiers, as text; the workers load them.
         journal_path: where verdicts that depended on the machine are kept; None keeps none.
+        also: names of verifiers that examples ask for themselves. Others are loaded when the first such example comes,
+            which may take seconds, and adds a name to `HostScores.parts`.
 
     Raises:
         ValueError: a part does not load in a process without JAX, or a verifier's config cannot cross to it.
@@ -247,7 +255,14 @@ def open_scoring(
         if journal is not None:
             journal.close()
         raise
-    return Scorer(config, table, pool, journal)
+    scorer = Scorer(config, table, pool, journal)
+    try:
+        for name in also:
+            scorer.row_named(name, "the run's data")
+    except BaseException:
+        scorer.close()
+        raise
+    return scorer
 
 
 def _part_names(rows: Sequence[Row]) -> list[str]:

@@ -92,6 +92,14 @@ def test_an_example_that_names_its_verifiers_is_judged_by_those():
     np.testing.assert_array_equal(scores.parts["Numeric"], np.array([np.nan, 1, np.nan], np.float32))
 
 
+def test_verifiers_that_the_data_will_ask_for_can_be_loaded_first():
+    with open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numeric", "Exact")) as scorer:
+        scores = scorer.collect(scorer.submit(["4"], [example()], [((0, 0), 0)]))
+    assert np.isnan(scores.parts["Numeric"]).all() and scores.parts["Exact"].tolist() == [1.0]
+    with pytest.raises(ValueError, match="the run's data names the verifier 'Numerik'"):
+        open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numerik",))
+
+
 def test_a_verifier_used_twice_has_two_parts():
     scores = score(Scoring(verifiers=(Length(high=2), Length(high=5, weight=0.5))), ["abc"])
     assert {name: part.tolist() for name, part in scores.parts.items()} == {"Length": [0.0], "Length_2": [1.0]}

@@ -25,11 +25,13 @@ from jrl.verifiers.confine import detach, die_with_parent, limit
 from jrl.verifiers.judge import describe, judge
 from jrl.verifiers.source import PartSource, load_part
 
+ERROR_BYTES = 1 << 20  # of standard error, which is a file: a part that floods it while it loads fills no disk
 FORBIDDEN_MODULES = ("jax", "jaxlib")
 
 
 def main(arguments: list[str]) -> int:
     die_with_parent()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ERROR_BYTES, ERROR_BYTES))
     control = socket.socket(fileno=int(arguments[0]))
     start = frames.read(control, frames.REQUEST_LIMIT)
     if start is None:

@@ -1,0 +1,64 @@
+"""Every row of VERIFIERS keeps every promise, and the promises catch who does not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jrl.example import Example, Message
+from jrl.verdict import Status
+from jrl.verifiers import VERIFIERS, Row, row_of
+from jrl.verifiers.promises import PROMISES
+from jrl.verifiers.source import PartSource
+
+REQUIRED = {"Regex": {"pattern": "(a|b)*c"}}
+TASK = {"dataset": "chain_sum", "entry": {"question": "2 + 2?", "answer": "4", "metadata": {}}}
+EXAMPLE = Example(id="e", messages=(Message("user", "2 + 2?"),), answer="4", info=TASK)
+BREAKS = PartSource(
+    "breaks.py",
+    """
+import os
+calls = []
+def counts(completion, example): calls.append(1); return float(len(calls))
+def depends_on_the_process(completion, example): return float(os.getpid())
+def raises_on_empty(completion, example): return 1.0 / len(completion.split())
+VERIFIERS = {f.__name__: f for f in (counts, depends_on_the_process, raises_on_empty)}
+""",
+)
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_row_with_its_defaults_keeps_the_promise(name, promise):
+    PROMISES[promise](row_of(VERIFIERS[name].config(**REQUIRED.get(name, {}))), (), EXAMPLE)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t"])
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_an_empty_completion_earns_nothing(name, text):
+    verdict = VERIFIERS[name].score(VERIFIERS[name].config(**REQUIRED.get(name, {})), text, EXAMPLE)
+    assert verdict.status in (Status.WRONG, Status.UNPARSABLE)
+    assert verdict.reward == 0.0
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_config_is_frozen_and_has_a_weight_of_one(name):
+    config = VERIFIERS[name].config(**REQUIRED.get(name, {}))
+    assert type(config).__name__ == name
+    assert config.weight == 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.weight = 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "promise"),
+    [
+        ("counts", "says the same of the same"),
+        ("depends_on_the_process", "says the same of the same"),
+        ("raises_on_empty", "judges any text"),
+    ],
+)
+def test_a_row_that_breaks_a_promise_is_caught(name, promise):
+    with pytest.raises(AssertionError, match=name):
+        PROMISES[promise](Row(name, {}), (BREAKS,), EXAMPLE)
