@@ -21,7 +21,7 @@ def test_known_answers(key, counter, expected):
     assert tuple(map(int, words)) == expected
 
 
-def test_a_shorter_request_under_another_key_shares_no_word():
+def test_streams_of_two_keys_share_no_word():
     one, two = (np.asarray(random_bits(jax.random.key(seed), 101)) for seed in (0, 1))
     assert one.shape == (101,) and len(set(one) | set(two)) == 202
 

@@ -1,0 +1,395 @@
+"""The sampler: a sequence is the same wherever it is drawn, and its log-probs are those of a plain forward."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import sampler, stop
+from jrl.models import decoder
+from jrl.models.contract import abstract, axes, init
+from jrl.ops.truncate import top_kept
+from jrl.sampler import Sampler
+from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
+from jrl.types import Finish, PromptBatch
+
+CFG = decoder.Decoder(vocab_size=96, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
+STOP_IDS = (3, 7, 8, 21, 40, 41, 60, 77, 90)
+PAD = 95
+WIDTH = 5  # of prompts
+BASE = Sampler(completion_length=9, slots=4)  # most tests share its program: compiling is what they cost
+FIELDS = ("tokens", "length", "action_mask", "sampler_logprobs", "finish", "version")
+
+
+@functools.cache
+def weights(cfg=CFG, seed=0):
+    """Random weights whose policy is far from uniform (about 2 nats). Norms inside stay 1: attention scores scaled up
+    make a net that amplifies roundings a hundred times, and then nothing could be compared."""
+    params = init(jax.random.key(seed), decoder.spec(cfg))
+    layers = {name: w if "norm" in name else w * 6 for name, w in params["layers"].items()}
+    return {**params, "layers": layers, "embed": params["embed"] * 6, "final_norm": params["final_norm"] * 3}
+
+
+def prompts(count=8, seed=0, lengths=None):
+    rng = np.random.default_rng(seed)
+    return PromptBatch(
+        tokens=rng.integers(0, 95, (count, WIDTH)).astype(np.int32),
+        length=(rng.integers(1, WIDTH + 1, count) if lengths is None else np.asarray(lengths)).astype(np.int32),
+        uid=rng.integers(0, 2**32, (count, 2), dtype=np.uint32),
+    )
+
+
+def one_device():
+    return make_mesh(MeshShape(), jax.devices()[:1])
+
+
+def run(batch, config, params=None, mesh=None, cfg=CFG, samples=3, **rest):
+    out = sampler.sample(
+        weights(cfg) if params is None else params,
+        batch,
+        rest.pop("key", jax.random.key(11)),
+        **{"stream": 0, "version": 4, "stop_ids": STOP_IDS, **rest},
+        config=config,
+        model=decoder.MODEL,
+        model_cfg=cfg,
+        samples=samples,
+        pad_id=PAD,
+        mesh=mesh or one_device(),
+    )
+    return jax.tree.map(np.asarray, out)
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def plain_forward(params, tokens, cfg):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden, _ = decoder.forward(params, tokens, positions, None, cfg)
+    return decoder.unembed(params, hidden, cfg)
+
+
+def scores(out, cfg=CFG, params=None):
+    """Logits [N, T, V] of a plain forward over whole rows, moved to the token they speak about; column 0 is empty."""
+
+    with jax.set_mesh(one_device()):
+        logits = np.asarray(plain_forward(weights(cfg) if params is None else params, out.tokens, cfg))
+    return np.concatenate([np.zeros_like(logits[:, :1]), logits[:, :-1]], axis=1)
+
+
+def logprobs(logits, tokens, temperature):
+    wide = logits.astype(np.float64) / temperature
+    wide = wide - wide.max(-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(-1, keepdims=True))
+    return np.take_along_axis(wide, tokens[..., None], -1)[..., 0]
+
+
+def assert_logprobs(out, temperature):
+    """Holds the sampler's log-probs to a plain forward's; returns its logits."""
+    logits = scores(out)
+    expected = np.where(out.action_mask, logprobs(logits, out.tokens, temperature), 0)
+    assert np.abs(out.sampler_logprobs - expected).max() <= 2e-6 * max(1, np.abs(logits).max() / temperature)
+    return logits
+
+
+def assert_same(one, two, rows=None, fields=FIELDS):
+    for name in fields:
+        left, right = getattr(one, name), getattr(two, name)
+        np.testing.assert_array_equal(left if rows is None else left[rows], right, err_msg=name)
+
+
+def take(batch, index):
+    return jax.tree.map(lambda x: x[np.asarray(index)], batch)
+
+
+# What a rollout holds
+
+
+def test_rows_hold_prompt_completion_and_padding():
+    batch = prompts()
+    out = run(batch, BASE)
+    assert out.tokens.shape == (24, WIDTH + 9)
+    for row in range(24):
+        start, end = batch.length[row // 3], out.length[row]
+        np.testing.assert_array_equal(out.tokens[row, :start], batch.tokens[row // 3, :start])
+        assert (out.tokens[row, end:] == PAD).all()
+        np.testing.assert_array_equal(np.flatnonzero(out.action_mask[row]), np.arange(start, end))
+        assert (out.version[row] == np.where(out.action_mask[row], 4, -1)).all()
+        assert (out.sampler_logprobs[row] != 0).sum() == end - start
+        completion = out.tokens[row, start:end]
+        stopped = np.isin(completion, STOP_IDS)
+        if out.finish[row] == Finish.STOP_TOKEN:  # the stop token is an action, and the last
+            assert stopped[-1] and not stopped[:-1].any()
+        else:
+            assert out.finish[row] == Finish.LENGTH and len(completion) == 9 and not stopped.any()
+    assert set(out.finish) == {Finish.STOP_TOKEN, Finish.LENGTH}
+    assert out.group.tolist() == [i // 3 for i in range(24)] and out.sample.tolist() == [0, 1, 2] * 8
+    assert out.truncated_logprobs is None and out.kept is None
+    assert out.sampler_logprobs.dtype == np.float32 and out.finish.dtype == np.int8 and out.turn.dtype == np.int8
+
+
+def test_draws_depend_on_sample_stream_visit_and_seed():
+    batch = prompts()
+    config = dataclasses.replace(BASE, temperature=4.0)  # near uniform: chance agreement is out of the question
+    out = run(batch, config)
+    assert len({row.tobytes() for row in out.tokens}) == 24
+    others = [
+        run(batch, config, stream=1),
+        run(dataclasses.replace(batch, uid=batch.uid ^ 1), config),
+        run(batch, config, key=jax.random.key(12)),
+    ]
+    for other in others:
+        assert (out.tokens != other.tokens).any(axis=1).mean() > 0.9
+
+
+# One sequence, any layout
+
+
+def test_a_sequence_drawn_alone_is_the_same():
+    batch = prompts()
+    out = run(batch, BASE)
+    for row in (0, 3, 7):
+        alone = run(take(batch, [row]), BASE)
+        rows = slice(3 * row, 3 * row + 3)
+        assert_same(out, alone, rows, ("tokens", "length", "finish", "action_mask"))
+        np.testing.assert_allclose(out.sampler_logprobs[rows], alone.sampler_logprobs, atol=2e-5)
+
+
+def test_any_row_and_order_gives_the_same_bits_at_one_batch_shape():
+    batch = prompts()
+    out = run(batch, BASE)
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(8)
+        assert_same(out, run(take(batch, order), BASE), (3 * order[:, None] + np.arange(3)).ravel())
+
+
+def test_other_neighbours_do_not_change_a_bit():
+    batch, others = prompts(), prompts(seed=1)
+    mixed = jax.tree.map(lambda a, b: np.concatenate([b[:3], a[3:4], b[4:]]), batch, others)
+    one, two = run(batch, BASE), run(mixed, BASE)
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(one, name)[9:12], getattr(two, name)[9:12], err_msg=name)
+
+
+@pytest.mark.parametrize("slots", [1, 7, 100])
+def test_any_number_of_slots_draws_the_same(slots):
+    batch = prompts()
+    out = run(batch, dataclasses.replace(BASE, slots=slots))  # 100: a slot for every sequence, so no refill
+    plain = run(batch, BASE)
+    assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
+    np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [dict(data=8), dict(data=2, fsdp=2, tensor=2)], ids=str)
+def test_eight_devices_draw_the_same(shape):
+    batch, config = prompts(), dataclasses.replace(BASE, top_p=0.9)
+    params, mesh = weights(), make_mesh(MeshShape(**shape))
+    one = run(batch, config, params)
+    stored = shardings(axes(decoder.spec(CFG)), mesh, TRAIN)  # as the learner holds them
+    many = run(batch, config, jax.device_put(params, stored), mesh)
+    assert_same(one, many, None, ("tokens", "length", "finish", "action_mask", "group", "sample", "kept"))
+    np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=2e-5)
+    assert one.weights_fingerprint == many.weights_fingerprint
+
+
+def test_scanned_layers_draw_the_same():
+    batch = prompts()
+    scanned = run(batch, dataclasses.replace(BASE, layers="scanned"))
+    assert_same(run(batch, BASE), scanned, None, ("tokens", "length", "finish"))
+
+
+def test_the_width_of_the_prompts_does_not_matter():
+    batch = prompts()
+    wider = dataclasses.replace(batch, tokens=np.pad(batch.tokens, ((0, 0), (0, 3)), constant_values=1))
+    one, two = run(batch, BASE), run(wider, BASE)
+    np.testing.assert_array_equal(one.length, two.length)
+    for row, length in enumerate(one.length):
+        np.testing.assert_array_equal(one.tokens[row, :length], two.tokens[row, :length])
+
+
+# Log-probs
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_logprobs_are_those_of_a_plain_forward(temperature):
+    out = run(prompts(), dataclasses.replace(BASE, temperature=temperature))
+    assert_logprobs(out, temperature)
+
+
+@pytest.mark.parametrize("law", [dict(top_p=0.7), dict(top_k=9, top_p=0.8, min_p=0.05)], ids=str)
+def test_truncated_logprobs_are_those_of_the_kept_support(law):
+    out = run(prompts(), dataclasses.replace(BASE, temperature=0.8, **law))
+    logits = assert_logprobs(out, 0.8)
+    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.kept)[..., None]))
+    limited = logprobs(np.where(keep, logits, -1e9), out.tokens, 0.8)
+    mask = out.action_mask
+    assert np.abs(out.truncated_logprobs - limited)[mask].max() <= 2e-6 * max(1, np.abs(logits).max() / 0.8)
+    assert (out.kept[mask] >= 1).all() and (out.kept[~mask] == 0).all()
+    assert (out.truncated_logprobs[mask] > out.sampler_logprobs[mask]).any()
+    if "top_k" in law:
+        assert (out.kept <= law["top_k"]).all()
+
+
+def test_float64_agrees_to_its_own_rounding():
+    with jax.enable_x64(True):
+        cfg = dataclasses.replace(CFG, dtype="float64", param_dtype="float64")
+        params = weights(cfg)
+        out = run(prompts(), dataclasses.replace(BASE, temperature=0.75, top_k=20), params, cfg=cfg)
+        logits = scores(out, cfg, params)
+        expected = np.where(out.action_mask, logprobs(logits, out.tokens, 0.75), 0)
+        assert out.sampler_logprobs.dtype == np.float64
+        assert np.abs(out.sampler_logprobs - expected).max() <= 1e-12 * max(1, np.abs(logits).max() / 0.75)
+
+
+def test_greedy_takes_the_most_probable_and_reports_both_laws():
+    out = run(prompts(), dataclasses.replace(BASE, temperature=None))
+    best = assert_logprobs(out, 1.0).argmax(-1)
+    np.testing.assert_array_equal(out.tokens[out.action_mask], best[out.action_mask])
+    assert (out.truncated_logprobs == 0).all() and (out.kept == out.action_mask).all()
+    np.testing.assert_array_equal(out.tokens[0::3], out.tokens[1::3])
+    only_one = run(prompts(), dataclasses.replace(BASE, top_k=1, top_p=1.0, min_p=0.0))
+    assert_same(out, only_one, None, ("tokens", "length", "finish", "kept"))
+
+
+# Where sequences end
+
+
+def test_budgets_are_kept_row_by_row():
+    budget = np.arange(24, dtype=np.int32) % 12  # 0 .. 11, capped at 9
+    batch = prompts()
+    out, free = run(batch, BASE, budget=budget), run(batch, BASE)
+    drawn = free.action_mask.sum(1)
+    np.testing.assert_array_equal(out.action_mask.sum(1), np.minimum(budget, drawn))
+    np.testing.assert_array_equal(out.finish, np.where(budget < drawn, Finish.LENGTH, free.finish))
+    for row in range(24):
+        np.testing.assert_array_equal(out.tokens[row, : out.length[row]], free.tokens[row, : out.length[row]])
+
+
+def test_a_sequence_may_stop_at_its_first_token_and_that_counts_before_its_budget():
+    out = run(prompts(), BASE, stop_ids=tuple(range(96)), budget=np.arange(24, dtype=np.int32) % 2 + 1)
+    assert (out.action_mask.sum(1) == 1).all() and (out.finish == Finish.STOP_TOKEN).all()
+
+
+def test_prompts_of_length_one_and_of_full_width():
+    assert_logprobs(run(prompts(lengths=[1, WIDTH] * 4), BASE), 1.0)
+
+
+def test_a_prompt_of_length_zero_gives_rows_without_an_action():
+    out = run(prompts(lengths=[0, 3, 0, 0, 0, 0, 0, 0]), BASE)
+    assert not out.action_mask[[0, 1, 2]].any() and out.action_mask[[3, 4, 5]].any(axis=1).all()
+    assert (out.tokens[:3] == PAD).all() and (out.length[:3] == 0).all()
+
+
+def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
+    token_bytes = [bytes([97 + i % 4]) for i in range(96)]  # a, b, c, d again and again
+    strings = ("ab", "ca")
+    table = stop.build(strings, token_bytes)
+    batch = prompts()
+    config = dataclasses.replace(BASE, temperature=2.0)
+    free = run(batch, config)
+    out = run(batch, dataclasses.replace(config, stop_strings=strings), stop_table=table)
+    for row in range(24):
+        start = batch.length[row // 3]
+        np.testing.assert_array_equal(out.tokens[row, : out.length[row]], free.tokens[row, : out.length[row]])
+        text = b"".join(token_bytes[t] for t in free.tokens[row, start : free.length[row]])
+        ends = [text.index(s.encode()) + len(s) for s in strings if s.encode() in text]
+        if ends and min(ends) < len(text):
+            assert out.finish[row] == Finish.STOP_STRING
+            assert out.length[row] == start + min(ends)  # here a token is a byte
+        elif not ends:
+            assert out.finish[row] == free.finish[row] and out.length[row] == free.length[row]
+    assert (out.finish == Finish.STOP_STRING).sum() > 4
+
+
+# The program
+
+
+def compiled(mesh, completion_length=9, **law):
+    """The compiled program of 8 prompts and 4 samples in 16 slots."""
+    with jax.set_mesh(mesh):
+        place = lambda shape, dtype, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        number = lambda dtype: place((), dtype, replicated(mesh))
+        by_row = lambda shape, dtype: place(shape, dtype, batch_sharding(mesh, len(shape)))
+        spec = decoder.spec(CFG)
+        stored = shardings(axes(spec), mesh, TRAIN)
+        params = jax.tree.map(lambda leaf, s: place(leaf.shape, leaf.dtype, s), abstract(spec), stored)
+        batch = PromptBatch(
+            tokens=by_row((8, WIDTH), jnp.int32), length=by_row((8,), jnp.int32), uid=by_row((8, 2), jnp.uint32)
+        )
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        law = sampler.Law(
+            temperature=number(jnp.float32), top_k=None, top_p=number(jnp.float32) if law else None, min_p=None
+        )
+        return sampler.program.lower(
+            params, batch, key, number(jnp.uint32), number(jnp.int32), law, None, None,
+            model=decoder.MODEL, model_cfg=CFG, samples=4, completion_length=completion_length,
+            slots=16, layers="unrolled", stop_ids=STOP_IDS, pad_id=PAD,
+        ).compile()  # fmt: skip
+
+
+COLLECTIVE = r"\b(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast)(-start)?\("
+
+
+def loop_collectives(text):
+    """The instructions that exchange data inside a `while`, with all that it calls."""
+    blocks = dict(re.findall(r"^(?:ENTRY )?(%[\w.\-]+) .*?\{\n(.*?)^\}", text, re.M | re.S))
+    waiting = re.findall(r"(?:body|condition)=(%[\w.\-]+)", text)
+    assert waiting
+    seen = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and name in blocks:
+            seen.add(name)
+            waiting += re.findall(r"%[\w.\-]+", blocks[name])
+    return [line.strip() for name in seen for line in blocks[name].splitlines() if re.search(COLLECTIVE, line)]
+
+
+def test_no_collective_stands_in_the_loop():
+    text = compiled(make_mesh(MeshShape(data=2, fsdp=4)), top_p=True).as_text()
+    assert re.search(COLLECTIVE, text)  # weights are gathered before the loop
+    assert loop_collectives(text) == []
+
+
+def test_only_tensor_collectives_stand_in_the_loop():
+    # Devices are numbered data, fsdp, tensor: [4,2]<=[8] are the pairs (0, 1), (2, 3) ... that differ in tensor alone.
+    lines = loop_collectives(compiled(make_mesh(MeshShape(data=2, fsdp=2, tensor=2))).as_text())
+    assert lines
+    for line in lines:
+        groups = re.search(r"replica_groups=(\[[^ ]*|\{\{.*?\}\})", line).group(1).rstrip(",")
+        assert groups in ("[4,2]<=[8]", "{{0,1},{2,3},{4,5},{6,7}}"), line
+
+
+def test_the_cache_is_held_once():
+    columns = 1000
+    temporary = compiled(one_device(), completion_length=columns).memory_analysis().temp_size_in_bytes
+    cache = 2 * CFG.layers * 16 * CFG.kv_heads * (WIDTH + columns) * CFG.head_dim * 4
+    assert cache <= temporary < 1.5 * cache
+
+
+def test_traced_values_do_not_compile_again():
+    batch = prompts()
+    law = dict(temperature=0.8, top_k=9, top_p=0.8, min_p=0.05)
+    run(batch, dataclasses.replace(BASE, **law))
+    before = sampler.program._cache_size()
+    run(batch, dataclasses.replace(BASE, temperature=0.3, top_k=7, top_p=1, min_p=0), version=9, stream=2)
+    assert sampler.program._cache_size() == before
+
+
+def test_bad_settings_are_refused():
+    for law in (
+        dict(temperature=0.0),
+        dict(top_k=0),
+        dict(top_p=0.0),
+        dict(top_p=1.5),
+        dict(min_p=-0.1),
+        dict(slots=0),
+    ):
+        with pytest.raises(ValueError, match=f"Sampler.{next(iter(law))}"):
+            Sampler(completion_length=4, **law)
+    with pytest.raises(ValueError, match="completion_length"):
+        Sampler(completion_length=0)
+    with pytest.raises(ValueError, match="3 prompts cannot be cut over 8"):
+        run(prompts(3), BASE, mesh=make_mesh(MeshShape(data=8)))
+    with pytest.raises(ValueError, match="stop_table"):
+        run(prompts(), dataclasses.replace(BASE, stop_strings=("x",)))
