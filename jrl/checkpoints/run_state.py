@@ -34,7 +34,7 @@ from jrl.checkpoints import digest
 PyTree = Any
 FORMAT = 1
 _READ_BACK_BYTES = 256 << 20
-_SAVING, _REPLACED = f"{paths.TEMPORARY}saving-", f"{paths.TEMPORARY}replaced-"
+_SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
 _log = logging.getLogger(__name__)
 
 
@@ -95,13 +95,10 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
     def save(step: int, state: PyTree, host: Mapping[str, Any]) -> None:
         check_open()
         save_step(folder, step, state, host)
-        present = list_steps(folder)
-        # Later steps are damaged, or of a future that was left by going back: a resume must not find them.
-        later = [other for other in present if other > step]
-        if later:
-            _log.warning("removed the saves of steps %s in %s, which step %d takes the place of", later, folder, step)
-        for other in [*later, *[other for other in present if other <= step][:-keep]]:
-            paths.remove_tree(step_dir(folder, other))
+        for other in superseded(list_steps(folder), step, keep):
+            if other > step:
+                _log.warning("removed the save of step %d in %s: step %d was saved after it", other, folder, step)
+            _remove(folder, other)
 
     def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
@@ -112,6 +109,12 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
         closed = True
 
     return RunState(save=save, steps=lambda: list_steps(folder), restore=restore, skipped=skipped, close=close)
+
+
+def superseded(present: list[int], saved: int, keep: int) -> list[int]:
+    """Returns the steps to remove once `saved` is on disk and verified: all but the newest `keep` up to it, and all
+    later ones. Those are damaged, or of a future that was left by going back, and a resume must not find them."""
+    return sorted({*present} - {*sorted(step for step in present if step <= saved)[-keep:]} - {saved})
 
 
 def step_dir(root: str | os.PathLike[str], step: int) -> Path:
@@ -388,6 +391,14 @@ def _sweep(folder: Path) -> None:
         if name.startswith(paths.TEMPORARY):
             _log.warning("removed %s, left by a save that did not finish", folder / name)
             _discard(folder / name)
+
+
+def _remove(folder: Path, step: int) -> None:
+    """Removes a step so that a death on the way leaves no half of it under its name."""
+    doomed = folder / f"{_REMOVED}{step:08d}"
+    _discard(doomed)
+    paths.rename(step_dir(folder, step), doomed)
+    paths.remove_tree(doomed)
 
 
 def _discard(path: Path) -> None:

@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 # Label, the metrics that may hold it (the first that a step brings), how it is written.
 COLUMNS = (
-    ("reward", ("reward/mean", "reward"), ".3f"),
+    ("reward", ("reward/mean",), ".3f"),
     ("loss", ("loss",), ".3g"),
     ("length", ("rollout/completion_length",), ".1f"),
     ("entropy", ("policy/entropy",), ".3f"),
-    ("kl", ("policy/kl", "kl", "kl/reference", "mismatch/kl"), ".2g"),
+    ("kl", ("kl_ref_k3", "approx_kl_k3"), ".2g"),
     ("tokens/s", ("time/tokens_per_second",), ",.0f"),
 )
 PLAIN_LINES = 40  # about so many lines of steps where there is no terminal

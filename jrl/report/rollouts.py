@@ -159,7 +159,12 @@ def _columns(step, fields, prompts, completions, ids, uids) -> tuple[dict[str, n
             raise ValueError(f"field {name!r} of a rollout has {len(value)} rows, its texts {rows}")
         columns[name] = np.array(value[:rows] if value.ndim else np.broadcast_to(value, (rows,)))
     group = columns.get("group")
-    spread = lambda values: values if len(values) == rows or group is None else [values[g] for g in group]
+
+    def spread(values):
+        if len(values) == rows or group is None or not (rows and 0 <= group.min() and group.max() < len(values)):
+            return values  # one a row already, or refused below
+        return [values[g] for g in group]
+
     columns["uid"] = np.asarray(spread(np.asarray(uids, np.uint32)), np.uint32).reshape(-1, 2)
     texts = {"prompt": prompts, "completion": completions, "example_id": spread(ids)}
     for name, values in (*texts.items(), ("uid", columns["uid"])):

@@ -115,6 +115,25 @@ def test_the_newest_saves_are_kept_and_older_ones_removed(tmp_path):
         saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=5)
 
 
+def test_retention_never_removes_the_only_step_that_can_be_restored():
+    for trial in range(2_000):
+        rng = random.Random(trial)
+        keep, intact, damaged, now = rng.randint(1, 4), set(), set(), 0
+        for _ in range(30):
+            if rng.random() < 0.3 and intact:  # the disk damages one, and the run resumes from what is left
+                victim = rng.choice(sorted(intact))
+                intact.remove(victim)
+                damaged.add(victim)
+                now = max(intact, default=0)
+            now += rng.randint(1, 5)
+            damaged.discard(now)
+            intact.add(now)
+            removed = set(run_state.superseded(sorted(intact | damaged), now, keep))
+            intact, damaged = intact - removed, damaged - removed
+            assert max(intact) == now and now not in removed
+            assert len(intact | damaged) <= keep and max(intact | damaged) == now
+
+
 def test_nothing_is_pruned_when_the_new_step_fails(tmp_path, monkeypatch):
     saves = run_state.open_run_state(tmp_path, keep=1)
     saves.save(1, {"w": jnp.ones(2)}, {})

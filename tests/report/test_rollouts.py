@@ -138,6 +138,8 @@ def test_a_step_that_does_not_fit_is_refused_by_name(tmp_path):
         store.append(number, fields, prompts[:3], completions, ids, uids)
     with pytest.raises(ValueError, match="object array"):
         store.append(number, {**fields, "info": np.array([{}] * 4)}, prompts, completions, ids, uids)
+    with pytest.raises(ValueError, match="1 example_ids for 4 rollouts; give one a row or one a prompt"):
+        store.append(number, fields, prompts, completions, ids[:1], uids)
     store.append(number, fields, prompts, completions, ids, uids)
     store.close()
     assert_holds(tmp_path, [1, 2])
