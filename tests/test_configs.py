@@ -1,0 +1,32 @@
+"""Every file under configs/ can be read, and says how to run it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+import jrl
+
+ROOT = pathlib.Path(__file__).parents[1]
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin"))
+
+
+def test_there_are_configs():
+    assert "configs/tiny.gin" in FILES
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_loads(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config, _ = jrl.load_config(name)
+    assert config.loop.steps > 0
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_its_head_gives_command_hardware_time_and_expectation(name):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    head = "\n".join(line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+    assert f"jrl train {name}" in head
+    for word in ("Hardware:", "Time:", "Expected:"):
+        assert word in head

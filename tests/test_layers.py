@@ -1,0 +1,142 @@
+"""Imports go down only: the order of the house, read from the source with `ast`. And what must not import JAX does not."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# From the ground up. A module may import from the rows below its own, and a folder from itself.
+LAYERS = (
+    ("types", "verdict", "example"),
+    ("ops", "stop", "optimizer", "lattice"),
+    ("sharding",),
+    ("paths",),
+    ("tokenizers", "config"),
+    ("models",),
+    ("checkpoints",),
+    ("verifiers", "envs"),
+    ("data",),
+    ("algos",),
+    ("sampler",),
+    ("scoring",),
+    ("learner",),
+    ("report",),
+    ("experiment",),
+    ("programs", "parts"),
+    ("job",),
+    ("ahead", "collect"),
+    ("learn", "evaluate", "records"),
+    ("loop",),
+    ("api",),
+    ("cli",),
+)
+NO_JAX = ("example", "verdict", "stop", "paths", "config", "tokenizers", "envs", "verifiers")
+ARRAYS = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorstore"}
+
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, pathlib.Path]:
+    """Returns dotted name -> file of every module of the package."""
+    found = {}
+    for path in sorted((ROOT / "jrl").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[str]:
+    """Returns what a file imports, at its top or inside functions; modules of `known` by their full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layer; write the full name"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in known else str(node.module))
+    return found
+
+
+GRAPH = {name: imports(path, MODULES) for name, path in MODULES.items()}
+
+
+def unit(module: str) -> str:
+    """Returns the name under which a module stands in LAYERS: `jrl.ops.kl` is "ops"."""
+    return module.split(".")[1]
+
+
+def wrong_imports(graph: dict[str, set[str]]) -> list[str]:
+    """Returns every import that does not go down."""
+    wrong = []
+    for module, used in graph.items():
+        for other in sorted(used):
+            if module == "jrl" or other.split(".")[0] != "jrl" or other == "jrl" or unit(other) == unit(module):
+                continue
+            if LEVEL[unit(other)] >= LEVEL[unit(module)]:
+                wrong.append(f"{module} imports {other}")
+    return wrong
+
+
+def test_every_module_has_a_place():
+    assert {unit(module) for module in MODULES if module != "jrl"} <= set(LEVEL)
+    assert len(LEVEL) == sum(map(len, LAYERS))
+
+
+def test_imports_go_down_only():
+    assert wrong_imports(GRAPH) == []
+
+
+def test_an_import_that_goes_up_would_be_found():
+    assert wrong_imports({"jrl.ops.kl": {"jrl.learner"}}) == ["jrl.ops.kl imports jrl.learner"]
+    assert wrong_imports({"jrl.envs": {"jrl.verifiers.judge"}}) == ["jrl.envs imports jrl.verifiers.judge"]
+
+
+def test_there_is_no_cycle_between_modules():
+    inside = {module: {used for used in names if used in MODULES} for module, names in GRAPH.items() if module != "jrl"}
+    list(graphlib.TopologicalSorter(inside).static_order())
+
+
+def test_the_package_itself_imports_only_the_api_and_only_when_asked():
+    top = ast.parse(MODULES["jrl"].read_text(encoding="utf-8")).body
+    assert not [node for node in top if isinstance(node, ast.ImportFrom) and node.module.startswith("jrl")]
+    assert {name for name in GRAPH["jrl"] if name.startswith("jrl")} <= {"jrl.api", "jrl"}
+
+
+def reachable(module: str) -> set[str]:
+    """Returns everything that importing a module imports, the roots of other packages included."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        for used in GRAPH.get(waiting.pop(), ()):
+            if used not in seen and used != "jrl":
+                seen.add(used)
+                waiting.append(used)
+    return seen
+
+
+@pytest.mark.parametrize("name", NO_JAX)
+def test_no_jax_is_named_below(name):
+    for module in MODULES:
+        if module != "jrl" and unit(module) == name:
+            assert not {used for used in reachable(module) if used.split(".")[0] in ARRAYS}, module
+
+
+def test_no_jax_is_loaded_in_a_process_that_imports_all_of_it():
+    wanted = [module for module in MODULES if module != "jrl" and unit(module) in NO_JAX]
+    code = f"import importlib, sys\nfor name in {wanted!r}: importlib.import_module(name)\n"
+    code += f"print(sorted({ARRAYS!r} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip() == "[]"
