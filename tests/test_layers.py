@@ -1,4 +1,4 @@
-"""Imports go down only: the order of the house, read from the source with `ast`. And what must not import JAX does not."""
+"""Imports go down only, read from the source with `ast`; and what must not import JAX does not."""
 
 from __future__ import annotations
 
