@@ -118,7 +118,7 @@ def superseded(present: list[int], saved: int, keep: int) -> list[int]:
 
 
 def step_dir(root: str | os.PathLike[str], step: int) -> Path:
-    return paths.local(root) / f"{step:08d}"
+    return paths.local(root).absolute() / f"{step:08d}"  # orbax takes absolute paths only
 
 
 def list_steps(root: str | os.PathLike[str]) -> list[int]:
@@ -135,7 +135,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
-    folder = paths.local(root)
+    folder = paths.local(root).absolute()
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
     leaves = digest.named_leaves(state)
@@ -172,6 +172,8 @@ def restore_step(
     abstract_state: PyTree,
     step: int | None = None,
     skipped: list[tuple[int, str]] | None = None,
+    *,
+    part: bool = False,
 ) -> tuple[int, PyTree, dict[str, Any]]:
     """Returns (step, state, host) of the newest intact step, or of `step`.
 
@@ -179,6 +181,7 @@ def restore_step(
       abstract_state: pytree of jax.ShapeDtypeStruct with shardings, on any mesh; numpy arrays ask for numpy arrays.
         A leaf without a sharding lands on the first device.
       skipped: damaged steps that were passed over are appended, newest first, and logged.
+      part: `abstract_state` may be a part of what was saved (only the parameters, say); the rest is not read.
     Raises: NoIntactStep where none is left; DamagedStep where `step` was asked for and is damaged; StateMismatch where
       an intact step holds other leaves.
     """
@@ -187,10 +190,10 @@ def restore_step(
     if step is not None:
         if step not in present:
             raise NoIntactStep(f"there is no save of step {step} in {folder}; there are {present or 'none'}")
-        return step, *_read(folder, step, abstract_state)
+        return step, *_read(folder, step, abstract_state, part)
     for candidate in reversed(present):
         try:
-            return candidate, *_read(folder, candidate, abstract_state)
+            return candidate, *_read(folder, candidate, abstract_state, part)
         except DamagedStep as error:
             _log.warning("%s; trying the one before", error)
             skipped.append((candidate, error.reason))
@@ -225,10 +228,10 @@ def read_host(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
     return json.loads(paths.read_bytes(step_dir(root, step) / "host.json"))
 
 
-def _read(folder: Path, step: int, abstract_state: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[PyTree, dict[str, Any]]:
     body = verify_step(folder, step)
     saved, wanted = body["leaves"], digest.named_leaves(abstract_state)
-    _match(step, saved, wanted)
+    _match(step, saved, wanted, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in wanted.items() if leaf.size}
     try:
         loaded: dict[str, Any] = {}
@@ -267,7 +270,7 @@ def _read_back(temporary: Path, body: dict[str, Any]) -> None:
         group = {}
 
 
-def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any], part: bool) -> None:
     missing, unused = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
     if missing:
         near = difflib.get_close_matches(missing[0], unused or saved, n=1, cutoff=0.0)
@@ -275,7 +278,7 @@ def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
             f"step {step} does not hold {len(missing)} of the leaves this run needs, first {missing[0]!r}"
             + (f" (nearest saved: {near[0]!r})" if near else "")
         )
-    if unused:
+    if unused and not part:
         raise StateMismatch(f"step {step} holds {len(unused)} leaves this run has no place for, first {unused[0]!r}")
     for name, leaf in wanted.items():
         have = (saved[name]["dtype"], tuple(saved[name]["shape"]))

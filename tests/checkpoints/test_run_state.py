@@ -104,6 +104,15 @@ def test_a_leaf_without_a_sharding_lands_on_the_first_device(tmp_path):
     assert restored["w"].sharding == SingleDeviceSharding(jax.devices()[0])
 
 
+def test_a_relative_folder_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saves = run_state.open_run_state("run/checkpoints", keep=1)
+    for step in (1, 2):
+        saves.save(step, {"w": jnp.full((2,), step)}, {})
+    assert saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)})[1]["w"].tolist() == [2, 2]
+    assert os.listdir("run/checkpoints") == ["00000002"]
+
+
 def test_the_newest_saves_are_kept_and_older_ones_removed(tmp_path):
     saves = run_state.open_run_state(tmp_path, keep=2)
     for step in (5, 10, 15):

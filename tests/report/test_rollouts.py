@@ -73,6 +73,14 @@ def test_steps_read_back_as_they_were_appended(tmp_path):
     assert read_rollouts(tmp_path, 5, 5)["prompt"] == []
 
 
+def test_a_relative_folder_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = open_rollouts("rollouts", rows=0)
+    fill(store, 1)
+    store.close()
+    assert_holds(Path("rollouts"), [1])
+
+
 def test_a_resumed_store_drops_what_the_checkpoint_does_not_know(tmp_path):
     store = open_rollouts(tmp_path, rows=0)
     fill(store, 1)
