@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,8 @@ from jrl.experiment import Config, config_classes
 from jrl.job import open_job, prepare
 from jrl.loop import steps as loop_steps
 from jrl.parts import Part, Parts, load_parts
-from jrl.records import Step
+from jrl.records import Preempted, Step
+from jrl.signals import stop_on_signals
 
 
 def load_config(
@@ -47,6 +46,7 @@ def steps(
     *,
     run: str | Path | None = None,
     parts: Sequence[Part] = (),
+    stop: threading.Event | None = None,
 ) -> Iterator[Step]:
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
@@ -54,11 +54,14 @@ def steps(
 
     Args:
       run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
+      stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
     folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    stop = threading.Event()
+    stop = threading.Event() if stop is None else stop
     with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
+        if stop.is_set():
+            raise Preempted("asked to stop before the first step; nothing was changed")
         yield from loop_steps(job)
 
 
@@ -68,32 +71,10 @@ def train(
     *,
     run: str | Path | None = None,
     parts: Sequence[Part] = (),
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
     folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    for _ in steps(config, bindings, run=folder, parts=parts):
+    for _ in steps(config, bindings, run=folder, parts=parts, stop=stop):
         pass
     return json.loads((folder / "summary.json").read_text())
-
-
-@contextlib.contextmanager
-def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Inside, SIGTERM and the first Ctrl-C ask the run to save and stop; a second Ctrl-C interrupts it at once.
-
-    Only the main thread can do this; elsewhere signals stay as they are.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

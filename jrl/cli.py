@@ -1,0 +1,364 @@
+"""The command line. Nothing here imports JAX before a command needs it: a typo must be refused in a moment."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl import __version__
+from jrl.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
+
+DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, PREEMPTED = 0, 1, 2, 3, 4, 75
+
+# By the full name of an exception's class or of one above it, so that nothing is imported to find out.
+EXITS: Mapping[str, int] = {
+    "jrl.config.errors.ConfigError": REFUSED,
+    "jrl.parts.PartError": REFUSED,
+    "jrl.checkpoints.lock.RunIsHeld": REFUSED,
+    "jrl.job.RefusedIdentity": OTHER_RUN,
+    "jrl.records.StopRun": STOPPED,
+    "jrl.scoring.ScoringStopped": STOPPED,
+    "jrl.lattice.CompileAfterSeal": STOPPED,
+    "jrl.checkpoints.run_state.SaveFailed": STOPPED,
+    "jrl.checkpoints.run_state.DamagedStep": STOPPED,
+    "jrl.checkpoints.run_state.NoIntactStep": STOPPED,
+    "jrl.checkpoints.run_state.StateMismatch": OTHER_RUN,
+    "jrl.records.Preempted": PREEMPTED,
+    "builtins.MemoryError": STOPPED,
+}
+DEVICE_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+EXIT_CODES = """exit codes:
+  0   done
+  2   the configuration or an input is refused; the message says where
+  3   the folder holds another run
+  4   stopped with a diagnosis; the last checkpoint is good
+  75  asked to stop (SIGTERM, Ctrl-C), and saved; the same command goes on
+  130 left at once (a second Ctrl-C); the last checkpoint is good"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """One command: what `jrl --help` says of it, its arguments, and what it does (returns an exit code)."""
+
+    summary: str
+    example: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code. Errors are one message on standard error."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(format="jrl: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    if not argv or argv[0] in ("-h", "--help") or argv == ["help"]:
+        print(overview())
+        return DONE if argv else REFUSED
+    if argv[0] in ("-V", "--version"):
+        print(f"jrl {__version__}")
+        return DONE
+    if argv[0] == "help" and argv[1:] != ["config"]:
+        argv = [*argv[1:], "--help"]
+    name = argv[0]
+    if name not in COMMANDS:
+        from jrl.config.errors import suggestion
+
+        print(f"jrl: there is no command {name!r}{suggestion(name, COMMANDS, kind='commands')}", file=sys.stderr)
+        return REFUSED
+    parser = parser_of(name)
+    try:
+        args = parser.parse_intermixed_args(argv[1:])
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    return guarded(COMMANDS[name].run, args)
+
+
+def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Runs a command; an error becomes its exit code and one message."""
+    try:
+        code = run(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("jrl: interrupted; the last checkpoint is good", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
+        return DONE
+    except Exception as error:
+        code = exit_code(error)
+        if code == UNFORESEEN or args.traceback:
+            traceback.print_exc()
+        print(f"jrl: {said(error, code)}", file=sys.stderr)
+        return code
+
+
+def exit_code(error: BaseException) -> int:
+    """Returns the exit code of an exception; UNFORESEEN for one that nobody wrote for a reader."""
+    names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
+    for name in names:
+        if name in EXITS:
+            return EXITS[name]
+    if any(name.rsplit(".", 1)[-1] in DEVICE_ERRORS for name in names):
+        return STOPPED
+    if isinstance(error, OSError):
+        return STOPPED if error.errno in DISK_ERRORS else REFUSED
+    if isinstance(error, ValueError | ImportError) and _raised_here(error):
+        return REFUSED
+    return UNFORESEEN
+
+
+def said(error: BaseException, code: int) -> str:
+    """Returns the message of an error."""
+    text = str(error) or type(error).__name__
+    if code == UNFORESEEN:
+        return (
+            f"{type(error).__name__}: {text}\nThis is no error that jrl foresaw; the trace above says where it arose."
+        )
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return f"{text}. What was saved before is intact; make room, and the same command goes on"
+    return f"out of memory {text}" if isinstance(error, MemoryError) else text
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether jrl itself raised it, so that the message was written for whoever reads it."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("jrl.")
+
+
+def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
+    """Sets what JAX reads from the environment when it starts. What the user has set stays.
+
+    Args:
+      platform: the only platform the command may start; None: JAX's choice.
+    """
+    environment = os.environ
+    devices = getattr(args, "devices", None)
+    if devices is not None:
+        if devices < 1:
+            raise ValueError(f"--devices is {devices}; it counts virtual CPU devices and must be at least 1")
+        flag = "--xla_force_host_platform_device_count"
+        flags = [f for f in environment.get("XLA_FLAGS", "").split() if not f.startswith(flag)]
+        environment["XLA_FLAGS"] = " ".join([*flags, f"{flag}={devices}"])
+        platform = "cpu"
+    if platform is not None:
+        environment["JAX_PLATFORMS"] = platform
+    if "--xla_force_host_platform_device_count" in environment.get("XLA_FLAGS", ""):
+        # With fewer threads than devices, an executable out of the compilation cache deadlocks in its collectives.
+        environment["NPROC"] = str(max(16, 2 * (devices or 1)))
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    cache = None if getattr(args, "no_compile_cache", False) else cache_folder()
+    if cache is not None:
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def cache_folder() -> str | None:
+    """Returns where compiled programs are kept between runs; None where there is no home to keep them in."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "jrl", "xla") if os.path.isabs(home) else None
+
+
+# The commands
+
+
+def train(args: argparse.Namespace) -> int:
+    stop = threading.Event()
+    with stop_on_signals(stop), leave_on_second_interrupt():
+        prepare_jax(args)
+        from jrl.api import train as run
+
+        run(args.config, args.bindings, run=args.run, stop=stop)
+    return DONE
+
+
+def score(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl.policy import open_trained
+    from jrl.score import score_file
+
+    trained = open_trained(args.source, args.bindings, args.step)
+    count = score_file(trained, args.rows, args.out)
+    print(f"{count} rows scored with the weights of step {trained.step}; log-probs are in {args.out}")
+    return DONE
+
+
+def fingerprint(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
+    from jrl.contents import run_fingerprint
+
+    found = run_fingerprint(args.source, args.step)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            if name != "total":
+                print(f"{name:<10} {value}")
+        print(found["total"])
+    return DONE
+
+
+def show_list(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")
+    from jrl import listing
+
+    print(json.dumps(listing.rows(args.kind), indent=1) if args.json else listing.table(args.kind))
+    return DONE
+
+
+def show_help(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")
+    from jrl.config import describe
+    from jrl.experiment import TABLES, Config, config_classes
+
+    print(describe(Config, config_classes(TABLES)))
+    return DONE
+
+
+# Their arguments
+
+
+def _bindings(parser: argparse.ArgumentParser, over: str) -> None:
+    parser.add_argument("bindings", nargs="*", metavar="NAME=VALUE", help=f"over {over}, in gin syntax: Loop.lag=1")
+
+
+def _devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", type=int, metavar="N", help="start N virtual CPU devices (see MeshShape)")
+    parser.add_argument(
+        "--no-compile-cache",
+        action="store_true",
+        help="compile anew; else compiled programs are kept in $XDG_CACHE_HOME/jrl/xla (~/.cache/jrl/xla), or in "
+        "JAX_COMPILATION_CACHE_DIR",
+    )
+
+
+def _step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--step", type=int, metavar="N", help="a saved step; the newest where it is left out")
+
+
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file; `jrl help config` describes what it can say")
+    _bindings(parser, "what the file says")
+    parser.add_argument("--run", metavar="DIR", type=Path, help="the run's folder; resumed where it exists "
+                        "(default: runs/ and the time)")  # fmt: skip
+    _devices(parser)
+
+
+def _score_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run")
+    parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
+                        help='rows {"tokens": [ids]}, or {"text": "..."}, which becomes bos and its ids')  # fmt: skip
+    _bindings(parser, "the run's configuration")
+    parser.add_argument("--out", metavar="OUT.jsonl", type=Path, required=True,
+                        help='rows {"tokens", "logprobs"} in order, at temperature 1; logprobs[0] = 0')  # fmt: skip
+    _step(parser)
+    _devices(parser)
+
+
+def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
+    _step(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = ("parts", "algos", "verifiers", "envs", "families", "tokenizers")
+    parser.add_argument("kind", choices=kinds, help="which table")
+    parser.add_argument("--json", action="store_true", help="a JSON array")
+
+
+def _help_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", choices=("config",), help="config, or a command")
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(
+        "Train a policy, or go on with a run.",
+        "jrl train configs/tiny.gin Loop.lag=1 --run runs/tiny",
+        _train_arguments,
+        train,
+    ),
+    "score": Command(
+        "Write the log-probs of given tokens or texts under a trained policy.",
+        "jrl score runs/tiny rows.jsonl --out scored.jsonl",
+        _score_arguments,
+        score,
+    ),
+    "fingerprint": Command(
+        "Print content hashes of a run: equal hashes, equal runs, bit for bit.",
+        "jrl fingerprint runs/tiny --step 30",
+        _fingerprint_arguments,
+        fingerprint,
+    ),
+    "list": Command(
+        "List the parts, algorithms, verifiers, environments, families or tokenizers there are.",
+        "jrl list algos",
+        _list_arguments,
+        show_list,
+    ),
+    "help": Command(
+        "Describe a command, or everything a configuration can say.",
+        "jrl help config",
+        _help_arguments,
+        show_help,
+    ),
+}
+
+
+def overview() -> str:
+    """Returns what `jrl --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "jrl trains language models with reinforcement learning, in JAX.",
+            "",
+            "usage: jrl COMMAND ...",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "start here:",
+            "  jrl train configs/tiny.gin --run runs/tiny     a run of a minute, from nothing",
+            "  jrl help train                                 the arguments of a command",
+            "  jrl help config                                all that a configuration can say",
+            "",
+            EXIT_CODES,
+        ]
+    )
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of one command."""
+    command = COMMANDS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"jrl {name}",
+        description=command.summary,
+        epilog=f"example:\n  {command.example}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.arguments(parser)
+    parser.add_argument("--traceback", action="store_true", default=_wants_traceback(os.environ),
+                        help="show where an error arose (or JRL_TRACEBACK=1)")  # fmt: skip
+    return parser
+
+
+def _wants_traceback(environment: Mapping[str, Any]) -> bool:
+    return environment.get("JRL_TRACEBACK", "") not in ("", "0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

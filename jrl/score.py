@@ -1,0 +1,141 @@
+"""Log-probs of given texts under a trained policy, by the learner's own packed path: what `jrl score` writes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import learner, paths
+from jrl.models import decoder
+from jrl.policy import Trained
+from jrl.sharding import BATCH_AXES, batch_sharding, batch_shards, replicated
+from jrl.types import Array, PyTree
+
+MOST_TOKENS = 16_384  # of a row: attention as written holds a score for every pair of tokens
+SEQUENCES = 64  # of a batch, at most
+
+
+def score_file(trained: Trained, rows: str | Path, out: str | Path) -> int:
+    """Writes {"tokens","logprobs"} for every row of a file, a line each, in order. Returns how many.
+
+    Raises: ValueError naming file and line for a row that cannot be scored; nothing is written then.
+    """
+    sequences = read_rows(rows, trained.policy.tokenizer, trained.policy.cfg.vocab_size)
+    scored = score(trained, sequences)
+    lines = [
+        json.dumps({"tokens": tokens, "logprobs": [float(x) for x in values]})
+        for tokens, values in zip(sequences, scored)
+    ]
+    paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
+    return len(lines)
+
+
+def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
+
+    The first token has no predecessor: its value is 0. All batches have one shape, set by the longest sequence.
+    """
+    policy = trained.policy
+    shards = batch_shards(policy.mesh)
+    width = 128
+    while width < max(map(len, sequences), default=0):
+        width *= 2
+    budget = max(1, policy.config.learner.micro_batch_tokens // width)
+    count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
+    config = learner.Learner(
+        row_length=width,
+        micro_batch_tokens=policy.config.learner.micro_batch_tokens,
+        sequences_per_row=policy.config.learner.sequences_per_row,
+        logprob_chunk=policy.config.learner.logprob_chunk,
+    )
+    shape = learner.packed_shape(config, count, width, shards)
+    program = jax.jit(functools.partial(_logprobs, cfg=policy.cfg, chunk=config.logprob_chunk, width=width, rows=count))
+    out: list[np.ndarray] = []
+    for start in range(0, len(sequences), count):
+        batch = sequences[start : start + count]
+        values = np.asarray(jax.device_get(program(trained.params, *_placed(trained, batch, shape))))
+        for tokens, row in zip(batch, values):
+            out.append(np.concatenate([np.zeros(1, row.dtype), row[1 : len(tokens)]]))
+    return out
+
+
+def _logprobs(
+    params: PyTree,
+    tokens: Array,
+    mask: Array,
+    plan: learner.Plan,
+    one: Array,
+    *,
+    cfg: Any,
+    chunk: int,
+    width: int,
+    rows: int,
+) -> Array:
+    batch = learner.pack_supervised(tokens, mask, plan, one)
+    values = learner.logprobs(params, batch, model=decoder.MODEL, cfg=cfg, chunk=chunk)
+    return learner.unpack(values, plan.source, width, rows)
+
+
+def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: learner.Shape) -> tuple[Any, ...]:
+    """Returns tokens [N, T], mask [N, T], plan and temperature on the device."""
+    mesh = trained.policy.mesh
+    tokens = np.zeros((shape.sequences, shape.width), np.int32)
+    mask = np.zeros(tokens.shape, bool)
+    lengths = np.zeros(shape.sequences, np.int32)
+    for i, sequence in enumerate(batch):
+        tokens[i, : len(sequence)], mask[i, : len(sequence)], lengths[i] = sequence, True, len(sequence)
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
+    place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
+    by_row = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
+    plan = jax.tree.map(place, learner.plan(lengths, shape, 0, 1))
+    return by_row(tokens), by_row(mask), plan, place(np.float32(1))
+
+
+def read_rows(path: str | Path, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids.
+
+    Raises: ValueError naming file and line.
+    """
+    return [list(ids) for ids in _rows(path, tokenizer, vocab_size)]
+
+
+def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[int]]:
+    try:
+        lines = paths.read_bytes(path).split(b"\n")
+    except OSError as error:
+        raise ValueError(f"the rows to score cannot be read: {error}") from error
+    if lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: not JSON: {error}") from error
+        if not isinstance(row, dict) or len(row.keys() & {"tokens", "text"}) != 1:
+            raise ValueError(f'{place}: a row is {{"tokens": [ids]}} or {{"text": "..."}}')
+        if "text" in row:
+            if not isinstance(row["text"], str) or not row["text"]:
+                raise ValueError(
+                    f"{place}: text is {json.dumps(row['text'])[:80]}; it must be a string that is not empty"
+                )
+            ids = [tokenizer.bos_id, *tokenizer.encode(row["text"])]
+        else:
+            ids = row["tokens"]
+            if not isinstance(ids, list) or not ids:
+                raise ValueError(f"{place}: tokens is {json.dumps(ids)[:80]}; it must be a list that is not empty")
+            for place_in_row, token in enumerate(ids):
+                if type(token) is not int or not 0 <= token < vocab_size:
+                    raise ValueError(
+                        f"{place}: tokens[{place_in_row}] is {json.dumps(token)[:80]}; ids are whole numbers from 0 to "
+                        f"{vocab_size - 1}"
+                    )
+        if len(ids) > MOST_TOKENS:
+            raise ValueError(f"{place}: {len(ids)} tokens; at most {MOST_TOKENS} can be scored")
+        yield ids
