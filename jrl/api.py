@@ -9,35 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl import config as gin
-from jrl.experiment import Config, config_classes
-from jrl.job import open_job, prepare
+from jrl.experiment import Config
+from jrl.job import open_job
 from jrl.loop import steps as loop_steps
-from jrl.parts import Part, Parts, load_parts
+from jrl.parts import Part
 from jrl.records import Preempted, Step
+from jrl.resolve import load_config
 from jrl.signals import stop_on_signals
-
-
-def load_config(
-    config: str | Path | Config, bindings: Sequence[str] = (), parts: Sequence[Part] = ()
-) -> tuple[Config, Parts]:
-    """Returns the resolved config and the tables it was resolved with.
-
-    Args:
-      config: a .gin file, or a Config.
-      bindings: "NAME=VALUE", over what the file says.
-      parts: beside those the config names; see jrl.parts.
-
-    Raises: ConfigError naming file and line; PartError for a part that cannot be used.
-    """
-    if isinstance(config, Config):
-        if bindings:
-            raise gin.ConfigError("bindings", "bindings change a file, not a Config; use dataclasses.replace")
-        loaded = load_parts([*config.parts, *parts])
-        return prepare(config, loaded), loaded
-    named, _ = gin.peek(str(config), bindings, Config, "parts")
-    loaded = load_parts([*(named or ()), *parts])
-    return prepare(gin.load(str(config), bindings, Config, config_classes(loaded.tables)), loaded), loaded
 
 
 def steps(

@@ -178,6 +178,9 @@ def train(args: argparse.Namespace) -> int:
     stop = threading.Event()
     with stop_on_signals(stop), leave_on_second_interrupt():
         prepare_jax(args)
+        from jrl.resolve import load_config
+
+        load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.api import train as run
 
         run(args.config, args.bindings, run=args.run, stop=stop)

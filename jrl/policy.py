@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 
 from jrl import paths, programs
-from jrl.api import load_config
 from jrl.checkpoints.run_state import restore_step
 from jrl.config import ConfigError
 from jrl.contents import newest, saved_steps
 from jrl.job import Policy, open_policy
+from jrl.resolve import load_config
 from jrl.sharding import MeshShape, replicated
 from jrl.tokenizers import load as load_tokenizer
 from jrl.types import Array, PyTree
