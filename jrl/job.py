@@ -27,7 +27,7 @@ from jrl.data.stream import Stream, open_stream
 from jrl.data.survey import texts_of
 from jrl.envs.contract import Source
 from jrl.envs.mixture import open_source
-from jrl.experiment import FREE, Config, check, config_classes, row_of
+from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.learner import Shape
 from jrl.models.decoder import Decoder
@@ -95,6 +95,7 @@ class Job:
     shape: Shape  # packed, of one RL optimiser step
     sft_shape: Shape | None
     # What the loop moves.
+    opened: float  # monotonic seconds
     metrics: Metrics | None = None
     rollouts: RolloutStore | None = None
     done: int = 0  # steps completed, of every phase
@@ -129,6 +130,10 @@ class Job:
             self.visits = held_out(self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed)
         return self.visits
 
+    def clock(self) -> dict[str, float]:
+        """Returns where the time went, of this and earlier lives: "total" is from opening the run on."""
+        return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.monotonic() - self.opened}
+
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Adds the time inside to `seconds[name]`."""
@@ -137,15 +142,6 @@ class Job:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
-
-
-def prepare(config: Config, parts: Parts) -> Config:
-    """Returns the config after the checks that need no device. Raises ConfigError for what cannot run."""
-    try:
-        check(config, parts.tables)
-    except ValueError as error:
-        raise gin.ConfigError("the configuration", str(error)) from error
-    return config
 
 
 def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = lambda name: None) -> Policy:
@@ -166,6 +162,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
     """
+    opened = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(paths.make_dir(folder))
         lock = hold_run(folder)
@@ -208,6 +205,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             temperature=jax.device_put(np.float32(config.sampler.temperature or 1.0), everywhere),
             shape=programs.train_shape(config, policy.mesh),
             sft_shape=None if config.sft is None else programs.sft_shape(config, policy.mesh),
+            opened=opened,
         )
         try:
             yield job

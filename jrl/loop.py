@@ -38,7 +38,7 @@ def steps(job: Job) -> Iterator[Step]:
             yield records.emit(job, held)
         held = made
         job.done += 1
-        held.metrics["time/step_seconds"] = time.monotonic() - start
+        records.clock(job, held, time.monotonic() - start)
         if job.done == first + 1:
             compile_rest(job)
         if job.done == first + 2:

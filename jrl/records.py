@@ -86,17 +86,15 @@ def restore(job: Job) -> Progress:
         open_files(job, 0, 0)
         return Progress(job.programs.init(job.key), None, rl=False)
     job.done, job.evals, job.skipped = host["done"], host["evals"], host["skipped_in_a_row"]
-    job.seconds = {name: job.seconds.get(name, 0.0) + value for name, value in host["time"]["seconds"].items()}
+    job.seconds = host["time"]["seconds"]
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"])
     job.sft_stream.set_state(host["data"]["sft"])
     waiting = None
     if "waiting" in tree:
         waiting = Draw(tree["waiting"], redraw_prompts(job, host["data"]["waiting"]), host["data"]["waiting"])
-        if job.stream.get_state() != host["data"]["train"]:
-            raise StopRun("the data position behind the rollouts under way is not the one that was saved")
-    else:
-        job.stream.set_state(host["data"]["train"])
+    # Refills of the last step may have moved the stream past the prompts that were under way.
+    job.stream.set_state(host["data"]["train"])
     job.display.note(f"resumed after step {job.done} of {job.total}")
     return Progress(tree["state"], waiting, rl=job.done > job.sft_steps)
 
@@ -123,9 +121,18 @@ def save(job: Job, progress: Progress) -> None:
             "metrics_offset": job.metrics.commit(),
             "rollout_rows": rows,
             "skipped_in_a_row": job.skipped,
-            "time": {"seconds": job.seconds, "sampled_tokens": job.sampled_tokens},
+            "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
         }
         job.run_state.save(job.done, tree, host)
+
+
+def clock(job: Job, step: Step, seconds: float) -> None:
+    """Notes how long a step took and, of a step of RL, how many tokens a second it sampled."""
+    step.metrics["time/step_seconds"] = seconds
+    if step.batch is not None:
+        tokens = int(step.batch.host["action_mask"].sum())
+        job.sampled_tokens += tokens
+        step.metrics["time/tokens_per_second"] = tokens / seconds
 
 
 def emit(job: Job, step: Step) -> Step:
@@ -162,7 +169,7 @@ def keep(job: Job, step: Step) -> None:
     """Appends a step's rollouts to the store."""
     if job.rollouts is None or step.batch is None:
         return
-    prompts, completions = zip(*sequence_texts(step.batch))
+    prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
     job.rollouts.append(step.step, step.rollout, list(prompts), list(completions), ids, uids)
@@ -175,7 +182,7 @@ def summarise(job: Job) -> None:
     summary = write_summary(
         job.folder / "summary.json",
         steps=job.done,
-        seconds={"total": sum(job.seconds.get(name, 0.0) for name in ("set_up", "sft", "rl", "eval")), **job.seconds},
+        seconds=job.clock(),
         evals=job.evals,
         tokens_per_second=job.sampled_tokens / rl if rl and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
