@@ -95,7 +95,7 @@ def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array
 
 def begin_scoring(job: Job, drawn: Draw) -> tuple[dict[str, np.ndarray], Any, list[str]]:
     """Waits for the draw, and hands its completions to the verifiers. Returns (fields on the host, ticket, texts)."""
-    host = {name: np.asarray(value) for name, value in jax.device_get(fields(drawn.rollout)).items()}
+    host = jax.device_get(fields(drawn.rollout))
     samples = job.config.loop.samples
     texts, keys, examples = [], [], []
     for row in range(len(drawn.visits) * samples):
@@ -149,7 +149,7 @@ def verdict_metrics(said: HostScores, visits: list[Visit], job: Job) -> dict[str
 
 def kept_groups(job: Job, round_: Collected) -> list[int]:
     """Returns the groups of a round that the algorithm would learn from."""
-    rows = np.asarray(job.programs.keep(round_.rollout, round_.scores, job.algo))
+    rows = jax.device_get(job.programs.keep(round_.rollout, round_.scores, job.algo))
     groups = rows.reshape(-1, job.config.loop.samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 

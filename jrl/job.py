@@ -36,9 +36,8 @@ from jrl.programs import Programs
 from jrl.report.display import Display, open_display
 from jrl.report.manifest import compare, make_manifest, read_manifest, write_manifest
 from jrl.report.memory import PeakMemory
-from jrl.report.metrics import Metrics, Sink
+from jrl.report.metrics import Metrics
 from jrl.report.rollouts import RolloutStore
-from jrl.report.sinks import open_sinks
 from jrl.sampler import Law
 from jrl.scoring import Scorer, open_scoring
 from jrl.sharding import make_mesh, replicated
@@ -82,7 +81,6 @@ class Job:
     run_state: RunState
     display: Display
     memory: PeakMemory
-    sinks: list[Sink]
     stop: threading.Event  # someone asked the run to stop
     key: Array  # root of every draw
     algo: PyTree  # hyper-parameters as arrays
@@ -193,7 +191,6 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             run_state=run_state,
             display=display,
             memory=PeakMemory(),
-            sinks=open_sinks(config.log.writers, folder, config=gin.to_json(config)),
             stop=stop,
             key=jax.device_put(jax.random.key(config.run.seed), everywhere),
             algo=array(config.algo),

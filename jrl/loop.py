@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import jax
+
 from jrl import records
 from jrl.ahead import compile_rest
 from jrl.collect import collect, draw
@@ -25,6 +27,7 @@ def steps(job: Job) -> Iterator[Step]:
     progress = records.restore(job)
     if job.done >= job.total:
         job.display.note(f"nothing to do: {job.done} of {job.total} steps are done")
+    job.display.note(shapes(job))
     held: Step | None = None
     first = job.done
     while job.done < job.total:
@@ -32,7 +35,8 @@ def steps(job: Job) -> Iterator[Step]:
         phase = "sft" if job.done < job.sft_steps else "rl"
         if phase == "rl" and not progress.rl:
             progress = begin_rl(job, progress)
-        with job.timed(phase):
+        # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
+        with job.timed(phase), jax.transfer_guard("disallow"):
             progress, made = sft_step(job, progress) if phase == "sft" else rl_step(job, progress)
         if held is not None:
             yield records.emit(job, held)
@@ -53,6 +57,15 @@ def steps(job: Job) -> Iterator[Step]:
     if job.config.eval is not None and "after_rl" not in job.evals:
         job.evals["after_rl"] = evaluate(job, progress.state.params, "after RL")
     records.summarise(job)
+
+
+def shapes(job: Job) -> str:
+    """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
+    loop, data, s = job.config.loop, job.config.data, job.shape
+    return (
+        f"shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} sequences of {s.width}, packed into at "
+        f"most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"
+    )
 
 
 def begin_rl(job: Job, progress: Progress) -> Progress:

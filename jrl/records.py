@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jrl import config as gin
 from jrl.ahead import rollout_shape
 from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
@@ -16,6 +17,7 @@ from jrl.job import Job
 from jrl.programs import abstract
 from jrl.report.metrics import open_metrics
 from jrl.report.rollouts import open_rollouts
+from jrl.report.sinks import open_sinks
 from jrl.report.summary import write_summary
 from jrl.types import PyTree, TrainState
 
@@ -100,7 +102,8 @@ def restore(job: Job) -> Progress:
 
 
 def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
-    job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, job.sinks)
+    sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
+    job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
     if job.config.log.rollouts:
         job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
 
@@ -172,7 +175,9 @@ def keep(job: Job, step: Step) -> None:
     prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
-    job.rollouts.append(step.step, step.rollout, list(prompts), list(completions), ids, uids)
+    fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
+    fields = {**step.rollout, "weights_fingerprint": fingerprint}
+    job.rollouts.append(step.step, fields, list(prompts), list(completions), ids, uids)
 
 
 def summarise(job: Job) -> None:
