@@ -184,7 +184,7 @@ def _project(h: Array, weight: Array, heads: str, dtype: jnp.dtype) -> Array:
 
 def _write(cache: Array, new: Array, start: Array) -> Array:
     """Returns cache [B, M, J, K] with new [B, L, J, K] at the columns from start [B] on."""
-    return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice(c, n, (s, 0, 0)))(cache, new, start)
+    return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 0))(cache, new, start)
 
 
 def _mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
