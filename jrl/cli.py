@@ -198,6 +198,70 @@ def score(args: argparse.Namespace) -> int:
     return DONE
 
 
+def sample(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl import chat
+    from jrl.policy import open_trained
+
+    prompts = chat.read_prompts(args.prompts) if args.prompts else None
+    trained = open_trained(args.source, args.bindings, args.step)
+    asked = chat.open_chat(
+        trained, samples=args.n, temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed
+    )
+    if prompts is not None:
+        answers = chat.ask(asked, prompts)
+        if args.out is not None:
+            chat.write_completions(args.out, prompts, answers)
+            print(f"{len(prompts)} prompts answered; completions are in {args.out}")
+        else:
+            for prompt, completions in zip(prompts, answers):
+                chat.show(prompt, completions, sys.stdout)
+        return DONE
+    if args.out is not None:
+        raise ValueError("--out goes with --prompts")
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(f"the policy of step {trained.step}; each line is a prompt of its own, /quit or Ctrl-D ends")
+    chat.converse(asked, lambda: input("> " if interactive else ""), sys.stdout)
+    return DONE
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl import paths, reevaluate
+    from jrl.policy import open_trained
+
+    trained = open_trained(args.source, args.bindings, args.step)
+    shown = sys.stderr.isatty()
+    announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
+    found = reevaluate.reevaluate(trained, announce)
+    if shown:
+        print("\r", end="", file=sys.stderr)
+    print(reevaluate.table(found))
+    if args.out is not None:
+        paths.write_bytes_atomic(args.out, json.dumps(found, indent=2).encode() + b"\n")
+    return DONE
+
+
+def check(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")
+    from jrl.check import check_parts, table
+
+    found = check_parts(args.parts)
+    print(table(found))
+    return DONE if all(row.problem is None for row in found) else REFUSED
+
+
+def doctor(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl.doctor import examine
+
+    lines = examine(args.run)
+    for line in lines:
+        print(f"{'ok ' if line.good else '!! '} {line.text}")
+    return DONE if all(line.good for line in lines) else STOPPED
+
+
 def fingerprint(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
     from jrl.contents import run_fingerprint
@@ -270,6 +334,38 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
     _devices(parser)
 
 
+def _sample_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run")
+    _bindings(parser, "the run's configuration")
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help="a prompt a line, a JSON string or plain text")
+    parser.add_argument("--out", metavar="FILE.jsonl", type=Path, help="write the completions of --prompts here")
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="completions of each prompt (1)")
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy (the run's own)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="of a completion (the run's own)")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same seed and prompts, the same answers (Run.seed)")
+    _step(parser)
+    _devices(parser)
+
+
+def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run")
+    _bindings(parser, "the run's configuration")
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the numbers here too")
+    _step(parser)
+    _devices(parser)
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "parts", metavar="PARTS.py", nargs="+", help="files that define ALGOS, VERIFIERS, ENVS or TOKENIZERS"
+    )
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", nargs="?", type=Path, help="the folder of a run, to look at too")
+    _devices(parser)
+
+
 def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     _step(parser)
@@ -298,6 +394,30 @@ COMMANDS: dict[str, Command] = {
         "jrl score runs/tiny rows.jsonl --out scored.jsonl",
         _score_arguments,
         score,
+    ),
+    "sample": Command(
+        "Talk to a trained policy, or have it answer a file of prompts.",
+        "jrl sample runs/tiny --prompts prompts.txt --n 4",
+        _sample_arguments,
+        sample,
+    ),
+    "eval": Command(
+        "Evaluate a trained policy on held-out prompts: avg@k, pass@k, majority@k, with intervals.",
+        "jrl eval runs/tiny Data.held_out_every=10 'Config.eval=@Eval()' Eval.prompts=10 Eval.samples=4",
+        _eval_arguments,
+        evaluate,
+    ),
+    "check": Command(
+        "Hold your own algorithms, verifiers, environments and tokenizers to what jrl expects of them.",
+        "jrl check my_parts.py",
+        _check_arguments,
+        check,
+    ),
+    "doctor": Command(
+        "Look at this installation, and at a run: what is there, what is missing, what to do.",
+        "jrl doctor runs/tiny",
+        _doctor_arguments,
+        doctor,
     ),
     "fingerprint": Command(
         "Print content hashes of a run: equal hashes, equal runs, bit for bit.",

@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jrl.collect import completion_text, fields
-from jrl.job import Job
+from jrl.data.prompts import Visit
+from jrl.job import Job, Policy
 from jrl.ops import statistics
 from jrl.programs import EVAL_STREAM, place_prompts
+from jrl.sampler import Law
+from jrl.scoring import Scorer
 from jrl.sharding import replicated
-from jrl.types import PyTree
+from jrl.stop import StopTable
+from jrl.types import Array, PyTree
 from jrl.verdict import Status
 
 
 def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
-    """Returns {"mean","low","high","n","parsed","samples","tasks",...} of the policy on the held-out prompts.
+    """Returns `measure` of the policy on the run's held-out prompts. `said` is what the display calls it."""
+    with job.timed("eval"):
+        return measure(
+            job.policy,
+            params,
+            job.held_out(),
+            key=job.key,
+            law=job.eval_law,
+            stop_table=job.stop_table,
+            scorer=job.scorer,
+            announce=lambda done, total: job.display.phase(f"{said}: {done}/{total} prompts"),
+        )
+
+
+def measure(
+    policy: Policy,
+    params: PyTree,
+    visits: Sequence[Visit],
+    *,
+    key: Array,
+    law: Law,
+    stop_table: StopTable | None,
+    scorer: Scorer,
+    announce: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Returns {"mean","low","high","n","parsed","samples","tasks",...} of the policy on given prompts.
 
     `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
     verdict is not scorable does not count, and is counted. The draws are named by prompt and sample, so that the same
     weights are always judged on the same noise.
+
+    Args:
+      announce: told how many prompts of how many are being sampled.
     """
-    e = job.config.eval
-    visits = job.held_out()
-    stream = jax.device_put(np.uint32(EVAL_STREAM), replicated(job.mesh))
-    version = jax.device_put(np.int32(0), replicated(job.mesh))
-    with job.timed("eval"):
-        pending = []
-        for start in range(0, len(visits), e.batch):
-            job.display.phase(f"{said}: {min(start + e.batch, len(visits))}/{len(visits)} prompts")
-            part = visits[start : start + e.batch]
-            prompts = place_prompts(part, e.batch, job.config.data.prompt_length, job.tokenizer.pad_id, job.mesh)
-            rollout = job.programs.sample_eval(
-                params, prompts, job.key, stream, version, job.eval_law, job.stop_table, None
-            )
-            host = jax.device_get(fields(rollout))
-            rows = range(len(part) * e.samples)
-            texts = [completion_text(job.tokenizer, host, row) for row in rows]
-            examples = [part[row // e.samples].example for row in rows]
-            keys = [(part[row // e.samples].uid, int(host["sample"][row])) for row in rows]
-            pending.append((job.scorer.submit(texts, examples, keys), texts))
-        verdicts = np.concatenate([job.scorer.collect(ticket).verdict for ticket, _ in pending])
+    e = policy.config.eval
+    stream = jax.device_put(np.uint32(EVAL_STREAM), replicated(policy.mesh))
+    version = jax.device_put(np.int32(0), replicated(policy.mesh))
+    pending = []
+    for start in range(0, len(visits), e.batch):
+        announce(min(start + e.batch, len(visits)), len(visits))
+        part = visits[start : start + e.batch]
+        prompts = place_prompts(part, e.batch, policy.config.data.prompt_length, policy.tokenizer.pad_id, policy.mesh)
+        rollout = policy.programs.sample_eval(params, prompts, key, stream, version, law, stop_table, None)
+        host = jax.device_get(fields(rollout))
+        rows = range(len(part) * e.samples)
+        texts = [completion_text(policy.tokenizer, host, row) for row in rows]
+        examples = [part[row // e.samples].example for row in rows]
+        keys = [(part[row // e.samples].uid, int(host["sample"][row])) for row in rows]
+        pending.append((scorer.submit(texts, examples, keys), texts))
+    verdicts = np.concatenate([scorer.collect(ticket).verdict for ticket, _ in pending])
     texts = [text for _, part in pending for text in part]
     return report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
 

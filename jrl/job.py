@@ -226,15 +226,7 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -
 
 def claim(config: Config, parts: Parts, folder: Path, tokenizer: Any, source: Source) -> None:
     """Writes what the run is, or checks that the folder holds this very run."""
-    manifest = make_manifest(
-        config_identity=gin.identity(config, FREE),
-        config=gin.to_json(config),
-        tokenizer=tokenizer.fingerprint,
-        data=getattr(source, "fingerprint", ""),
-        parts=parts.hashes,
-        seed=config.run.seed,
-        mesh=dataclasses.asdict(config.mesh),
-    )
+    manifest = manifest_of(config, parts, tokenizer, source)
     if not paths.exists(folder / "manifest.json"):
         paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
         paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
@@ -246,3 +238,16 @@ def claim(config: Config, parts: Parts, folder: Path, tokenizer: Any, source: So
         raise RefusedIdentity(f"{folder} holds another run:\n  " + "\n  ".join(identity))
     for line in environment:
         _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
+
+
+def manifest_of(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
+    """Returns what a run of this configuration is, on these devices."""
+    return make_manifest(
+        config_identity=gin.identity(config, FREE),
+        config=gin.to_json(config),
+        tokenizer=tokenizer.fingerprint,
+        data=getattr(source, "fingerprint", ""),
+        parts=parts.hashes,
+        seed=config.run.seed,
+        mesh=dataclasses.asdict(config.mesh),
+    )

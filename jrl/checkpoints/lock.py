@@ -59,6 +59,25 @@ def hold_run(folder: str | os.PathLike[str]) -> RunLock:
     return RunLock(release=release)
 
 
+def holder_of(folder: str | os.PathLike[str]) -> dict[str, str | int] | None:
+    """Returns who holds a run folder ({} where it has not said so yet), or None where nobody does.
+
+    Looks by taking the lock shared for an instant: readers do not disturb each other, and a trainer that starts in
+    that very instant is refused, so this is for a person who asks and not for a loop.
+    """
+    try:
+        descriptor = os.open(paths.local(folder) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _holder(os.pread(descriptor, 4096, 0))
+    finally:
+        os.close(descriptor)
+
+
 def _holder(data: bytes) -> dict[str, str | int]:
     try:
         holder = json.loads(data)

@@ -1,0 +1,65 @@
+"""Evaluates a saved policy again, with the run's own held-out prompts and verifiers: what `jrl eval` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jrl import programs
+from jrl.data.held_out import held_out
+from jrl.evaluate import measure
+from jrl.experiment import row_of
+from jrl.policy import Trained
+from jrl.scoring import open_scoring
+
+
+def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[str, Any]:
+    """Returns the report of `jrl.evaluate.measure`, with the step it speaks of.
+
+    Raises: ValueError where the configuration has no Eval section.
+    """
+    policy = trained.policy
+    config, tables = policy.config, policy.parts.tables
+    if config.eval is None:
+        raise ValueError(
+            "this run has no evaluation; give it one: jrl eval RUN 'Config.eval = @Eval()' Eval.prompts=100"
+        )
+    source = row_of(tables, "envs", config.task).open(config.task)
+    visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
+    scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
+    try:
+        found = measure(
+            policy,
+            trained.params,
+            visits,
+            key=trained.key,
+            law=programs.eval_law(config.eval, policy.mesh),
+            stop_table=programs.stop_table(config.sampler, policy.tokenizer, policy.mesh),
+            scorer=scorer,
+            announce=announce,
+        )
+    finally:
+        scorer.close()
+    return {"step": trained.step, **found}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Returns the report as text: a line for each number, in percent with its 95 % interval."""
+    lines = [("", "mean", "95 % interval", "prompts"), _line(f"avg@{found['samples']}", found)]
+    for name, key in (("pass", "pass_at_k"), ("majority", "majority_at_k")):
+        lines += [_line(f"{name}@{k}", value) for k, value in found.get(key, {}).items()]
+    lines += [_line(task, value) for task, value in found.get("tasks", {}).items()]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    rows = [
+        f"{line[0]:<{widths[0]}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:]))
+        for line in lines
+    ]
+    tail = f"{100 * found['parsed']:.1f} % of the answers could be read; {found['unscorable']} could not be judged"
+    return "\n".join(
+        [f"step {found['step']}, {found['n']} held-out prompts, {found['samples']} samples each", *rows, tail]
+    )
+
+
+def _line(name: str, interval: dict[str, float]) -> tuple[str, str, str, str]:
+    low, high = 100 * interval["low"], 100 * interval["high"]
+    return name, f"{100 * interval['mean']:.1f} %", f"[{low:.1f}, {high:.1f}]", str(interval["n"])
