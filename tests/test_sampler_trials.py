@@ -1,0 +1,183 @@
+"""Long trials of the sampler: `pytest -m slow -s tests/test_sampler_trials.py`. They print what they measure."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import sampler
+from jrl.models import decoder
+from jrl.models.contract import init
+from jrl.ops.draw import race
+from jrl.ops.keys import row_key, token_key
+from jrl.ops.truncate import top_kept
+from jrl.sampler import Sampler
+from jrl.sharding import MeshShape, make_mesh
+from jrl.types import PromptBatch
+
+pytestmark = pytest.mark.slow
+
+CFG = decoder.Decoder(vocab_size=512, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=64)
+STOP_IDS = tuple(range(0, 512, 40))
+KEY = 21
+
+
+def weights(cfg=CFG, seed=0, gain=4.0):
+    params = init(jax.random.key(seed), decoder.spec(cfg))
+    layers = {name: w if "norm" in name else w * 6 for name, w in params["layers"].items()}
+    return {**params, "layers": layers, "embed": params["embed"] * 6, "final_norm": params["final_norm"] * gain}
+
+
+def prompts(count, width, seed):
+    rng = np.random.default_rng(seed)
+    return PromptBatch(
+        tokens=rng.integers(0, 512, (count, width)).astype(np.int32),
+        length=rng.integers(1, width + 1, count).astype(np.int32),
+        uid=rng.integers(0, 2**32, (count, 2), dtype=np.uint32),
+    )
+
+
+def run(batch, config, params, mesh=None, cfg=CFG, samples=8, **rest):
+    out = sampler.sample(
+        params, batch, jax.random.key(KEY), stream=0, version=0, config=config, model=decoder.MODEL, model_cfg=cfg,
+        samples=samples, stop_ids=STOP_IDS, pad_id=0, mesh=mesh or one_device(), **rest,
+    )  # fmt: skip
+    return jax.tree.map(np.asarray, out)
+
+
+def take(batch, index):
+    return jax.tree.map(lambda x: x[np.asarray(index)], batch)
+
+
+def one_device():
+    return make_mesh(MeshShape(), jax.devices()[:1])
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def plain_forward(params, tokens, cfg):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden, _ = decoder.forward(params, tokens, positions, None, cfg)
+    return decoder.unembed(params, hidden, cfg)
+
+
+def scores(params, tokens, cfg=CFG):
+    """Logits [N, T, V], moved to the token they speak about."""
+    with jax.set_mesh(one_device()):
+        logits = np.asarray(plain_forward(params, tokens, cfg))
+    return np.concatenate([np.zeros_like(logits[:, :1]), logits[:, :-1]], axis=1)
+
+
+def log_softmax(logits, temperature):
+    wide = logits.astype(np.float64) / temperature
+    wide -= wide.max(-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+
+
+def margin(params, batch, row, tokens, column, samples, temperature):
+    """Gap between the two best scores of the closer race of the draw at `column`, over its allowance."""
+    scaled = scores(params, tokens[None])[0, column] / np.float32(temperature)
+    uid = batch.uid[row // samples]
+    key = token_key(row_key(jax.random.key(KEY), 0, jnp.asarray(uid), row % samples), column)
+    outer, inner, _ = race(key, jnp.asarray(scaled))
+    gaps = [float(np.diff(np.sort(np.asarray(x))[-2:])[0]) for x in (outer, inner)]
+    return min(gaps) / (4e-6 * max(1.0, np.abs(scaled).max()))
+
+
+def differing(one, two):
+    """(row, column) where rows part for the first time."""
+    parts = np.argmax(one != two, axis=1)
+    return [(row, int(parts[row])) for row in np.flatnonzero((one != two).any(axis=1))]
+
+
+def test_2000_sequences_are_the_same_tokens_in_every_layout():
+    params, batch, samples, temperature = weights(), prompts(256, 8, 0), 8, 0.9
+    config = Sampler(completion_length=16, slots=32, temperature=temperature)
+    base = run(batch, config, params)
+    total = len(base.tokens)
+
+    def report(name, tokens, must_hold=True):
+        parts = differing(base.tokens, tokens)
+        ratios = [margin(params, batch, row, base.tokens[row], column, samples, temperature) for row, column in parts]
+        worst = max(ratios, default=0)
+        print(f"{name}: {len(parts)} of {total} sequences differ; largest margin / allowance {worst:.2f}")
+        if must_hold:
+            assert len(parts) <= 2 and worst <= 1
+
+    alone = np.zeros_like(base.tokens)
+    for row in range(total):
+        prompt = row // samples
+        only = (np.arange(samples) == row % samples) * 16
+        one = run(take(batch, [prompt]), config, params, budget=only.astype(np.int32))
+        alone[row] = one.tokens[row % samples]
+    report("alone", alone)
+    for slots in (1, 7, 2048):
+        report(f"{slots} slots", run(batch, dataclasses.replace(config, slots=slots), params).tokens)
+    report("8 devices, data", run(batch, config, params, make_mesh(MeshShape(data=8))).tokens)
+    report("8 devices, data and fsdp", run(batch, config, params, make_mesh(MeshShape(data=2, fsdp=4))).tokens)
+    tensor = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    report("8 devices, tensor = 2", run(batch, config, params, tensor).tokens, must_hold=False)
+    half = dataclasses.replace(CFG, dtype="bfloat16")
+    narrow = run(batch, config, params, cfg=half)
+    other = run(batch, dataclasses.replace(config, slots=7), params, cfg=half)
+    print(f"bfloat16, 32 against 7 slots: {len(differing(narrow.tokens, other.tokens))} of {total} sequences differ")
+
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(256)
+        shuffled = run(take(batch, order), config, params)
+        rows = (samples * order[:, None] + np.arange(samples)).ravel()
+        np.testing.assert_array_equal(base.tokens[rows], shuffled.tokens)
+        np.testing.assert_array_equal(base.sampler_logprobs[rows], shuffled.sampler_logprobs)
+    print("4 permutations of the prompts: tokens and log-probs bitwise equal")
+
+
+LAWS = [{}, {"top_k"}, {"top_p"}, {"min_p"}, {"top_k", "top_p", "min_p"}]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_2000_random_cases_agree_with_a_plain_forward(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        param_dtype = "float64" if dtype == "float64" else "float32"
+        cfg = dataclasses.replace(CFG, dtype=dtype, param_dtype=param_dtype)
+        cases, worst, worst_truncated, errors, entropies, first, single = 0, 0.0, 0.0, [], [], 0, 0
+        for law in LAWS:
+            for trial in range(25):
+                rng = np.random.default_rng([trial, len(law)])
+                params = weights(cfg, seed=trial % 5)
+                temperature = float(np.float32(rng.choice([0.5, 0.7, 1.0, 1.0, 1.3])))
+                values = dict(
+                    top_k=int(rng.integers(1, 100)), top_p=float(rng.uniform(0.3, 1)), min_p=float(rng.uniform(0, 0.3))
+                )
+                batch = prompts(8, 6, trial)
+                config = Sampler(completion_length=12, slots=8, temperature=temperature, **{n: values[n] for n in law})
+                out = run(batch, config, params, cfg=cfg, samples=2)
+                logits = scores(params, out.tokens, cfg)
+                full = log_softmax(logits, temperature)
+                chosen = np.take_along_axis(full, out.tokens[..., None], -1)[..., 0]
+                mask = out.action_mask
+                scale = max(1.0, np.abs(logits[mask]).max() / temperature)
+                difference = np.abs(out.sampler_logprobs - chosen)[mask]
+                worst = max(worst, difference.max() / scale)
+                errors.append(difference)
+                if law:
+                    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.kept)[..., None]))
+                    # The chosen token is not looked up in it: at the edge of the support two tokens may trade places.
+                    lost = np.log(np.where(keep | ~mask[..., None], np.exp(full), 0).sum(-1))
+                    truncated = np.abs(out.truncated_logprobs - (chosen - lost))[mask]
+                    worst_truncated = max(worst_truncated, truncated.max() / scale)
+                entropies.append(-(np.exp(full) * full).sum(-1)[mask].mean())
+                cases += len(out.tokens)
+                first += int((mask.sum(1) == 1).sum())
+                single += int((batch.length == 1).sum()) * 2
+        error = np.exp(np.concatenate(errors).mean())
+        print(
+            f"{dtype}: {cases} cases ({first} stop at their first token, {single} prompts of length 1), mean entropy "
+            f"{np.mean(entropies):.2f} nats; largest difference / scale {worst:.2e}, truncated {worst_truncated:.2e}; "
+            f"mean multiplicative error {error:.6f}"
+        )
+        assert cases == 2000 and np.mean(entropies) < 2 and first and single
+        bar = {"float32": 2e-6, "float64": 1e-12, "bfloat16": np.inf}[dtype]
+        assert worst <= bar and worst_truncated <= bar
+        assert error <= 1.01
