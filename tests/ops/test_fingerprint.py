@@ -1,0 +1,42 @@
+"""The weights' hash sees every element and no layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jrl.ops.fingerprint import fingerprint
+from jrl.sharding import MeshShape, make_mesh
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_any_changed_swapped_or_renamed_element_changes_it(dtype):
+    tree = {"a": jnp.arange(1.0, 13.0, dtype=dtype).reshape(3, 4), "b": jnp.ones(5, dtype)}
+    base = int(fingerprint(tree))
+    for i, j in np.ndindex(3, 4):
+        assert int(fingerprint({**tree, "a": tree["a"].at[i, j].add(1)})) != base
+    assert int(fingerprint({**tree, "a": tree["a"][::-1]})) != base
+    assert int(fingerprint({"a": tree["a"], "c": tree["b"]})) != base
+    assert int(fingerprint(dict(reversed(tree.items())))) == base
+
+
+def test_an_even_number_of_changed_signs_is_seen():
+    x = jnp.array([1.0, 2.0, 3.0, 4.0])
+    assert int(fingerprint([x])) != int(fingerprint([-x]))
+
+
+def test_float64_counts_both_words():
+    with jax.enable_x64(True):
+        x = jnp.array([1.0, 2.0], jnp.float64)
+        assert int(fingerprint([x])) != int(fingerprint([x + jnp.array([2.0**-52, 0])]))
+
+
+def test_it_does_not_depend_on_the_mesh():
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    expected = int(fingerprint({"w": jnp.asarray(x)}))
+    mesh = make_mesh(MeshShape(fsdp=4, tensor=2))
+    for spec in (PartitionSpec(), PartitionSpec("fsdp", "tensor"), PartitionSpec("tensor", None)):
+        with jax.set_mesh(mesh):
+            placed = jax.device_put(x, NamedSharding(mesh, spec))
+            assert int(jax.jit(fingerprint)({"w": placed})) == expected
