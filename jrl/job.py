@@ -175,7 +175,10 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
         streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
         display.phase("verifiers")
-        scorer = open_scoring(config.scoring, parts.tables["verifiers"], parts.sources, folder / "journal.jsonl")
+        named = sorted({name for i in range(min(len(source), 64)) for name in source[i].verifiers})
+        scorer = open_scoring(
+            config.scoring, parts.tables["verifiers"], parts.sources, folder / "journal.jsonl", also=named
+        )
         stack.callback(scorer.close)
         run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep)
         stack.callback(run_state.close)

@@ -421,7 +421,7 @@ def update(
     """
     sums = loss_sums(state.params, batch, algo, algorithm=algorithm, model=model, cfg=cfg, chunk=chunk)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator
     num_tokens = batch.loss_mask.sum()
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -437,7 +437,7 @@ def update(
         "update/skipped_nonfinite": (~finite).astype(jnp.float32),
         "update/skipped": state.skipped.astype(jnp.float32) + (~sound).astype(jnp.float32),
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
-        "update/norm": jnp.where(sound, optax.global_norm(updates), 0),
+        "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **{name: value / tokens for name, value in sums.metrics.items()},
     }
     state = state.replace(

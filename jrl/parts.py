@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from jrl.envs.contract import Environment
 from jrl.experiment import TABLES, Tables
 from jrl.tokenizers.contract import Tokenizer
 from jrl.verifiers import Verifier, as_verifier
-from jrl.verifiers.source import PartSource, load_module
+from jrl.verifiers.source import PartSource, load_module, part_of
 
 NAMES = {"algos": "ALGOS", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS"}
 ROWS = {"algos": Algorithm, "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer}
@@ -114,14 +113,7 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
 
 
 def _function_source(function: Callable[..., Any]) -> PartSource:
-    name = function.__name__
     try:
-        text = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
-        raise PartError(
-            f"the source of {name!r} cannot be read, and verifiers travel to their workers as source; "
-            "define it in a file or in a notebook cell"
-        ) from error
-    if not text.startswith(("def ", "@")):
-        raise PartError(f"part {name!r} must be defined with def, on lines of its own, to travel as source")
-    return PartSource(f"<{name}>", f"{text}\n\nVERIFIERS = {{{name!r}: {name}}}\n")
+        return part_of({function.__name__: function})
+    except ValueError as error:
+        raise PartError(f"part {function.__name__!r}: {error}") from error

@@ -116,6 +116,14 @@ def gather(weight: Array, *axes: str | None) -> Array:
     return jax.sharding.reshard(weight, spec(axes, GATHERED))
 
 
+def reshape(x: Array, shape: Sequence[int], *axes: str | None) -> Array:
+    """Returns `x` in another shape, laid out as logical activation axes say: which of two split dimensions is sharded
+    cannot be guessed."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return x.reshape(shape)
+    return jnp.reshape(x, shape, out_sharding=spec(axes, ACTIVATIONS))
+
+
 def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None]) -> Array:
     """Returns the contraction laid out as logical activation axes `out`."""
     if jax.sharding.get_abstract_mesh().empty:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.sharding import constrain
+from jrl.sharding import reshape
 from jrl.types import Array
 
 
@@ -41,7 +41,8 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    q = q.reshape(batch, queries, kv_heads, heads // kv_heads, head_dim)
+    grouped = (batch, queries, kv_heads, heads // kv_heads, head_dim)
+    q = reshape(q, grouped, "batch", None, "kv_heads", None, None)
     if queries == 1:
         # One query: broadcast, multiply and sum beats many small matmuls on CPU, and is the same sum.
         scores = (q[:, 0, None].astype(wide) * k[:, :, :, None].astype(wide)).sum(-1)  # [B, M, J, H/J]
@@ -53,5 +54,4 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
         out = jnp.einsum("bjgqm,bmjk->bqjgk", weights, v, preferred_element_type=wide)
-    out = out.reshape(batch, queries, heads, head_dim).astype(v.dtype)
-    return constrain(out, "batch", None, "heads", None)
+    return reshape(out.astype(v.dtype), (batch, queries, heads, head_dim), "batch", None, "heads", None)

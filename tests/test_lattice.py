@@ -1,0 +1,49 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.lattice import CompileAfterSeal, Lattice
+
+
+def test_a_sealed_lattice_runs_what_it_has_compiled(mesh):
+    lattice = Lattice()
+    double = lattice.program("double", lambda x: x * 2)
+    double(jnp.ones(3))
+    lattice.seal()
+    np.testing.assert_array_equal(double(jnp.full(3, 2.0)), np.full(3, 4.0))
+    assert lattice.size() == 1
+
+
+def test_a_compilation_after_the_seal_is_an_error_that_names_program_and_shape(mesh):
+    lattice = Lattice()
+    double = lattice.program("double", lambda x: x["rows"] * 2)
+    double({"rows": jnp.ones((4, 8))})
+    lattice.seal()
+    with pytest.raises(CompileAfterSeal, match=r"'double'.*\['rows'\] was float32\[4, 8\], is float32\[4, 9\]"):
+        double({"rows": jnp.ones((4, 9))})
+
+
+def test_a_program_never_called_before_the_seal_says_so(mesh):
+    lattice = Lattice()
+    double = lattice.program("double", lambda x: x * 2)
+    lattice.seal()
+    with pytest.raises(CompileAfterSeal, match="never compiled"):
+        double(jnp.ones(3))
+
+
+def test_compiling_from_shapes_serves_the_later_call(mesh):
+    lattice = Lattice()
+    double = lattice.program("double", lambda x: x * 2)
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shape = double.compile(jax.ShapeDtypeStruct((3,), np.float32, sharding=everywhere))
+    assert shape.shape == (3,) and shape.dtype == np.float32
+    lattice.seal()
+    np.testing.assert_array_equal(double(jax.device_put(np.ones(3, np.float32), everywhere)), np.full(3, 2.0))
+
+
+def test_programs_are_announced_before_they_are_compiled(mesh):
+    said = []
+    lattice = Lattice(said.append)
+    lattice.program("double", lambda x: x * 2)(jnp.ones(3))
+    assert said == ["double"]

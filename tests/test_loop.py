@@ -1,0 +1,124 @@
+"""Whole runs of a tiny policy: resume, determinism, own parts, identity."""
+
+import contextlib
+import json
+
+import jax
+import pytest
+
+import jrl
+from jrl import config as gin
+from jrl.job import RefusedIdentity
+from jrl.parts import PartError
+
+TINY = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=6", "Checkpoint.every=2",
+    "Log.samples=0", "Scoring.workers=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """These runs compile the same programs again and again."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+def run(folder, *bindings, stop_after=None, parts=()):
+    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
+    seen = []
+    named = {binding.partition("=")[0]: binding for binding in [*TINY, *bindings]}
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder, parts=parts)) as steps:
+        for step in steps:
+            seen.append(step)
+            if step.step == stop_after:
+                break
+    return seen
+
+
+def table(folder):
+    """Returns the metrics table without what depends on the clock or the machine."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "host/"))} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Runs that nothing interrupted, by lag."""
+    folders = {}
+    for lag in (0, 1):
+        folders[lag] = tmp_path_factory.mktemp(f"lag{lag}")
+        run(folders[lag], f"Loop.lag={lag}")
+    return folders
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(tmp_path, whole, lag, stop_after):
+    run(tmp_path, f"Loop.lag={lag}", stop_after=stop_after)
+    run(tmp_path, f"Loop.lag={lag}")
+    assert table(tmp_path) == table(whole[lag])
+    assert len(table(tmp_path)) == 6
+
+
+def test_more_steps_go_on_where_fewer_ended(tmp_path, whole):
+    run(tmp_path, "Loop.steps=4")
+    run(tmp_path)
+    assert table(tmp_path) == table(whole[0])
+
+
+def test_the_number_of_scoring_workers_changes_nothing(tmp_path, whole):
+    run(tmp_path, "Scoring.workers=3")
+    assert table(tmp_path) == table(whole[0])
+
+
+def test_lag_one_trains_on_tokens_of_the_version_before(tmp_path):
+    versions = [step.rollout["version"].max() for step in run(tmp_path, "Loop.lag=1", "Loop.steps=4")]
+    assert versions == [0, 0, 1, 2]
+
+
+def test_refills_resume_too(tmp_path):
+    dapo = ["Config.algo=@DAPO()", "DAPO.max_refills=1", "Loop.lag=1", "Loop.steps=4"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    steps = run(whole, *dapo)
+    assert any(step.metrics["refill/rounds"] > 0 for step in steps)
+    run(cut, *dapo, stop_after=3)
+    run(cut, *dapo)
+    assert table(cut) == table(whole)
+
+
+def test_another_seed_is_another_run(tmp_path, whole):
+    run(tmp_path, "Run.seed=1", "Loop.steps=1")
+    assert table(tmp_path)[0]["policy/entropy"] != table(whole[0])[0]["policy/entropy"]
+
+
+def test_another_identity_is_refused_with_the_field_that_differs(tmp_path):
+    run(tmp_path, "Loop.steps=1")
+    with pytest.raises(RefusedIdentity, match=r"learning_rate: 0\.003, now 0\.1"):
+        run(tmp_path, "AdamW.learning_rate=0.1")
+
+
+def test_a_three_line_reward_function_judges_in_the_workers(tmp_path):
+    def short(completion, example):
+        """Rewards completions of few characters."""
+        return float(len(completion) < 4)
+
+    steps = run(tmp_path, "Scoring.verifiers=[@short()]", "Loop.steps=1", parts=[short])
+    rewards = steps[0].rollout["reward"]
+    expected = [float(len(completion) < 4) for _, completion in steps[0].texts]
+    assert rewards.tolist() == expected
+    assert list(json.loads((tmp_path / "manifest.json").read_text())["identity"]["parts"]) == ["short"]
+
+
+def test_a_part_that_is_no_part_is_refused():
+    with pytest.raises(PartError, match="is a int"):
+        run("unused", parts=[3])
+
+
+def test_an_illegal_combination_fails_before_anything_runs(tmp_path):
+    with pytest.raises(gin.ConfigError, match="samples"):
+        run(tmp_path / "new", "Loop.samples=1")
+    assert not (tmp_path / "new").exists()
