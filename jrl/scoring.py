@@ -1,6 +1,6 @@
 """Scoring, on the host: completions go to the verifier pool, rewards and verdicts come back as numpy arrays.
 
-A row's reward is the weighted sum of its verifiers' rewards (ALGORITHMS R5), and counts only when every one of them is
+A row's reward is the weighted sum of its verifiers' rewards (R5), and counts only when every one of them is
 scorable. Otherwise the row is masked, with the first status that was not: an infrastructure failure, a crash or a
 verifier that raised is never a reward of 0. The row's status is else that of its *first* verifier: put the one that
 says whether the task was solved first, and shaping terms after it.

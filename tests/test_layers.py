@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # From the ground up. A module may import from the rows below its own, and a folder from itself.
 LAYERS = (
     ("types", "verdict", "example"),
-    ("ops", "stop", "optimizer", "lattice"),
+    ("ops", "stop", "signals", "optimizer", "lattice"),
     ("sharding",),
     ("paths",),
     ("tokenizers", "config"),
@@ -29,15 +29,16 @@ LAYERS = (
     ("learner",),
     ("report",),
     ("experiment",),
-    ("programs", "parts"),
+    ("programs", "parts", "listing", "contents"),
+    ("resolve", "check"),
     ("job",),
-    ("ahead", "collect"),
-    ("learn", "evaluate", "records"),
-    ("loop",),
+    ("ahead", "collect", "policy"),
+    ("learn", "evaluate", "records", "score", "chat", "doctor"),
+    ("loop", "reevaluate"),
     ("api",),
     ("cli",),
 )
-NO_JAX = ("example", "verdict", "stop", "paths", "config", "tokenizers", "envs", "verifiers")
+NO_JAX = ("example", "verdict", "stop", "signals", "paths", "config", "tokenizers", "envs", "verifiers")
 ARRAYS = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorstore"}
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

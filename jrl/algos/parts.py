@@ -1,4 +1,4 @@
-"""The parts of ALGORITHMS.md that exist here, as data: what `jrl list parts --json` prints.
+"""The parts of docs/algorithms.md, as data: what `jrl list parts --json` prints.
 
 `inputs` are the function's parameters in order. `tests` are where its numbers are checked by hand.
 """

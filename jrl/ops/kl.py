@@ -12,7 +12,7 @@ So k1 belongs in the reward, never in the loss. A KL of each token given its pre
 states; only k1 in the reward sees that. Everything is [...] float32 or wider, 0 where `mask` is False.
 
 Source: Schulman, "Approximating KL divergence"; GRPO's published loss is k3 (2402.03300 eq. 4); the gradients are
-derived in ALGORITHMS.md K2. Peers number the same estimators differently and call k3 "low_var_kl" (verl).
+derived in docs/algorithms.md, K2. Peers number the same estimators differently and call k3 "low_var_kl" (verl).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ whole step, before it is packed and cut into micro-batches; a mean of means woul
     G4 constant (Dr.GRPO)         weight 1          denominator: configured rows x configured completion length
 
 G5, the mean of the micro-batches' own token means (TRL "bnpo"), changes with the micro-batch size and is not offered.
-All of it is float32 or wider. Source: ALGORITHMS.md 0.4 and G.
+All of it is float32 or wider. See docs/algorithms.md, G.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def whiten(x: Array, mask: Array) -> Array:
     Returns:
       [...] float32 or wider.
 
-    Source: ALGORITHMS.md 0.4; TRL and verl alike, OpenRLHF with a variance over the count.
+    Source: TRL and verl alike, OpenRLHF with a variance over the count.
     """
     x = widen(x)
     high, low = jnp.max(jnp.where(mask, x, -jnp.inf)), jnp.min(jnp.where(mask, x, jnp.inf))

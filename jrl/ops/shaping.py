@@ -47,8 +47,8 @@ def kl_in_reward(
     Returns:
       [N, T] float32 or wider, without gradient, 0 where not an action.
 
-    Source: ALGORITHMS.md R17. TRL's PPO and N+ put the reward one token later, on the first pad; verl puts that of an
-    empty row on the last column.
+    See docs/algorithms.md, R17. TRL's PPO and N+ put the reward one token later, on the first pad; verl puts that of
+    an empty row on the last column.
     """
     penalty = -beta * kl.k1(old_logprobs, ref_logprobs, action_mask)
     final = jnp.where(last_action(action_mask), reduce.widen(reward)[:, None], 0)

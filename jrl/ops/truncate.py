@@ -27,7 +27,7 @@ def support(logits: Array, top_k: Array | None = None, top_p: Array | None = Non
       logits: [..., V] float32 or wider, already divided by the temperature.
       top_k: [] or [..., 1] int32, at least 1. top_p: same shape, float, in (0, 1]. min_p: same shape, float, in [0, 1].
 
-    Source: ALGORITHMS.md S1; Holtzman et al. 2020 (top-p); Nguyen et al. 2024 (min-p).
+    Source: Holtzman et al. 2020 (top-p); Nguyen et al. 2024 (min-p).
     """
     image = _ordered(logits)
     keep = logits > -jnp.inf

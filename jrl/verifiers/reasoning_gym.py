@@ -2,7 +2,7 @@
 
 Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text (0.1.25; a test
 looks through the source of all others). For these `FENCED` holds a way of our own that runs nothing; where there
-is none the row is FORBIDDEN. See ECOSYSTEM section 7 for what was tried.
+is none the row is FORBIDDEN. See docs/log.md for what was tried.
 
 `example.info` is {"dataset": name, "config": fields of its config, "entry": the task as the dataset made it}, which
 envs/reasoning_gym.py writes.

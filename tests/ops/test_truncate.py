@@ -104,7 +104,7 @@ def test_float64_bisects_all_its_bits():
 
 
 def test_forgetting_the_kept_mass_shifts_log_probs_by_its_log():
-    # ALGORITHMS.md S1: top-p that keeps mass 0.9 gives every kept token a log-ratio of log(0.9) ~ -0.10536.
+    # docs/algorithms.md S1: top-p that keeps mass 0.9 gives every kept token a log-ratio of log(0.9) ~ -0.10536.
     logits = jnp.log(jnp.array([0.6, 0.3, 0.1]))
     limited = jnp.where(support(logits, top_p=jnp.float32(0.85)), logits, -jnp.inf)
     shift = jax.nn.log_softmax(logits)[:2] - jax.nn.log_softmax(limited)[:2]
