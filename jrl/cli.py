@@ -34,10 +34,13 @@ EXITS: Mapping[str, int] = {
     "jrl.checkpoints.run_state.NoIntactStep": STOPPED,
     "jrl.checkpoints.run_state.StateMismatch": OTHER_RUN,
     "jrl.records.Preempted": PREEMPTED,
+    "jrl.verifiers.process.TemplateLost": STOPPED,
     "builtins.MemoryError": STOPPED,
 }
+DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no device
 DEVICE_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+# What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
+PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 EXIT_CODES = """exit codes:
   0   done
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv[0] in ("-V", "--version"):
         print(f"jrl {__version__}")
         return DONE
-    if argv[0] == "help" and argv[1:] != ["config"]:
+    if argv[0] == "help" and argv[1] in COMMANDS:
         argv = [*argv[1:], "--help"]
     name = argv[0]
     if name not in COMMANDS:
@@ -114,10 +117,10 @@ def exit_code(error: BaseException) -> int:
     if any(name.rsplit(".", 1)[-1] in DEVICE_ERRORS for name in names):
         return STOPPED
     if isinstance(error, OSError):
-        return STOPPED if error.errno in DISK_ERRORS else REFUSED
-    if isinstance(error, ValueError | ImportError) and _raised_here(error):
-        return REFUSED
-    return UNFORESEEN
+        return REFUSED if error.errno in PATH_ERRORS else STOPPED
+    if isinstance(error, ValueError | ImportError) and _module(error).startswith("jrl."):
+        return REFUSED  # raised by jrl itself, so that the message was written for whoever reads it
+    return REFUSED if _module(error) == DEVICE_START else UNFORESEEN
 
 
 def said(error: BaseException, code: int) -> str:
@@ -127,15 +130,19 @@ def said(error: BaseException, code: int) -> str:
         return (
             f"{type(error).__name__}: {text}\nThis is no error that jrl foresaw; the trace above says where it arose."
         )
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return f"{text}. What was saved before is intact; make room, and the same command goes on"
+    if isinstance(error, OSError) and code == STOPPED:
+        return f"{text}. What was saved before is intact; the same command goes on once there is room"
+    if _module(error) == DEVICE_START:
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        return f"JAX starts no device (JAX_PLATFORMS={asked!r}; cpu is always there){reason}"
     return f"out of memory {text}" if isinstance(error, MemoryError) else text
 
 
-def _raised_here(error: BaseException) -> bool:
-    """Whether jrl itself raised it, so that the message was written for whoever reads it."""
+def _module(error: BaseException) -> str:
+    """The module that an exception was raised in."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("jrl.")
+    return frames[-1][0].f_globals.get("__name__", "") if frames else ""
 
 
 def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:

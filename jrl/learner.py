@@ -23,7 +23,7 @@ from jrl.data.packing import plan_rows
 from jrl.models.contract import Model
 from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
-from jrl.sharding import BATCH_AXES
+from jrl.sharding import BATCH_AXES, constrain
 from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState
 from jrl.verdict import Status
 
@@ -336,6 +336,7 @@ def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk
 
     def body(i: Array, out: Array) -> Array:
         values, _ = _forward(params, _micro_batch(batch, i), model, cfg, chunk)
+        values = constrain(values, "batch", None)  # reshapes of a single row have lost its axes
         return jax.lax.dynamic_update_index_in_dim(out, values.astype(out.dtype), i, 0)
 
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))

@@ -1,0 +1,471 @@
+"""The commands, their exit codes and what they print, on one tiny run."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrl
+from jrl import chat, check, cli
+from jrl.algos.promises import PROMISES
+from jrl.chat import Completion
+from jrl.models import decoder
+from jrl.policy import open_trained
+from jrl.sharding import MeshShape, make_mesh
+
+TINY = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=2", "Checkpoint.every=1",
+    "Log.samples=0", "Scoring.workers=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """The commands compile the same programs again and again."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps, both saved."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        jrl.train("configs/tiny.gin", TINY, run=folder)
+        yield folder
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Returns a function: arguments -> (exit code, standard output, standard error). The environment stays as it is."""
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+
+    def call(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def rows_file(folder, *rows):
+    path = folder / "rows.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+# What a mistake costs
+
+
+def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_is_imported(tmp_path):
+    config = tmp_path / "typo.gin"
+    config.write_text("include '" + os.path.abspath("configs/tiny.gin") + "'\nLoop.stps = 3\n")
+    code = (
+        "import sys; from jrl import cli\n"
+        f"code = cli.main(['train', {str(config)!r}, '--run', {str(tmp_path / 'run')!r}])\n"
+        "assert not {'orbax', 'grain', 'tensorstore', 'jrl.job'} & set(sys.modules), 'slow imports'\n"
+        "sys.exit(code)\n"
+    )
+    # No such platform: a device that is touched would be an error of another kind.
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "JAX_PLATFORMS": "none"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"jrl: {config}:2: Loop has no field 'stps'; did you mean steps?")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistyped_command_names_the_nearest_and_help_is_printed_without_jax():
+    code = "import sys; from jrl import cli; code = cli.main(sys.argv[1:]); sys.exit('jax' in sys.modules or code)"
+    call = lambda *words: subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    wrong, right = call("trian"), call("--help")
+    assert wrong.returncode == 2 and "did you mean train?" in wrong.stderr
+    assert right.returncode == 0 and all(name in right.stdout for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.EXITS)
+def test_every_error_with_an_exit_code_exists(name):
+    module, _, cls = name.rpartition(".")
+    found = getattr(importlib.import_module(module), cls)
+    assert issubclass(found, Exception)
+    error = found.__new__(found)
+    assert cli.exit_code(error) == cli.EXITS[name]
+
+
+def test_exit_codes_of_the_contract():
+    assert [cli.DONE, cli.REFUSED, cli.OTHER_RUN, cli.STOPPED, cli.PREEMPTED] == [0, 2, 3, 4, 75]
+    assert cli.exit_code(OSError(28, "No space left on device")) == 4
+    assert cli.exit_code(OSError("rollouts could not be written: no space")) == 4
+    assert cli.exit_code(FileNotFoundError(2, "No such file")) == 2
+    assert cli.exit_code(MemoryError()) == 4
+    assert cli.exit_code(KeyError("x")) == 1
+
+
+def test_an_error_nobody_foresaw_shows_its_trace(command, monkeypatch):
+    def broken(args):
+        raise KeyError("surprise")
+
+    monkeypatch.setitem(cli.COMMANDS, "list", cli.COMMANDS["list"].__class__("", "", cli._list_arguments, broken))
+    code, _, err = command("list", "algos")
+    assert code == 1 and "Traceback" in err and "surprise" in err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_teaches_itself(name, command):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert cli.COMMANDS[name].summary in out and cli.COMMANDS[name].example in out and "exit codes:" in out
+
+
+def test_bindings_may_stand_on_both_sides_of_options():
+    args = cli.parser_of("train").parse_intermixed_args(["a.gin", "Loop.lag=1", "--run", "x", "Run.seed=2"])
+    assert (args.config, args.bindings, str(args.run)) == ("a.gin", ["Loop.lag=1", "Run.seed=2"], "x")
+
+
+# Before JAX starts
+
+
+def environment(monkeypatch, arguments, **variables):
+    monkeypatch.setattr(os, "environ", dict(variables))
+    cli.prepare_jax(cli.parser_of("train").parse_intermixed_args(["a.gin", *arguments]))
+    return os.environ
+
+
+def test_virtual_devices_come_with_threads_for_them(monkeypatch):
+    found = environment(monkeypatch, ["--devices", "8"], XLA_FLAGS="--a --xla_force_host_platform_device_count=2")
+    assert found["XLA_FLAGS"] == "--a --xla_force_host_platform_device_count=8"
+    assert found["NPROC"] == "16" and found["JAX_PLATFORMS"] == "cpu"
+
+
+def test_without_virtual_devices_the_environment_says_nothing_of_them(monkeypatch):
+    found = environment(monkeypatch, [], HOME="/home/someone")
+    assert not {"NPROC", "XLA_FLAGS", "JAX_PLATFORMS"} & set(found)
+
+
+def test_compiled_programs_are_kept_unless_asked_not_to_and_where_the_user_says(monkeypatch):
+    folder = lambda *arguments, **given: environment(monkeypatch, arguments, **given).get("JAX_COMPILATION_CACHE_DIR")
+    assert folder(XDG_CACHE_HOME="/cache") == "/cache/jrl/xla"
+    assert folder(XDG_CACHE_HOME="/cache", JAX_COMPILATION_CACHE_DIR="/mine") == "/mine"
+    assert folder("--no-compile-cache", XDG_CACHE_HOME="/cache") is None
+
+
+# Signals
+
+WAITING = """
+import sys, threading, time
+from jrl.signals import leave_on_second_interrupt, stop_on_signals
+stop = threading.Event()
+with stop_on_signals(stop), leave_on_second_interrupt():
+    print("ready", flush=True)
+    stop.wait()
+    print("asked", flush=True)
+    if sys.argv[1] == "stay":
+        sum(range(10**12))  # never looks at a signal
+print("left in order", flush=True)
+"""
+
+
+def waiting(*arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_asks_to_stop(number):
+    process = waiting("leave")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "asked\nleft in order\n")
+    assert "saving after this step" in err
+
+
+def test_a_second_interrupt_leaves_at_once_whatever_the_main_thread_does():
+    process = waiting("stay")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "asked\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "the last checkpoint is good" in err
+
+
+# A trained run
+
+
+def test_another_seed_in_the_same_folder_is_another_run(run, command):
+    code, _, err = command("train", "configs/tiny.gin", *TINY, "Run.seed=5", "--run", run)
+    assert code == 3 and "run.seed: 0, now 5" in err
+
+
+def test_a_folder_that_is_held_is_refused(run, command):
+    from jrl.checkpoints.lock import hold_run
+
+    lock = hold_run(run)
+    try:
+        code, _, err = command("train", "configs/tiny.gin", *TINY, "--run", run)
+        assert code == 2 and "is held by process" in err
+        assert "trains in this folder" in command("doctor", run)[1]
+    finally:
+        lock.release()
+
+
+def test_fingerprint_ends_with_the_total_and_knows_every_saved_step(run, command):
+    code, plain, _ = command("fingerprint", run)
+    as_json = json.loads(command("fingerprint", run, "--json")[1])
+    assert code == 0 and plain.splitlines()[-1] == as_json["total"]
+    assert list(as_json) == ["step", "total", "params", "opt_state", "keys", "data", "metrics"]
+    first = json.loads(command("fingerprint", run, "--step", 1, "--json")[1])
+    assert (first["step"], as_json["step"]) == (1, 2)
+    assert first["keys"] == as_json["keys"] and first["params"] != as_json["params"]
+    assert command("fingerprint", run, "--step", 9)[0] == 2
+
+
+def test_scores_are_the_log_softmax_of_the_model_in_the_order_of_the_rows(run, command, tmp_path):
+    trained = open_trained(run)
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, trained.policy.cfg.vocab_size, n).tolist() for n in (5, 1, 140, 2, 17)]
+    path, out = rows_file(tmp_path, *({"tokens": row} for row in rows)), tmp_path / "out.jsonl"
+    assert command("score", run, path, "--out", out)[0] == 0
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["tokens"] for row in scored] == rows
+    for tokens, row in zip(rows, scored):
+        array = jnp.asarray([tokens])
+        hidden, _ = decoder.forward(trained.params, array, jnp.arange(len(tokens))[None, :], None, trained.policy.cfg)
+        every = jax.nn.log_softmax(decoder.unembed(trained.params, hidden, trained.policy.cfg))[0]
+        expected = [0.0, *(float(every[t - 1, tokens[t]]) for t in range(1, len(tokens)))]
+        np.testing.assert_allclose(row["logprobs"], expected, rtol=0, atol=2e-5)
+        assert row["logprobs"][0] == 0
+
+
+def test_a_text_is_scored_after_bos(run, command, tmp_path):
+    tokenizer = open_trained(run).policy.tokenizer
+    path, out = rows_file(tmp_path, {"text": "3+4=7"}), tmp_path / "out.jsonl"
+    assert command("score", run, path, "--out", out, "--step", 1)[0] == 0
+    row = json.loads(out.read_text())
+    assert row["tokens"] == [tokenizer.bos_id, *tokenizer.encode("3+4=7")]
+    assert len(row["logprobs"]) == len(row["tokens"]) and row["logprobs"][0] == 0 and max(row["logprobs"][1:]) < 0
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"tokens": [1, 99999]}, r"tokens[1] is 99999; ids are whole numbers from 0 to"),
+        ({"tokens": [True]}, "tokens[0] is true"),
+        ({"tokens": []}, "tokens is []"),
+        ({"text": ""}, 'text is ""'),
+        ({"prompt": "x"}, "a row is"),
+        ({"tokens": [1] * 20_000}, "20000 tokens; at most"),
+        ('{"tokens": [1', "not JSON"),
+    ],
+)
+def test_a_bad_row_is_refused_by_file_and_line_and_nothing_is_written(run, command, tmp_path, row, said):
+    path, out = rows_file(tmp_path, {"tokens": [1, 2]}, row), tmp_path / "out.jsonl"
+    code, _, err = command("score", run, path, "--out", out)
+    assert code == 2 and f"{path}, line 2: " in err and said in err
+    assert not out.exists()
+
+
+def test_sampling_a_file_of_prompts_repeats_with_its_seed(run, command, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('"3+4="\n\n5+5=\n3+4=\n')
+
+    def ask(*options):
+        out = tmp_path / "out.jsonl"
+        assert command("sample", run, "--prompts", prompts, "--n", 2, "--out", out, *options)[0] == 0
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    rows = ask()
+    assert [(row["prompt"], row["sample"]) for row in rows] == [
+        (prompt, k) for prompt in ("3+4=", "5+5=", "3+4=") for k in (0, 1)
+    ]
+    said = [row["completion"] for row in rows]
+    assert said == [row["completion"] for row in ask("--seed", 0)]  # the run's own
+    assert said != [row["completion"] for row in ask("--seed", 9)]
+    assert said[:2] != said[4:]  # the same prompt asked again is drawn anew
+    greedy = [row["completion"] for row in ask("--temperature", 0)]
+    assert greedy[0] == greedy[1] == greedy[4]
+
+
+def test_a_conversation_answers_each_line_and_ends_with_the_input(run, command, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("3+4=\n\n5+5=\n/quit\nnever asked\n"))
+    code, out, _ = command("sample", run, "--max-tokens", 2)
+    assert code == 0 and len(out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("options", [["--n", 0], ["--max-tokens", 0], ["--temperature", -1], ["--seed", -1]])
+def test_a_number_that_makes_no_sense_is_refused(run, command, tmp_path, options):
+    (tmp_path / "p").write_text("x\n")
+    assert command("sample", run, "--prompts", tmp_path / "p", *options)[0] == 2
+
+
+def test_nothing_a_model_says_reaches_the_terminal_raw():
+    stream = io.StringIO()
+    chat.show("\x1b[2J", [Completion("a\x1b]0;x\x07\nb\u202e", "length")], stream)
+    assert stream.getvalue() == "> \\x1b[2J\na\\x1b]0;x\\x07\\nb\\u202e  [cut at the length limit]\n"
+
+
+def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, tmp_path):
+    assert command("eval", run)[0] == 2
+    out = tmp_path / "eval.json"
+    given = ["Data.held_out_every=3", "Config.eval=@Eval()", "Eval.prompts=4", "Eval.batch=8", "Eval.samples=2"]
+    code, text, _ = command("eval", run, *given, "--out", out)
+    found = json.loads(out.read_text())
+    assert code == 0 and (found["step"], found["n"], found["samples"]) == (2, 4, 2)
+    for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2"):
+        assert name in text
+
+
+def test_a_binding_over_a_run_that_does_not_fit_is_refused(run, command, tmp_path):
+    code, _, err = command("sample", run, "Sampler.tmperature=1.0", "--prompts", rows_file(tmp_path, "x"))
+    assert code == 2 and "did you mean temperature?" in err
+
+
+def test_doctor_finds_a_damaged_save(run, command, tmp_path):
+    code, out, _ = command("doctor", run)
+    assert code == 0 and "step 2 is saved and intact" in out and "metrics.jsonl holds 2 rows" in out
+    assert "configuration, tokenizer, data and parts are those of the run" in out
+    host = run / "checkpoints" / "00000001" / "host.json"
+    before = host.read_bytes()
+    host.write_bytes(before[:-1])
+    try:
+        code, out, _ = command("doctor", run)
+        assert code == 4 and "!!  step 1 is damaged: ValueError: host.json has other bytes" in out
+    finally:
+        host.write_bytes(before)
+    assert command("doctor", tmp_path)[0] == 2
+
+
+# Tables and parts
+
+
+@pytest.mark.parametrize("kind", ["algos", "verifiers", "envs", "families", "tokenizers"])
+def test_a_table_is_listed_with_a_sentence_for_each_row(kind, command):
+    code, out, _ = command("list", kind, "--json")
+    assert code == 0
+    for row in json.loads(out):
+        assert row["doc"] and row["config"].endswith(f":{row['name']}")
+        assert row["name"] in command("list", kind)[1]
+
+
+def test_parts_are_listed_with_what_the_contract_names(command):
+    rows = json.loads(command("list", "parts", "--json")[1])
+    assert {"A3", "L2", "G1"} <= {row["id"] for row in rows}
+    assert all(set(row) == {"id", "function", "inputs", "output", "tests"} for row in rows)
+
+
+PARTS = """
+import dataclasses
+from jrl.envs.contract import Environment, Generated, digest_of
+from jrl.example import Example, Message
+
+def Shout(completion, example):
+    return float(completion == (example.answer or "").upper())
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+    size: int = 6
+
+def open_words(config):
+    make = lambda i: Example(f"w{i}", (Message("user", f"say {i}"),), answer=f"ANSWER{i}", verifiers=("Shout",))
+    return Generated(config.size, make, digest_of("words", config.size))
+
+VERIFIERS = {"Shout": Shout}
+ENVS = {"Words": Environment(Words, open_words)}
+"""
+
+
+def test_good_parts_keep_every_promise(command, tmp_path):
+    path = tmp_path / "my_parts.py"
+    path.write_text(PARTS)
+    code, out, _ = command("check", path)
+    assert code == 0, out
+    assert "FAIL" not in out and "Shout" in out and "Words" in out and out.endswith("6 promises hold, 0 do not\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("return float(completion ==", "return 1 / 0 + float(completion ==", "ZeroDivisionError"),
+        ('answer=f"ANSWER{i}"', 'answer="lower"', "is worth 0.0, not 1"),
+        ("import dataclasses\n", "import dataclasses, jax\n", "imports jax"),
+        ("size: int = 6", "size: int", "Words"),
+    ],
+)
+def test_a_broken_promise_is_named(command, tmp_path, old, new, said):
+    path = tmp_path / "my_parts.py"
+    path.write_text(PARTS.replace(old, new))
+    code, out, _ = command("check", path)
+    assert code == 2 and "FAIL" in out and said in out
+
+
+def test_a_users_algorithm_is_held_to_the_promises(command, tmp_path, monkeypatch):
+    kept = ("zero_advantage_gives_zero_policy_gradient", "row_order_does_not_matter")
+    monkeypatch.setattr(check, "PROMISES", {name: PROMISES[name] for name in kept})
+    path = tmp_path / "my_algo.py"
+    path.write_text(
+        "from jrl.algos import ALGOS as OURS\n"
+        "from jrl.types import traced\n"
+        "@traced\n"
+        "class Mine(OURS['GRPO'].config):\n"
+        "    pass\n"
+        "grpo = OURS['GRPO']\n"
+        "broken = lambda config, tokens: (tokens.logprobs, {})\n"
+        "ALGOS = {'Mine': grpo._replace(config=Mine, token_loss=broken)}\n"
+    )
+    code, out, _ = command("check", path)
+    assert code == 2
+    assert "FAIL  Mine  zero advantage gives zero policy gradient" in out
+    assert "ok    Mine  row order does not matter" in out
+
+
+def test_parts_that_are_no_file_are_refused(command, tmp_path):
+    code, _, err = command("check", tmp_path / "nothing.py")
+    assert code == 2 and "there is no file" in err
+
+
+# From outside
+
+
+@pytest.mark.slow
+def test_a_run_that_is_asked_to_stop_saves_and_the_same_command_goes_on(tmp_path):
+    command = [sys.executable, "-m", "jrl.cli", "train", "configs/tiny.gin", *TINY, "Loop.steps=40"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
+    process = subprocess.Popen(
+        [*command, "--run", tmp_path / "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    for line in process.stdout:
+        if line.startswith("step 3/"):
+            process.send_signal(signal.SIGTERM)
+            break
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 75 and "the same command goes on" in err
+    for folder in ("run", "whole"):
+        subprocess.run([*command, "--run", tmp_path / folder], check=True, env=environment, capture_output=True)
+    prints = [
+        subprocess.run(
+            [sys.executable, "-m", "jrl.cli", "fingerprint", tmp_path / folder], check=True, capture_output=True
+        ).stdout
+        for folder in ("run", "whole")
+    ]
+    assert prints[0] == prints[1]
