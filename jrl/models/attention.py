@@ -35,23 +35,17 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """Returns softmax(q k / sqrt(K)) v over the positions that `mask` allows, [B, Q, H, K].
 
     Args:
-      q: [B, Q, H, K]. k, v: [B, M, J, K], where J divides H: every H / J query heads share one key head.
+      q: [B, Q, H, K]. k, v: [B, J, M, K], where J divides H: every H / J query heads share one key head.
       mask: [B, Q, M] bool. Every query must be allowed at least one position.
     """
     batch, queries, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
+    kv_heads = k.shape[1]
     wide = jnp.promote_types(q.dtype, jnp.float32)
     grouped = (batch, queries, kv_heads, heads // kv_heads, head_dim)
     q = reshape(q, grouped, "batch", None, "kv_heads", None, None)
-    if queries == 1:
-        # One query: broadcast, multiply and sum beats many small matmuls on CPU, and is the same sum.
-        scores = (q[:, 0, None].astype(wide) * k[:, :, :, None].astype(wide)).sum(-1)  # [B, M, J, H/J]
-        scores = jnp.where(mask[:, 0, :, None, None], scores * head_dim**-0.5, jnp.finfo(wide).min)
-        weights = jax.nn.softmax(scores, axis=1)
-        out = (weights[..., None] * v[:, :, :, None].astype(wide)).sum(1)[:, None]
-    else:
-        scores = jnp.einsum("bqjgk,bmjk->bjgqm", q, k, preferred_element_type=wide) * head_dim**-0.5
-        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        out = jnp.einsum("bjgqm,bmjk->bqjgk", weights, v, preferred_element_type=wide)
+    # Widened before the products: exact, and CPU has no batched product of bfloat16 into float32.
+    scores = jnp.einsum("bqjgk,bjmk->bjgqm", q.astype(wide), k.astype(wide)) * head_dim**-0.5
+    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
+    weights = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum("bjgqm,bjmk->bqjgk", weights, v.astype(wide))
     return reshape(out.astype(v.dtype), (batch, queries, heads, head_dim), "batch", None, "heads", None)

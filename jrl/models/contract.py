@@ -26,7 +26,7 @@ class ParamSpec:
 
 @struct.dataclass
 class Cache:
-    """Keys and values of tokens already seen: [layers, B, M, J, K], or a tuple of [B, M, J, K], one a layer."""
+    """Keys and values of tokens already seen: [layers, B, J, M, K], or a tuple of [B, J, M, K], one a layer."""
 
     k: Any
     v: Any

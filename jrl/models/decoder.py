@@ -137,8 +137,8 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
 
 def init_cache(cfg: Decoder, batch: int, length: int) -> Cache:
     """Returns an empty cache of `length` columns, stacked. Create it inside the program that uses it."""
-    shape = (cfg.layers, batch, length, cfg.kv_heads, cfg.head_dim)
-    zeros = constrain(jnp.zeros(shape, jnp.dtype(cfg.dtype)), None, "batch", None, "kv_heads", None)
+    shape = (cfg.layers, batch, cfg.kv_heads, length, cfg.head_dim)
+    zeros = constrain(jnp.zeros(shape, jnp.dtype(cfg.dtype)), None, "batch", "kv_heads", None, None)
     return Cache(k=zeros, v=zeros)
 
 
@@ -168,10 +168,12 @@ def _attention(
         q = rms_norm(q, weights["q_norm"], cfg.norm_eps)
         k = rms_norm(k, weights["k_norm"], cfg.norm_eps)
     q, k = rotate(q, positions, cfg.rope_theta), rotate(k, positions, cfg.rope_theta)
+    # Heads before columns: one head's keys lie together, and a decode step reads them without a copy.
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     if k_cache is not None:
         k = k_cache = _write(k_cache, k, positions[:, 0])
         v = v_cache = _write(v_cache, v, positions[:, 0])
-        mask = jnp.arange(k.shape[1])[None, None, :] <= positions[:, :, None]
+        mask = jnp.arange(k.shape[2])[None, None, :] <= positions[:, :, None]
     out = attend(q, k, v, mask)
     o = gather(weights["o"], "heads", "head_dim", "embed").astype(dtype)
     return einsum("blhk,hkd->bld", out, o, ("batch", None, None)), k_cache, v_cache
@@ -183,8 +185,8 @@ def _project(h: Array, weight: Array, heads: str, dtype: jnp.dtype) -> Array:
 
 
 def _write(cache: Array, new: Array, start: Array) -> Array:
-    """Returns cache [B, M, J, K] with new [B, L, J, K] at the columns from start [B] on."""
-    return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 0))(cache, new, start)
+    """Returns cache [B, J, M, K] with new [B, J, L, K] at the columns from start [B] on."""
+    return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))(cache, new, start)
 
 
 def _mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
