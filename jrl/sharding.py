@@ -124,11 +124,11 @@ def reshape(x: Array, shape: Sequence[int], *axes: str | None) -> Array:
     return jnp.reshape(x, shape, out_sharding=spec(axes, ACTIVATIONS))
 
 
-def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None]) -> Array:
-    """Returns the contraction laid out as logical activation axes `out`."""
+def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None], dtype: Any = None) -> Array:
+    """Returns the contraction laid out as logical activation axes `out`, summed and returned in `dtype` where given."""
     if jax.sharding.get_abstract_mesh().empty:
-        return jnp.einsum(formula, x, y)
-    return jnp.einsum(formula, x, y, out_sharding=spec(out, ACTIVATIONS))
+        return jnp.einsum(formula, x, y, preferred_element_type=dtype)
+    return jnp.einsum(formula, x, y, preferred_element_type=dtype, out_sharding=spec(out, ACTIVATIONS))
 
 
 def take_rows(table: Array, index: Array, out: Sequence[str | None]) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jrl.algos import contract
 from jrl.ops import entropy, groups, importance, kl, ratios, reduce, surrogate
-from jrl.types import traced
+from jrl.types import Finish, traced
 
 Array = jax.Array
 
@@ -88,16 +88,18 @@ def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:
     """Returns the counters of E1 to E4, {name: [] int32}, and the mean reward of the rows that count, [].
 
     zero_variance_groups: two rows or more, all rewards equal. group_of_one: one row is left. unscorable: rows without a
-    verdict to train on. aborted: rows without a token of their own.
+    verdict to train on. aborted: rows without a token of their own. Padding has neither and is not counted.
     """
     counts = contract.eligible(rows)
+    aborted = contract.aborted(rows)
+    padding = aborted & ~rows.valid & (rows.finish != jnp.int8(Finish.FAILED))
     size = groups.count(rows.group, counts, num_groups=rows.num_groups)
     varied = groups.varied(reward, rows.group, counts, num_groups=rows.num_groups)
     return {
         "zero_variance_groups": jnp.sum((size > 1) & ~varied),
         "group_of_one": jnp.sum(size == 1),
-        "unscorable": jnp.sum(~rows.valid),
-        "aborted": jnp.sum(contract.aborted(rows)),
+        "unscorable": jnp.sum(~rows.valid & ~padding),
+        "aborted": jnp.sum(aborted & ~padding),
         "reward_used": reduce.masked_mean(reward, counts),
     }
 

@@ -9,6 +9,7 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.grpo import GRPO
 from jrl.algos.terms import TruncatedImportance
+from jrl.types import Finish
 
 ALGORITHM = ALGOS["GRPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
@@ -55,6 +56,24 @@ def test_the_advantage_is_the_zscore_on_each_sampled_token_and_counters_tell_of_
     assert counts == {"zero_variance_groups": 1, "group_of_one": 1, "unscorable": 1, "aborted": 1}
     np.testing.assert_allclose(counters["reward_used"], (2 + 2 + 5) / 7, rtol=1e-6)
     np.testing.assert_array_equal(ALGORITHM.keep(GRPO(), groups), [True] * 7 + [False, False])
+
+
+def test_rows_that_pad_the_batch_are_in_no_counter():
+    groups = Groups(
+        reward=jnp.array([1.0, 0.0, 0.0, 0.0]),
+        outcome=jnp.array([1.0, 0.0, 0.0, 0.0]),
+        valid=jnp.array([True, True, False, False]),
+        group=jnp.array([0, 0, 1, 1], jnp.int32),
+        action_mask=jnp.array([[True], [True], [False], [False]]),
+        finish=jnp.array([Finish.STOP_TOKEN, Finish.LENGTH, Finish.LENGTH, Finish.LENGTH], jnp.int8),
+        num_groups=2,
+        max_completion=1,
+    )
+    counters = ALGORITHM.advantages(GRPO(), groups, groups.reward, jnp.float32(0))[2]
+    assert (int(counters["unscorable"]), int(counters["aborted"])) == (0, 0)
+    failed = groups.replace(finish=groups.finish.at[2].set(Finish.FAILED))  # not padding: sampling was tried
+    counters = ALGORITHM.advantages(GRPO(), failed, failed.reward, jnp.float32(0))[2]
+    assert (int(counters["unscorable"]), int(counters["aborted"])) == (1, 1)
 
 
 def test_the_loss_is_the_clip_and_metrics_say_where_it_binds():
