@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import jrl
 from jrl import chat, check, cli
@@ -37,6 +38,7 @@ def compilation_cache(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
+    reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,7 @@ def test_compiled_programs_are_kept_unless_asked_not_to_and_where_the_user_says(
 # Signals
 
 WAITING = """
-import sys, threading, time
+import hashlib, sys, threading, time
 from jrl.signals import leave_on_second_interrupt, stop_on_signals
 stop = threading.Event()
 with stop_on_signals(stop), leave_on_second_interrupt():
@@ -174,7 +176,7 @@ with stop_on_signals(stop), leave_on_second_interrupt():
     stop.wait()
     print("asked", flush=True)
     if sys.argv[1] == "stay":
-        sum(range(10**12))  # never looks at a signal
+        hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)  # minutes in C, as a compilation
 print("left in order", flush=True)
 """
 
@@ -201,7 +203,10 @@ def test_a_second_interrupt_leaves_at_once_whatever_the_main_thread_does():
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "asked\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "the last checkpoint is good" in err
 
