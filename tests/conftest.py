@@ -1,11 +1,22 @@
-"""Eight virtual CPU devices for the whole suite, set before JAX starts; implicit rank promotion raises."""
+"""Eight virtual CPU devices for the whole suite, set before JAX starts; implicit rank promotion raises.
 
+Compiled programs are shared between the processes of one session, in a folder that goes with it: what an earlier
+session compiled is never found.
+"""
+
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
 # Without it an executable from the compilation cache deadlocks in its collectives when devices outnumber cores.
 os.environ["NPROC"] = "16"
+if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the process that started this one
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jrl-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 import pytest
@@ -21,3 +32,26 @@ def mesh():
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         yield mesh
+
+
+# Files whose tests compile much or start many processes. All others make up the fast set, `pytest -m fast`.
+LONG = (
+    "algos/test_promises.py",
+    "checkpoints/test_run_state.py",
+    "contracts/test_algos.py",
+    "contracts/test_envs.py",
+    "envs/test_reasoning_gym_tasks.py",
+    "test_cli.py",
+    "test_learner.py",
+    "test_loop.py",
+    "test_sampler.py",
+    "verifiers/test_launch.py",
+    "verifiers/test_pool.py",
+)
+
+
+def pytest_collection_modifyitems(config, items):
+    long = {config.rootpath / "tests" / name for name in LONG}
+    for item in items:
+        if item.path not in long and "slow" not in item.keywords:
+            item.add_marker("fast")
