@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import jrl
 from jrl import chat, check, cli
@@ -29,16 +28,6 @@ TINY = [
     "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=2", "Checkpoint.every=1",
     "Log.samples=0", "Scoring.workers=1",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """The commands compile the same programs again and again."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    reset_cache()
 
 
 @pytest.fixture(scope="module")
