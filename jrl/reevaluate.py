@@ -60,6 +60,7 @@ def table(found: dict[str, Any]) -> str:
     )
 
 
-def _line(name: str, interval: dict[str, float]) -> tuple[str, str, str, str]:
-    low, high = 100 * interval["low"], 100 * interval["high"]
-    return name, f"{100 * interval['mean']:.1f} %", f"[{low:.1f}, {high:.1f}]", str(interval["n"])
+def _line(name: str, interval: dict[str, float | None]) -> tuple[str, str, str, str]:
+    percent = lambda x: "-" if x is None else f"{100 * x:.1f}"  # of no problems there is no mean
+    mean, low, high = (percent(interval[key]) for key in ("mean", "low", "high"))
+    return name, f"{mean} %", f"[{low}, {high}]", str(interval["n"])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import chat, check, cli
+from jrl import chat, check, cli, reevaluate
 from jrl.algos.promises import PROMISES
 from jrl.chat import Completion
 from jrl.models import decoder
@@ -324,6 +324,12 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
     assert code == 0 and (found["step"], found["n"], found["samples"]) == (2, 4, 2)
     for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2"):
         assert name in text
+
+
+def test_an_evaluation_of_nothing_has_a_table_too():
+    nothing = {"mean": None, "low": None, "high": None, "n": 0}
+    text = reevaluate.table({"step": 1, "samples": 1, "parsed": 0.0, "unscorable": 4, **nothing})
+    assert "- %" in text and "[-, -]" in text and "4 could not be judged" in text
 
 
 def test_a_binding_over_a_run_that_does_not_fit_is_refused(run, command, tmp_path):
