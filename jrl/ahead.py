@@ -35,8 +35,10 @@ def compile_rest(job: Job) -> None:
             arguments = list(sample_arguments(job, state, job.config.eval.batch))
             arguments[5] = programs.abstract(job.eval_law, job.mesh)
             job.programs.sample_eval.compile(*arguments)
-        if job.config.loop.steps and job.done <= job.sft_steps:
-            compile_rl(job, job.programs.begin_rl.compile(state))
+        if job.done <= job.sft_steps:
+            job.programs.begin_rl.compile(state)
+        if job.done < job.total:
+            compile_rl(job, job.programs.begin_rl.shape(state))
 
 
 def compile_rl(job: Job, state: TrainState) -> None:
@@ -52,7 +54,7 @@ def compile_rl(job: Job, state: TrainState) -> None:
         batch = batch.replace(ref_logprobs=p.logprobs.compile(state.reference, batch))
     rows = rollout.length.shape
     by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(job.mesh, 1))
-    scores = Scores(reward=by_row(np.float32), valid=by_row(bool), verdict=by_row(np.int8), parts={})
+    scores = Scores(reward=by_row(np.float32), valid=by_row(bool), verdict=by_row(np.int8), outcome=by_row(np.float32))
     if job.algorithm.refill(config.algo) is not None:
         p.keep.compile(rollout, scores, algo)
     credit = p.credit.compile(rollout, scores, state.baseline, algo)

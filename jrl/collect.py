@@ -116,8 +116,7 @@ def scored(job: Job, drawn: Draw, host: dict[str, np.ndarray], said: HostScores,
     rows = host["length"].shape[0]
     missing = rows - len(texts)
     said = padded(said, missing)
-    place = lambda x: jax.device_put(x, batch_sharding(job.mesh, x.ndim))
-    scores = Scores(reward=place(said.reward), valid=place(said.valid), verdict=place(said.verdict), parts={})
+    scores = on_device(said, job)
     return Collected(
         drawn.rollout,
         scores,
@@ -126,6 +125,14 @@ def scored(job: Job, drawn: Draw, host: dict[str, np.ndarray], said: HostScores,
         drawn.visits,
         texts + [""] * missing,
         verdict_metrics(said, drawn.visits, job),
+    )
+
+
+def on_device(said: HostScores, job: Job) -> Scores:
+    """Returns what learning needs of the scores, cut over the batch axes."""
+    place = lambda x: jax.device_put(x, batch_sharding(job.mesh, x.ndim))
+    return Scores(
+        reward=place(said.reward), valid=place(said.valid), verdict=place(said.verdict), outcome=place(said.outcome)
     )
 
 
@@ -172,7 +179,7 @@ def merge(job: Job, rounds: list[Collected], kept: list[list[int]]) -> Collected
     said = chosen_scores([round_.said for round_ in rounds], rows)
     place = lambda x: jax.device_put(x, batch_sharding(job.mesh, x.ndim))
     rollout = rounds[0].rollout.replace(**{name: place(value) for name, value in host.items()})
-    scores = Scores(reward=place(said.reward), valid=place(said.valid), verdict=place(said.verdict), parts={})
+    scores = on_device(said, job)
     visits = [rounds[r].visits[g] for r, g in chosen]
     texts = [rounds[r].texts[i] for r, i in rows]
     return Collected(rollout, scores, host, said, visits, texts, verdict_metrics(said, visits, job))
@@ -188,6 +195,7 @@ def padded(said: HostScores, missing: int) -> HostScores:
         reward=longer(said.reward, 0),
         valid=longer(said.valid, False),
         verdict=longer(said.verdict, Status.PADDING),
+        outcome=longer(said.outcome, 0),
         parts={name: longer(part, np.nan) for name, part in said.parts.items()},
         details=[*said.details, *[""] * missing],
     )
@@ -203,6 +211,7 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
         reward=pick("reward"),
         valid=pick("valid"),
         verdict=verdict,
+        outcome=pick("outcome"),
         parts={
             name: np.stack([rounds[r].parts[name][i] if name in rounds[r].parts else nan for r, i in rows])
             for name in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from jrl.sharding import replicated
 from jrl.stop import StopTable
 from jrl.types import Array, PyTree
 from jrl.verdict import Status
+
+RIGHT = "\x00right"  # the one answer that all correct completions of a prompt vote for
 
 
 def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
@@ -121,13 +124,17 @@ def numbers(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | None]:
-    """The answers of a prompt's samples: what could not be read does not vote."""
+    """The answers of a prompt's samples. What could not be read does not vote; what the verifier calls correct votes as
+    one answer, however it is worded; wrong answers vote by their text."""
     samples = verdicts.shape[1]
-    return [
-        None if verdicts[prompt, k] == Status.UNPARSABLE else texts[prompt * samples + k].strip()
-        for k in range(samples)
-    ]
+    answers: list[str | None] = []
+    for k in range(samples):
+        status = verdicts[prompt, k]
+        text = texts[prompt * samples + k].strip()
+        answers.append(None if status == Status.UNPARSABLE else RIGHT if status == Status.CORRECT else text)
+    return answers
 
 
 def _interval(interval: statistics.Interval) -> dict[str, float]:
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": interval.n}
+    finite = lambda x: x if math.isfinite(x) else None  # of no problems: there is no mean
+    return {"mean": finite(interval.mean), "low": finite(interval.low), "high": finite(interval.high), "n": interval.n}

@@ -72,6 +72,8 @@ class Eval:
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.batch) < 1 or (self.every is not None and self.every < 1):
             raise ValueError("Eval.prompts, samples, batch and every must be at least 1")
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(f"Eval.temperature must be above 0, or None for greedy; got {self.temperature}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,10 +108,7 @@ FREE = (
     "Scoring.workers",
     "Checkpoint.*",
     "Log.*",
-    "Eval.*",
-    "Config.eval",
     "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
-    "Learner.logprob_chunk",
 )
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -142,5 +141,10 @@ def check(config: Config, tables: Tables) -> None:
             max_completion=config.sampler.completion_length,
         ),
     )
+    if config.model.param_dtype == "bfloat16":
+        raise ValueError(
+            "Decoder.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "
+            "Use Decoder.dtype='bfloat16' for the computation and keep float32 parameters"
+        )
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")

@@ -40,7 +40,7 @@ from jrl.report.metrics import Metrics
 from jrl.report.rollouts import RolloutStore
 from jrl.sampler import Law
 from jrl.scoring import Scorer, open_scoring
-from jrl.sharding import make_mesh, replicated
+from jrl.sharding import TRAIN, make_mesh, replicated
 from jrl.stop import StopTable
 from jrl.tokenizers import load as load_tokenizer
 from jrl.types import Array, PyTree
@@ -102,6 +102,8 @@ class Job:
         default_factory=dict
     )  # where the time went, of this and earlier lives
     skipped: int = 0  # steps in a row whose update was not finite
+    unscored: int = 0  # steps in a row of which no completion could be scored
+    rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
 
@@ -146,11 +148,25 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices."""
     mesh = make_mesh(config.mesh)
     jax.set_mesh(mesh)
+    if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
+        raise ValueError("Decoder.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
+    # Accelerators multiply float32 in fewer bits unless told, and sampler and learner would differ by more than rounding.
+    jax.config.update("jax_default_matmul_precision", "highest")
     lattice = Lattice(announce)
     algorithm = row_of(parts.tables, "algos", config.algo)
     cfg = programs.model_config(config, tokenizer.vocab_size)
+    check_divides(cfg, mesh)
     built = programs.build(config, algorithm, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, algorithm, lattice, built)
+
+
+def check_divides(cfg: Decoder, mesh: Mesh) -> None:
+    """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
+    fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
+    for name, field in fields.items():
+        axis, size = TRAIN[name], getattr(cfg, field)
+        if size % mesh.shape[axis]:
+            raise ValueError(f"Decoder.{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
 
 
 @contextlib.contextmanager
@@ -170,7 +186,8 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         display.phase("data")
         source = open_source(config.task, parts.tables["envs"])
         tokenizer = open_tokenizer(config, parts, source, folder)
-        claim(config, parts, folder, tokenizer, source)
+        manifest = identify(config, parts, tokenizer, source)
+        refuse_another(folder, manifest)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
         streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
@@ -207,6 +224,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             sft_shape=None if config.sft is None else programs.sft_shape(config, policy.mesh),
             opened=opened,
         )
+        claim(config, parts, folder, manifest)
         try:
             yield job
         finally:
@@ -218,7 +236,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
 def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -> Any:
     """Returns the run's tokenizer: the one in the folder, or one trained on the run's own texts and saved there."""
     saved = folder / "tokenizer"
-    if paths.exists(saved / "tokenizer.json"):
+    if paths.exists(folder / "manifest.json"):  # before it, a folder belongs to no run
         return load_tokenizer(saved, parts.tables["tokenizers"])
     texts = texts_of(source, config.data, TOKENIZER_TEXTS)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
@@ -227,24 +245,8 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -
     return tokenizer
 
 
-def claim(config: Config, parts: Parts, folder: Path, tokenizer: Any, source: Source) -> None:
-    """Writes what the run is, or checks that the folder holds this very run."""
-    manifest = manifest_of(config, parts, tokenizer, source)
-    if not paths.exists(folder / "manifest.json"):
-        paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
-        paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
-        write_manifest(folder / "manifest.json", manifest)
-        return
-    old = read_manifest(folder / "manifest.json")
-    identity, environment = compare(old, manifest)
-    if identity:
-        raise RefusedIdentity(f"{folder} holds another run:\n  " + "\n  ".join(identity))
-    for line in environment:
-        _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
-
-
-def manifest_of(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
-    """Returns what a run of this configuration is, on these devices."""
+def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
+    """Returns the manifest: what the run is, and where it runs."""
     return make_manifest(
         config_identity=gin.identity(config, FREE),
         config=gin.to_json(config),
@@ -254,3 +256,22 @@ def manifest_of(config: Config, parts: Parts, tokenizer: Any, source: Source) ->
         seed=config.run.seed,
         mesh=dataclasses.asdict(config.mesh),
     )
+
+
+def refuse_another(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raises RefusedIdentity where the folder holds another run; warns where this is another machine."""
+    if not paths.exists(folder / "manifest.json"):
+        return
+    identity, environment = compare(read_manifest(folder / "manifest.json"), manifest)
+    if identity:
+        raise RefusedIdentity(f"{folder} holds another run:\n  " + "\n  ".join(identity))
+    for line in environment:
+        _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
+
+
+def claim(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
+    if not paths.exists(folder / "manifest.json"):
+        paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
+        paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
+        write_manifest(folder / "manifest.json", manifest)

@@ -63,7 +63,6 @@ def supervise(job: Job, state: TrainState) -> tuple[TrainState, dict[str, Array]
     plan = place_plan(job, learner.plan(lengths, job.sft_shape, 0, 1))
     one = jax.device_put(np.float32(1), replicated(job.mesh))
     batch = job.programs.pack_sft(place(tokens), place(action_mask), plan, one)
-    skipped = job.programs.copy(state.skipped)
     state, metrics = job.programs.update_sft(state, batch, None, job.sft_adamw)
-    state = job.programs.close_sft(state, skipped)
+    state = job.programs.close_sft(state)
     return state, {**metrics, **{f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}}

@@ -25,7 +25,6 @@ from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
 from jrl.sharding import BATCH_AXES, constrain
 from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState
-from jrl.verdict import Status
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ class Plan:
     source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 where there is padding
     segment: Array  # [M, R, L] int32
     sequence: Array  # [M, R, S] int32, index among all N; N where a place is empty
-    member: Array  # [N] bool, the sequences of this optimiser step
+    member: Array  # [N] bool, the sequences of this optimiser step; padding prompts are none
     num_real: Array  # [] int32
 
 
@@ -114,7 +113,7 @@ def plan(lengths: np.ndarray, shape: Shape, minibatch: int, minibatches: int) ->
         length = np.asarray(lengths[shard * local + own])
         row, start, place, num_rows = plan_rows(length, shape.row_length, shape.places)
         used = max(used, num_rows)
-        member[shard * local + own] = True
+        member[shard * local + own] = length > 0
         for i, r, s, p, n in zip(own, row, start, place, length):
             source[shard, r, s : s + n] = i * shape.width + np.arange(n)
             segment[shard, r, s : s + n] = p
@@ -194,6 +193,7 @@ def pack_rollout(rollout: Rollout, plan: Plan, temperature: Array) -> TrainBatch
         advantages=zeros,
         old_logprobs=None,
         behaviour_logprobs=pack(behaviour, plan.source),
+        sampler_logprobs=pack(rollout.sampler_logprobs, plan.source),
         ref_logprobs=None,
         sequence=plan.sequence,
         denominator=jnp.float32(1),
@@ -221,6 +221,7 @@ def pack_supervised(tokens: Array, action_mask: Array, plan: Plan, temperature: 
         advantages=zeros,
         old_logprobs=None,
         behaviour_logprobs=zeros,
+        sampler_logprobs=zeros,
         ref_logprobs=None,
         sequence=plan.sequence,
         denominator=jnp.maximum(actions.sum(), 1).astype(jnp.float32),
@@ -244,7 +245,7 @@ def groups_of(rollout: Rollout, scores: Scores, num_groups: int, max_completion:
     everywhere = lambda x: x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec())
     return Groups(
         reward=everywhere(scores.reward),
-        outcome=(everywhere(scores.verdict) == Status.CORRECT).astype(jnp.float32),
+        outcome=everywhere(scores.outcome),
         valid=everywhere(scores.valid),
         group=everywhere(rollout.group),
         num_groups=num_groups,
@@ -289,7 +290,7 @@ def credit(
         "reward/std": jnp.sqrt(over_valid((groups.reward - mean) ** 2)),
         "reward/shaped": over_valid(reward),
         "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
-        "rollout/valid_share": groups.valid.mean(),
+        "rollout/valid_share": groups.valid.sum() / jnp.maximum((length > 0).sum(), 1),
         "loss/rows": keep.sum().astype(jnp.float32),
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
@@ -383,7 +384,8 @@ def loss_sums(
         per_token, metrics = algorithm.token_loss(algo, tokens)
         # Select, do not multiply: a masked token's loss may be anything.
         terms = jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0)
-        metrics = {**metrics, "policy/entropy": entropy, "policy/logprob": new}
+        difference = jnp.abs(new - micro.sampler_logprobs)
+        metrics = {**metrics, "policy/entropy": entropy, "policy/logprob": new, "policy/sampler_difference": difference}
         sums = {name: jnp.where(micro.loss_mask, value, 0).sum() for name, value in metrics.items()}
         return terms.sum(), (jnp.abs(terms).sum(), jax.lax.stop_gradient(sums))
 
@@ -436,10 +438,10 @@ def update(
         "loss": loss,
         "grad_norm": norm,
         "update/skipped_nonfinite": (~finite).astype(jnp.float32),
-        "update/skipped": state.skipped.astype(jnp.float32) + (~sound).astype(jnp.float32),
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **{name: value / tokens for name, value in sums.metrics.items()},
+        "update/tokens": num_tokens,
     }
     state = state.replace(
         params=select(params, state.params),
@@ -462,16 +464,23 @@ def close_step(state: TrainState, before: PyTree | None, baseline: Array, skippe
         version=state.version + 1,
         baseline=jnp.where(sound, baseline, state.baseline).astype(jnp.float32),
         behaviour=before,
-        skipped_in_a_row=jnp.where(sound, 0, state.skipped_in_a_row + 1),
     )
 
 
-def close_sft_step(state: TrainState, skipped: Array) -> TrainState:
-    """Returns the state at the end of a supervised step: nothing but its counters advance."""
-    sound = state.skipped == skipped
-    return state.replace(step=state.step + 1, skipped_in_a_row=jnp.where(sound, 0, state.skipped_in_a_row + 1))
+def close_sft_step(state: TrainState) -> TrainState:
+    """Returns the state at the end of a supervised step: nothing but its counter advances."""
+    return state.replace(step=state.step + 1)
 
 
 def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:
-    """Returns the mean of every metric over the updates of a step."""
-    return {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}
+    """Returns the metrics of a step from those of its updates: skips and tokens are summed, the rest is a mean weighted
+    by each update's tokens, so that an update with nothing to learn from does not count."""
+    tokens = jnp.stack([m["update/tokens"] for m in metrics])
+    out = {}
+    for name in metrics[0]:
+        values = jnp.stack([m[name] for m in metrics])
+        if name in ("update/tokens", "update/skipped_nonfinite", "update/skipped_empty"):
+            out[name] = values.sum()
+        else:
+            out[name] = (values * tokens).sum() / jnp.maximum(tokens.sum(), 1)
+    return out

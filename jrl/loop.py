@@ -19,6 +19,8 @@ from jrl.collect import collect, draw
 from jrl.evaluate import evaluate, numbers
 from jrl.job import Job
 from jrl.learn import learn, packed, supervise
+from jrl.models import decoder
+from jrl.models.contract import num_params
 from jrl.records import Preempted, Progress, Step
 
 
@@ -47,12 +49,13 @@ def steps(job: Job) -> Iterator[Step]:
             compile_rest(job)
         if job.done == first + 2:
             job.lattice.seal()
+        asked = job.stop.is_set()
         due = job.done % job.config.checkpoint.every == 0 or job.done in (job.sft_steps, job.total)
-        if due or job.stop.is_set():
+        if due or asked:
             yield records.emit(job, held)
             held = None
             records.save(job, progress)
-        if job.stop.is_set() and job.done < job.total:
+        if asked and job.done < job.total:
             raise Preempted(f"saved after step {job.done} of {job.total}; the same command goes on from there")
     if job.config.eval is not None and "after_rl" not in job.evals:
         job.evals["after_rl"] = evaluate(job, progress.state.params, "after RL")
@@ -62,9 +65,11 @@ def steps(job: Job) -> Iterator[Step]:
 def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
     loop, data, s = job.config.loop, job.config.data, job.shape
+    mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
+    size = num_params(decoder.spec(job.cfg))
     return (
-        f"shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} sequences of {s.width}, packed into at "
-        f"most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"
+        f"{size:,} parameters on {mesh}; shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} "
+        f"sequences of {s.width}, at most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"
     )
 
 

@@ -15,7 +15,7 @@ class AdamW:
 
     learning_rate: float = 1e-4  # peak
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # from the peak to 0 over decay_steps
-    warmup_steps: int = 0  # linear from 0
+    warmup_steps: int = 0  # linear, the first step at peak / warmup_steps
     decay_steps: int | None = None  # optimiser steps from the peak to 0; needed by linear and cosine
     b1: float = 0.9
     b2: float = 0.95
@@ -28,6 +28,20 @@ class AdamW:
             raise ValueError(f"schedule={self.schedule!r} needs decay_steps")
         if self.schedule == "constant" and self.decay_steps is not None:
             raise ValueError("decay_steps has no effect with schedule='constant'")
+        if self.warmup_steps < 0 or (self.decay_steps is not None and self.decay_steps < 1):
+            raise ValueError("AdamW counts warmup_steps from 0 and decay_steps from 1")
+        limits = {
+            "learning_rate": lambda x: x > 0,
+            "b1": lambda x: 0 <= x < 1,
+            "b2": lambda x: 0 <= x < 1,
+            "eps": lambda x: x > 0,
+            "weight_decay": lambda x: x >= 0,
+            "clip_norm": lambda x: x > 0,
+        }
+        for name, holds in limits.items():
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
+                raise ValueError(f"AdamW.{name} = {value} cannot train")
 
 
 def optimizer(config: AdamW) -> optax.GradientTransformation:
@@ -47,4 +61,5 @@ def _schedule(config: AdamW) -> optax.Schedule:
         after = optax.constant_schedule(peak)
     if config.warmup_steps == 0:
         return after
-    return optax.join_schedules([optax.linear_schedule(0.0, peak, config.warmup_steps), after], [config.warmup_steps])
+    warm = optax.linear_schedule(peak / config.warmup_steps, peak, config.warmup_steps - 1)
+    return optax.join_schedules([warm if config.warmup_steps > 1 else after, after], [config.warmup_steps])

@@ -52,7 +52,7 @@ class Programs(NamedTuple):
     before: Callable[[Array], Array]  # version -> max(0, version - 1)
     mean: Callable[[list[dict[str, Array]]], dict[str, Array]]
     copy: Callable[[PyTree], PyTree]
-    close_sft: Callable[[TrainState, Array], TrainState] | None
+    close_sft: Callable[[TrainState], TrainState] | None
     pack_sft: Callable[..., TrainBatch] | None
     update_sft: Callable[..., tuple[TrainState, dict[str, Array]]] | None
 
@@ -104,7 +104,6 @@ def initial_state(key: Array, config: Config, cfg: Decoder, model: Model) -> Tra
         reference=None,
         behaviour=None,
         skipped=zero,
-        skipped_in_a_row=zero,
     )
 
 

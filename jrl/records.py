@@ -87,7 +87,8 @@ def restore(job: Job) -> Progress:
     if host is None:
         open_files(job, 0, 0)
         return Progress(job.programs.init(job.key), None, rl=False)
-    job.done, job.evals, job.skipped = host["done"], host["evals"], host["skipped_in_a_row"]
+    job.done, job.evals = host["done"], host["evals"]
+    job.skipped, job.unscored = host["in_a_row"]["skipped"], host["in_a_row"]["unscored"]
     job.seconds = host["time"]["seconds"]
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"])
@@ -104,6 +105,7 @@ def restore(job: Job) -> Progress:
 def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
+    job.rollout_rows = rollout_rows
     if job.config.log.rollouts:
         job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
 
@@ -116,14 +118,15 @@ def save(job: Job, progress: Progress) -> None:
         tree["waiting"] = progress.waiting.rollout
         data["waiting"] = progress.waiting.position
     with job.timed("checkpoint"):
-        rows = job.rollouts.commit() if job.rollouts is not None else 0
+        if job.rollouts is not None:
+            job.rollout_rows = job.rollouts.commit()
         host = {
             "done": job.done,
             "data": data,
             "evals": job.evals,
             "metrics_offset": job.metrics.commit(),
-            "rollout_rows": rows,
-            "skipped_in_a_row": job.skipped,
+            "rollout_rows": job.rollout_rows,
+            "in_a_row": {"skipped": job.skipped, "unscored": job.unscored},
             "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
         }
         job.run_state.save(job.done, tree, host)
@@ -147,6 +150,13 @@ def emit(job: Job, step: Step) -> Step:
     if step.batch is not None:
         show_samples(job, step)
     job.skipped = job.skipped + 1 if step.metrics["update/skipped_nonfinite"] else 0
+    job.unscored = job.unscored + 1 if step.metrics.get("rollout/valid_share") == 0 else 0
+    if job.unscored >= STOP_AFTER_SKIPPED:
+        counts = {name: n for name, n in step.batch.said.counts.items() if n}
+        raise StopRun(
+            f"for {STOP_AFTER_SKIPPED} steps in a row no completion could be scored: {counts} at step {step.step}. "
+            f"The first said: {next(filter(None, step.batch.said.details), 'nothing')}"
+        )
     if job.skipped >= STOP_AFTER_SKIPPED:
         raise StopRun(
             f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
@@ -193,6 +203,9 @@ def summarise(job: Job) -> None:
         peak_bytes=job.memory.peak,
     )
     for name, result in job.evals.items():
+        if result["mean"] is None:
+            job.display.note(f"{name.replace('_', ' ')}: no held-out completion could be scored")
+            continue
         job.display.note(
             f"{name.replace('_', ' ')}: {100 * result['mean']:.1f} % of {result['n']} held-out prompts "
             f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]"

@@ -55,6 +55,7 @@ class HostScores:
     reward: np.ndarray  # [N] float32, weighted sum; 0 where not valid
     valid: np.ndarray  # [N] bool, every verifier's verdict is scorable
     verdict: np.ndarray  # [N] int8, a Status
+    outcome: np.ndarray  # [N] float32, the first verifier's own reward, unweighted; 0 where not valid
     parts: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
     details: list[str]  # [N], what the verifiers had to say, "" mostly
     counts: dict[str, int]  # rows by status, every status named
@@ -198,7 +199,7 @@ class Scorer:
         """The weighted sum of each row's verdicts, or its mask."""
         count = len(verdicts)
         reward, valid = np.zeros(count, np.float32), np.zeros(count, bool)
-        status = np.zeros(count, np.int8)
+        status, outcome = np.zeros(count, np.int8), np.zeros(count, np.float32)
         parts = {name: np.full(count, np.nan, np.float32) for name in self._names}
         details = []
         for place, (said, rows) in enumerate(zip(verdicts, ticket.rows)):
@@ -206,6 +207,7 @@ class Scorer:
             status[place] = (bad or said)[0].status
             if not bad:
                 valid[place] = True
+                outcome[place] = said[0].reward
                 # In float64 and in the order of the rows, so that the sum does not depend on anything else.
                 reward[place] = sum(self._weights[row] * verdict.reward for row, verdict in zip(rows, said))
             for row, verdict in zip(rows, said):
@@ -214,7 +216,7 @@ class Scorer:
             details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, said) if v.detail))
         found = collections.Counter(Status(value).name for value in status)
         counts = {kind.name: found[kind.name] for kind in Status}
-        return HostScores(reward, valid, status, parts, details, counts, ticket.replayed)
+        return HostScores(reward, valid, status, outcome, parts, details, counts, ticket.replayed)
 
 
 def open_scoring(

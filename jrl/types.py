@@ -73,7 +73,7 @@ class Scores:
     reward: Array  # [N] float32, 0 where not valid
     valid: Array  # [N] bool, the verdict can be trained on
     verdict: Array  # [N] int8, a jrl.verdict.Status
-    parts: dict[str, Array]  # name -> [N] float32, each verifier's own reward before weighting
+    outcome: Array  # [N] float32, the first verifier's own reward, before weighting and shaping
     token_reward: Array | None = None  # [N, T] float32
 
 
@@ -94,6 +94,7 @@ class TrainBatch:
     advantages: Array  # [M, R, L] float32
     old_logprobs: Array | None  # [M, R, L] float32, at the start of the update; None: the only update of its batch
     behaviour_logprobs: Array  # [M, R, L] float32, of the law drawn from
+    sampler_logprobs: Array  # [M, R, L] float32, as the sampler gave them; what the learner's are compared with
     ref_logprobs: Array | None  # [M, R, L] float32
     sequence: Array  # [M, R, S] int32, which of the N sequences lies at a place
     denominator: Array  # [] float32, what the weighted sum of the whole optimiser step is divided by
@@ -113,8 +114,7 @@ class TrainState:
     baseline: Array  # [] float32, moving average of the reward (NaN before the first batch)
     reference: PyTree | None  # frozen parameters, where the algorithm has a KL term
     behaviour: PyTree | None  # parameters of the version before, where lag = 1 may have to refill
-    skipped: Array  # [] int32, updates skipped since the start because they were not finite
-    skipped_in_a_row: Array  # [] int32
+    skipped: Array  # [] int32, updates skipped since the start: not finite, or with no token to learn from
 
 
 def traced(cls: type) -> type:

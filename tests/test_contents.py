@@ -34,7 +34,6 @@ def state(seed=0):
         reference=None,
         behaviour=None,
         skipped=jnp.int32(0),
-        skipped_in_a_row=jnp.int32(0),
     )
 
 

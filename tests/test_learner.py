@@ -55,7 +55,7 @@ def sequences(seed=0, dtype=np.float32):
         reward=reward,
         valid=rng.random(N) < 0.9,
         verdict=np.where(reward > 0, 0, 1).astype(np.int8),
-        parts={},
+        outcome=reward,
     )
     return rollout, scores
 
@@ -227,7 +227,7 @@ def update_program():
     zero = jnp.int32(0)
     state = TrainState(
         step=zero, version=zero, params=params, opt_state=optimizer(adamw).init(params), key=jax.random.key(0),
-        baseline=jnp.float32(0), reference=None, behaviour=None, skipped=zero, skipped_in_a_row=zero,
+        baseline=jnp.float32(0), reference=None, behaviour=None, skipped=zero,
     )  # fmt: skip
     packing = plan(np.asarray(rollout.length), packed_shape(Learner(), N, T, 1), 0, 1)
 

@@ -46,7 +46,7 @@ def run_sections(state: TrainState, data: PyTree, rows: Iterable[Mapping[str, An
             "step": state.step,
             "version": state.version,
             "baseline": state.baseline,
-            "skipped": [state.skipped, state.skipped_in_a_row],
+            "skipped": state.skipped,
         },
         "keys": {"key": state.key},
         "data": data,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -69,4 +70,4 @@ def init(key: Array, spec: PyTree) -> PyTree:
 
 
 def num_params(spec: PyTree) -> int:
-    return sum(int(jnp.prod(jnp.asarray(s.shape))) for s in jax.tree.leaves(spec, is_leaf=is_spec))
+    return sum(math.prod(s.shape) for s in jax.tree.leaves(spec, is_leaf=is_spec))

@@ -22,7 +22,6 @@ def state_of(seed: int) -> TrainState:
         reference=None,
         behaviour=None,
         skipped=jnp.int32(0),
-        skipped_in_a_row=jnp.int32(0),
     )
 
 
