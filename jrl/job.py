@@ -150,7 +150,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
         raise ValueError("Decoder.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
-    # Accelerators multiply float32 in fewer bits unless told, and sampler and learner would differ by more than rounding.
+    # Accelerators multiply float32 in fewer bits unless told; sampler and learner would differ by more than rounding.
     jax.config.update("jax_default_matmul_precision", "highest")
     lattice = Lattice(announce)
     algorithm = row_of(parts.tables, "algos", config.algo)

@@ -27,8 +27,7 @@ KEY = 21
 
 def weights(cfg=CFG, seed=0, gain=4.0):
     params = init(jax.random.key(seed), decoder.spec(cfg))
-    layers = {name: w if "norm" in name else w * 6 for name, w in params["layers"].items()}
-    return {**params, "layers": layers, "embed": params["embed"] * 6, "final_norm": params["final_norm"] * gain}
+    return {**params, "final_norm": params["final_norm"] * gain}
 
 
 def prompts(count, width, seed):

@@ -12,7 +12,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrl.models.attention import attend, rotate
 from jrl.models.contract import Cache, Model, ParamSpec
