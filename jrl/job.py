@@ -272,6 +272,9 @@ def refuse_another(folder: Path, manifest: dict[str, Any]) -> None:
 def claim(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
     """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
     if not paths.exists(folder / "manifest.json"):
+        for place, part in enumerate(parts.texts):
+            paths.make_dir(folder / "parts")
+            paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
         paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
         paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
         write_manifest(folder / "manifest.json", manifest)

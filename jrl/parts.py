@@ -37,6 +37,7 @@ class Parts:
 
     tables: Tables
     sources: tuple[PartSource, ...]  # of parts with verifiers, for the worker processes
+    texts: tuple[PartSource, ...]  # of every part that has a source, in their order: kept in the run's folder
     hashes: dict[str, str]  # part -> sha256 of its source, for the manifest
     added: dict[str, tuple[str, ...]]  # table -> names that parts added
 
@@ -45,7 +46,7 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
     """Returns the tables extended by `parts`. Raises PartError for a part that is no part or a name that is taken."""
     merged = {table: dict(rows) for table, rows in tables.items()}
     added: dict[str, list[str]] = {table: [] for table in merged}
-    sources, hashes = [], {}
+    sources, texts, hashes = [], [], {}
     for place, part in enumerate(parts):
         name, defined, source = _read(part, place)
         for table, rows in defined.items():
@@ -55,10 +56,11 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
                 merged[table][row_name] = _row(table, row_name, row, name)
                 added[table].append(row_name)
         if source is not None:
+            texts.append(source)
             hashes[name] = hashlib.sha256(source.source.encode()).hexdigest()
             if defined.get("verifiers"):
                 sources.append(source)
-    return Parts(merged, tuple(sources), hashes, {table: tuple(names) for table, names in added.items()})
+    return Parts(merged, tuple(sources), tuple(texts), hashes, {table: tuple(names) for table, names in added.items()})
 
 
 def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], PartSource | None]:

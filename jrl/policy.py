@@ -46,8 +46,10 @@ def open_trained(folder: str | Path, bindings: Sequence[str] = (), step: int | N
     steps = saved_steps(folder)
     if step is not None and step not in steps:
         raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
+    # The run's parts as they were, whatever became of the files they came from.
+    kept = sorted((folder / "parts").glob("*.py"), key=lambda path: int(path.stem))
     try:
-        config, parts = load_config(str(folder / "config.gin"), bindings)
+        config, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
     except ConfigError as error:
         if not paths.exists(folder / "config.gin"):
             raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error

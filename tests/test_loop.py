@@ -10,6 +10,7 @@ import jrl
 from jrl import config as gin
 from jrl.job import RefusedIdentity
 from jrl.parts import PartError
+from jrl.policy import open_trained
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -122,3 +123,12 @@ def test_an_illegal_combination_fails_before_anything_runs(tmp_path):
     with pytest.raises(gin.ConfigError, match="samples"):
         run(tmp_path / "new", "Loop.samples=1")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_policy_trained_with_parts_as_objects_opens_from_its_folder_alone(tmp_path):
+    def short(completion, example):
+        return float(len(completion) < 4)
+
+    run(tmp_path, "Scoring.verifiers=[@short()]", "Loop.steps=1", parts=[short])
+    trained = open_trained(tmp_path)
+    assert trained.step == 1 and "short" in trained.policy.parts.tables["verifiers"]
