@@ -25,6 +25,7 @@ from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, layout_by
 
 MODEL_SAVED_AS = "tokenizer.model"
 BLANK = "\u2581"
+_LONGEST_WORD, _LONGEST_PHRASE = 16, 96  # characters of a piece; the first is the library's own default
 _PROBES = ("  a\n\tb ", "\u00e9 \u65e5\u672c \U0001f389", "x" + BLANK + "y", "\u2585\x00\ufeff", "007 + 1")
 
 
@@ -35,6 +36,8 @@ class SentencePiece:
     vocab_size: int = 1024  # most pieces, control ids and the 256 bytes included; a small corpus gives fewer
     model: Literal["bpe", "unigram"] = "bpe"
     texts: int = 20_000  # most texts to train from, the first ones that the task gives
+    # Pieces may run over several words: where the texts repeat phrases, a question takes half as many tokens or fewer.
+    phrases: bool = False
     path: str | None = None  # an existing .model file: read instead of trained
 
 
@@ -138,6 +141,8 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
             split_digits=True,
+            split_by_whitespace=not config.phrases,
+            max_sentencepiece_length=_LONGEST_PHRASE if config.phrases else _LONGEST_WORD,
             max_sentence_length=1 << 16,
             num_threads=1,  # sums of the unigram trainer depend on the order of threads
             pad_id=0,

@@ -28,6 +28,15 @@ def test_digits_are_tokens_of_their_own():
     assert [tokenizer.decode([i]) for i in tokenizer.encode("2026")] == ["2", "0", "2", "6"]
 
 
+def test_phrases_are_pieces_where_they_are_asked_for():
+    words, phrases = (build(SentencePiece(vocab_size=400, phrases=phrases), TEXTS) for phrases in (False, True))
+    text = "What is 0 plus 5?\nIt is 5."
+    assert len(phrases.encode(text)) < len(words.encode(text))
+    assert b"What is" in phrases.token_bytes()
+    assert b"What is" not in words.token_bytes()
+    assert phrases.decode(phrases.encode(text)) == text
+
+
 def test_other_texts_give_another_fingerprint():
     config = SentencePiece(vocab_size=400)
     assert build(config, TEXTS).fingerprint != build(config, ["entirely other words"] * 5).fingerprint
