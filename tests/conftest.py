@@ -10,7 +10,15 @@ import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8").strip()
+# On a busy machine eight devices on two cores may wait for each other for longer than the default of 40 s.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_cpu_collective_call_terminate_timeout_seconds=900",
+        "--xla_cpu_collective_timeout_seconds=900",
+    ]
+)
 # Without it an executable from the compilation cache deadlocks in its collectives when devices outnumber cores.
 os.environ["NPROC"] = "16"
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the process that started this one
