@@ -1,0 +1,115 @@
+"""What every model must hold: causality, one answer whether cached, packed or padded."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.contract import init, num_params
+from jrl.models.decoder import MODEL, Decoder
+from jrl.ops.logprobs import token_logprobs
+
+CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
+TOKENS = np.random.default_rng(0).integers(0, 48, (3, 10)).astype(np.int32)
+POSITIONS = np.broadcast_to(np.arange(10, dtype=np.int32), TOKENS.shape)
+
+
+@functools.cache
+def params(cfg=CFG):
+    return init(jax.random.key(0), MODEL.spec(cfg))
+
+
+def logits(tokens=TOKENS, positions=POSITIONS, segment=None, cfg=CFG):
+    hidden, _ = MODEL.forward(params(cfg), tokens, positions, segment, cfg)
+    return MODEL.unembed(params(cfg), hidden, cfg)
+
+
+def test_a_position_does_not_depend_on_later_tokens():
+    """The gradient of position t's logits with respect to later embeddings is zero, to earlier ones it is not."""
+    table = params()["embed"]
+
+    def at(offset, position):
+        hidden, _ = MODEL.forward({**params(), "embed": table + offset}, ids, POSITIONS[:1], None, CFG)
+        return hidden[0, position].sum()
+
+    ids = np.arange(10, dtype=np.int32)[None]  # every position has a token, so an embedding row, of its own
+    moved = jax.grad(at)(jnp.zeros_like(table), 4)
+    assert (np.abs(moved[:5]).sum(axis=1) > 0).all()
+    np.testing.assert_array_equal(moved[5:10], 0)
+
+
+@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
+def test_prefill_and_decode_equal_one_full_forward(layers):
+    weights = params() if layers == "scanned" else MODEL.unstack(params(), CFG)
+    cache = MODEL.init_cache(CFG, 3, 10)
+    if layers == "unrolled":
+        split = lambda x: tuple(x[i] for i in range(CFG.layers))
+        cache = cache.replace(k=split(cache.k), v=split(cache.v))
+    found = []
+    for start, stop in [(0, 4), *((t, t + 1) for t in range(4, 10))]:
+        hidden, cache = MODEL.forward(weights, TOKENS[:, start:stop], POSITIONS[:, start:stop], None, CFG, cache)
+        found.append(MODEL.unembed(weights, hidden, CFG))
+    expected = logits()
+    np.testing.assert_allclose(jnp.concatenate(found, 1), expected, atol=2e-6 * max(1, np.abs(expected).max()))
+
+
+def test_packed_sequences_see_only_themselves():
+    # Rows 0 and 1, cut to 6 and 4 tokens, in one row of 10.
+    tokens = np.concatenate([TOKENS[0, :6], TOKENS[1, :4]])[None]
+    positions = np.concatenate([np.arange(6), np.arange(4)])[None].astype(np.int32)
+    segment = np.array([[0] * 6 + [1] * 4], np.int32)
+    packed = logits(tokens, positions, segment)[0]
+    np.testing.assert_allclose(packed[:6], logits()[0, :6], atol=1e-5)
+    np.testing.assert_allclose(packed[6:], logits()[1, :4], atol=1e-5)
+
+
+def test_recomputing_layers_changes_no_gradient():
+    def loss(weights, cfg):
+        hidden, _ = MODEL.forward(weights, TOKENS, POSITIONS, None, cfg)
+        return (MODEL.unembed(weights, hidden, cfg) ** 2).sum()
+
+    plain = jax.grad(loss)(params(), CFG)
+    again = jax.grad(loss)(params(), dataclasses.replace(CFG, remat="layer"))
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(again)):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_parameters_are_counted():
+    # embed 48*16; a layer: q 16*16, k and v 16*8, o 16*16, MLP 3*16*32, norms 16+16+4+4; final norm 16.
+    layer = 256 + 128 + 128 + 256 + 3 * 512 + 40
+    assert num_params(MODEL.spec(CFG)) == 48 * 16 + 2 * layer + 16
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10, 64])
+def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
+    hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
+    found, entropy = token_logprobs(
+        hidden, TOKENS, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
+    )
+    law = jax.nn.log_softmax(logits() / 0.7)
+    expected = jnp.take_along_axis(law[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
+    np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
+    np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(law) * law).sum(-1)[:, :-1], atol=1e-5)
+
+
+def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
+    def chunked(h):
+        values, _ = token_logprobs(
+            h, TOKENS, lambda x: MODEL.unembed(params(), x, CFG), temperature=jnp.float32(1), chunk=4
+        )
+        return values[:, 1:].sum()
+
+    def whole(h):
+        law = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
+        return jnp.take_along_axis(law[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
+
+    hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
+    np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(whole)(hidden), atol=1e-5)
+
+
+def test_heads_that_do_not_share_evenly_are_refused():
+    with pytest.raises(ValueError, match="kv_heads must divide heads"):
+        Decoder(heads=4, kv_heads=3)
