@@ -29,8 +29,8 @@ from jrl.envs.contract import Source
 from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
-from jrl.learner import Shape
 from jrl.models.decoder import Decoder
+from jrl.pack import Shape
 from jrl.parts import Parts
 from jrl.programs import Programs
 from jrl.report.display import Display, open_display

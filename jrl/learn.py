@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jrl import learner
+from jrl import pack
 from jrl.collect import Collected
 from jrl.data import supervised
 from jrl.job import Job
@@ -13,11 +13,11 @@ from jrl.sharding import BATCH_AXES, batch_sharding, replicated
 from jrl.types import Array, Rollout, TrainBatch, TrainState
 
 
-def packed(job: Job, state: TrainState, rollout: Rollout, lengths: np.ndarray) -> list[tuple[learner.Plan, TrainBatch]]:
+def packed(job: Job, state: TrainState, rollout: Rollout, lengths: np.ndarray) -> list[tuple[pack.Plan, TrainBatch]]:
     """Returns the minibatches of a batch with their log-probs, before rewards are known."""
     out = []
     for minibatch in range(job.config.learner.minibatches):
-        plan = place_plan(job, learner.plan(lengths, job.shape, minibatch, job.config.learner.minibatches))
+        plan = place_plan(job, pack.plan(lengths, job.shape, minibatch, job.config.learner.minibatches))
         batch = job.programs.pack(rollout, plan, job.temperature)
         if job.config.learner.updates_per_batch > 1:
             batch = batch.replace(old_logprobs=job.programs.logprobs(state.params, batch))
@@ -27,7 +27,7 @@ def packed(job: Job, state: TrainState, rollout: Rollout, lengths: np.ndarray) -
     return out
 
 
-def place_plan(job: Job, plan: learner.Plan) -> learner.Plan:
+def place_plan(job: Job, plan: pack.Plan) -> pack.Plan:
     """Returns the plan on the device, cut as the packed rows are."""
     rows = jax.sharding.NamedSharding(job.mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
     put = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(job.mesh))
@@ -35,7 +35,7 @@ def place_plan(job: Job, plan: learner.Plan) -> learner.Plan:
 
 
 def learn(
-    job: Job, state: TrainState, batches: list[tuple[learner.Plan, TrainBatch]], collected: Collected
+    job: Job, state: TrainState, batches: list[tuple[pack.Plan, TrainBatch]], collected: Collected
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after every update on the batch, and the means of their metrics, still on the device."""
     credit = job.programs.credit(collected.rollout, collected.scores, state.baseline, job.algo)
@@ -60,7 +60,7 @@ def supervise(job: Job, state: TrainState) -> tuple[TrainState, dict[str, Array]
     fill = lambda x: np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
     tokens, lengths, action_mask = fill(rows.tokens), fill(rows.length), fill(rows.action_mask)
     place = lambda x: jax.device_put(x, batch_sharding(job.mesh, x.ndim))
-    plan = place_plan(job, learner.plan(lengths, job.sft_shape, 0, 1))
+    plan = place_plan(job, pack.plan(lengths, job.sft_shape, 0, 1))
     one = jax.device_put(np.float32(1), replicated(job.mesh))
     batch = job.programs.pack_sft(place(tokens), place(action_mask), plan, one)
     state, metrics = job.programs.update_sft(state, batch, None, job.sft_adamw)

@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl import learner, sampler, stop
+from jrl import learner, pack, sampler, stop
 from jrl.algos.contract import Algorithm
 from jrl.algos.supervised import SUPERVISED
 from jrl.data.batch import prompt_batch
 from jrl.data.prompts import Visit
 from jrl.experiment import Config, Eval
 from jrl.lattice import Lattice
-from jrl.learner import Credit, Plan, Shape
+from jrl.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import Model, axes, init
 from jrl.models.decoder import Decoder
 from jrl.optimizer import optimizer
+from jrl.pack import Plan, Shape
 from jrl.sampler import Law
 from jrl.sharding import BATCH_AXES, TRAIN, batch_sharding, batch_shards, spec
 from jrl.stop import StopTable
@@ -144,7 +145,7 @@ def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, latt
         begin_rl=lattice.program("begin_rl", lambda state: rl_state(state, config, algorithm), donate_argnums=0),
         sample=sampling("sample", config.loop.samples),
         sample_eval=None if config.eval is None else sampling("sample_eval", config.eval.samples),
-        pack=lattice.program("pack", learner.pack_rollout),
+        pack=lattice.program("pack", pack.pack_rollout),
         logprobs=lattice.program("logprobs", functools.partial(learner.logprobs, **static)),
         credit=lattice.program(
             "credit",
@@ -172,7 +173,7 @@ def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, latt
         close_sft=None
         if config.sft is None
         else lattice.program("close_sft", learner.close_sft_step, donate_argnums=0),
-        pack_sft=None if config.sft is None else lattice.program("pack_sft", learner.pack_supervised),
+        pack_sft=None if config.sft is None else lattice.program("pack_sft", pack.pack_supervised),
         update_sft=None
         if config.sft is None
         else lattice.program(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import learner, paths
+from jrl import learner, pack, paths
 from jrl.models import decoder
 from jrl.policy import Trained
 from jrl.sharding import BATCH_AXES, batch_sharding, batch_shards, replicated
@@ -69,7 +69,7 @@ def _logprobs(
     params: PyTree,
     tokens: Array,
     mask: Array,
-    plan: learner.Plan,
+    plan: pack.Plan,
     one: Array,
     *,
     cfg: Any,
@@ -77,12 +77,12 @@ def _logprobs(
     width: int,
     rows: int,
 ) -> Array:
-    batch = learner.pack_supervised(tokens, mask, plan, one)
+    batch = pack.pack_supervised(tokens, mask, plan, one)
     values = learner.logprobs(params, batch, model=decoder.MODEL, cfg=cfg, chunk=chunk)
-    return learner.unpack(values, plan.source, width, rows)
+    return pack.unpack(values, plan.source, width, rows)
 
 
-def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: learner.Shape) -> tuple[Any, ...]:
+def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape) -> tuple[Any, ...]:
     """Returns tokens [N, T], mask [N, T], plan and temperature on the device."""
     mesh = trained.policy.mesh
     tokens = np.zeros((shape.sequences, shape.width), np.int32)
@@ -93,7 +93,7 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: learner.Sha
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
     place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
-    plan = jax.tree.map(place, learner.plan(lengths, shape, 0, 1))
+    plan = jax.tree.map(place, pack.plan(lengths, shape, 0, 1))
     return by_row(tokens), by_row(mask), plan, place(np.float32(1))
 
 

@@ -26,6 +26,7 @@ LAYERS = (
     ("algos",),
     ("sampler",),
     ("scoring",),
+    ("pack",),
     ("learner",),
     ("report",),
     ("experiment",),

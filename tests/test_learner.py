@@ -11,10 +11,11 @@ import pytest
 from jrl import learner
 from jrl.algos import ALGOS
 from jrl.algos.supervised import SUPERVISED
-from jrl.learner import Learner, loss_sums, pack, packed_shape, plan, unpack
+from jrl.learner import Learner, loss_sums, packed_shape
 from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL, Decoder
 from jrl.optimizer import AdamW, optimizer
+from jrl.pack import pack, pack_rollout, plan, unpack
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
 from jrl.types import Finish, Rollout, Scores, TrainState
 
@@ -71,7 +72,7 @@ def program(mesh_shape, config, algo, dtype):
 
     @jax.jit
     def run(params, rollout, scores, plan):
-        batch = learner.pack_rollout(rollout, plan, jnp.float32(0.8))
+        batch = pack_rollout(rollout, plan, jnp.float32(0.8))
         credit = learner.credit(
             rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C
         )
@@ -202,7 +203,7 @@ def test_no_buffer_of_the_update_holds_all_logits():
         params = init(jax.random.key(0), spec)
         rollout, _ = sequences()
         shape = packed_shape(config, N, T, 1)
-        batch = jax.jit(learner.pack_rollout)(
+        batch = jax.jit(pack_rollout)(
             jax.tree.map(jnp.asarray, rollout), plan(rollout.length, shape, 0, 1), jnp.float32(1)
         )
         text = (
@@ -236,7 +237,7 @@ def update_program():
         credit = learner.credit(
             rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C
         )
-        batch = learner.pack_rollout(rollout, packing, jnp.float32(1))
+        batch = pack_rollout(rollout, packing, jnp.float32(1))
         return learner.finish(batch, packing, credit, hyper, algorithm=algorithm, max_completion=C)
 
     static = dict(algorithm=algorithm, model=MODEL, cfg=cfg, chunk=16)
