@@ -12,6 +12,7 @@ from jrl.algos.promises import PROMISES, default_config
 from jrl.envs.check import check_source
 from jrl.example import Example, Message
 from jrl.parts import Parts, load_parts
+from jrl.report.text import printable_lines
 from jrl.scoring import Scoring
 from jrl.tokenizers import load as load_tokenizer
 from jrl.verdict import Status, Verdict
@@ -153,7 +154,7 @@ def table(found: Sequence[Finding]) -> str:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.promise}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
     broken = sum(row.problem is not None for row in found)
-    return "\n".join([*lines, f"{len(found) - broken} promises hold, {broken} do not"])
+    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} promises hold, {broken} do not"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl import __version__
+from jrl.report.text import printable_lines
 from jrl.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
 
 DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, PREEMPTED = 0, 1, 2, 3, 4, 75
@@ -92,7 +93,8 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
     """Runs a command; an error becomes its exit code and one message."""
     try:
         code = run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: started with it closed
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("jrl: interrupted; the last checkpoint is good", file=sys.stderr)
@@ -104,7 +106,8 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         code = exit_code(error)
         if code == UNFORESEEN or args.traceback:
             traceback.print_exc()
-        print(f"jrl: {said(error, code)}", file=sys.stderr)
+        # A verifier's error may quote what a model wrote: no line of it may command the terminal.
+        print(f"jrl: {printable_lines(said(error, code))}", file=sys.stderr)
         return code
 
 
@@ -131,7 +134,7 @@ def said(error: BaseException, code: int) -> str:
             f"{type(error).__name__}: {text}\nThis is no error that jrl foresaw; the trace above says where it arose."
         )
     if isinstance(error, OSError) and code == STOPPED:
-        return f"{text}. What was saved before is intact; the same command goes on once there is room"
+        return f"{text}. What was saved before is intact; once that is mended, the same command goes on"
     if _module(error) == DEVICE_START:
         asked = os.environ.get("JAX_PLATFORMS", "")
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""
@@ -410,7 +413,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         "Evaluate a trained policy on held-out prompts: avg@k, pass@k, majority@k, with intervals.",
-        "jrl eval runs/tiny Data.held_out_every=10 'Config.eval=@Eval()' Eval.prompts=10 Eval.samples=4",
+        "jrl eval runs/tiny Data.held_out_every=10 'Config.eval=@Eval()' Eval.prompts=8 Eval.samples=4",
         _eval_arguments,
         evaluate,
     ),

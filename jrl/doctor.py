@@ -15,9 +15,9 @@ import jax
 from jrl import __version__, paths
 from jrl.checkpoints.lock import holder_of
 from jrl.checkpoints.run_state import DamagedStep, list_steps, verify_step
+from jrl.envs.mixture import open_source
 from jrl.example import Example, Message
-from jrl.experiment import row_of
-from jrl.job import manifest_of
+from jrl.job import free_places, identify
 from jrl.report.manifest import compare, read_manifest
 from jrl.report.metrics import read_metrics
 from jrl.resolve import load_config
@@ -143,11 +143,10 @@ def identity(folder: Path) -> Line:
     """Returns whether the run's own configuration, read here, is still the run's identity."""
     try:
         config, parts = load_config(str(folder / "config.gin"))
-        source = row_of(parts.tables, "envs", config.task).open(config.task)
+        source = open_source(config.task, parts.tables["envs"])
         tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
-        differs, environment = compare(
-            read_manifest(folder / "manifest.json"), manifest_of(config, parts, tokenizer, source)
-        )
+        now = identify(config, parts, tokenizer, source)
+        differs, environment = compare(read_manifest(folder / "manifest.json"), now, free_places(config))
     except Exception as error:  # a part or a task of the user's may raise anything; that is the finding
         return Line(False, f"the run cannot be opened here: {type(error).__name__}: {error}")
     if differs:

@@ -104,6 +104,7 @@ class Config:
 # Fields that may differ when a run is resumed: they change how long or how loudly it runs, never what it computes.
 FREE = (
     "Loop.steps",
+    "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
     "Config.parts",  # the parts' sources are compared instead of their paths
     "Scoring.workers",
     "Checkpoint.*",

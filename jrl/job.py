@@ -20,7 +20,7 @@ from jrl import config as gin
 from jrl import paths, programs
 from jrl.algos.contract import Algorithm
 from jrl.checkpoints.lock import hold_run
-from jrl.checkpoints.run_state import RunState, open_run_state
+from jrl.checkpoints.run_state import RunState, list_steps, open_run_state
 from jrl.data.held_out import held_out
 from jrl.data.prompts import Visit
 from jrl.data.stream import Stream, open_stream
@@ -47,6 +47,9 @@ from jrl.types import Array, PyTree
 
 _log = logging.getLogger(__name__)
 
+# What a run writes into its folder, but for `lock`, which is the first.
+WRITTEN = {"config.gin", "config.json", "metrics.jsonl", "journal.jsonl", "summary.json", "rollouts", "checkpoints",
+           "tokenizer", "parts"}  # fmt: skip
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
 
@@ -178,6 +181,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
     """
     opened = time.monotonic()
     with contextlib.ExitStack() as stack:
+        refuse_strange(folder)
         folder = Path(paths.make_dir(folder))
         lock = hold_run(folder)
         stack.callback(lock.release)
@@ -185,9 +189,12 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         stack.callback(display.close)
         display.phase("data")
         source = open_source(config.task, parts.tables["envs"])
+        if source.counts:
+            found = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
+            display.note(f"{len(source)} examples; dropped or noticed: {found}")
         tokenizer = open_tokenizer(config, parts, source, folder)
         manifest = identify(config, parts, tokenizer, source)
-        refuse_another(folder, manifest)
+        refuse_another(folder, manifest, config)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
         streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
@@ -258,13 +265,39 @@ def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> di
     )
 
 
-def refuse_another(folder: Path, manifest: dict[str, Any]) -> None:
+def refuse_strange(folder: Path) -> None:
+    """Raises RefusedIdentity where a folder that is no run's holds files that a run would overwrite."""
+    found = set(paths.list_dir(folder)) if paths.exists(folder) else set()
+    if found & {"manifest.json"}:
+        return
+    if not found & {"lock"} and (taken := sorted(found & WRITTEN)):
+        raise RefusedIdentity(
+            f"{folder} is no run and already holds {', '.join(taken)}; name another folder with --run"
+        )
+    if "checkpoints" in found and list_steps(folder / "checkpoints"):
+        raise RefusedIdentity(
+            f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
+            "another folder with --run"
+        )
+
+
+def free_places(config: Config) -> list[str]:
+    """Returns the fields that FREE names as places in the configuration: "loop.steps", "log.*"."""
+    at = {type(getattr(config, field.name)).__name__: f"{field.name}." for field in dataclasses.fields(config)}
+    split = [name.split(".") for name in FREE]
+    return [{**at, "Config": ""}[section] + field for section, field in split if section in {*at, "Config"}]
+
+
+def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> None:
     """Raises RefusedIdentity where the folder holds another run; warns where this is another machine."""
     if not paths.exists(folder / "manifest.json"):
         return
-    identity, environment = compare(read_manifest(folder / "manifest.json"), manifest)
+    identity, environment = compare(read_manifest(folder / "manifest.json"), manifest, free_places(config))
     if identity:
-        raise RefusedIdentity(f"{folder} holds another run:\n  " + "\n  ".join(identity))
+        raise RefusedIdentity(
+            f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
+            f"Name another folder with --run, or go on with what it began with: {folder / 'config.gin'}"
+        )
     for line in environment:
         _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
 

@@ -176,6 +176,10 @@ def show_samples(job: Job, step: Step) -> None:
             : job.config.log.samples
         ]:
             job.display.sample(prompt, completion, float(reward) if valid else None)
+        lost = [detail for detail, valid in zip(said.details, said.valid) if not valid]
+        if lost:
+            why = next(filter(None, lost), "nothing")
+            job.display.note(f"  {len(lost)} of {len(said.valid)} completions were not scored; the first said: {why}")
 
 
 def keep(job: Job, step: Step) -> None:

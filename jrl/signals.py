@@ -16,7 +16,8 @@ _SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
 
 @contextlib.contextmanager
 def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Inside, SIGTERM and the first Ctrl-C ask the run to save and stop; a second Ctrl-C interrupts it at once.
+    """Inside, SIGTERM, a closed terminal and the first Ctrl-C ask the run to save and stop; a second Ctrl-C interrupts
+    it at once.
 
     Only the main thread can do this; elsewhere signals stay as they are.
     """
@@ -29,7 +30,10 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield
     finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -63,14 +64,16 @@ def make_manifest(
     }
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str] = ()) -> tuple[list[str], list[str]]:
     """Returns (identity, environment): a line for each difference. Any of the first refuses a resume; the second warn.
 
-    A configuration whose identity differs is explained field by field where the manifests hold it.
+    A configuration whose identity differs is explained field by field where the manifests hold it, without the fields
+    that `free` names ("loop.steps", "log.*"): they may differ.
     """
     identity = []
     for name, before, after in _differences(old["identity"], new["identity"]):
         fields = _differences(old.get("config"), new.get("config")) if name == "config" else []
+        fields = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
         identity += [f"{field}: {_said(a)}, now {_said(b)}" for field, a, b in fields] or [
             f"{name}: {_said(before)}, now {_said(after)}"
         ]

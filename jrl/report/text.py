@@ -20,6 +20,11 @@ def printable(text: str, limit: int = 400) -> str:
     return f"{shown} ... ({cut} more characters)" if cut > 0 else shown
 
 
+def printable_lines(text: str) -> str:
+    """Returns `text` with its lines kept and each of them printable, uncut."""
+    return "\n".join(printable(line, len(line)) for line in text.split("\n"))
+
+
 def _visible(character: str) -> str:
     if character == "\n":
         return "\\n"

@@ -31,7 +31,9 @@ FORBIDDEN_MODULES = ("jax", "jaxlib")
 
 def main(arguments: list[str]) -> int:
     die_with_parent()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ERROR_BYTES, ERROR_BYTES))
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    most = ERROR_BYTES if allowed == resource.RLIM_INFINITY else min(ERROR_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     control = socket.socket(fileno=int(arguments[0]))
     start = frames.read(control, frames.REQUEST_LIMIT)
     if start is None:

@@ -1,0 +1,70 @@
+"""What a folder is told before a run touches it."""
+
+import signal
+import threading
+
+import pytest
+
+from jrl.config import load
+from jrl.doctor import examine
+from jrl.experiment import TABLES, Config, config_classes
+from jrl.job import RefusedIdentity, free_places, refuse_strange
+from jrl.report.manifest import compare
+from jrl.report.text import printable_lines
+from jrl.signals import stop_on_signals
+
+pytestmark = pytest.mark.fast
+
+
+def test_a_folder_with_files_of_someone_else_is_refused_and_left_alone(tmp_path):
+    refuse_strange(tmp_path / "new")
+    (tmp_path / "notes.txt").write_text("mine")
+    refuse_strange(tmp_path)
+    (tmp_path / "config.gin").write_text("mine")
+    with pytest.raises(RefusedIdentity, match=r"is no run and already holds config\.gin"):
+        refuse_strange(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.gin", "notes.txt"]
+    (tmp_path / "lock").touch()  # a run that was killed before it wrote its manifest
+    refuse_strange(tmp_path)
+
+
+def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_path):
+    (tmp_path / "lock").touch()
+    (tmp_path / "checkpoints" / "00000005").mkdir(parents=True)
+    with pytest.raises(RefusedIdentity, match=r"not the manifest\.json"):
+        refuse_strange(tmp_path)
+    (tmp_path / "manifest.json").touch()
+    refuse_strange(tmp_path)
+
+
+def test_a_refusal_names_only_what_makes_another_run():
+    bindings = ["Config.task = @Addition()", "Config.algo = @GRPO()", "Data.prompt_length = 8",
+                "Sampler.completion_length = 4"]  # fmt: skip
+    free = free_places(load(None, bindings, Config, config_classes(TABLES)))
+    assert {"loop.steps", "checkpoint.*", "mesh.*", "data.on_bad_prompt", "parts"} <= {*free}
+    old = {"identity": {"config": "a"}, "environment": {}, "config": {"loop": {"steps": 1, "lag": 0}, "log": {"a": 1}}}
+    new = {"identity": {"config": "b"}, "environment": {}, "config": {"loop": {"steps": 2, "lag": 1}, "log": {"a": 2}}}
+    assert compare(old, new, free)[0] == ["loop.lag: 0, now 1"]
+
+
+def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(ValueError, match="is not a run folder"):
+        examine(tmp_path / "nowhere")
+
+
+def test_a_closed_terminal_asks_the_run_to_save_unless_nohup_has_it_ignored():
+    stop = threading.Event()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with stop_on_signals(stop):
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.is_set()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with stop_on_signals(threading.Event()):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_error_text_keeps_its_lines_and_nothing_that_a_terminal_obeys():
+    assert printable_lines("one\n\x1b[31mtwo" + "x" * 500) == "one\n\\x1b[31mtwo" + "x" * 500
