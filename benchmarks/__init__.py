@@ -1,0 +1,1 @@
+"""Trials and measurements, each a command: `python -m benchmarks.NAME`."""
