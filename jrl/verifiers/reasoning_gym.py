@@ -24,6 +24,7 @@ from jrl.verifiers.extract import Extract, extract_answer
 from jrl.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
 
 MAX_CHARACTERS = 20_000  # of an extracted answer
+_NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,8 @@ def preload() -> None:
 
 
 def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdict:
-    """Returns CORRECT for a full mark, else WRONG or UNPARSABLE; FORBIDDEN where nothing safe can judge the dataset.
+    """Returns CORRECT for a full mark, else WRONG, or UNPARSABLE where the answer has not the form of the reference (a
+    number, a list); FORBIDDEN where nothing safe can judge the dataset.
 
     Raises:
         ValueError: example.info is not a task of reasoning-gym.
@@ -66,7 +68,7 @@ def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdi
         if judge is None:
             return Verdict(Status.FORBIDDEN, None, f"the scorer of {name} runs the answer as a program")
         try:
-            return _verdict(1.0 if judge(answer, entry) else 0.0, config)
+            return _verdict(1.0 if judge(answer, entry) else 0.0, answer, entry, config)
         except NoPolynomial as error:
             return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
     return _own_score(config, name, answer, entry, example)
@@ -86,12 +88,33 @@ def _own_score(
         if name in RAISES_ON_JUNK:
             return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
         raise
-    return _verdict(float(mark), config)
+    return _verdict(float(mark), answer, entry, config)
 
 
-def _verdict(mark: float, config: ReasoningGymScore) -> Verdict:
+def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
+    """The mark decides what is right; the form only tells a wrong answer from none, where neither is rewarded."""
     status = Status.CORRECT if mark >= 1.0 else Status.WRONG
-    return Verdict(status, mark if config.credit == "partial" else float(status is Status.CORRECT))
+    reward = mark if config.credit == "partial" else float(status is Status.CORRECT)
+    wanted = form_of(str(entry.get("answer")))
+    if reward == 0.0 and wanted is not None and form_of(answer) != wanted:
+        return Verdict(Status.UNPARSABLE, 0.0, f"not a {wanted}")
+    return Verdict(status, reward)
+
+
+def form_of(text: str) -> str | None:
+    """Returns "number" or "list" for a text that is one and nothing else, blanks at its ends aside; None for any other.
+
+    A list is read as JSON, single quotes counting as double.
+    """
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return "number"
+    if not text.startswith("["):
+        return None
+    try:
+        return "list" if isinstance(json.loads(text.replace("'", '"')), list) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 @functools.cache

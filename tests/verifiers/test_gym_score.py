@@ -131,6 +131,29 @@ def test_partial_credit_is_given_only_where_it_was_asked_for():
     assert 0 < partial.reward < 1
 
 
+@pytest.mark.parametrize(
+    ("name", "reference", "answer", "status"),
+    [
+        ("gcd", "12", "12", Status.CORRECT),
+        ("gcd", "12", "13", Status.WRONG),
+        ("gcd", "12", "-1,300.5", Status.WRONG),
+        ("gcd", "12", "1 2", Status.UNPARSABLE),
+        ("gcd", "12", "12 or 13", Status.UNPARSABLE),
+        ("gcd", "12", "['12']", Status.UNPARSABLE),
+        ("number_filtering", "['1', '2']", "['1']", Status.WRONG),
+        ("number_filtering", "['1', '2']", "[]", Status.WRONG),
+        ("number_filtering", "['1', '2']", "['1', '2", Status.UNPARSABLE),
+        ("number_filtering", "['1', '2']", "[" * 10_000, Status.UNPARSABLE),
+        ("number_filtering", "['1', '2']", "1", Status.UNPARSABLE),
+    ],
+)
+def test_an_answer_that_has_not_the_references_form_is_no_answer(name, reference, answer, status):
+    entry = {"question": "?", "answer": reference, "metadata": {"result": ["1", "2"]}}
+    verdict = score(answer, example(reference, info={"dataset": name, "config": {}, "entry": entry}))
+    assert verdict.status is status
+    assert verdict.reward == float(status is Status.CORRECT)
+
+
 def test_a_task_whose_right_answer_is_empty_is_forbidden():
     entry = {"answer": "", "metadata": {}}
     assert score("junk", example(info={"dataset": "polynomial_equations", "entry": entry})).status is Status.FORBIDDEN
