@@ -27,7 +27,7 @@ RIGHT = "\x00right"  # the one answer that all correct completions of a prompt v
 def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
     """Returns `measure` of the policy on the run's held-out prompts. `said` is what the display calls it."""
     with job.timed("eval"):
-        return measure(
+        found = measure(
             job.policy,
             params,
             job.held_out(),
@@ -37,6 +37,10 @@ def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
             scorer=job.scorer,
             announce=lambda done, total: job.display.phase(f"{said}: {done}/{total} prompts"),
         )
+    job.display.note(f"{said}, the first held-out prompt:")
+    first = found["sample"]
+    job.display.sample(first["prompt"], first["completion"], first["reward"])
+    return found
 
 
 def measure(
@@ -50,7 +54,7 @@ def measure(
     scorer: Scorer,
     announce: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Returns {"mean","low","high","n","parsed","samples","tasks",...} of the policy on given prompts.
+    """Returns {"mean","low","high","n","parsed","samples","tasks","sample",...} of the policy on given prompts.
 
     `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
     verdict is not scorable does not count, and is counted. The draws are named by prompt and sample, so that the same
@@ -74,9 +78,16 @@ def measure(
         examples = [part[row // e.samples].example for row in rows]
         keys = [(part[row // e.samples].uid, int(host["sample"][row])) for row in rows]
         pending.append((scorer.submit(texts, examples, keys), texts))
-    verdicts = np.concatenate([scorer.collect(ticket).verdict for ticket, _ in pending])
+    scores = [scorer.collect(ticket) for ticket, _ in pending]
+    verdicts = np.concatenate([said.verdict for said in scores])
     texts = [text for _, part in pending for text in part]
-    return report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
+    found = report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
+    found["sample"] = {
+        "prompt": "\n".join(message.content for message in visits[0].example.messages),
+        "completion": texts[0],
+        "reward": float(scores[0].reward[0]) if scores[0].valid[0] else None,
+    }
+    return found
 
 
 def report(verdicts: np.ndarray, texts: list[str], tasks: list[str]) -> dict[str, Any]:
