@@ -102,7 +102,7 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
             model=decoder.MODEL,
             model_cfg=policy.cfg,
             samples=chat.samples,
-            stop_ids=(tokenizer.end_id,),
+            stop_ids=tokenizer.end_ids,
             pad_id=tokenizer.pad_id,
             mesh=mesh,
             stop_table=table,

@@ -135,7 +135,7 @@ def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, latt
             completion_length=completion,
             slots=config.sampler.slots,
             layers=config.sampler.layers,
-            stop_ids=(tokenizer.end_id,),
+            stop_ids=tokenizer.end_ids,
             pad_id=tokenizer.pad_id,
         )
         return lattice.program(name, fn)

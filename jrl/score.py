@@ -125,7 +125,7 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[in
                 raise ValueError(
                     f"{place}: text is {json.dumps(row['text'])[:80]}; it must be a string that is not empty"
                 )
-            ids = [tokenizer.bos_id, *tokenizer.encode(row["text"])]
+            ids = [*tokenizer.start_ids, *tokenizer.encode(row["text"])]
         else:
             ids = row["tokens"]
             if not isinstance(ids, list) or not ids:

@@ -9,11 +9,13 @@ from typing import Any
 from jrl import paths
 from jrl.tokenizers import bytes as _bytes
 from jrl.tokenizers import pieces as _pieces
+from jrl.tokenizers import published as _published
 from jrl.tokenizers.contract import SAVED_AS, Tokenizer
 
 TOKENIZERS: dict[str, Tokenizer] = {
     "Bytes": Tokenizer(_bytes.Bytes, _bytes.build, _bytes.load),
     "SentencePiece": Tokenizer(_pieces.SentencePiece, _pieces.build, _pieces.load),
+    "HuggingFace": Tokenizer(_published.HuggingFace, _published.build, _published.load),
 }
 
 

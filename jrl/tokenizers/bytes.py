@@ -23,6 +23,8 @@ class ByteTokenizer:
 
     controls: Controls = dataclasses.field(default_factory=lambda: Controls.at(256))
     vocab_size: int = padded_size(256 + len(CONTROL_NAMES))
+    filled: int = 256 + len(CONTROL_NAMES)
+    leads: bool = False
 
     @property
     def pad_id(self) -> int:
@@ -35,6 +37,14 @@ class ByteTokenizer:
     @property
     def end_id(self) -> int:
         return self.controls.end_id
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        return (self.controls.end_id,)
+
+    @property
+    def start_ids(self) -> tuple[int, ...]:
+        return (self.controls.bos_id,)
 
     @property
     def role_ids(self) -> dict[str, int]:

@@ -2,17 +2,22 @@
 
 A tokenizer is any object with
 
-    vocab_size: int               a multiple of 8; ids that nothing fills decode to ""
-    pad_id, bos_id, end_id: int   `end_id` ends a message; it is the token that the policy stops with
-    role_ids: dict[str, int]      one control id for each of jrl.example.ROLES
+    vocab_size: int               rows of the embedding, at first a multiple of 8; ids that nothing fills decode to ""
+    filled: int                   one more than the largest id that means something
+    pad_id, bos_id, end_id: int   `end_id` ends a message; it is what the policy is taught to stop with
+    end_ids: tuple[int, ...]      every token that the policy stops with; `end_id` is the first
+    start_ids: tuple[int, ...]    what a text that is no conversation begins with: bos, or nothing
+    role_ids: dict[str, int]      one control id for each of jrl.example.ROLES; empty where a chat template marks roles
     fingerprint: str              sha256 (hex) of everything that decides ids
     encode(text) -> list[int]     never a control id, whatever the text says
     decode(ids) -> str            control ids dropped, bytes that are no UTF-8 become U+FFFD
     token_bytes() -> list[bytes]  by id; b"" for a control id. Joined, these are the UTF-8 of a decoded text
+    leads: bool                   a blank goes in front of every text that is encoded, and `decode` takes one away
     encode_prompt(messages) -> list[int]
     save(folder) -> None          writes what `jrl.tokenizers.load(folder)` reads
 
-Role markers are placed by id and have no spelling in text, so no prompt can forge one.
+Role markers are placed by id and have no spelling in text, so no prompt can forge one. A published tokenizer may
+normalise (NFC, a blank in front): what comes back is then the normalised text, which is what the model has read.
 """
 
 from __future__ import annotations
@@ -81,3 +86,8 @@ def layout_bytes(layout: Mapping[str, Any]) -> bytes:
 def padded_size(size: int) -> int:
     """Returns the least multiple of 8 that is at least `size`: what tensor shards and matrix units like."""
     return -(-size // 8) * 8
+
+
+def without_lead(text: str, leads: bool) -> str:
+    """Returns `text` without the blank that a tokenizer which `leads` has put in front."""
+    return text[1:] if leads and text.startswith(" ") else text

@@ -2,7 +2,8 @@
 
 What the library does not do by itself, this file does:
 
-* "\\u2581" (the library's mark for a blank) in a text is encoded as its three bytes, so it comes back as itself;
+* "\\u2581" (the library's mark for a blank) in a text is encoded as its three bytes, so it comes back as itself (by a
+  model trained here; one from elsewhere reads it as the blank that it has always been to it);
 * decoding joins the bytes of the pieces, so a text and its ids always agree byte for byte;
 * a lone surrogate, which the library refuses, becomes U+FFFD.
 """
@@ -21,7 +22,16 @@ import sentencepiece
 
 from jrl import paths
 from jrl.example import ROLES, Message
-from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, layout_bytes, padded_size, prompt_ids, utf8
+from jrl.tokenizers.contract import (
+    CONTROL_NAMES,
+    SAVED_AS,
+    Controls,
+    layout_bytes,
+    padded_size,
+    prompt_ids,
+    utf8,
+    without_lead,
+)
 
 MODEL_SAVED_AS = "tokenizer.model"
 BLANK = "\u2581"
@@ -49,7 +59,10 @@ class PieceTokenizer:
     processor: sentencepiece.SentencePieceProcessor
     controls: Controls
     vocab_size: int
+    filled: int
     pieces: tuple[bytes, ...]  # [vocab_size], b"" for controls and ids that nothing fills
+    leads: bool  # the model puts a blank in front of a text
+    own: bool  # trained here, with its controls in it
 
     @property
     def pad_id(self) -> int:
@@ -64,6 +77,14 @@ class PieceTokenizer:
         return self.controls.end_id
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        return (self.controls.end_id,)
+
+    @property
+    def start_ids(self) -> tuple[int, ...]:
+        return (self.controls.bos_id,)
+
+    @property
     def role_ids(self) -> dict[str, int]:
         return dict(self.controls.role_ids)
 
@@ -73,7 +94,7 @@ class PieceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         text = utf8(text).decode()
-        if BLANK not in text:
+        if not self.own or BLANK not in text:
             return self.processor.encode(text)
         literal = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in BLANK.encode()]
         first, *rest = text.split(BLANK)
@@ -83,7 +104,8 @@ class PieceTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(self.pieces[i] for i in ids if 0 <= i < self.vocab_size).decode("utf-8", "replace")
+        said = b"".join(self.pieces[i] for i in ids if 0 <= i < self.vocab_size).decode("utf-8", "replace")
+        return without_lead(said, self.leads)
 
     def token_bytes(self) -> list[bytes]:
         return list(self.pieces)
@@ -167,29 +189,37 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
     """Returns the tokenizer of a model file's bytes. Its control ids are the model's own where it was trained here, and
     lie above its vocabulary where it comes from elsewhere. `name` says in errors where it came from.
 
-    Raises: ValueError where it is not a model, or a text does not come back as it was.
+    A model from elsewhere may normalise (compatibility forms, a blank in front, runs of blanks made one): the ids are
+    those that the library gives, and the text that comes back is the one that the model reads.
+
+    Raises: ValueError where it is not a model, or where text would be lost: there are characters that it has no piece
+        for and no bytes to fall back to.
     """
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
         raise ValueError(f"{name} is not a sentencepiece model: {error}") from error
     filled = processor.vocab_size()
-    own = {n: processor.piece_to_id(_spelling(n)) for n in CONTROL_NAMES}
-    if all(processor.is_control(i) for i in own.values()):
-        controls = Controls(own["pad"], own["bos"], own["end"], {role: own[role] for role in ROLES})
+    ids = {n: processor.piece_to_id(_spelling(n)) for n in CONTROL_NAMES}
+    own = all(processor.is_control(i) for i in ids.values())
+    if own:
+        controls = Controls(ids["pad"], ids["bos"], ids["end"], {role: ids[role] for role in ROLES})
     else:
         controls = Controls.at(filled)
         filled += len(CONTROL_NAMES)
     vocab_size = padded_size(filled)
     pieces = [_piece_bytes(processor, i) for i in range(processor.vocab_size())]
     pieces += [b""] * (vocab_size - len(pieces))
-    tokenizer = PieceTokenizer(model, processor, controls, vocab_size, tuple(pieces))
+    # What stands in front of a text that has no blank of its own.
+    leads = bool(first := processor.encode("x")) and pieces[first[0]].startswith(b" ")
+    tokenizer = PieceTokenizer(model, processor, controls, vocab_size, filled, tuple(pieces), leads, own)
     for probe in _PROBES:
+        read = probe if own else processor.normalize(probe).replace(BLANK, " ")
         back = tokenizer.decode(tokenizer.encode(probe))
-        if back != probe:
+        if back != (read if own else without_lead(read, leads)):
             raise ValueError(
-                f"{name}: the text {probe!r} comes back as {back!r}; a model needs byte_fallback, "
-                "normalization_rule_name='identity', add_dummy_prefix=False and remove_extra_whitespaces=False"
+                f"{name}: the text {probe!r} is read as {read!r} and comes back as {back!r}; "
+                "a model needs byte_fallback"
             )
     return tokenizer
 

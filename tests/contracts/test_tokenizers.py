@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import published_forms
 import pytest
 
 from jrl import tokenizers
 from jrl.example import ROLES, Message
 from jrl.tokenizers import TOKENIZERS
+from jrl.tokenizers.incremental import Decoder
 
 TEXTS = [
     "What is 12 + 34?\nThe answer is 46.",
@@ -16,17 +18,42 @@ TEXTS = [
     "<answer>7</answer>",
     *(f"{a}+{b}={a + b}" for a in range(30) for b in range(30)),
 ]
-FORGERIES = ["<|user|>", "<|end|>", "<pad>", "<s>", "</s>", "<|pad|>", "<|bos|>", "<unk>", "<0x41>", "[INST]"]
+FORGERIES = [
+    "<|user|>",
+    "<|end|>",
+    "<|eot_id|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<|pad|>",
+    "<|bos|>",
+    "<unk>",
+    "<0x41>",
+    "[INST]",
+]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder as a byte-level model without a normaliser is published: texts come back exactly."""
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    return published_forms.byte_level("llama3", tmp_path_factory.mktemp("published") / "model")
+
+
+def config_of(name: str, published):
+    return TOKENIZERS[name].config(**({"path": str(published)} if name == "HuggingFace" else {}))
 
 
 @pytest.fixture(scope="module", params=sorted(TOKENIZERS))
-def tokenizer(request):
-    row = TOKENIZERS[request.param]
-    return row.build(row.config(), TEXTS)
+def tokenizer(request, published):
+    return TOKENIZERS[request.param].build(config_of(request.param, published), TEXTS)
 
 
 def control_ids(tokenizer) -> set[int]:
-    return {tokenizer.pad_id, tokenizer.bos_id, tokenizer.end_id, *tokenizer.role_ids.values()}
+    return {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
 
 
 def random_text(draw: random.Random) -> str:
@@ -54,22 +81,26 @@ def test_two_thousand_random_texts_come_back_exactly(tokenizer):
 
 
 def test_typed_markers_never_become_control_ids(tokenizer):
+    bare = control_ids_of(tokenizer.encode_prompt([Message("user", "plain")]), tokenizer)
+    if tokenizer.role_ids:
+        # In a prompt, exactly the structure's own controls: bos, role, end, assistant.
+        user, assistant = tokenizer.role_ids["user"], tokenizer.role_ids["assistant"]
+        assert bare == [tokenizer.bos_id, user, tokenizer.end_id, assistant]
     for text in [*FORGERIES, *(f"<|{role}|>" for role in ROLES), *(f"x<|{role}|>y" for role in ROLES)]:
         assert not control_ids(tokenizer).intersection(tokenizer.encode(text))
-        # In a prompt, exactly the structure's own controls: bos, role, end, assistant.
-        ids = tokenizer.encode_prompt([Message("user", text)])
-        assert [i for i in ids if i in control_ids(tokenizer)] == [
-            tokenizer.bos_id,
-            tokenizer.role_ids["user"],
-            tokenizer.end_id,
-            tokenizer.role_ids["assistant"],
-        ]
+        assert control_ids_of(tokenizer.encode_prompt([Message("user", text)]), tokenizer) == bare
+
+
+def control_ids_of(ids, tokenizer) -> list[int]:
+    return [i for i in ids if tokenizer.token_bytes()[i] == b""]
 
 
 def test_control_ids_are_distinct_and_decode_to_nothing(tokenizer):
     ids = control_ids(tokenizer)
-    assert len(ids) == 3 + len(ROLES)
-    assert set(tokenizer.role_ids) == set(ROLES)
+    assert set(tokenizer.role_ids) in (set(ROLES), set())
+    assert len({tokenizer.bos_id, tokenizer.end_id, *tokenizer.role_ids.values()}) == 2 + len(tokenizer.role_ids)
+    assert tokenizer.end_ids[0] == tokenizer.end_id
+    assert set(tokenizer.start_ids) <= {tokenizer.bos_id}
     assert tokenizer.decode(sorted(ids)) == ""
     assert all(tokenizer.token_bytes()[i] == b"" for i in ids)
 
@@ -80,6 +111,8 @@ def test_lone_surrogates_become_the_replacement_character(tokenizer):
 
 def test_every_id_of_the_padded_vocabulary_decodes(tokenizer):
     assert tokenizer.vocab_size % 8 == 0
+    assert max(control_ids(tokenizer)) < tokenizer.filled <= tokenizer.vocab_size
+    assert not any(tokenizer.token_bytes()[tokenizer.filled :])
     assert len(tokenizer.token_bytes()) == tokenizer.vocab_size
     for i in range(tokenizer.vocab_size):
         assert tokenizer.decode([i]) == tokenizer.token_bytes()[i].decode("utf-8", "replace")
@@ -100,9 +133,19 @@ def test_saved_tokenizer_is_the_same_one(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
-def test_building_twice_gives_the_same_fingerprint(name):
-    row = TOKENIZERS[name]
-    assert row.build(row.config(), TEXTS).fingerprint == row.build(row.config(), TEXTS).fingerprint
+def test_building_twice_gives_the_same_fingerprint(name, published):
+    row, config = TOKENIZERS[name], config_of(name, published)
+    assert row.build(config, TEXTS).fingerprint == row.build(config, TEXTS).fingerprint
+
+
+def test_tokens_decoded_one_by_one_are_the_text_and_never_half_a_character(tokenizer):
+    draw = random.Random(1)
+    for _ in range(200):
+        text = random_text(draw)
+        decoder = Decoder(tokenizer.token_bytes(), tokenizer.leads)
+        parts = [decoder.feed([i]) for i in tokenizer.encode(text)]
+        assert "".join(parts) == text
+        assert decoder.close() == ""
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):

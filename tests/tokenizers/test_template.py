@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jrl.example import Message
+from jrl.tokenizers import template
+from jrl.tokenizers.template import ChatTemplate, Guard, TemplateError, free_mark, plain_messages
+
+pytest.importorskip("jinja2")
+
+ASKED = [{"role": "user", "content": "q"}]
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    made = template.Renderer()
+    yield made
+    made.close()
+
+
+def render(renderer, source, messages=ASKED, tools=(), **variables):
+    return ChatTemplate(source, None, variables, "2026-11-20", renderer).render(
+        messages, tools, add_generation_prompt=True
+    )
+
+
+def test_the_helpers_of_published_templates_are_there(renderer):
+    assert render(renderer, "{{ strftime_now('%d %b %Y') }}") == "20 Nov 2026"
+    assert render(renderer, "{{ {'b': '<\u00e9>', 'a': 1} | tojson }}") == '{"b": "<\u00e9>", "a": 1}'
+    assert render(renderer, "{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+    assert render(renderer, "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
+    assert render(renderer, "a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "aqb"
+    assert render(renderer, "{% if add_generation_prompt %}  {{ x }}\n  {% endif %}\n", x="y") == "  y\n"
+    with pytest.raises(TemplateError, match="one turn only"):
+        render(renderer, "{{ raise_exception('one turn only') }}")
+
+
+def test_a_template_sees_tools_or_none(renderer):
+    source = "{{ tools is none }} {{ documents is none }}"
+    assert render(renderer, source) == "True True"
+    assert render(renderer, source, tools=[{"name": "f"}]) == "False True"
+    both = ChatTemplate("plain", "with tools", {}, "2026-11-20", renderer)
+    assert both.render(ASKED, [{}], add_generation_prompt=True) == "with tools"
+    assert both.render(ASKED, [], add_generation_prompt=True) == "plain"
+
+
+HOSTILE = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a recursive macro": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "a power": "{{ 9 ** (9 ** 9) }}",
+    "a long text": "{{ 'x' * 10 ** 12 }}",
+    "a growing text": "{% set ns = namespace(s='x') %}{% for i in 'x' * 99 %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "much output": "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "a subclass": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "an attribute": "{{ messages.append(1) }}",
+    "globals of a function": "{{ raise_exception.__globals__ }}",
+    "a format": "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "an import": "{% import 'os' as os %}",
+    "a filter that is not there": "{{ 'x' | shell }}",
+    "an unclosed block": "{% if x %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused_and_the_next_one_renders(renderer, name):
+    start = time.monotonic()
+    if name in ("a subclass", "globals of a function", "a format"):  # the sandbox gives nothing, or refuses
+        try:
+            assert "class" not in render(renderer, HOSTILE[name]) + render(renderer, "")
+        except TemplateError as error:
+            assert "unsafe" in str(error) or "undefined" in str(error)
+    else:
+        with pytest.raises(TemplateError, match="the chat template"):
+            render(renderer, HOSTILE[name])
+    assert time.monotonic() - start < 30  # 2 seconds of processor time, on a machine however busy
+    assert render(renderer, "{{ messages[0].content }}") == "q"
+
+
+def test_a_renderer_that_is_closed_leaves_no_process():
+    made = template.Renderer()
+    assert made.render("x", {}, "2026-11-20") == "x"
+    process = made._process
+    made.close()
+    assert process.returncode is not None
+
+
+def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbours():
+    guard = Guard(["<|end|>", "[INST]"])
+    broken = lambda text: guard.text(text, "#")
+    assert broken("plain text") == "plain text"
+    assert broken("a<|end|>b") == "a<#|end|>b"
+    assert broken("[INST][INST]") == "[#INST][#INST]"
+    assert broken("a <|en ") == "a <|en# "  # a template may trim it and write d|>
+    assert broken("|> quoted") == "#|> quoted"
+    assert broken("end") == "#end#"
+    assert broken("x < y") == "x < y"
+    assert broken("") == ""
+    tree = guard.tree({"a": ["<|end|>", 1, None], "<|end|>": True}, "#")
+    assert tree == {"a": ["<#|end|>", 1, None], "<#|end|>": True}
+    assert Guard([]).text("<|end|>", "#") == "<|end|>"
+
+
+def test_the_mark_is_in_no_text():
+    assert free_mark(["a", {"b": 1}]) == "\U000f0000"
+    assert free_mark(["a\U000f0000", {"\U000f0001": "\U000f0002"}]) == "\U000f0003"
+
+
+def test_messages_are_json_with_known_roles():
+    assert plain_messages([Message("user", "a\ud800")]) == [{"role": "user", "content": "a\ufffd"}]
+    row = plain_messages([{"role": "assistant", "content": "b", "reasoning": "c"}])[0]
+    assert (row["reasoning_content"], row["thinking"]) == ("c", "c")
+    with pytest.raises(ValueError, match=r"role '<\|end\|>'"):
+        plain_messages([{"role": "<|end|>", "content": ""}])
+    with pytest.raises(ValueError, match="no JSON"):
+        plain_messages([{"role": "user", "content": object()}])
