@@ -19,6 +19,7 @@ from jrl.models import decoder
 from jrl.policy import Trained
 from jrl.report.text import printable
 from jrl.sampler import Sampler
+from jrl.tokenizers.incremental import Decoder
 from jrl.types import Finish
 
 BATCH = 16  # prompts sampled at once
@@ -108,12 +109,22 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
             stop_table=table,
         )
         tokens, actions, finish = jax.device_get((rollout.tokens, rollout.action_mask, rollout.finish))
+        pieces = tokenizer.token_bytes()
         said = [
-            Completion(tokenizer.decode(row[mask].tolist()), Finish(int(why)).name.lower())
+            Completion(
+                whole_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))), Finish(int(why)).name.lower()
+            )
             for row, mask, why in zip(tokens, actions, np.asarray(finish))
         ]
         out += [said[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
     return out
+
+
+def whole_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
+    """Returns the text of a completion; one that was cut at its length limit ends with its last whole character."""
+    decoder = Decoder(pieces, leads)
+    text = decoder.feed(ids)
+    return text if finish == Finish.LENGTH else text + decoder.close()
 
 
 def read_prompts(path: str | Path) -> list[str]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jrl import learner, pack, paths
+from jrl.example import Message
 from jrl.models import decoder
 from jrl.policy import Trained
 from jrl.sharding import BATCH_AXES, batch_sharding, batch_shards, replicated
@@ -98,7 +99,8 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
 
 
 def read_rows(path: str | Path, tokenizer: Any, vocab_size: int) -> list[list[int]]:
-    """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids.
+    """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
+    {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end.
 
     Raises: ValueError naming file and line.
     """
@@ -118,14 +120,16 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[in
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{place}: not JSON: {error}") from error
-        if not isinstance(row, dict) or len(row.keys() & {"tokens", "text"}) != 1:
-            raise ValueError(f'{place}: a row is {{"tokens": [ids]}} or {{"text": "..."}}')
+        if not isinstance(row, dict) or len(row.keys() & {"tokens", "text", "messages"}) != 1:
+            raise ValueError(f'{place}: a row is {{"tokens": [ids]}}, {{"text": "..."}} or {{"messages": [...]}}')
         if "text" in row:
             if not isinstance(row["text"], str) or not row["text"]:
                 raise ValueError(
                     f"{place}: text is {json.dumps(row['text'])[:80]}; it must be a string that is not empty"
                 )
             ids = [*tokenizer.start_ids, *tokenizer.encode(row["text"])]
+        elif "messages" in row:
+            ids = _conversation(row["messages"], tokenizer, place)
         else:
             ids = row["tokens"]
             if not isinstance(ids, list) or not ids:
@@ -139,3 +143,19 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[in
         if len(ids) > MOST_TOKENS:
             raise ValueError(f"{place}: {len(ids)} tokens; at most {MOST_TOKENS} can be scored")
         yield ids
+
+
+def _conversation(rows: Any, tokenizer: Any, place: str) -> list[int]:
+    try:
+        messages = [Message(**row) for row in rows]
+        if any(type(text) is not str for message in messages for text in (message.role, message.content)):
+            raise TypeError("role and content are texts")
+    except TypeError as error:
+        raise ValueError(f'{place}: messages are a list of {{"role": ..., "content": ...}} ({error})') from error
+    if len(messages) < 2 or messages[-1].role != "assistant":
+        raise ValueError(f"{place}: messages end with what the assistant says, after at least one other")
+    try:
+        prompt = tokenizer.encode_prompt(messages[:-1])
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    return [*prompt, *tokenizer.encode(messages[-1].content), tokenizer.end_id]

@@ -52,6 +52,7 @@ LONG = (
     "test_cli.py",
     "test_learner.py",
     "test_loop.py",
+    "test_published_run.py",
     "test_sampler.py",
     "verifiers/test_launch.py",
     "verifiers/test_pool.py",

@@ -150,15 +150,19 @@ CONTROLS = {
                                                              "<tool_response>", "</tool_response>"]),
     "llama3": (["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], []),
     "gpt2": (["<|endoftext|>"], []),
+    "gemma": (["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"], []),
+    "mistral": (["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], []),
     "phi": (["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], []),
 }  # fmt: skip
 NAMED = {
     "qwen": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
     "llama3": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     "gpt2": {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+    "gemma": {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"},
+    "mistral": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "phi": {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 }
-TEMPLATES = {"qwen": CHATML, "llama3": LLAMA3, "phi": PHI}
+TEMPLATES = {"qwen": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "phi": PHI}
 
 
 def write_json(folder: Path, files: dict) -> Path:

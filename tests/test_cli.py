@@ -19,6 +19,7 @@ import jrl
 from jrl import chat, check, cli, reevaluate
 from jrl.algos.promises import PROMISES
 from jrl.chat import Completion
+from jrl.example import Message
 from jrl.models import decoder
 from jrl.policy import open_trained
 from jrl.sharding import MeshShape, make_mesh
@@ -257,9 +258,24 @@ def test_a_text_is_scored_after_bos(run, command, tmp_path):
     assert len(row["logprobs"]) == len(row["tokens"]) and row["logprobs"][0] == 0 and max(row["logprobs"][1:]) < 0
 
 
+def test_a_conversation_is_scored_as_the_policy_would_have_said_it(run, command, tmp_path):
+    tokenizer = open_trained(run).policy.tokenizer
+    asked = {"role": "user", "content": "3+4"}
+    path, out = (
+        rows_file(tmp_path, {"messages": [asked, {"role": "assistant", "content": "7"}]}),
+        tmp_path / "out.jsonl",
+    )
+    assert command("score", run, path, "--out", out)[0] == 0
+    prompt = tokenizer.encode_prompt([Message(**asked)])
+    assert json.loads(out.read_text())["tokens"] == [*prompt, *tokenizer.encode("7"), tokenizer.end_id]
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
+        ({"messages": [{"role": "user", "content": "q"}]}, "end with what the assistant says"),
+        ({"messages": [{"role": "user"}]}, "a list of"),
+        ({"messages": [{"role": "robot", "content": "q"}, {"role": "assistant", "content": "a"}]}, "'robot'"),
         ({"tokens": [1, 99999]}, r"tokens[1] is 99999; ids are whole numbers from 0 to"),
         ({"tokens": [True]}, "tokens[0] is true"),
         ({"tokens": []}, "tokens is []"),

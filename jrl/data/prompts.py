@@ -42,10 +42,16 @@ def is_held_out(example: Example, config: Data) -> bool:
 
 
 def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple[int, ...], str | None]:
-    """Returns the prompt's ids, role markers included, and what is wrong with them: None, "empty" or "too_long"."""
+    """Returns the prompt's ids, role markers included, and what is wrong with them: None, "empty" or "too_long".
+
+    Raises: ValueError naming the example where its messages are no conversation for the tokenizer's chat template.
+    """
     if not any(message.content.strip() for message in example.messages):
         return (), "empty"
-    ids = tuple(tokenizer.encode_prompt(example.messages))
+    try:
+        ids = tuple(tokenizer.encode_prompt(example.messages))
+    except ValueError as error:
+        raise ValueError(f"example {example.id!r}: {error}") from error
     return ids, "too_long" if len(ids) > config.prompt_length else None
 
 

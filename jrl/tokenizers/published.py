@@ -35,6 +35,8 @@ from jrl.tokenizers.template import (
     free_mark,
     guarded,
     plain_messages,
+    renamed,
+    without_mark,
 )
 
 SAVED_IN = "published"  # folder of the files as they came
@@ -141,12 +143,15 @@ class PublishedTokenizer:
         rows, tools = plain_messages(messages), list(tools)
         mark = free_mark([rows, tools])
         said, shown = self._guards
-        text = self.chat.render(
-            guarded(rows, mark, said=said, shown=shown),
-            shown.tree(tools, mark),
-            add_generation_prompt=add_generation_prompt,
-        )
-        return self._ids(self.speller.spell(self._clean(text), self._patterns[0]).replace(mark, ""))
+        every, _ = self._patterns
+        rows, tools = guarded(rows, mark, said=said, shown=shown), shown.tree(tools, mark)
+        text = self.chat.render(rows, tools, add_generation_prompt=add_generation_prompt)
+        if words := shown.words([[{**row, "role": ""} for row in rows], tools]):
+            others = [{**renamed(row, words), "role": row["role"]} for row in rows]
+            other = self.chat.render(others, renamed(tools, words), add_generation_prompt=add_generation_prompt)
+            if len(every.findall(text)) > len(every.findall(other)):
+                raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
+        return self._ids(without_mark(self.speller.spell(self._clean(text), every), mark))
 
     def render(
         self, messages: Iterable[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *,

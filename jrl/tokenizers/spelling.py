@@ -172,11 +172,8 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
                 respelled.pieces[i].piece = text
                 if respelled.pieces[i].type != kinds.UNKNOWN:
                     respelled.pieces[i].type = kinds.CONTROL  # never matched in text
-        processors = []
-        for prefix in (leads, False):
-            respelled.normalizer_spec.add_dummy_prefix = prefix
-            processors.append(sentencepiece.SentencePieceProcessor(model_proto=respelled.SerializeToString()))
-        first, later = processors if not legacy else (processors[0], processors[0])
+        respelled.normalizer_spec.add_dummy_prefix = False
+        processor = sentencepiece.SentencePieceProcessor(model_proto=respelled.SerializeToString())
         whole = {new.get(i, added.text): added for i, added in by_id.items() if i in new or i >= len(proto.pieces)}
         ids = {text: added.id for text, added in whole.items()}
         cut = re.compile("|".join(
@@ -184,14 +181,17 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
             for text in sorted(whole, key=len, reverse=True)
         ) or "(?!)")  # fmt: skip
 
+        def part(text: str, at: int) -> list[int]:
+            # sentencepiece itself puts a blank in front of a blank too; conversions of its files do not.
+            leading = leads and (at == 0 or legacy) and not text.startswith((" ", BLANK))
+            return processor.encode(" " + text if leading and text else text)
+
         def encode(text: str) -> list[int]:
             out, at = [], 0
             for found in cut.finditer(text):
-                if found.start() > at:
-                    out += (later if at else first).encode(text[at : found.start()])
-                out.append(ids[found[found.lastindex]])
+                out += [*part(text[at : found.start()], at), ids[found[found.lastindex]]]
                 at = found.end()
-            return out + ((later if at else first).encode(text[at:]) if at < len(text) else [])
+            return out + part(text[at:], at)
 
         return encode
 

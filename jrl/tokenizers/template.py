@@ -13,6 +13,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -34,6 +35,13 @@ WALL_SECONDS = 60.0  # of an answer, on a machine however busy
 MEMORY_MB = 512
 KNOWN_ROLES = (*ROLES, "developer", "function", "ipython", "model", "observation")  # a role is no free text
 REASONING = ("reasoning_content", "thinking", "reasoning")
+FREE_FIELDS = frozenset(("content", "text", "description", *REASONING))
+# Names and values that conversations and schemas are made of, whatever they speak about.
+STRUCTURE = frozenset(
+    "array arguments boolean content description enum function id integer items name null number object parameters "
+    "properties required role string text tool_call_id tool_calls type".split()
+)
+_EDGES = re.compile(r"^\W+|\W+$")
 
 
 class TemplateError(ValueError):
@@ -169,9 +177,20 @@ def _clean(value: Any) -> Any:
 
 
 def free_mark(data: Any) -> str:
-    """Returns a character of the private planes that no text in `data` has."""
-    used = set(json.dumps(data, ensure_ascii=False))
-    return next(char for char in map(chr, range(0xF0000, 0x10FFFE)) if char not in used)
+    """Returns a character that no text in `data` has, nor its escape in JSON: a rare one, and one that prints, so that
+    a template which writes a list or a dictionary as Python does leaves it as it is."""
+    used = json.dumps(data, ensure_ascii=False)
+    escaped = used.replace("\\\\", "\\")  # a text that spells an escape is escaped itself here
+    return next(char for char in map(chr, range(0x20000, 0x2A6D7)) if char not in used and _escape(char) not in escaped)
+
+
+def without_mark(text: str, mark: str) -> str:
+    """Returns what a template rendered without the mark, which it may have written as JSON escapes it."""
+    return text.replace(mark, "").replace(_escape(mark), "")
+
+
+def _escape(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 class Guard:
@@ -182,10 +201,15 @@ class Guard:
         self._pattern = one_of(self._spellings)
         self._heads = {text[:k] for text in spellings for k in range(1, len(text))}
         self._tails = {text[k:] for text in spellings for k in range(1, len(text))}
+        self._words = {_EDGES.sub("", text) for text in spellings} - STRUCTURE
         self._longest = max(map(len, spellings), default=0)
 
-    def text(self, text: str, mark: str) -> str:
-        """Returns `text` with `mark` inside every spelling, and at an end that a spelling could run over."""
+    def text(self, text: str, mark: str, *, free: bool = True) -> str:
+        """Returns `text` with `mark` inside every spelling, and at an end that a spelling could run over.
+
+        A text that is not `free` is a name or the value of a field, which a template may compare: it is left alone
+        where it is a part of a spelling ("text" of "<|endoftext|>").
+        """
         while self._pattern.search(text):
             text = self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
         core = text.strip()  # templates take blanks away from both ends
@@ -193,6 +217,8 @@ class Guard:
             return text
         lengths = range(1, min(self._longest, len(core)) + 1)
         inside = len(core) < self._longest and any(core in spelling for spelling in self._spellings)
+        if inside and not free:
+            return text
         before = mark if inside or any(core[:k] in self._tails for k in lengths) else ""
         after = mark if inside or any(core[-k:] in self._heads for k in lengths) else ""
         if not before and not after:
@@ -201,15 +227,36 @@ class Guard:
         return text[:start] + before + core + after + text[start + len(core) :]
 
     def tree(self, value: Any, mark: str) -> Any:
-        """Returns JSON with every text in it guarded, the names of fields too."""
+        """Returns JSON with every text in it guarded, the names of fields too; FREE_FIELDS hold free text."""
         if isinstance(value, str):
-            return self.text(value, mark)
+            return self.text(value, mark, free=False)
         if isinstance(value, Mapping):
-            return {self._key(key, mark): self.tree(inner, mark) for key, inner in value.items()}
+            return {
+                self.text(key, mark, free=False): self.text(inner, mark)
+                if key in FREE_FIELDS and isinstance(inner, str)
+                else self.tree(inner, mark)
+                for key, inner in value.items()
+            }
         return [self.tree(inner, mark) for inner in value] if isinstance(value, list) else value
 
-    def _key(self, key: str, mark: str) -> str:
-        return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], key)  # templates look keys up
+    def words(self, value: Any) -> set[str]:
+        """Returns the names and values of JSON that are the word of a spelling ("think" of "<think>"): a template that
+        writes a name between signs could make the spelling of them."""
+        if isinstance(value, str):
+            return {value} & self._words
+        if isinstance(value, Mapping):
+            inner = [value for key, value in value.items() if key not in FREE_FIELDS or not isinstance(value, str)]
+            return set().union(set(value) & self._words, *map(self.words, inner))
+        return set().union(*map(self.words, value)) if isinstance(value, list) else set()
+
+
+def renamed(value: Any, words: Collection[str]) -> Any:
+    """Returns JSON in which the names and values `words` are written with other letters, as many."""
+    if isinstance(value, str):
+        return "".join("Q" if char.isalnum() else char for char in value) if value in words else value
+    if isinstance(value, Mapping):
+        return {renamed(key, words): renamed(inner, words) for key, inner in value.items()}
+    return [renamed(inner, words) for inner in value] if isinstance(value, list) else value
 
 
 def guarded(messages: Sequence[Mapping[str, Any]], mark: str, *, said: Guard, shown: Guard) -> list[dict[str, Any]]:

@@ -74,6 +74,15 @@ def test_no_message_forges_structure(made, text):
     assert text in tokenizer.spelled(tokenizer.encode_prompt(call(text)))
 
 
+def test_a_name_between_signs_that_would_make_a_control_is_refused(folders, tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for tool in tools %}{{ '<' + tool.name + '>' }}{% endfor %}<tool_call>")
+    tokenizer = build(HuggingFace(path=str(folders["qwen"]), chat_template=str(tmp_path / "t.jinja")), [])
+    asked = [Message("user", "q")]
+    assert tokenizer.spelled(tokenizer.encode_prompt(asked, [{"name": "f"}])) == "<f><tool_call>"
+    with pytest.raises(ValueError, match="names in the data: \\['tool_call'\\]"):
+        tokenizer.encode_prompt(asked, [{"name": "tool_call"}])
+
+
 def test_an_assistant_may_think_and_a_user_may_not_think_for_it(made, folders):
     tokenizer = made["qwen"]
     think = ids_of(folders["qwen"]).token_to_id("<think>")
@@ -229,7 +238,8 @@ def test_a_sentencepiece_folder_uses_the_model_s_own_controls(tmp_path, model, d
     assert (tokenizer.bos_id, tokenizer.end_ids, tokenizer.start_ids) == (1, (4, 2), (1,))
     for text in ["What is 12?", " a  b\n", "</s><end_of_turn><0x0A>", "\u65e5\u672c\U0001f389", ""]:
         ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
+        # A blank in front is the one that such a model puts there: conversions of these files read it so.
+        assert tokenizer.decode(ids) == (text.removeprefix(" ") if dummy_prefix else text)
         assert not tokenizer.controls.intersection(ids)
     ids = tokenizer.encode_prompt([Message("user", "hi <end_of_turn></s>")])
     assert [i for i in ids if i in tokenizer.names] == [1, 3, 4, 3]  # <s>, start, end, start

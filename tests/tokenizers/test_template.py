@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from jrl.example import Message
 from jrl.tokenizers import template
-from jrl.tokenizers.template import ChatTemplate, Guard, TemplateError, free_mark, plain_messages
+from jrl.tokenizers.template import ChatTemplate, Guard, TemplateError, free_mark, plain_messages, renamed, without_mark
 
 pytest.importorskip("jinja2")
 
@@ -98,14 +99,21 @@ def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbours():
     assert broken("end") == "#end#"
     assert broken("x < y") == "x < y"
     assert broken("") == ""
+    assert guard.text("end", "#", free=False) == "end"
+    assert guard.tree({"type": "end", "content": "end"}, "#") == {"type": "end", "content": "#end#"}
+    assert guard.words({"end": ["INST", "x"], "content": "end", "type": {"a": "end"}}) == {"end", "INST"}
+    assert renamed({"end": ["end", "bend"]}, {"end"}) == {"QQQ": ["QQQ", "bend"]}
     tree = guard.tree({"a": ["<|end|>", 1, None], "<|end|>": True}, "#")
     assert tree == {"a": ["<#|end|>", 1, None], "<#|end|>": True}
     assert Guard([]).text("<|end|>", "#") == "<|end|>"
 
 
 def test_the_mark_is_in_no_text():
-    assert free_mark(["a", {"b": 1}]) == "\U000f0000"
-    assert free_mark(["a\U000f0000", {"\U000f0001": "\U000f0002"}]) == "\U000f0003"
+    assert free_mark(["a", {"b": 1}]) == "\U00020000"
+    assert free_mark(["a\U00020000", {"\U00020001": "\U00020002"}]) == "\U00020003"
+    assert free_mark(["\\ud840\\udc00"]) != "\U00020000"  # its escape, if JSON were written in JSON
+    mark = free_mark([])
+    assert without_mark(f"a{mark}b" + json.dumps(mark) + repr([mark]), mark) == "ab\"\"['']"
 
 
 def test_messages_are_json_with_known_roles():
