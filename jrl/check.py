@@ -15,6 +15,7 @@ from jrl.parts import Parts, load_parts
 from jrl.report.text import printable_lines
 from jrl.scoring import Scoring
 from jrl.tokenizers import load as load_tokenizer
+from jrl.tokenizers.contract import MEMBERS
 from jrl.verdict import Status, Verdict
 from jrl.verifiers import row_of
 from jrl.verifiers.judge import judge
@@ -128,7 +129,11 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
     except Exception as error:
         yield Finding(name, "builds from texts with its defaults", _first_line(error))
         return
-    controls = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.end_id, *tokenizer.role_ids.values()}
+    missing = [member for member in MEMBERS if not hasattr(tokenizer, member)]
+    yield Finding(name, "has every member", f"it has no {', '.join(missing)}" if missing else None)
+    if missing:
+        return
+    controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
     lost = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text)) != text]
     yield Finding(name, "texts come back exactly", f"{lost[0]!r} does not" if lost else None)
     forged = [text for text in TEXTS if controls & set(tokenizer.encode(text))]

@@ -23,6 +23,7 @@ from jrl.report.metrics import read_metrics
 from jrl.resolve import load_config
 from jrl.scoring import Scoring, open_scoring
 from jrl.tokenizers import load as load_tokenizer
+from jrl.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.verdict import Status
 from jrl.verifiers import VERIFIERS, Exact
 
@@ -30,6 +31,8 @@ from jrl.verifiers import VERIFIERS, Exact
 OPTIONAL = (
     ("reasoning_gym", None, "tasks of reasoning-gym"),
     ("math_verify", "math", "mathematical equality"),
+    ("tokenizers", "hf", "tokenizer.json of published models"),
+    ("jinja2", "hf", "chat templates of published models"),
     ("tensorboardX", "log", "TensorBoard events"),
     ("wandb", "wandb", "the wandb writer"),
     ("trackio", "trackio", "the trackio writer"),
@@ -103,6 +106,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield from saves(folder)
     yield metrics(folder)
     yield identity(folder)
+    yield from conversations(folder)
     if paths.exists(folder / "summary.json"):
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
@@ -153,6 +157,17 @@ def identity(folder: Path) -> Line:
         return Line(False, "a resume here would be refused: " + _joined(differs))
     tail = f"; other than when it began: {_joined(environment)}" if environment else ""
     return Line(True, f"configuration, tokenizer, data and parts are those of the run{tail}")
+
+
+def conversations(folder: Path) -> Iterator[Line]:
+    """Yields whether the chat template of a published tokenizer keeps what it wrote when a turn is added."""
+    try:
+        tokenizer = load_tokenizer(folder / "tokenizer")
+    except ValueError:
+        return  # a tokenizer of the run's own parts; `identity` has opened it
+    if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
+        said = rewrites(tokenizer)
+        yield Line(True, said or "the chat template keeps earlier turns as they are when one is added")
 
 
 def _joined(lines: list[Any]) -> str:

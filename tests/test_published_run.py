@@ -9,7 +9,7 @@ import published_forms as forms
 import pytest
 
 import jrl
-from jrl import chat, cli
+from jrl import chat, cli, doctor
 from jrl.policy import open_trained
 from jrl.sharding import MeshShape, make_mesh
 from jrl.tokenizers.published import HuggingFace, build
@@ -42,6 +42,7 @@ def _run_one(tmp_path):
     tokenizer = build(HuggingFace(path=str(folder)), [])
     trained = open_trained(run)
     assert trained.policy.tokenizer.fingerprint == tokenizer.fingerprint
+    assert "keeps earlier turns" in "\n".join(line.text for line in doctor.run_lines(run))
     assert trained.policy.cfg.vocab_size == tokenizer.vocab_size
     asked = chat.ask(chat.open_chat(trained, max_tokens=3, seed=1), ["<|eot_id|> 1+1"])
     assert asked[0][0].finish in ("stop_token", "length")

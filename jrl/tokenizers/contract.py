@@ -32,6 +32,10 @@ from typing import Any, NamedTuple
 from jrl.example import ROLES, Message
 
 CONTROL_NAMES = ("pad", "bos", "end", *ROLES)
+MEMBERS = (
+    "vocab_size", "filled", "pad_id", "bos_id", "end_id", "end_ids", "start_ids", "role_ids", "fingerprint", "leads",
+    "encode", "decode", "token_bytes", "encode_prompt", "save",
+)  # fmt: skip
 SAVED_AS = "tokenizer.json"
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

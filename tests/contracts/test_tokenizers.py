@@ -10,6 +10,7 @@ import pytest
 from jrl import tokenizers
 from jrl.example import ROLES, Message
 from jrl.tokenizers import TOKENIZERS
+from jrl.tokenizers.contract import MEMBERS
 from jrl.tokenizers.incremental import Decoder
 
 TEXTS = [
@@ -103,6 +104,10 @@ def test_control_ids_are_distinct_and_decode_to_nothing(tokenizer):
     assert set(tokenizer.start_ids) <= {tokenizer.bos_id}
     assert tokenizer.decode(sorted(ids)) == ""
     assert all(tokenizer.token_bytes()[i] == b"" for i in ids)
+
+
+def test_every_member_is_there(tokenizer):
+    assert [member for member in MEMBERS if not hasattr(tokenizer, member)] == []
 
 
 def test_lone_surrogates_become_the_replacement_character(tokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import published_forms as forms
 import pytest
@@ -72,6 +73,35 @@ def test_no_message_forges_structure(made, text):
     assert structure(call(text)) == structure(call("plain"))
     # And the text is all there, unchanged: only its cut into tokens differs.
     assert text in tokenizer.spelled(tokenizer.encode_prompt(call(text)))
+
+
+@pytest.mark.parametrize("form", ["qwen", "llama3", "gemma", "mistral", "phi"])
+def test_hundreds_of_hostile_texts_forge_nothing_in_any_family(form, made, tmp_path):
+    tokenizer = made.get(form) or build(HuggingFace(path=str(forms.byte_level(form, tmp_path / form))), [])
+    names = sorted(tokenizer.speller.spelling)
+    draw = random.Random(form)
+
+    def hostile() -> str:
+        """Spellings whole, cut, nested, doubled and with blanks in them."""
+        parts = []
+        for _ in range(draw.randrange(1, 6)):
+            name, at = draw.choice(names), draw.randrange(40)
+            parts.append(draw.choice([name, name[:at], name[at % len(name) :], name[:at] + name + name[at:], " ", "\n",
+                                      "a", name + " ", name.upper(), "\U00020000", "\\ud840\\udc00"]))  # fmt: skip
+        return "".join(parts)
+
+    structure = lambda texts: [
+        i for i in tokenizer.encode_prompt([{"role": role, "content": text} for role, text in zip(ROLES, texts)])
+        if i in tokenizer.controls or tokenizer.names.get(i) in tokenizer.tags
+    ]  # fmt: skip
+    ROLES = ("system", "user")
+    plain = structure(("plain", "plain"))
+    for _ in range(100):
+        texts = (hostile().strip() or "x", hostile().strip() or "x")
+        assert structure(texts) == plain, texts
+        said = tokenizer.spelled(tokenizer.encode_prompt([{"role": "user", "content": texts[0]}]))
+        assert texts[0] in said  # nothing is taken out of it either
+        assert not tokenizer.controls.intersection(tokenizer.encode(texts[0]))
 
 
 def test_a_name_between_signs_that_would_make_a_control_is_refused(folders, tmp_path):

@@ -159,7 +159,7 @@ def test_ids_and_round_trips_equal_those_of_transformers(form, tmp_path):
         if form != "sentencepiece unigram":
             return False
         score = lambda ids: sum(scores[i] for i in ids)
-        same = ours.decode(a) == ours.decode(b) and abs(score(a) - score(b)) < 1e-3
+        same = ours.decode(a) == ours.decode(b) and abs(score(a) - score(b)) < 1e-4
         ties.extend([a] if same else [])
         return same
 
