@@ -257,6 +257,7 @@ def check(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
     from jrl.check import check_parts, table
 
+    print(f"loading and trying {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
     found = check_parts(args.parts)
     print(table(found))
     return DONE if all(row.problem is None for row in found) else REFUSED
@@ -307,8 +308,16 @@ def show_help(args: argparse.Namespace) -> int:
 # Their arguments
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a folder")
+    return Path(text)
+
+
 def _bindings(parser: argparse.ArgumentParser, over: str) -> None:
-    parser.add_argument("bindings", nargs="*", metavar="NAME=VALUE", help=f"over {over}, in gin syntax: Loop.lag=1")
+    parser.add_argument(
+        "bindings", nargs="*", default=[], metavar="NAME=VALUE", help=f"over {over}, in gin syntax: Loop.lag=1"
+    )
 
 
 def _devices(parser: argparse.ArgumentParser) -> None:
@@ -328,7 +337,7 @@ def _step(parser: argparse.ArgumentParser) -> None:
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a .gin file; `jrl help config` describes what it can say")
     _bindings(parser, "what the file says")
-    parser.add_argument("--run", metavar="DIR", type=Path, help="the run's folder; resumed where it exists "
+    parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; resumed where it exists "
                         "(default: runs/ and the time)")  # fmt: skip
     _devices(parser)
 

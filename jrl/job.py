@@ -25,7 +25,7 @@ from jrl.data.held_out import held_out
 from jrl.data.prompts import Visit
 from jrl.data.stream import Stream, open_stream
 from jrl.data.survey import texts_of
-from jrl.envs.contract import Source
+from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
@@ -199,9 +199,12 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
         streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
         display.phase("verifiers")
-        named = sorted({name for i in range(min(len(source), 64)) for name in source[i].verifiers})
         scorer = open_scoring(
-            config.scoring, parts.tables["verifiers"], parts.sources, folder / "journal.jsonl", also=named
+            config.scoring,
+            parts.tables["verifiers"],
+            parts.sources,
+            folder / "journal.jsonl",
+            also=sorted(named_verifiers(source)),
         )
         stack.callback(scorer.close)
         run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep)
@@ -231,7 +234,9 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             sft_shape=None if config.sft is None else programs.sft_shape(config, policy.mesh),
             opened=opened,
         )
-        claim(config, parts, folder, manifest)
+        if not paths.exists(folder / "manifest.json"):
+            rehearse(job)
+            claim(config, parts, folder, manifest)
         try:
             yield job
         finally:
@@ -243,7 +248,9 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
 def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -> Any:
     """Returns the run's tokenizer: the one in the folder, or one trained on the run's own texts and saved there."""
     saved = folder / "tokenizer"
-    if paths.exists(folder / "manifest.json"):  # before it, a folder belongs to no run
+    # Before the manifest, a folder belongs to no run. A tokenizer that was lost since is trained again; the manifest
+    # holds its fingerprint.
+    if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
     texts = texts_of(source, config.data, TOKENIZER_TEXTS)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
@@ -302,12 +309,23 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> No
         _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
 
 
+def rehearse(job: Job) -> None:
+    """Raises ValueError for data that a new run would stumble over later: no usable prompt, none left for evaluation,
+    or nobody to judge the first. What it reads is read again by the run, from the start."""
+    config = job.config
+    if config.loop.steps:
+        first = open_stream(job.source, job.tokenizer, config.data, seed=config.run.seed, split="train").next(1)
+        job.scorer.rows_for(first[0].example)
+    if config.eval is not None:
+        for visit in job.held_out():
+            job.scorer.rows_for(visit.example)
+
+
 def claim(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
     """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
-    if not paths.exists(folder / "manifest.json"):
-        for place, part in enumerate(parts.texts):
-            paths.make_dir(folder / "parts")
-            paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
-        paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
-        paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
-        write_manifest(folder / "manifest.json", manifest)
+    for place, part in enumerate(parts.texts):
+        paths.make_dir(folder / "parts")
+        paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
+    paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
+    paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
+    write_manifest(folder / "manifest.json", manifest)

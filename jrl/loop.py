@@ -40,6 +40,8 @@ def steps(job: Job) -> Iterator[Step]:
         # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
         with job.timed(phase), jax.transfer_guard("disallow"):
             progress, made = sft_step(job, progress) if phase == "sft" else rl_step(job, progress)
+        counts = (job.sft_stream if phase == "sft" else job.stream).counts
+        made.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
         if held is not None:
             yield records.emit(job, held)
         held = made

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl import config as gin
+from jrl import paths
 from jrl.ahead import rollout_shape
 from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
@@ -83,8 +85,15 @@ def restore(job: Job) -> Progress:
         break
     else:
         if job.run_state.steps():
-            raise NoIntactStep(f"no checkpoint in {job.folder} is intact; nothing was changed")
+            raise NoIntactStep(
+                f"no checkpoint in {job.folder} is intact; nothing was changed. Put a good copy of one back under "
+                f"{job.folder / 'checkpoints'}, or remove that folder: the run then begins anew, and metrics.jsonl and "
+                "rollouts/ with it"
+            )
     if host is None:
+        metrics = job.folder / "metrics.jsonl"
+        if paths.exists(metrics) and paths.size(metrics):
+            job.display.note(f"no checkpoint in {job.folder}: beginning anew, what metrics.jsonl holds is dropped")
         open_files(job, 0, 0)
         return Progress(job.programs.init(job.key), None, rl=False)
     job.done, job.evals = host["done"], host["evals"]
@@ -104,10 +113,15 @@ def restore(job: Job) -> Progress:
 
 def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
-    job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
+    try:
+        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
+        if job.config.log.rollouts:
+            job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. Put it back as it was, or remove {job.folder / 'checkpoints'}: the run then begins anew"
+        ) from error
     job.rollout_rows = rollout_rows
-    if job.config.log.rollouts:
-        job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
 
 
 def save(job: Job, progress: Progress) -> None:
@@ -144,6 +158,8 @@ def clock(job: Job, step: Step, seconds: float) -> None:
 def emit(job: Job, step: Step) -> Step:
     """Fetches a step's metrics and writes them. Raises StopRun where learning has stopped being possible."""
     step.metrics = {name: _number(value) for name, value in jax.device_get(step.metrics).items()}
+    if step.metrics.get("rollout/valid_share") == 0:  # nothing was judged: there is no reward, not one of 0
+        step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
     step.metrics["host/peak_bytes"] = job.memory.sample()
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
@@ -206,6 +222,10 @@ def summarise(job: Job) -> None:
         tokens_per_second=job.sampled_tokens / rl if rl and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
     )
+    dropped = Counter(job.sft_stream.counts) + Counter(job.stream.counts)
+    if dropped:
+        counts = ", ".join(f"{count} {cause}" for cause, count in sorted(dropped.items()))
+        job.display.note(f"prompts dropped on the way: {counts} (Data.on_bad_prompt = 'drop')")
     for name, result in job.evals.items():
         if result["mean"] is None:
             job.display.note(f"{name.replace('_', ' ')}: no held-out completion could be scored")

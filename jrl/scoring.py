@@ -112,7 +112,7 @@ class Scorer:
             )
         rows, names, known, asked, items, replayed = [], [], {}, [], [], 0
         for place, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
-            mine = self._rows_for(example)
+            mine = self.rows_for(example)
             name = journal_key(uid, sample, completion, example.id, [self._rows[row] for row in mine])
             rows.append(mine)
             names.append(name)
@@ -156,8 +156,11 @@ class Scorer:
         if self._journal is not None:
             self._journal.close()
 
-    def _rows_for(self, example: Example) -> tuple[int, ...]:
-        """The pool rows that judge an example: those it names, else the run's."""
+    def rows_for(self, example: Example) -> tuple[int, ...]:
+        """Returns the pool rows that judge an example: those it names, else the run's.
+
+        Raises ValueError where nothing does, or a named verifier is unknown.
+        """
         if example.verifiers:
             return tuple(self.row_named(name, f"example {example.id!r}") for name in example.verifiers)
         if not self._config.verifiers:

@@ -69,7 +69,8 @@ class MeshShape:
             sizes[sizes.index(-1)] = num_devices // known
         if -1 in sizes or math.prod(sizes) > num_devices:
             raise ValueError(
-                f"the mesh {dict(zip(AXES, sizes))} needs a multiple of {known} devices; there are {num_devices}"
+                f"the mesh {dict(zip(AXES, sizes))} needs a multiple of {known} devices; there are {num_devices} "
+                "(--devices N starts N virtual ones on a CPU)"
             )
         return tuple(sizes)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import sampler
+from jrl import learner, pack, sampler
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.ops.draw import race
@@ -67,6 +67,25 @@ def scores(params, tokens, cfg=CFG):
     with jax.set_mesh(one_device()):
         logits = np.asarray(plain_forward(params, tokens, cfg))
     return np.concatenate([np.zeros_like(logits[:, :1]), logits[:, :-1]], axis=1)
+
+
+LEARNER = learner.Learner(row_length=32, micro_batch_tokens=4 * 32, logprob_chunk=7)
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def learner_forward(params, out, plan, temperature, cfg):
+    batch = pack.pack_rollout(out, plan, temperature)
+    values = learner.logprobs(params, batch, model=decoder.MODEL, cfg=cfg, chunk=LEARNER.logprob_chunk)
+    return pack.unpack(values, plan.source, out.tokens.shape[1], out.tokens.shape[0])
+
+
+def packed_logprobs(params, out, lengths, cfg, temperature):
+    """Log-probs [N, T] of the learner's own path: packed into rows of 32, two micro-batches or more, chunks of 7."""
+    shape = learner.packed_shape(LEARNER, *out.tokens.shape, 1)
+    plan = pack.plan(lengths, shape, 0, 1)
+    assert plan.num_real >= 2
+    with jax.set_mesh(one_device()):
+        return np.asarray(learner_forward(params, out, plan, np.float32(temperature), cfg), np.float64)
 
 
 def log_softmax(logits, temperature):
@@ -136,11 +155,11 @@ LAWS = [{}, {"top_k"}, {"top_p"}, {"min_p"}, {"top_k", "top_p", "min_p"}]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_2000_random_cases_agree_with_a_plain_forward(dtype):
+def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
     with jax.enable_x64(dtype == "float64"):
         param_dtype = "float64" if dtype == "float64" else "float32"
         cfg = dataclasses.replace(CFG, dtype=dtype, param_dtype=param_dtype)
-        cases, worst, worst_truncated, errors, entropies, first, single = 0, 0.0, 0.0, [], [], 0, 0
+        cases, worst, worst_packed, worst_truncated, errors, entropies, first, single = 0, 0.0, 0.0, 0.0, [], [], 0, 0
         for law in LAWS:
             for trial in range(25):
                 rng = np.random.default_rng([trial, len(law)])
@@ -157,8 +176,11 @@ def test_2000_random_cases_agree_with_a_plain_forward(dtype):
                 chosen = np.take_along_axis(full, out.tokens[..., None], -1)[..., 0]
                 mask = out.action_mask
                 scale = max(1.0, np.abs(logits[mask]).max() / temperature)
-                difference = np.abs(out.sampler_logprobs - chosen)[mask]
-                worst = max(worst, difference.max() / scale)
+                worst = max(worst, np.abs(out.sampler_logprobs - chosen)[mask].max() / scale)
+                lengths = np.repeat(batch.length, 2) + mask.sum(1)
+                packed = packed_logprobs(params, out, lengths, cfg, temperature)
+                difference = np.abs(out.sampler_logprobs - packed)[mask]
+                worst_packed = max(worst_packed, difference.max() / scale)
                 errors.append(difference)
                 if law:
                     keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.kept)[..., None]))
@@ -173,10 +195,10 @@ def test_2000_random_cases_agree_with_a_plain_forward(dtype):
         error = np.exp(np.concatenate(errors).mean())
         print(
             f"{dtype}: {cases} cases ({first} stop at their first token, {single} prompts of length 1), mean entropy "
-            f"{np.mean(entropies):.2f} nats; largest difference / scale {worst:.2e}, truncated {worst_truncated:.2e}; "
-            f"mean multiplicative error {error:.6f}"
+            f"{np.mean(entropies):.2f} nats; largest difference / scale to the learner {worst_packed:.2e}, to a plain "
+            f"forward {worst:.2e}, truncated {worst_truncated:.2e}; mean multiplicative error {error:.6f}"
         )
         assert cases == 2000 and np.mean(entropies) < 2 and first and single
         bar = {"float32": 2e-6, "float64": 1e-12, "bfloat16": np.inf}[dtype]
-        assert worst <= bar and worst_truncated <= bar
+        assert worst <= bar and worst_packed <= bar and worst_truncated <= bar
         assert error <= 1.01

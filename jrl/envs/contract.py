@@ -3,7 +3,8 @@
 A source has `len(source)` and `source[index] -> Example` for 0 <= index < len. The same config and index always give
 the same example, in any order and in any process. `source.fingerprint` is a hex digest of what decides the examples (a
 file's bytes, a generator's version): part of a run's identity. `source.counts` says what was dropped or noticed when
-the source was opened, by cause ("bad_json": 3).
+the source was opened, by cause ("bad_json": 3). `source.verifiers`, where a source has it, holds every name that one of
+its examples gives in `Example.verifiers`, so that an unknown one is refused before the run begins.
 """
 
 from __future__ import annotations
@@ -43,12 +44,21 @@ class Generated:
     make: Callable[[int], Example]
     fingerprint: str  # jrl.envs.contract.digest_of what decides the examples
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    verifiers: frozenset[str] | None = None  # None: not known
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> Example:
         return self.make(in_range(index, self.size))
+
+
+def named_verifiers(source: Source) -> frozenset[str]:
+    """Returns the verifiers that the examples of `source` name: all that it declares, else those of its first 64."""
+    declared = getattr(source, "verifiers", None)
+    if declared is not None:
+        return declared
+    return frozenset(name for i in range(min(len(source), 64)) for name in source[i].verifiers)
 
 
 def in_range(index: int, size: int) -> int:

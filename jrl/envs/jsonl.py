@@ -91,6 +91,7 @@ class JsonlSource:
     changed: int  # nanoseconds, when the file had last been written
     fingerprint: str
     counts: dict[str, int]
+    verifiers: frozenset[str]  # that a row names
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -115,6 +116,7 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
     """
     offsets, lines, ids, prompts = (array.array("Q") for _ in range(4))
     counts: dict[str, int] = {}
+    verifiers: set[str] = set()
     digest = hashlib.sha256()
     first_bad = ""
     try:
@@ -134,6 +136,7 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
                 lines.append(number)
                 ids.append(_short(example.id.encode()))
                 prompts.append(_short(example.prompt_digest()))
+                verifiers.update(example.verifiers)
     except OSError as error:
         raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror}") from error
     kept, where = _first_of_each(ids)
@@ -163,6 +166,7 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
         changed=described.st_mtime_ns,
         fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), digest.hexdigest()),
         counts=counts,
+        verifiers=frozenset(verifiers),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from jrl.envs.contract import Environment, Generated, Source, digest_of
+from jrl.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
 from jrl.example import Example
 
 _LONGEST_CYCLE = 10_000
@@ -75,7 +75,13 @@ def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
     for source in sources:
         for cause, count in source.counts.items():
             counted[cause] = counted.get(cause, 0) + count
-    return Generated(size, make, digest_of("mixture", counts, *(source.fingerprint for source in sources)), counted)
+    return Generated(
+        size,
+        make,
+        digest_of("mixture", counts, *(source.fingerprint for source in sources)),
+        counted,
+        verifiers=frozenset().union(*map(named_verifiers, sources)),
+    )
 
 
 def whole_numbers(weights: tuple[float, ...], num_tasks: int) -> list[int]:
