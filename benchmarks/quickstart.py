@@ -21,16 +21,16 @@ CONFIG = "configs/quickstart.gin"
 
 # The control learns from rewards that belong to other completions of the same batch. It is a part like any user's.
 PERMUTED = '''
-"""GRPO on rewards permuted within the batch: whatever this learns does not come from the verifier."""
+"""DAPO on rewards permuted within the batch: whatever this learns does not come from the verifier."""
 
 import jax
 
-from jrl.algos.grpo import ALGORITHM, GRPO
+from jrl.algos.dapo import ALGORITHM, DAPO
 from jrl.types import traced
 
 
 @traced
-class Permuted(GRPO):
+class Permuted(DAPO):
     pass
 
 

@@ -9,7 +9,7 @@ the end, so that loss and gradient depend neither on packing, nor on micro-batch
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +34,13 @@ class Learner:
     sequences_per_row: int = 32  # S, most sequences of a packed row
     minibatches: int = 1  # optimiser steps in one pass over a batch
     epochs: int = 1  # passes over a batch
-    logprob_chunk: int = 128  # positions whose logits exist at once
+    logprob_chunk: int = 128  # positions of a row whose logits exist at once
+    layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None and value < 1:
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"Learner.{field.name} must be at least 1; got {value}")
 
     @property
@@ -163,18 +164,18 @@ def _micro_batch(batch: TrainBatch, i: Array) -> TrainBatch:
     )
 
 
-def _forward(params: PyTree, micro: TrainBatch, model: Model, cfg: Any, chunk: int) -> tuple[Array, Array]:
+def _forward(params: PyTree, micro: TrainBatch, mask: Array, model: Model, cfg: Any, chunk: int) -> tuple[Array, Array]:
     hidden, _ = model.forward(params, micro.tokens, micro.positions, micro.segment, cfg)
-    return token_logprobs(
-        hidden, micro.tokens, lambda h: model.unembed(params, h, cfg), temperature=micro.temperature, chunk=chunk
-    )
+    unembed = lambda h: model.unembed(params, h, cfg)
+    return token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk)
 
 
 def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
-    """Returns the log-prob of every packed token, [M, R, L] float32; zero in micro-batches that are not real."""
+    """Returns the log-prob of every action, [M, R, L] float32; zero elsewhere."""
 
     def body(i: Array, out: Array) -> Array:
-        values, _ = _forward(params, _micro_batch(batch, i), model, cfg, chunk)
+        micro = _micro_batch(batch, i)
+        values, _ = _forward(params, micro, micro.action_mask, model, cfg, chunk)
         values = constrain(values, "batch", None)  # reshapes of a single row have lost its axes
         return jax.lax.dynamic_update_index_in_dim(out, values.astype(out.dtype), i, 0)
 
@@ -205,7 +206,7 @@ def loss_sums(
     places = batch.sequence.shape[-1]
 
     def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        new, entropy = _forward(params, micro, model, cfg, chunk)
+        new, entropy = _forward(params, micro, micro.loss_mask, model, cfg, chunk)
         entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
         old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs
         tokens = Tokens(

@@ -21,7 +21,7 @@ from jrl.experiment import Config, Eval
 from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
-from jrl.models.contract import Model, axes, init
+from jrl.models.contract import Model, axes, init, unrolled
 from jrl.models.decoder import Decoder
 from jrl.optimizer import optimizer
 from jrl.pack import Plan, Shape
@@ -122,7 +122,8 @@ def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainSt
 def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, lattice: Lattice) -> Programs:
     """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
     model, cfg = decoder.MODEL, model_config(config, tokenizer.vocab_size)
-    static = dict(model=model, cfg=cfg, chunk=config.learner.logprob_chunk)
+    learned = model if config.learner.layers == "scanned" else unrolled(model)
+    static = dict(model=learned, cfg=cfg, chunk=config.learner.logprob_chunk)
     completion = config.sampler.completion_length
     groups = padded_prompts(config, mesh)
 

@@ -43,6 +43,15 @@ class Model(NamedTuple):
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
 
 
+def unrolled(model: Model) -> Model:
+    """Returns the model whose forward pass takes stacked parameters and computes the layers one by one."""
+
+    def forward(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
+        return model.forward(model.unstack(params, cfg), tokens, positions, segment, cfg, cache)
+
+    return model._replace(forward=forward)
+
+
 def is_spec(x: Any) -> bool:
     return isinstance(x, ParamSpec)
 

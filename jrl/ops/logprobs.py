@@ -1,6 +1,8 @@
-"""Log-probabilities and entropies of given tokens, a chunk of positions at a time.
+"""Log-probabilities and entropies of given tokens, a chunk of positions at a time, and only where they are read.
 
-No [rows, L, V] array ever exists: logits live for one chunk, and are computed again in the backward pass.
+No [rows, L, V] array ever exists: logits live for one chunk, and are computed again in the backward pass. Positions
+that nobody reads (prompts, padding) are most of a packed batch: each row's others are moved together first, and chunks
+that are empty in every row are skipped.
 """
 
 from __future__ import annotations
@@ -14,26 +16,31 @@ from jrl.types import Array
 
 
 def token_logprobs(
-    hidden: Array, tokens: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
+    hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
 ) -> tuple[Array, Array]:
     """Returns log-prob and entropy of every token given the tokens before it, [R, L] each, float32 or wider.
 
     Column t speaks about tokens[:, t] and is computed from hidden[:, t - 1]: this is the one place of that shift.
-    Column 0 has no predecessor; its values are finite and meaningless, and masked by whoever uses them.
+    Column 0 has no predecessor; where it is asked for its values are finite and meaningless.
 
     Args:
       hidden: [R, L, D]. tokens: [R, L] int32.
+      mask: [R, L] bool, the positions that are wanted; elsewhere both results are 0.
       unembed: hidden [R, c, D] -> logits [R, c, V].
       temperature: [] float32; log-probs are of softmax(logits / temperature).
-      chunk: positions whose logits exist at once.
+      chunk: positions of a row whose logits exist at once.
     """
     rows, length, width = hidden.shape
     chunk = min(chunk, length)
     num_chunks = -(-length // chunk)
     padding = num_chunks * chunk - length
-    before = jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+    order = jnp.argsort(~mask, axis=1, stable=True)  # wanted positions first
+    back = jnp.argsort(order, axis=1)
+    before = permute(jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1), order, back)
     before = jnp.pad(before, ((0, 0), (0, padding), (0, 0))).reshape(rows, num_chunks, chunk, width)
-    targets = jnp.pad(tokens, ((0, 0), (0, padding))).reshape(rows, num_chunks, chunk)
+    targets = jnp.pad(jnp.take_along_axis(tokens, order, axis=1), ((0, 0), (0, padding)))
+    targets = targets.reshape(rows, num_chunks, chunk)
+    filled = -(-mask.sum(axis=1).max() // chunk)  # chunks that hold a wanted position of some row
 
     @jax.checkpoint
     def one(h: Array, t: Array) -> tuple[Array, Array]:
@@ -46,9 +53,39 @@ def token_logprobs(
         probabilities = jnp.exp(logits - norm[..., None])
         return chosen - norm, norm - (probabilities * logits).sum(-1)
 
-    def step(carry: None, xs: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
-        return carry, one(*xs)
+    shapes = jax.eval_shape(one, before[:, 0], targets[:, 0])
+    nothing = lambda h, t: jax.tree.map(lambda s: jnp.zeros_like(t, s.dtype), shapes)
 
-    _, (logprobs, entropy) = jax.lax.scan(step, None, (jnp.moveaxis(before, 1, 0), jnp.moveaxis(targets, 1, 0)))
-    flat = [jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length] for x in (logprobs, entropy)]
-    return flat[0], flat[1]
+    def step(i: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        return i + 1, jax.lax.cond(i < filled, one, nothing, *xs)
+
+    moved = (jnp.moveaxis(before, 1, 0), jnp.moveaxis(targets, 1, 0))
+    _, found = jax.lax.scan(step, jnp.zeros((), jnp.int32), moved)
+
+    def in_place(x: Array) -> Array:
+        x = jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
+        return jnp.where(mask, permute(x, back, order), 0)
+
+    logprobs, entropy = found
+    return in_place(logprobs), in_place(entropy)
+
+
+@jax.custom_vjp
+def permute(x: Array, order: Array, back: Array) -> Array:
+    """Returns x [R, L, ...] with its columns in another order, out[r, i] = x[r, order[r, i]].
+
+    `back` undoes `order`. The gradient is a gather along it; JAX's own would be a scatter, which is slow.
+    """
+    return jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), axis=1)
+
+
+def _permute_forward(x: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
+    return permute(x, order, back), (order, back)
+
+
+def _permute_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, None, None]:
+    order, back = kept
+    return permute(gradient, back, order), None, None
+
+
+permute.defvjp(_permute_forward, _permute_backward)

@@ -164,6 +164,7 @@ def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
             allow_whitespace_only_pieces=True,
             split_digits=True,
             split_by_whitespace=not config.phrases,
+            split_by_unicode_script=not config.phrases,
             max_sentencepiece_length=_LONGEST_PHRASE if config.phrases else _LONGEST_WORD,
             max_sentence_length=1 << 16,
             num_threads=1,  # sums of the unigram trainer depend on the order of threads

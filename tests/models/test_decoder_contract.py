@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.contract import init, num_params
+from jrl.models.contract import init, num_params, unrolled
 from jrl.models.decoder import MODEL, Decoder
 from jrl.ops.logprobs import token_logprobs
 
 CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
 TOKENS = np.random.default_rng(0).integers(0, 48, (3, 10)).astype(np.int32)
+ALL = np.ones(TOKENS.shape, bool)
 POSITIONS = np.broadcast_to(np.arange(10, dtype=np.int32), TOKENS.shape)
 
 
@@ -87,7 +88,7 @@ def test_parameters_are_counted():
 def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
     hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
     found, entropy = token_logprobs(
-        hidden, TOKENS, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
+        hidden, TOKENS, ALL, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
     )
     law = jax.nn.log_softmax(logits() / 0.7)
     expected = jnp.take_along_axis(law[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
@@ -98,7 +99,7 @@ def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
 def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
     def chunked(h):
         values, _ = token_logprobs(
-            h, TOKENS, lambda x: MODEL.unembed(params(), x, CFG), temperature=jnp.float32(1), chunk=4
+            h, TOKENS, ALL, lambda x: MODEL.unembed(params(), x, CFG), temperature=jnp.float32(1), chunk=4
         )
         return values[:, 1:].sum()
 
@@ -108,6 +109,50 @@ def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
 
     hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
     np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(whole)(hidden), atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 64])
+def test_logprobs_are_computed_where_they_are_wanted(chunk):
+    mask = np.zeros(TOKENS.shape, bool)
+    mask[0, [2, 5, 9]] = mask[2, 4:8] = True  # one row wants nothing, none more than 4: later chunks are skipped
+    hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
+    weight = np.random.default_rng(1).normal(size=TOKENS.shape)
+
+    @functools.partial(jax.jit, static_argnames="wanted")
+    def both(h, wanted):
+        chosen = jnp.asarray(mask if wanted else ALL)
+        unembed = lambda x: MODEL.unembed(params(), x, CFG)
+        out = token_logprobs(h, TOKENS, chosen, unembed, temperature=jnp.float32(0.7), chunk=chunk)
+        return sum((jnp.where(mask, x, 0) * weight).sum() for x in out), out
+
+    (_, some), gradient = jax.value_and_grad(both, has_aux=True)(hidden, True)
+    (_, every), expected = jax.value_and_grad(both, has_aux=True)(hidden, False)
+    for found, whole in zip(some, every):
+        np.testing.assert_allclose(found, np.where(mask, whole, 0), atol=1e-6)
+        assert (np.asarray(found)[~mask] == 0).all()
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+    assert np.abs(expected).max() > 0.1
+
+
+def test_logprobs_of_nothing_are_zero_and_have_no_gradient():
+    def total(h):
+        unembed = lambda x: MODEL.unembed(params(), x, CFG)
+        out = token_logprobs(h, TOKENS, ~ALL, unembed, temperature=jnp.float32(1), chunk=4)
+        return sum(x.sum() for x in out)
+
+    value, gradient = jax.value_and_grad(total)(MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)[0])
+    assert value == 0 and (np.asarray(gradient) == 0).all()
+
+
+def test_unrolled_layers_compute_what_scanned_layers_do():
+    with jax.enable_x64(True):
+        cfg = dataclasses.replace(CFG, dtype="float64", param_dtype="float64")
+
+        def loss(p, model):
+            return (model.forward(p, TOKENS, POSITIONS, None, cfg)[0] ** 3).mean()
+
+        scanned, unrolled_ = (jax.value_and_grad(loss)(params(cfg), model) for model in (MODEL, unrolled(MODEL)))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), scanned, unrolled_)
 
 
 def test_heads_that_do_not_share_evenly_are_refused():
