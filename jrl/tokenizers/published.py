@@ -29,6 +29,7 @@ from jrl.tokenizers.contract import SAVED_AS, layout_bytes, padded_size, utf8, w
 from jrl.tokenizers.spelling import Added, Speller, Vocabulary, one_of, open_json, open_model, speller
 from jrl.tokenizers.template import (
     MOST_TEMPLATE,
+    BrokenTemplate,
     ChatTemplate,
     Guard,
     TemplateError,
@@ -286,7 +287,7 @@ def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str],
     named = _named(config, settings["special_tokens_map.json"])
     if unknown := sorted(text for text in named.values() if text not in ids):
         raise ValueError(f"{name}: the special tokens {unknown} are no added tokens of {place}")
-    numbers = [settings["generation_config.json"], settings["config.json"]]
+    numbers = [settings["generation_config.json"], settings["config.json"], vocabulary.says]
     size = len(vocabulary.pieces)
     begins = _ids_of("bos", named, ids, numbers, size)
     ends = _ids_of("eos", named, ids, numbers, size)
@@ -491,6 +492,8 @@ def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[
     trial = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": CONTENT}]
     try:
         text = chat.render(trial, (), add_generation_prompt=False)
+    except BrokenTemplate:
+        raise
     except TemplateError:
         return None  # a template of conversations with other roles first; what ends them is named in a file
     after = text.rpartition(CONTENT)[2].lstrip()

@@ -25,6 +25,10 @@ class Refused(jinja2.TemplateError):
     """The template called raise_exception."""
 
 
+class Broken(Exception):
+    """The template is none, whatever the conversation."""
+
+
 class Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what the assistant says; here it marks nothing."""
 
@@ -59,9 +63,13 @@ def compiled(source):
 def render(source, context, date, most):
     """Returns the text, at most `most` characters. Raises jinja2.TemplateError and whatever the template's own mistakes
     raise."""
+    try:
+        template = compiled(source)
+    except jinja2.TemplateError as error:
+        raise Broken(f"{type(error).__name__}: {error}") from error
     today = datetime.datetime.fromisoformat(date)
     pieces, length = [], 0
-    for piece in compiled(source).generate({**context, "strftime_now": lambda form: today.strftime(form)}):
+    for piece in template.generate({**context, "strftime_now": lambda form: today.strftime(form)}):
         length += len(piece)
         if length > most:
             raise Refused(f"its text is longer than {most} characters")
@@ -72,6 +80,8 @@ def render(source, context, date, most):
 def answer(request, most):
     try:
         return {"text": render(request["template"], request["context"], request["date"], most)}
+    except Broken as error:
+        return {"failed": str(error)[:2000], "broken": True}
     except Refused as error:
         return {"failed": str(error)}
     except MemoryError:

@@ -44,6 +44,7 @@ class Vocabulary:
     pieces: tuple[bytes, ...]  # by id, what a token says; an added token says its own spelling
     start: tuple[int, ...]  # what the file itself puts in front of a text
     leads: bool  # a blank is put in front of a text, and taken away in decoding
+    says: Mapping[str, int]  # what the file itself calls "bos_token_id", "eos_token_id", "pad_token_id"; -1 for none
     open: Callable[[Mapping[int, str]], Callable[[str], list[int]]]  # id -> new spelling; returns encode(text)
 
 
@@ -97,6 +98,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
     added = tuple(by_id[i] for i in sorted(by_id))
     if short := [one.text for one in added if len(one.text) < 2 and one.special]:
         raise ValueError(f"{name}: the special tokens {short} are single characters, which any text may hold")
+    model["dropout"] = None  # of merges, drawn anew at every call: for training a vocabulary's users, not for ids
     layout |= {"truncation": None, "padding": None, "added_tokens": [_row(one) for one in added]}
     try:
         whole = tokenizers.Tokenizer.from_str(json.dumps(layout))
@@ -122,7 +124,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         encoder = tokenizers.Tokenizer.from_str(json.dumps(respelled))
         return lambda text: encoder.encode(text, add_special_tokens=False).ids
 
-    return Vocabulary(added, tuple(pieces), start, style.leads, opened)
+    return Vocabulary(added, tuple(pieces), start, style.leads, {}, opened)
 
 
 def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: bool = True) -> Vocabulary:
@@ -195,9 +197,10 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
 
         return encode
 
-    bos = proto.trainer_spec.bos_id
+    said = proto.trainer_spec
+    says = {"bos_token_id": said.bos_id, "eos_token_id": said.eos_id, "pad_token_id": said.pad_id}
     added = tuple(by_id[i] for i in sorted(by_id))
-    return Vocabulary(added, tuple(pieces), (bos,) if bos >= 0 else (), leads, opened)
+    return Vocabulary(added, tuple(pieces), (said.bos_id,) if said.bos_id >= 0 else (), leads, says, opened)
 
 
 def _find(long: list[int], short: list[int]) -> int:

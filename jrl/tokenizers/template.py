@@ -48,6 +48,10 @@ class TemplateError(ValueError):
     """The template does not render this conversation. The message says why."""
 
 
+class BrokenTemplate(TemplateError):
+    """The template cannot be compiled, or does not end: it is of no use for any conversation."""
+
+
 class Renderer:
     """The process that renders, started when first asked and again after it was killed. Closed with its owner."""
 
@@ -67,7 +71,9 @@ class Renderer:
                 self.close()
                 raise
         if "failed" in said:
-            raise TemplateError(f"the chat template does not render: {said['failed']}")
+            raise (BrokenTemplate if said.get("broken") else TemplateError)(
+                f"the chat template does not render: {said['failed']}"
+            )
         return said["text"]
 
     def close(self) -> None:
@@ -99,10 +105,10 @@ class Renderer:
         while not answer.endswith(b"\n"):
             ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
             if not ready:
-                raise TemplateError(f"the chat template does not end: stopped after {WALL_SECONDS:.0f} seconds")
+                raise BrokenTemplate(f"the chat template does not end: stopped after {WALL_SECONDS:.0f} seconds")
             part = os.read(out, 1 << 16)
             if not part:
-                raise TemplateError(
+                raise BrokenTemplate(
                     f"the chat template does not end: killed at {CPU_SECONDS} seconds of processor time or "
                     f"{MEMORY_MB} MB of memory"
                 )

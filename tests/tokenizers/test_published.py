@@ -204,12 +204,17 @@ def test_a_control_that_the_vocabulary_could_spell_is_not_said(folders, tmp_path
     assert tokenizer.decode(tokenizer.encode("What is What?")) == "What is What?"
 
 
-def test_truncation_and_padding_of_the_file_are_not_obeyed(folders, tmp_path):
+def test_truncation_padding_and_dropout_of_the_file_are_not_obeyed(folders, tmp_path):
     folder = forms.write_json(tmp_path / "m", {p.name: p.read_text() for p in folders["gpt2"].iterdir()})
     layout = json.loads((folder / "tokenizer.json").read_text())
+    layout["model"]["dropout"] = 0.9
     layout["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     (folder / "tokenizer.json").write_text(json.dumps(layout))
-    assert len(build(HuggingFace(path=str(folder)), []).encode("0 1 2 3 4 5 6 7 8 9")) > 4
+    ids = build(HuggingFace(path=str(folder)), []).encode("What is 4 plus 5? It is 9.")
+    assert ids == ids_of(folders["gpt2"]).encode("What is 4 plus 5? It is 9.").ids
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
@@ -222,6 +227,9 @@ def test_truncation_and_padding_of_the_file_are_not_obeyed(folders, tmp_path):
         ({"tokenizer_config.json": '{"eos_token": "<|nowhere|>"}'}, "nowhere"),
         ({"tokenizer_config.json": "{}"}, "which token ends"),
         ({"chat_template.jinja": "x" * (1 << 20) + "x"}, "longer than"),
+        ({"chat_template.jinja": "{% if %}"}, "TemplateSyntaxError"),
+        ({"chat_template.jinja": "{{ messages | shell }}"}, "shell"),
+        ({"chat_template.jinja": ENDLESS}, "not end"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_with_the_reason(folders, tmp_path, change, said):
@@ -252,6 +260,12 @@ def test_a_template_that_rewrites_earlier_turns_is_named(made):
     # Without thinking it rewrites nothing.
     plain = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
     assert rewritten(made["qwen"], plain) is None
+
+
+def test_a_bare_sentencepiece_file_says_itself_how_texts_begin_and_end(tmp_path):
+    (tmp_path / "m.model").write_bytes(forms.sentencepiece_model("bpe"))
+    tokenizer = build(HuggingFace(path=str(tmp_path / "m.model")), [])
+    assert (tokenizer.bos_id, tokenizer.end_ids, tokenizer.start_ids, tokenizer.pad_id) == (1, (2,), (1,), 2)
 
 
 @pytest.mark.parametrize("dummy_prefix", [True, False])

@@ -76,7 +76,8 @@ def test_a_hostile_template_is_refused_and_the_next_one_renders(renderer, name):
     else:
         with pytest.raises(TemplateError, match="the chat template"):
             render(renderer, HOSTILE[name])
-    assert time.monotonic() - start < 30  # 2 seconds of processor time, on a machine however busy
+    # 2 seconds of processor time end it; where a machine is so busy that it does not get them, the clock does.
+    assert time.monotonic() - start < template.WALL_SECONDS + 30
     assert render(renderer, "{{ messages[0].content }}") == "q"
 
 

@@ -128,7 +128,19 @@ def converted(folder: Path, source: Path) -> Path:
     return folder
 
 
+def gemma_model(folder: Path) -> Path:
+    """Writes a sentencepiece BPE folder as Gemma publishes it: turn markers are symbols, no blank goes in front."""
+    config = {"tokenizer_class": "GemmaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+              "pad_token": "<pad>", "add_bos_token": True}  # fmt: skip
+    symbols = ("<pad>", "<start_of_turn>", "<end_of_turn>", "\n\n", "\n\n\n")
+    forms.write_json(folder, {"tokenizer_config.json": config, "config.json": {"model_type": "gemma"}})
+    model = forms.sentencepiece_model("bpe", texts=CORPUS, vocab_size=2000, dummy_prefix=False, symbols=symbols)
+    (folder / "tokenizer.model").write_bytes(model)
+    return folder
+
+
 FORMS = {
+    "sentencepiece bpe, gemma": gemma_model,
     "gpt2": lambda at: forms.byte_level("gpt2", at, texts=CORPUS, vocab_size=2000),
     "llama3": lambda at: forms.byte_level("llama3", at, texts=CORPUS, vocab_size=2000),
     "qwen": lambda at: forms.byte_level("qwen", at, texts=CORPUS, vocab_size=2000),
