@@ -42,7 +42,6 @@ def token_logprobs(
     targets = targets.reshape(rows, num_chunks, chunk)
     filled = -(-mask.sum(axis=1).max() // chunk)  # chunks that hold a wanted position of some row
 
-    @jax.checkpoint
     def one(h: Array, t: Array) -> tuple[Array, Array]:
         logits = unembed(h)
         logits = logits / temperature.astype(logits.dtype)
@@ -54,10 +53,17 @@ def token_logprobs(
         return chosen - norm, norm - (probabilities * logits).sum(-1)
 
     shapes = jax.eval_shape(one, before[:, 0], targets[:, 0])
-    nothing = lambda h, t: jax.tree.map(lambda s: jnp.zeros_like(t, s.dtype), shapes)
+
+    def nothing(h: Array, t: Array) -> tuple[Array, Array]:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, out_sharding=s.sharding), shapes)
+
+    # Around the condition, not inside: it would keep a copy of the head for every chunk.
+    @jax.checkpoint
+    def some(i: Array, h: Array, t: Array) -> tuple[Array, Array]:
+        return jax.lax.cond(i < filled, one, nothing, h, t)
 
     def step(i: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        return i + 1, jax.lax.cond(i < filled, one, nothing, *xs)
+        return i + 1, some(i, *xs)
 
     moved = (jnp.moveaxis(before, 1, 0), jnp.moveaxis(targets, 1, 0))
     _, found = jax.lax.scan(step, jnp.zeros((), jnp.int32), moved)
