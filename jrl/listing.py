@@ -11,7 +11,9 @@ from jrl.algos import ALGOS
 from jrl.algos.parts import PARTS
 from jrl.config import field_docs
 from jrl.envs import ENVS
+from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES
+from jrl.models.families.contract import HARMLESS, Family
 from jrl.tokenizers import TOKENIZERS
 from jrl.verifiers import VERIFIERS
 
@@ -28,11 +30,13 @@ KINDS = ("parts", *TABLES)
 def rows(kind: str) -> list[dict[str, Any]]:
     """Returns a row for each entry, JSON values only.
 
-    Parts: {"id","function","inputs","output","tests"}. Tables: {"name","doc","config","fields"}.
+    Parts: {"id","function","inputs","output","tests"}. Tables: {"name","doc","config","fields"}; families also have
+    {"model_type","architecture","keys","harmless"}, of their config.json.
     """
-    return (
-        [dict(part) for part in PARTS] if kind == "parts" else [_row(name, row) for name, row in TABLES[kind].items()]
-    )
+    if kind == "parts":
+        return [dict(part) for part in PARTS]
+    row_of = _family if kind == "families" else _row
+    return [row_of(name, row) for name, row in TABLES[kind].items()]
 
 
 def table(kind: str) -> str:
@@ -53,6 +57,20 @@ def _row(name: str, row: Any) -> dict[str, Any]:
         "doc": _sentence(config),
         "config": f"{config.__module__}:{config.__qualname__}",
         "fields": field_docs(config),
+    }
+
+
+def _family(name: str, row: Family) -> dict[str, Any]:
+    text = inspect.getdoc(sys.modules[row.read.__module__]) or ""
+    return {
+        "name": name,
+        "doc": f"{row.architecture}. {' '.join(text.split())}",
+        "config": f"{Decoder.__module__}:{Decoder.__qualname__}",
+        "fields": field_docs(Decoder),
+        "model_type": row.model_type,
+        "architecture": row.architecture,
+        "keys": sorted(row.keys),
+        "harmless": sorted({*HARMLESS, *row.harmless}),
     }
 
 

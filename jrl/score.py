@@ -45,7 +45,9 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     policy = trained.policy
     shards = batch_shards(policy.mesh)
     width = 128
-    while width < max(map(len, sequences), default=0):
+    longest = max(map(len, sequences), default=0)
+    decoder.check_length(policy.cfg, longest)
+    while width < longest:
         width *= 2
     budget = max(1, policy.config.learner.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)

@@ -22,7 +22,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     dtype: Any
     axes: tuple[str | None, ...]
-    scale: float | None  # standard deviation of the normal it starts from; None: ones
+    scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones
 
 
 @struct.dataclass
@@ -72,6 +72,8 @@ def init(key: Array, spec: PyTree) -> PyTree:
     def draw(path: tuple, s: ParamSpec) -> Array:
         if s.scale is None:
             return jnp.ones(s.shape, s.dtype)
+        if s.scale == 0:
+            return jnp.zeros(s.shape, s.dtype)
         name = zlib.crc32(jax.tree_util.keystr(path).encode())
         return (jax.random.normal(jax.random.fold_in(key, name), s.shape) * s.scale).astype(s.dtype)
 

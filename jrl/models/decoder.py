@@ -1,4 +1,5 @@
-"""One configurable decoder: pre-norm, rotary, grouped-query attention, gated MLP.
+"""One configurable decoder: grouped-query attention and an MLP between norms, with the options that published
+families need, each defined once. The defaults are ours: pre-norm, rotary, normalised heads, gated MLP, tied head.
 
 Parameters are a plain tree with stacked layers [num_layers, ...]; the learner scans them. `unstack` gives the same
 parameters with layers as a tuple, which a decode loop unrolls. The same functions serve the learner (under jit, mesh
@@ -8,13 +9,14 @@ axes explicit) and the sampler (inside shard_map over the batch axes).
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrl.models.attention import attend, rotate
+from jrl.models.attention import attend
 from jrl.models.contract import Cache, Model, ParamSpec
+from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate
 from jrl.sharding import constrain, einsum, gather, take_rows
 from jrl.types import Array, PyTree
 
@@ -30,10 +32,29 @@ class Decoder:
     kv_heads: int = 4  # must divide heads
     head_dim: int = 32  # must be even
     mlp_width: int = 384
-    rope_theta: float = 10_000.0
+    rope_theta: float = 10_000.0  # base of the wavelengths
+    rope: LinearRope | Llama3Rope | YarnRope | None = None  # how wavelengths are stretched
+    rotary_dim: int | None = None  # entries of a head that are rotated, the first ones; 0: none. None: all
+    rotary_layers: tuple[bool, ...] = (True,)  # which layers rotate: a cycle
+    learned_positions: int | None = None  # rows of a table added to the embedding; no longer sequence can be read
+    window: int | None = None  # tokens a windowed layer sees, its own included
+    window_layers: tuple[bool, ...] = (True,)  # which layers are windowed, where window is given: a cycle
+    window_rope_theta: float | None = None  # base in windowed layers, not stretched; None: as in the others
+    norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
+    norm_place: Literal["before", "after", "both"] = "before"  # of attention and MLP; after: before it is added
     norm_eps: float = 1e-6
-    qk_norm: bool = True  # normalise queries and keys a head, as Qwen3 does
+    qk_norm: Literal["head", "all"] | None = "head"  # of queries and keys: each head as Qwen3, or all as OLMo 2
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's last product
+    query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
+    parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
+    mlp: Literal["gated", "plain"] = "gated"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    mlp_bias: bool = False
+    embed_scale: float | None = None  # of the embedding, on its way in
     tied: bool = True  # the head is the embedding
+    logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
@@ -43,6 +64,30 @@ class Decoder:
             raise ValueError(f"kv_heads must divide heads; got kv_heads={self.kv_heads}, heads={self.heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding; got {self.head_dim}")
+        if not 0 <= self.rotated <= self.head_dim or self.rotated % 2:
+            raise ValueError(f"rotary_dim must be even and at most head_dim={self.head_dim}; got {self.rotary_dim}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1; got {self.window}")
+        if not self.rotary_layers or not self.window_layers:
+            raise ValueError("rotary_layers and window_layers are cycles and need at least one entry")
+
+    @property
+    def rotated(self) -> int:
+        """Entries of a head that are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def windowed(self, layer: int) -> bool:
+        return self.window is not None and self.window_layers[layer % len(self.window_layers)]
+
+    def rotates(self, layer: int) -> bool:
+        return self.rotated > 0 and self.rotary_layers[layer % len(self.rotary_layers)]
+
+
+class Kind(NamedTuple):
+    """What sets a layer apart from the others: a bool where all agree, else a traced [] bool."""
+
+    windowed: bool | Array
+    rotates: bool | Array
 
 
 def spec(cfg: Decoder) -> PyTree:
@@ -55,30 +100,58 @@ def spec(cfg: Decoder) -> PyTree:
     def stacked(shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None) -> ParamSpec:
         return ParamSpec((layers, *shape), dtype, ("layers", *axes), scale)
 
+    kv = (cfg.kv_heads, cfg.head_dim)
     block = {
-        "attention_norm": stacked((width,), ("norm",), None),
         "q": stacked((width, cfg.heads, cfg.head_dim), ("embed", "heads", "head_dim"), inward),
-        "k": stacked((width, cfg.kv_heads, cfg.head_dim), ("embed", "kv_heads", "head_dim"), inward),
-        "v": stacked((width, cfg.kv_heads, cfg.head_dim), ("embed", "kv_heads", "head_dim"), inward),
+        "k": stacked((width, *kv), ("embed", "kv_heads", "head_dim"), inward),
+        "v": stacked((width, *kv), ("embed", "kv_heads", "head_dim"), inward),
         "o": stacked(
             (cfg.heads, cfg.head_dim, width), ("heads", "head_dim", "embed"), (cfg.heads * cfg.head_dim) ** -0.5 * added
         ),
-        "mlp_norm": stacked((width,), ("norm",), None),
-        "gate": stacked((width, cfg.mlp_width), ("embed", "mlp"), inward),
         "up": stacked((width, cfg.mlp_width), ("embed", "mlp"), inward),
         "down": stacked((cfg.mlp_width, width), ("mlp", "embed"), cfg.mlp_width**-0.5 * added),
     }
-    if cfg.qk_norm:
-        block["q_norm"] = stacked((cfg.head_dim,), ("head_dim",), None)
-        block["k_norm"] = stacked((cfg.head_dim,), ("head_dim",), None)
+    if cfg.mlp == "gated":
+        block["gate"] = stacked((width, cfg.mlp_width), ("embed", "mlp"), inward)
+    identity = 0.0 if cfg.norm == "rms_plus_one" else None
+    for name in norms(cfg):
+        block[name] = stacked((width,), ("norm",), identity)
+        if cfg.norm == "layer":
+            block[f"{name}_bias"] = stacked((width,), ("norm",), 0.0)
+    if cfg.qk_norm == "head":
+        block["q_norm"] = stacked((cfg.head_dim,), ("head_dim",), identity)
+        block["k_norm"] = stacked((cfg.head_dim,), ("head_dim",), identity)
+    elif cfg.qk_norm == "all":
+        block["q_norm"] = stacked((cfg.heads, cfg.head_dim), ("heads", "head_dim"), identity)
+        block["k_norm"] = stacked(kv, ("kv_heads", "head_dim"), identity)
+    if cfg.qkv_bias:
+        block["q_bias"] = stacked((cfg.heads, cfg.head_dim), ("heads", "head_dim"), 0.0)
+        block["k_bias"] = stacked(kv, ("kv_heads", "head_dim"), 0.0)
+        block["v_bias"] = stacked(kv, ("kv_heads", "head_dim"), 0.0)
+    if cfg.output_bias:
+        block["o_bias"] = stacked((width,), ("norm",), 0.0)
+    if cfg.mlp_bias:
+        for name in ("gate", "up") if cfg.mlp == "gated" else ("up",):
+            block[f"{name}_bias"] = stacked((cfg.mlp_width,), ("mlp",), 0.0)
+        block["down_bias"] = stacked((width,), ("norm",), 0.0)
     tree = {
         "embed": ParamSpec((cfg.vocab_size, width), dtype, ("vocab", "embed"), inward),
         "layers": block,
-        "final_norm": ParamSpec((width,), dtype, ("norm",), None),
+        "final_norm": ParamSpec((width,), dtype, ("norm",), identity),
     }
+    if cfg.norm == "layer":
+        tree["final_norm_bias"] = ParamSpec((width,), dtype, ("norm",), 0.0)
+    if cfg.learned_positions is not None:
+        tree["positions"] = ParamSpec((cfg.learned_positions, width), dtype, (None, "embed"), inward)
     if not cfg.tied:
         tree["head"] = ParamSpec((cfg.vocab_size, width), dtype, ("vocab", "embed"), inward)
     return tree
+
+
+def norms(cfg: Decoder) -> tuple[str, ...]:
+    """Returns the names of a layer's norms of the residual stream."""
+    before, after = ("attention_norm", "mlp_norm"), ("attention_out_norm", "mlp_out_norm")
+    return {"before": before, "after": after, "both": before + after}[cfg.norm_place]
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
@@ -86,6 +159,27 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (normed * scale.reshape((1,) * (x.ndim - 1) + (-1,)).astype(wide.dtype)).astype(x.dtype)
+
+
+def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    """Returns (x - mean) / sqrt(variance + eps) * scale + bias over the last axis, computed in float32 or wider."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    scale, bias = (w.reshape((1,) * (x.ndim - 1) + (-1,)).astype(wide.dtype) for w in (scale, bias))
+    return (normed * scale + bias).astype(x.dtype)
+
+
+def _norm(x: Array, weights: PyTree, name: str, cfg: Decoder) -> Array:
+    if cfg.norm == "layer":
+        return layer_norm(x, weights[name], weights[f"{name}_bias"], cfg.norm_eps)
+    return rms_norm(x, _weight(weights[name], cfg), cfg.norm_eps)
+
+
+def _weight(scale: Array, cfg: Decoder) -> Array:
+    if cfg.norm != "rms_plus_one":
+        return scale
+    return 1 + scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
 
 
 def forward(
@@ -107,28 +201,48 @@ def forward(
     # Rows of the table must be whole for a lookup: exchange its vocabulary shards for shards of the width.
     table = constrain(params["embed"], None, "embed_shard").astype(dtype)
     x = constrain(take_rows(table, tokens, ("batch", None, "embed_shard")), "batch", None, None)
+    if cfg.embed_scale is not None:
+        x = x * jnp.asarray(cfg.embed_scale, dtype)
+    if cfg.learned_positions is not None:
+        table = constrain(params["positions"], None, "embed_shard").astype(dtype)
+        x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
     mask = _mask(positions, segment) if cache is None else None
 
-    def block(x: Array, weights: PyTree, k_cache: Array | None, v_cache: Array | None) -> tuple[Array, tuple]:
-        y, k_cache, v_cache = _attention(x, weights, positions, mask, k_cache, v_cache, cfg)
-        x = x + y
-        return x + _mlp(x, weights, cfg), (k_cache, v_cache)
+    def block(
+        x: Array, weights: PyTree, kind: Kind, k_cache: Array | None, v_cache: Array | None
+    ) -> tuple[Array, tuple]:
+        before, after = cfg.norm_place != "after", cfg.norm_place != "before"
+        h = _norm(x, weights, "attention_norm", cfg) if before else x
+        y, k_cache, v_cache = _attention(h, weights, kind, positions, mask, k_cache, v_cache, cfg)
+        between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
+        h = _norm(between, weights, "mlp_norm", cfg) if before else between
+        z = _mlp(h, weights, cfg)
+        if cfg.parallel:
+            between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
+        return between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z), (k_cache, v_cache)
 
+    kinds = [Kind(cfg.windowed(i), cfg.rotates(i)) for i in range(cfg.layers)]
+    # Where layers differ the scan carries along which kind each is.
+    vary = tuple(name for name in Kind._fields if len({getattr(kind, name) for kind in kinds}) > 1)
+    flags = {name: jnp.array([getattr(kind, name) for kind in kinds]) for name in vary}
+    kind_of = lambda flags: kinds[0]._replace(**flags)
     if cfg.remat == "layer" and cache is None:
-        block = jax.checkpoint(block)
+        block = jax.checkpoint(block, static_argnums=() if vary else (2,))
     if isinstance(params["layers"], tuple):
         keys, values = [], []
         for i, weights in enumerate(params["layers"]):
-            x, (k, v) = block(x, weights, cache and cache.k[i], cache and cache.v[i])
+            x, (k, v) = block(x, weights, kinds[i], cache and cache.k[i], cache and cache.v[i])
             keys.append(k)
             values.append(v)
         cache = cache and Cache(k=tuple(keys), v=tuple(values))
     elif cache is None:
-        x, _ = jax.lax.scan(lambda x, weights: (block(x, weights, None, None)[0], None), x, params["layers"])
+        step = lambda x, xs: (block(x, xs[0], kind_of(xs[1]), None, None)[0], None)
+        x, _ = jax.lax.scan(step, x, (params["layers"], flags))
     else:
-        x, (k, v) = jax.lax.scan(lambda x, xs: block(x, *xs), x, (params["layers"], cache.k, cache.v))
+        step = lambda x, xs: block(x, xs[0], kind_of(xs[1]), *xs[2:])
+        x, (k, v) = jax.lax.scan(step, x, (params["layers"], flags, cache.k, cache.v))
         cache = Cache(k=k, v=v)
-    return rms_norm(x, params["final_norm"], cfg.norm_eps), cache
+    return _norm(x, params, "final_norm", cfg), cache
 
 
 def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
@@ -136,14 +250,25 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     head = gather(params["embed" if cfg.tied else "head"], "vocab", "embed").astype(hidden.dtype)
     # Summed into wide numbers, not widened afterwards: logits rounded to bfloat16 move log-probs by about 1e-2.
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    return einsum("bld,vd->blv", hidden, head, ("batch", None, "vocab"), wide)
+    logits = einsum("bld,vd->blv", hidden, head, ("batch", None, "vocab"), wide)
+    return logits if cfg.logit_cap is None else cfg.logit_cap * jnp.tanh(logits / cfg.logit_cap)
 
 
 def init_cache(cfg: Decoder, batch: int, length: int) -> Cache:
-    """Returns an empty cache of `length` columns, stacked. Create it inside the program that uses it."""
+    """Returns an empty cache of `length` columns, stacked. Create it inside the program that uses it.
+
+    Raises: ValueError for more columns than there are learned positions.
+    """
+    check_length(cfg, length)
     shape = (cfg.layers, batch, cfg.kv_heads, length, cfg.head_dim)
     zeros = constrain(jnp.zeros(shape, jnp.dtype(cfg.dtype)), None, "batch", "kv_heads", None, None)
     return Cache(k=zeros, v=zeros)
+
+
+def check_length(cfg: Decoder, length: int) -> None:
+    """Raises ValueError where a sequence of `length` tokens is longer than the table of positions."""
+    if cfg.learned_positions is not None and length > cfg.learned_positions:
+        raise ValueError(f"{length} tokens are more than the {cfg.learned_positions} positions that this model learned")
 
 
 def unstack(params: PyTree, cfg: Decoder) -> PyTree:
@@ -161,31 +286,75 @@ def _mask(positions: Array, segment: Array | None) -> Array:
 
 
 def _attention(
-    x: Array, weights: PyTree, positions: Array, mask: Array | None, k_cache: Array, v_cache: Array, cfg: Decoder
+    h: Array,
+    weights: PyTree,
+    kind: Kind,
+    positions: Array,
+    mask: Array | None,
+    k_cache: Array,
+    v_cache: Array,
+    cfg: Decoder,
 ) -> tuple[Array, Array, Array]:
-    h = rms_norm(x, weights["attention_norm"], cfg.norm_eps)
-    dtype = x.dtype
-    q = _project(h, weights["q"], "heads", dtype)
-    k = _project(h, weights["k"], "kv_heads", dtype)
-    v = _project(h, weights["v"], "kv_heads", dtype)
-    if cfg.qk_norm:
-        q = rms_norm(q, weights["q_norm"], cfg.norm_eps)
-        k = rms_norm(k, weights["k_norm"], cfg.norm_eps)
-    q, k = rotate(q, positions, cfg.rope_theta), rotate(k, positions, cfg.rope_theta)
+    dtype = h.dtype
+    q = _project(h, weights, "q", "heads", dtype)
+    k = _project(h, weights, "k", "kv_heads", dtype)
+    v = _project(h, weights, "v", "kv_heads", dtype)
+    if cfg.qk_norm == "head":
+        q = rms_norm(q, _weight(weights["q_norm"], cfg), cfg.norm_eps)
+        k = rms_norm(k, _weight(weights["k_norm"], cfg), cfg.norm_eps)
+    elif cfg.qk_norm == "all":
+        q = _norm_all(q, _weight(weights["q_norm"], cfg), cfg.norm_eps)
+        k = _norm_all(k, _weight(weights["k_norm"], cfg), cfg.norm_eps)
+    q, k = _rotate(q, positions, kind, cfg), _rotate(k, positions, kind, cfg)
     # Heads before columns: one head's keys lie together, and a decode step reads them without a copy.
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     if k_cache is not None:
         k = k_cache = _write(k_cache, k, positions[:, 0])
         v = v_cache = _write(v_cache, v, positions[:, 0])
         mask = jnp.arange(k.shape[2])[None, None, :] <= positions[:, :, None]
-    out = attend(q, k, v, mask)
+    if kind.windowed is not False:
+        # Tokens of a sequence lie side by side, so that columns count the distance.
+        column = jnp.arange(k.shape[2])
+        own = positions[:, :, None] if k_cache is not None else column[None, :, None]
+        near = own - column[None, None, :] < cfg.window
+        mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
+    out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap)
     o = gather(weights["o"], "heads", "head_dim", "embed").astype(dtype)
-    return einsum("blhk,hkd->bld", out, o, ("batch", None, None)), k_cache, v_cache
+    out = einsum("blhk,hkd->bld", out, o, ("batch", None, None))
+    return _plus(out, weights, "o_bias"), k_cache, v_cache
 
 
-def _project(h: Array, weight: Array, heads: str, dtype: jnp.dtype) -> Array:
-    weight = gather(weight, "embed", heads, "head_dim").astype(dtype)
-    return einsum("bld,dhk->blhk", h, weight, ("batch", None, heads, None))
+def _rotate(x: Array, positions: Array, kind: Kind, cfg: Decoder) -> Array:
+    if kind.rotates is False:
+        return x
+    wide, half = jnp.promote_types(x.dtype, jnp.float32), cfg.rotated // 2
+    frequency, scale = frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope)
+    if cfg.window_rope_theta is not None and kind.windowed is not False:
+        near = frequencies(cfg.window_rope_theta, half, wide)
+        if kind.windowed is True:
+            frequency, scale = near, 1.0
+        else:
+            frequency, scale = jnp.where(kind.windowed, near, frequency), jnp.where(kind.windowed, 1.0, scale)
+    if kind.rotates is not True:  # a turn by 0 is none
+        frequency, scale = jnp.where(kind.rotates, frequency, 0), jnp.where(kind.rotates, scale, 1.0)
+    return rotate(x, positions, frequency, scale)
+
+
+def _norm_all(x: Array, scale: Array, eps: float) -> Array:
+    """Returns x [B, L, H, K] normalised over all its heads together."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=(-2, -1), keepdims=True) + eps)
+    return (normed * scale[None, None].astype(wide.dtype)).astype(x.dtype)
+
+
+def _project(h: Array, weights: PyTree, name: str, heads: str, dtype: jnp.dtype) -> Array:
+    weight = gather(weights[name], "embed", heads, "head_dim").astype(dtype)
+    return _plus(einsum("bld,dhk->blhk", h, weight, ("batch", None, heads, None)), weights, f"{name}_bias")
+
+
+def _plus(x: Array, weights: PyTree, name: str) -> Array:
+    """Returns x [B, L, ...] plus the bias of that name, where the model has it."""
+    return x + weights[name][None, None].astype(x.dtype) if name in weights else x
 
 
 def _write(cache: Array, new: Array, start: Array) -> Array:
@@ -193,14 +362,25 @@ def _write(cache: Array, new: Array, start: Array) -> Array:
     return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))(cache, new, start)
 
 
-def _mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
-    h = rms_norm(x, weights["mlp_norm"], cfg.norm_eps)
-    gate = gather(weights["gate"], "embed", "mlp").astype(x.dtype)
-    up = gather(weights["up"], "embed", "mlp").astype(x.dtype)
-    down = gather(weights["down"], "mlp", "embed").astype(x.dtype)
-    activated = jax.nn.silu(einsum("bld,df->blf", h, gate, ("batch", None, "mlp")))
-    product = activated * einsum("bld,df->blf", h, up, ("batch", None, "mlp"))
-    return einsum("blf,fd->bld", product, down, ("batch", None, None))
+def _mlp(h: Array, weights: PyTree, cfg: Decoder) -> Array:
+    up = gather(weights["up"], "embed", "mlp").astype(h.dtype)
+    down = gather(weights["down"], "mlp", "embed").astype(h.dtype)
+    activation = ACTIVATIONS[cfg.activation]
+    gate = None
+    if cfg.mlp == "gated":
+        gate = gather(weights["gate"], "embed", "mlp").astype(h.dtype)
+        gate = activation(_plus(einsum("bld,df->blf", h, gate, ("batch", None, "mlp")), weights, "gate_bias"))
+    product = _plus(einsum("bld,df->blf", h, up, ("batch", None, "mlp")), weights, "up_bias")
+    product = activation(product) if gate is None else gate * product
+    out = einsum("blf,fd->bld", product, down, ("batch", None, None))
+    return _plus(out, weights, "down_bias")
 
+
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
 
 MODEL = Model(spec=spec, forward=forward, unembed=unembed, init_cache=init_cache, unstack=unstack)

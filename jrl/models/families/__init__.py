@@ -1,7 +1,82 @@
-"""Published model families: one file and one row each, name -> row. None is in this version."""
+"""Published model families: one file and one row each, name -> row."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-FAMILIES: dict[str, Any] = {}
+from jrl.models.decoder import Decoder
+from jrl.models.families.contract import Family, canonical, read
+from jrl.models.families.gemma import GEMMA2, GEMMA3
+from jrl.models.families.gpt2 import GPT2
+from jrl.models.families.gpt_neox import GPT_NEOX
+from jrl.models.families.llama import LLAMA
+from jrl.models.families.mistral import MISTRAL
+from jrl.models.families.olmo2 import OLMO2
+from jrl.models.families.phi3 import PHI3
+from jrl.models.families.qwen import QWEN2, QWEN3
+from jrl.models.families.smollm3 import SMOLLM3
+
+# Where a decoder fits several, the first that can say it is what it is exported as.
+FAMILIES: dict[str, Family] = {
+    "Llama": LLAMA,
+    "Qwen2": QWEN2,
+    "Qwen3": QWEN3,
+    "Mistral": MISTRAL,
+    "OLMo2": OLMO2,
+    "SmolLM3": SMOLLM3,
+    "Gemma2": GEMMA2,
+    "Gemma3": GEMMA3,
+    "Phi3": PHI3,
+    "GPTNeoX": GPT_NEOX,
+    "GPT2": GPT2,
+}
+
+
+def known() -> str:
+    return ", ".join(f"{family.architecture} ({family.model_type})" for family in FAMILIES.values())
+
+
+def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
+    """Returns the family that a published config.json names. Raises ValueError, with those there are, for another."""
+    kind, said = config.get("model_type"), config.get("architectures") or []
+    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+        raise ValueError(f"{where}: architectures is {said!r:.200}; it must be a list of names")
+    for family in FAMILIES.values():
+        if kind == family.model_type and (not said or family.architecture in said):
+            return family
+        if kind is None and family.architecture in said:
+            return family
+    raise ValueError(
+        f"{where}: the architecture {', '.join(said) or None} of model_type {kind!r} is not known. Known: {known()}"
+    )
+
+
+def describe(cfg: Decoder) -> tuple[Family, dict[str, Any]]:
+    """Returns the first family that can say `cfg`, and its config.json without dtype.
+
+    Raises: ValueError naming the options that the nearest family cannot say.
+    """
+    nearest: tuple[int, str] | None = None
+    for name, family in FAMILIES.items():
+        config, problem = say(family, cfg)
+        if problem is None:
+            return family, config
+        if nearest is None or len(problem) < nearest[0]:
+            nearest = len(problem), f"{name} has no {', '.join(problem)}"
+    raise ValueError(f"no family can say this decoder; the nearest, {nearest[1]}")
+
+
+def say(family: Family, cfg: Decoder) -> tuple[dict[str, Any], list[str] | None]:
+    """Returns config.json of `cfg` in a family's words, and the options that it cannot say (None: it says all)."""
+    config = {"architectures": [family.architecture], "model_type": family.model_type, **family.write(cfg)}
+    wanted = canonical(cfg)
+    try:
+        found = canonical(read(family, config))
+    except ValueError as error:
+        return config, [str(error)]
+    fields = [field.name for field in dataclasses.fields(cfg)]
+    differs = [f"Decoder.{name} = {getattr(wanted, name)!r}" for name in fields
+               if getattr(found, name) != getattr(wanted, name)]  # fmt: skip
+    return config, differs or None

@@ -1,0 +1,330 @@
+"""Published models: a folder with config.json and safetensors becomes a Decoder and its parameters, and back.
+
+Parameters come straight onto the mesh: a device's share of a leaf is filled from the ranges of the files that hold it,
+cast on the way, and the whole model is on no host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import paths
+from jrl.checkpoints.tensors import DTYPES, Tensors, open_tensors, write_tensors
+from jrl.models import decoder
+from jrl.models.contract import axes, is_spec
+from jrl.models.decoder import Decoder
+from jrl.models.families import describe, family_of, say
+from jrl.models.families.contract import Family, Pick, Place, read
+from jrl.sharding import TRAIN, shardings
+from jrl.types import PyTree
+
+MOST_CONFIG_BYTES = 16 << 20
+# What describes a tokenizer, or how answers are drawn; copied when a folder is exported from another.
+COMPANIONS = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+              "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+              "chat_template.json")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """A policy that starts from published weights: a folder with config.json and safetensors."""
+
+    path: str  # the folder
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
+    remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A leaf's share of one published tensor: which leaf, which layer of it, where it lies in the tensor."""
+
+    path: tuple[str, ...]
+    layer: int | None
+    place: Place
+    start: int  # along place.join
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One published tensor: its whole shape, and the leaves in it."""
+
+    shape: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Returns config.json of a folder. Raises ValueError where there is none, or no JSON object."""
+    path = paths.local(folder) / "config.json"
+    if not paths.exists(path):
+        raise ValueError(f"{folder} is no published model: it holds no config.json")
+    if paths.size(path) > MOST_CONFIG_BYTES:
+        raise ValueError(f"{path} has {paths.size(path)} bytes; a config.json has at most {MOST_CONFIG_BYTES}")
+    try:
+        config = json.loads(paths.read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}; it must be an object")
+    return config
+
+
+def decoder_of(published: Published) -> tuple[Family, Decoder]:
+    """Returns the family of a folder, and its decoder in the dtypes asked for. Reads config.json only."""
+    config, where = read_config(published.path), str(Path(published.path) / "config.json")
+    family = family_of(config, where)
+    try:
+        cfg = read(family, config, where)
+    except ValueError as error:
+        raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
+    return family, dataclasses.replace(
+        cfg, dtype=published.dtype, param_dtype=published.param_dtype, remat=published.remat
+    )
+
+
+def plans(family: Family, cfg: Decoder) -> dict[str, Plan]:
+    """Returns published name -> plan of every tensor that `cfg` needs."""
+    spec = decoder.spec(cfg)
+    leaves = [((name,), leaf, None) for name, leaf in spec.items() if is_spec(leaf)]
+    for name, leaf in spec["layers"].items():
+        leaves += [(("layers", name), leaf, i) for i in range(cfg.layers)]
+    order = {name: number for number, name in enumerate(family.places)}
+    leaves.sort(key=lambda row: (-1 if row[2] is None else row[2], order[row[0][-1]]))
+    found: dict[str, Plan] = {}
+    for path, leaf, layer in leaves:
+        place = family.places[path[-1]]
+        shape = leaf.shape if layer is None else leaf.shape[1:]
+        sizes = [_size(dims, shape) for dims in place.dims]
+        name, start = place.name.format(layer), 0
+        if name in found:
+            whole = found[name]
+            if place.join is not None:
+                start = whole.shape[place.join]
+                sizes[place.join] += start
+            found[name] = Plan(tuple(sizes), (*whole.slots, Slot(path, layer, place, start)))
+        else:
+            found[name] = Plan(tuple(sizes), (Slot(path, layer, place, 0),))
+    return found
+
+
+def account(family: Family, cfg: Decoder, tensors: Tensors) -> dict[str, str]:
+    """Returns name that is due -> name in the files, once every tensor is accounted for.
+
+    Raises: ValueError listing together what is missing, left over, of another shape, or of a type that is no float.
+    """
+    due = plans(family, cfg)
+    names = renamed(due, tensors)
+    missing = sorted(name for name in due if names[name] not in tensors.shapes)
+    shapes = [
+        f"{name} is {list(tensors.shapes[names[name]])} and not {list(plan.shape)}"
+        for name, plan in due.items()
+        if names[name] in tensors.shapes and tensors.shapes[names[name]] != plan.shape
+    ]
+    used = set(names.values())
+    left = [name for name in sorted(tensors.shapes.keys() - used)
+            if not any(re.fullmatch(pattern, name) for pattern in family.ignored)]  # fmt: skip
+    if cfg.tied and (copy := family.places["head"].name) in left:
+        _refuse_untied(tensors, names[family.places["embed"].name], copy)
+        left.remove(copy)
+    kinds = [f"{name} is {tensors.dtypes[name]}" for name in sorted(used & tensors.shapes.keys())
+             if tensors.dtypes[name] not in DTYPES]  # fmt: skip
+    lists = {"missing": missing, "left over": left, "of another shape": shapes, "no floating-point numbers": kinds}
+    if any(lists.values()):
+        said = "; ".join(f"{what} ({len(rows)}): {', '.join(rows[:12])}{' ...' if len(rows) > 12 else ''}"
+                         for what, rows in lists.items() if rows)  # fmt: skip
+        raise ValueError(f"the tensors in {tensors.folder} are not those of its config.json: {said}")
+    return names
+
+
+def renamed(due: Mapping[str, Plan], tensors: Tensors) -> dict[str, str]:
+    """Returns name that is due -> name in the files. A folder may leave out, or put before, the base model's prefix,
+    for all of its tensors at once."""
+    prefix = next(iter(due)).split(".")[0] + "."
+    if any(name.startswith(prefix) for name in tensors.shapes):
+        return {name: name for name in due}
+    return {name: name.removeprefix(prefix) for name in due}
+
+
+def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None) -> PyTree:
+    """Returns the parameters of a published folder, sharded over `mesh` as training keeps them.
+
+    Args:
+      announce: told (leaves done, leaves there are) after each leaf.
+
+    Raises: ValueError for anything in the folder that is not as its config.json says.
+    """
+    family, cfg = decoder_of(published)
+    spec = decoder.spec(cfg)
+    with jax.set_mesh(mesh), open_tensors(published.path) as tensors:
+        names = account(family, cfg, tensors)
+        slots: dict[tuple[str, ...], dict[int | None, tuple[str, Plan, Slot]]] = {}
+        for name, plan in plans(family, cfg).items():
+            for slot in plan.slots:
+                slots.setdefault(slot.path, {})[slot.layer] = names[name], plan, slot
+        placed = shardings(axes(spec), mesh, TRAIN)
+        total, done = len(slots), 0
+
+        def leaf(path: tuple, leaf_spec: Any, sharding: Any) -> jax.Array:
+            nonlocal done
+            where = slots[tuple(key.key for key in path)]
+            dtype = np.dtype(leaf_spec.dtype)
+            out = _placed(leaf_spec.shape, sharding, lambda box: _block(tensors, where, leaf_spec.shape, box, dtype))
+            done += 1
+            if announce is not None:
+                announce(done, total)
+            return out
+
+        return jax.tree_util.tree_map_with_path(leaf, spec, placed, is_leaf=is_spec)
+
+
+def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
+    """Returns a sharded array of which each distinct share is read once, and let go once it is on its devices."""
+    devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        box = tuple(s.indices(size)[:2] for s, size in zip(index, shape))
+        devices.setdefault(box, []).append(device)
+    shares = []
+    for box, where in devices.items():
+        data = block(tuple(slice(a, b) for a, b in box))
+        shares += [jax.device_put(data, device) for device in where]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shares)
+
+
+def _block(
+    tensors: Tensors,
+    where: dict[int | None, tuple[str, Plan, Slot]],
+    shape: tuple[int, ...],
+    box: tuple[slice, ...],
+    dtype: np.dtype,
+) -> np.ndarray:
+    """Returns a box of a leaf, read from the tensors that hold it."""
+    if None in where:
+        return _read(tensors, *where[None], shape, box).astype(dtype)
+    out = np.empty([s.stop - s.start for s in box], dtype)
+    for row, layer in enumerate(range(box[0].start, box[0].stop)):
+        out[row] = _read(tensors, *where[layer], shape[1:], box[1:])
+    return out
+
+
+def _read(
+    tensors: Tensors, name: str, plan: Plan, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
+) -> np.ndarray:
+    """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows read are those that
+    the first of them asks for."""
+    ranges, fine, inner, order = [], [], [], []
+    for number, dims in enumerate(slot.place.dims):
+        sizes = [d.of if isinstance(d, Pick) else shape[d] for d in dims]
+        wanted = [slice(d.index, d.index + 1) if isinstance(d, Pick) else box[d] for d in dims]
+        stride = int(np.prod(sizes[1:], dtype=np.int64))
+        start = slot.start if slot.place.join == number else 0
+        ranges.append(slice(start + wanted[0].start * stride, start + wanted[0].stop * stride))
+        fine += [wanted[0].stop - wanted[0].start, *sizes[1:]]
+        inner += [slice(None), *wanted[1:]]
+        order += [None if isinstance(d, Pick) else d for d in dims]
+    data = tensors.read(name, tuple(ranges)).reshape(fine)[tuple(inner)]
+    data = data.reshape([size for size, axis in zip(data.shape, order) if axis is not None])
+    return data.transpose(np.argsort([axis for axis in order if axis is not None]))
+
+
+def _size(dims: tuple[int | Pick, ...], shape: tuple[int, ...]) -> int:
+    return int(np.prod([d.of if isinstance(d, Pick) else shape[d] for d in dims], dtype=np.int64))
+
+
+def _refuse_untied(tensors: Tensors, embed: str, head: str) -> None:
+    """Raises ValueError where a head that config.json ties to the embedding is published with other values."""
+    shape = tensors.shapes[head]
+    if shape == tensors.shapes.get(embed):
+        rows = max(1, (64 << 20) // max(1, 4 * shape[1]))
+        boxes = [(slice(i, min(i + rows, shape[0])), slice(0, shape[1])) for i in range(0, shape[0], rows)]
+        if all(np.array_equal(tensors.read(embed, box), tensors.read(head, box)) for box in boxes):
+            return
+    raise ValueError(f"{tensors.folder} holds a {head} that differs from {embed}, but config.json ties them")
+
+
+def export(
+    params: PyTree,
+    cfg: Decoder,
+    folder: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    most_bytes: int,
+    family: Family | None = None,
+    companions: Mapping[str, bytes] | None = None,
+) -> list[str]:
+    """Writes a folder that other tools load: config.json, generation_config.json, safetensors. Returns the file names.
+
+    Args:
+      params: stacked, sharded in any way. Fetched a tensor at a time.
+      dtype: of the tensors.
+      most_bytes: of one file of tensors.
+      family: None: the first whose form `cfg` has.
+      companions: name -> contents of further files, such as a tokenizer's.
+
+    Raises: ValueError where the folder is not empty, or for an option of the decoder that no family has.
+    """
+    if family is None:
+        family, config = describe(cfg)
+    else:
+        config, problem = say(family, cfg)
+        if problem is not None:
+            raise ValueError(f"{family.model_type} has no {', '.join(problem)}")
+    folder = paths.local(folder)
+    if paths.exists(folder) and paths.list_dir(folder):
+        raise ValueError(f"{folder} is there and not empty; name a new folder with --to")
+    companions = dict(companions or {})
+    ends = json.loads(companions.get("generation_config.json", b"{}"))
+    ids = {name: ends[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if ends.get(name) is not None}
+    config = {**config, **ids, "torch_dtype": dtype}
+    companions.setdefault("generation_config.json", b"{}\n")
+    paths.make_dir(folder)
+    written = write_tensors(folder, published_tensors(params, cfg, family, dtype), most_bytes)
+    for name, data in companions.items():
+        paths.write_bytes_atomic(folder / name, data)
+    paths.write_bytes_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+    return sorted([*written, *companions, "config.json"])
+
+
+def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields every published tensor of `params` in `dtype`, one at a time on the host."""
+    dtype = jnp.dtype(dtype)
+    for name, plan in plans(family, cfg).items():
+        out = np.empty(plan.shape, dtype)
+        for slot in plan.slots:
+            leaf = params
+            for key in slot.path:
+                leaf = leaf[key]
+            leaf = np.asarray(jax.device_get(leaf if slot.layer is None else _layer(leaf, slot.layer)))
+            fine, inner, order = [], [], []
+            ranges = []
+            for number, dims in enumerate(slot.place.dims):
+                size = _size(dims, leaf.shape)
+                start = slot.start if slot.place.join == number else 0
+                ranges.append(slice(start, start + size) if slot.place.join == number else slice(None))
+                fine += [d.of if isinstance(d, Pick) else leaf.shape[d] for d in dims]
+                inner += [d.index if isinstance(d, Pick) else slice(None) for d in dims]
+                order += [d for d in dims if not isinstance(d, Pick)]
+            view = out[tuple(ranges)]
+            box = view.reshape(fine)
+            box[tuple(inner)] = leaf.transpose(order).astype(dtype)
+            out[tuple(ranges)] = box.reshape(view.shape)
+        yield name, out
+
+
+@jax.jit
+def _layer(leaf: jax.Array, layer: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+
+
+def companions_of(folder: str | Path) -> dict[str, bytes]:
+    """Returns name -> contents of the files of COMPANIONS that a published folder holds."""
+    folder = paths.local(folder)
+    return {name: paths.read_bytes(folder / name) for name in COMPANIONS if paths.exists(folder / name)}

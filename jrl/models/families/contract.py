@@ -1,0 +1,168 @@
+"""What a published family is: how its config.json becomes a Decoder and back, and where its tensors lie in the tree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jrl.models.decoder import Decoder
+
+
+class Pick(NamedTuple):
+    """A published dimension of `of` entries of which a leaf is number `index`."""
+
+    index: int
+    of: int
+
+
+class Place(NamedTuple):
+    """Where a leaf lies in a published tensor.
+
+    `dims` has an entry for each published dimension: the leaf's own axes (without the layers'), flattened in row-major
+    order, with Picks between them. A torch linear weight [out, in] of a leaf [D, H, K] is ((1, 2), (0,)). Leaves that
+    name the same tensor are joined along dimension `join`, in the order of the family's table.
+    """
+
+    name: str  # "{}" is the number of the layer
+    dims: tuple[tuple[int | Pick, ...], ...]
+    join: int | None = None
+
+
+class Family(NamedTuple):
+    """A row of the table. `read` and `write` are inverse to each other on what the family can say."""
+
+    model_type: str  # config.json's
+    architecture: str  # config.json's, of the language model
+    keys: tuple[str, ...]  # of config.json that `read` maps, beside those every family has
+    harmless: tuple[str, ...]  # keys of config.json that change nothing this project computes
+    read: Callable[[Keys], Decoder]
+    write: Callable[[Decoder], dict[str, Any]]  # best effort: what the family cannot say is found by reading it again
+    places: Mapping[str, Place]  # leaf of a layer, or of the tree -> where it is published
+    ignored: tuple[str, ...] = ()  # patterns of published tensors that hold nothing learned
+
+
+REQUIRED = object()
+
+# In the config.json of every family: who wrote it, what generation or training code reads, what a tokenizer says.
+HARMLESS = frozenset(
+    {
+        "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map",
+        "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id",
+        "max_position_embeddings", "model_type", "output_attentions", "output_hidden_states", "pad_token_id",
+        "return_dict", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version",
+        "unsloth_fixed", "unsloth_version", "use_cache",
+    }
+)  # fmt: skip
+
+
+class Keys:
+    """A config.json being read. Remembers what was asked for, so that what was not can be named."""
+
+    def __init__(self, config: Mapping[str, Any], where: str = "config.json") -> None:
+        self._config = config
+        self.asked: set[str] = set()
+        self.where = where
+
+    def take(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns the value of a key; null counts as left out. Raises ValueError where it has neither."""
+        self.asked.add(name)
+        value = self._config.get(name)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise ValueError(f"{self.where} has no {name!r}, and the computation depends on it")
+        return default
+
+    def maybe(self, name: str, default: float | None) -> float | None:
+        """Returns a number, or None where the key is null; `default` where it is left out."""
+        self.asked.add(name)
+        return self.number(name) if self._config.get(name) is not None else None if name in self._config else default
+
+    def count(self, name: str, default: Any = REQUIRED) -> int:
+        value = self.take(name, default)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{self.where}: {name} is {value!r}; it must be a whole number of at least 1")
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED) -> float:
+        value = self.take(name, default)
+        if type(value) not in (int, float) or not value > 0:
+            raise ValueError(f"{self.where}: {name} is {value!r}; it must be a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: Any = REQUIRED) -> bool:
+        value = self.take(name, default)
+        if type(value) is not bool:
+            raise ValueError(f"{self.where}: {name} is {value!r}; it must be true or false")
+        return value
+
+    def one_of(self, name: str, options: Mapping[str, str], default: Any = REQUIRED) -> str:
+        """Returns what a published word is called here. Raises ValueError for a word that is not in `options`."""
+        value = self.take(name, default)
+        if not isinstance(value, str) or value not in options:
+            raise ValueError(f"{self.where}: {name} is {value!r}; this version knows {', '.join(options)}")
+        return options[value]
+
+    def expect(self, name: str, *allowed: Any) -> None:
+        """Raises ValueError unless a key is left out, null, or one of `allowed`."""
+        value = self.take(name, None)
+        if value is not None and value not in allowed:
+            raise ValueError(
+                f"{self.where}: {name} is {value!r}; this version computes only {' or '.join(map(repr, allowed))}"
+            )
+
+    def inside(self, name: str) -> Keys | None:
+        """Returns a nested object, to be read and closed by itself; None where it is left out."""
+        value = self.take(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{self.where}: {name} is {value!r}; it must be an object")
+        return Keys(value, f"{self.where}: {name}")
+
+    def close(self, harmless: frozenset[str] | set[str] = frozenset()) -> None:
+        """Raises ValueError naming every key that nothing here understands. A null says nothing and is left out."""
+        unknown = sorted(
+            name for name, value in self._config.items()
+            if value is not None and name not in self.asked and name not in harmless
+        )  # fmt: skip
+        if unknown:
+            listed = ", ".join(f"{name} = {str(self._config[name])[:60]}" for name in unknown)
+            raise ValueError(f"{self.where} has keys that may change the computation and that are not known: {listed}")
+
+
+def read(family: Family, config: Mapping[str, Any], where: str = "config.json") -> Decoder:
+    """Returns the decoder that a published config.json describes.
+
+    Raises: ValueError naming the key that is missing, unknown, or has a value that cannot be computed.
+    """
+    keys = Keys(config, where)
+    keys.expect("is_encoder_decoder", False)
+    keys.expect("add_cross_attention", False)
+    keys.expect("is_decoder", False, True)
+    keys.expect("pruned_heads", {})
+    cfg = family.read(keys)
+    keys.close(HARMLESS | set(family.harmless))
+    return cfg
+
+
+def canonical(cfg: Decoder) -> Decoder:
+    """Returns `cfg` with every option said in one way, and dtypes and remat, which no family speaks of, as default."""
+    layers = range(cfg.layers)
+    windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))
+    same_rope = cfg.window_rope_theta == cfg.rope_theta and cfg.rope is None
+    plain = Decoder()
+    return dataclasses.replace(
+        cfg,
+        window=cfg.window if any(windowed) else None,
+        window_layers=windowed,
+        window_rope_theta=cfg.window_rope_theta if any(windowed) and not same_rope else None,
+        rotary_dim=cfg.rotated if any(rotates) else 0,
+        rotary_layers=rotates,
+        rope_theta=cfg.rope_theta if any(rotates) else plain.rope_theta,
+        query_scale=cfg.head_dim**-0.5 if cfg.query_scale is None else cfg.query_scale,
+        dtype=plain.dtype,
+        param_dtype=plain.param_dtype,
+        remat=plain.remat,
+    )

@@ -1,0 +1,141 @@
+"""Gemma 2 (2408.00118) and the text models of Gemma 3 (2503.19786): norms on both sides counted from 1, a scaled
+embedding, tanh-gelu, windowed layers between full ones; caps in Gemma 2, normalised heads and two ropes in Gemma 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jrl.models.decoder import Decoder
+from jrl.models.families.contract import Family, Keys, Place
+from jrl.models.families.llama import ATTENTION, ENDS, HEAD_NORMS, MLP, ROPE, SHAPE, VECTOR, read_shape, write_shape
+from jrl.models.families.rope import layer_flags, layer_types, read_stretch, write_stretch
+
+PLACES = {
+    **ATTENTION,
+    **MLP,
+    **ENDS,
+    "attention_norm": Place("model.layers.{}.input_layernorm.weight", VECTOR),
+    "attention_out_norm": Place("model.layers.{}.post_attention_layernorm.weight", VECTOR),
+    "mlp_norm": Place("model.layers.{}.pre_feedforward_layernorm.weight", VECTOR),
+    "mlp_out_norm": Place("model.layers.{}.post_feedforward_layernorm.weight", VECTOR),
+}
+SHARED = (*(key for key in SHAPE if key != "hidden_act"), "hidden_activation", "query_pre_attn_scalar",
+          "attention_bias", "sliding_window", "layer_types", "attn_logit_softcapping", "final_logit_softcapping",
+          "use_bidirectional_attention")  # fmt: skip
+
+
+def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> dict[str, Any]:
+    """Returns the Decoder fields that both generations say alike. flags: [layers], windowed where nothing is said."""
+    keys.expect("use_bidirectional_attention", False)
+    bias = keys.flag("attention_bias", False)
+    said = layer_flags(keys, shape["layers"])
+    window = keys.maybe("sliding_window", 4096)
+    return {
+        **shape,
+        "norm": "rms_plus_one",
+        "norm_place": "both",
+        "activation": keys.one_of(
+            "hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}, "gelu_pytorch_tanh"
+        ),
+        "embed_scale": shape["width"] ** 0.5,
+        "query_scale": keys.number("query_pre_attn_scalar", 256) ** -0.5,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "window": None if window is None else int(window),
+        "window_layers": flags if said is None else said,
+    }
+
+
+def write_shared(cfg: Decoder) -> dict[str, Any]:
+    scalar = (cfg.head_dim**-0.5 if cfg.query_scale is None else cfg.query_scale) ** -2
+    words = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu"}
+    return {
+        **write_shape(cfg),
+        "hidden_activation": words.get(cfg.activation, "gelu_pytorch_tanh"),
+        # A root taken and squared again is off by a rounding.
+        "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar,
+        "attention_bias": cfg.qkv_bias,
+        "sliding_window": cfg.window,
+        "layer_types": layer_types(cfg),
+        "attn_logit_softcapping": cfg.attention_cap,
+        "final_logit_softcapping": cfg.logit_cap,
+    }
+
+
+def read_gemma2(keys: Keys) -> Decoder:
+    shape = read_shape(keys, tied=True, head_dim=256, kv_heads=4)
+    flags = tuple(i % 2 == 0 for i in range(shape["layers"]))
+    return Decoder(
+        **read_shared(keys, shape, flags),
+        attention_cap=keys.maybe("attn_logit_softcapping", 50.0),
+        logit_cap=keys.maybe("final_logit_softcapping", 30.0),
+    )
+
+
+def read_gemma3(keys: Keys) -> Decoder:
+    parameters = keys.inside("rope_parameters")
+    nested = Keys({}) if parameters is not None else keys  # what of rope there is lies in rope_parameters
+    shape = {
+        **read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False),
+        "qk_norm": "head",
+        **read_two_ropes(nested, parameters, keys),
+    }
+    period = keys.take("sliding_window_pattern", None) or keys.take("_sliding_window_pattern", 6)
+    flags = tuple((i + 1) % period != 0 for i in range(shape["layers"]))
+    return Decoder(
+        **read_shared(keys, shape, flags),
+        attention_cap=keys.maybe("attn_logit_softcapping", None),
+        logit_cap=keys.maybe("final_logit_softcapping", None),
+    )
+
+
+def read_two_ropes(older: Keys, parameters: Keys | None, outer: Keys) -> dict[str, Any]:
+    """Returns rope_theta, rope and window_rope_theta. Only the rope of full layers is ever stretched."""
+    if parameters is None:
+        stretch = older.inside("rope_scaling")
+        return {
+            "rope_theta": older.number("rope_theta", 1_000_000.0),
+            "rope": None if stretch is None else read_stretch(stretch, outer),
+            "window_rope_theta": older.number("rope_local_base_freq", 10_000.0),
+        }
+    full, near = parameters.inside("full_attention"), parameters.inside("sliding_attention")
+    parameters.close()
+    full, near = full or Keys({}), near or Keys({})
+    fields = {
+        "rope_theta": full.number("rope_theta", 1_000_000.0),
+        "window_rope_theta": near.number("rope_theta", 10_000.0),
+    }
+    if read_stretch(near, outer) is not None:
+        raise ValueError(f"{near.where}: the rope of windowed layers is stretched; this version computes it plain")
+    return {**fields, "rope": read_stretch(full, outer)}
+
+
+def write_gemma3(cfg: Decoder) -> dict[str, Any]:
+    local = cfg.rope_theta if cfg.window_rope_theta is None else cfg.window_rope_theta
+    return {
+        **write_shared(cfg),
+        "rope_theta": cfg.rope_theta,
+        "rope_scaling": write_stretch(cfg.rope),
+        "rope_local_base_freq": local,
+    }
+
+
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    keys=(*SHARED, *ROPE),
+    harmless=("hidden_act",),
+    read=read_gemma2,
+    write=write_shared,
+    places=PLACES,
+)
+GEMMA3 = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    keys=(*SHARED, "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq", "sliding_window_pattern",
+          "_sliding_window_pattern"),
+    harmless=("hidden_act",),
+    read=read_gemma3,
+    write=write_gemma3,
+    places={**PLACES, **HEAD_NORMS},
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""Phi-3 and Phi-4 (2404.14219, 2412.08905): Llama with fused q, k, v and fused gate and up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jrl.models.decoder import Decoder
+from jrl.models.families.contract import Family, Keys, Place
+from jrl.models.families.llama import ATTENTION, ENDS, MLP, OUT_IN, PRE_NORMS, ROPE, SHAPE, read_shape, write_shape
+
+QKV = Place("model.layers.{}.self_attn.qkv_proj.weight", ((1, 2), (0,)), join=0)
+GATE_UP = Place("model.layers.{}.mlp.gate_up_proj.weight", OUT_IN, join=0)
+
+
+def read(keys: Keys) -> Decoder:
+    keys.expect("attention_bias", False)
+    window = keys.take("sliding_window", None)
+    return Decoder(
+        **read_shape(keys, norm_eps=1e-5),
+        activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
+        window=None if window is None else keys.count("sliding_window"),
+    )
+
+
+def write(cfg: Decoder) -> dict[str, Any]:
+    share = cfg.rotated / cfg.head_dim
+    # Its tokenizer's ids, unless told, lie outside a small vocabulary.
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return {
+        **write_shape(cfg),
+        "hidden_act": "silu",
+        "sliding_window": cfg.window,
+        "partial_rotary_factor": share,
+        **({} if cfg.vocab_size > 32_000 else ends),
+    }
+
+
+PHI3 = Family(
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    keys=(*SHAPE, *ROPE, "sliding_window", "attention_bias"),
+    harmless=("embd_pdrop", "original_max_position_embeddings", "resid_pdrop"),
+    read=read,
+    write=write,
+    places={**ATTENTION, "q": QKV, "k": QKV, "v": QKV, **PRE_NORMS, **ENDS, "gate": GATE_UP, "up": GATE_UP,
+            "down": MLP["down"]},
+)  # fmt: skip

@@ -1,0 +1,89 @@
+"""Qwen2 and Qwen2.5 (2407.10671, 2412.15115): biases of q, k and v. Qwen3 dense (2505.09388): normalised heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jrl.models.decoder import Decoder
+from jrl.models.families.contract import Family, Keys
+from jrl.models.families.llama import HEAD_NORMS, IGNORED, PLACES, ROPE, SHAPE, read_shape, write_shape
+from jrl.models.families.rope import layer_flags, layer_types
+
+WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+
+
+def read_windows(keys: Keys, layers: int) -> dict[str, Any]:
+    """Returns the Decoder fields window and window_layers: without layer_types the first layers see everything."""
+    used, first = keys.flag("use_sliding_window", False), keys.take("max_window_layers", 28)
+    window, flags = keys.take("sliding_window", 4096 if used else None), layer_flags(keys, layers)
+    if not used:
+        if flags is not None and any(flags):
+            raise ValueError(f"{keys.where}: layer_types names windowed layers, but use_sliding_window is false")
+        return {}
+    flags = tuple(i >= first for i in range(layers)) if flags is None else flags
+    return {"window": window, "window_layers": flags} if any(flags) else {}
+
+
+def write_windows(cfg: Decoder) -> dict[str, Any]:
+    if cfg.window is None:
+        return {"use_sliding_window": False, "sliding_window": None, "max_window_layers": cfg.layers}
+    # Older readers know only "from a layer on"; where that cannot be said, layer_types decides.
+    first = next((i for i in range(cfg.layers) if cfg.windowed(i)), cfg.layers)
+    return {
+        "use_sliding_window": True,
+        "sliding_window": cfg.window,
+        "max_window_layers": first,
+        "layer_types": layer_types(cfg),
+    }
+
+
+def read_qwen2(keys: Keys) -> Decoder:
+    shape = read_shape(keys, kv_heads=None)
+    return Decoder(
+        **shape,
+        **read_windows(keys, shape["layers"]),
+        activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
+        qkv_bias=True,
+    )
+
+
+def write_qwen2(cfg: Decoder) -> dict[str, Any]:
+    return {**write_shape(cfg), "hidden_act": "silu", **write_windows(cfg)}
+
+
+def read_qwen3(keys: Keys) -> Decoder:
+    shape = read_shape(keys, head_dim=128)
+    bias = keys.flag("attention_bias", False)
+    return Decoder(
+        **{**shape, "qk_norm": "head"},
+        **read_windows(keys, shape["layers"]),
+        activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def write_qwen3(cfg: Decoder) -> dict[str, Any]:
+    return {**write_shape(cfg), "hidden_act": "silu", "attention_bias": cfg.qkv_bias, **write_windows(cfg)}
+
+
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    keys=(*SHAPE, *ROPE, *WINDOWS),
+    harmless=(),
+    read=read_qwen2,
+    write=write_qwen2,
+    places=PLACES,
+    ignored=IGNORED,
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    keys=(*SHAPE, *ROPE, *WINDOWS, "attention_bias"),
+    harmless=(),
+    read=read_qwen3,
+    write=write_qwen3,
+    places={**PLACES, **HEAD_NORMS},
+    ignored=IGNORED,
+)

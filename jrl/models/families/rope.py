@@ -1,0 +1,123 @@
+"""RoPE as config.json says it: rope_theta and rope_scaling of transformers 4, rope_parameters of transformers 5."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jrl.models.decoder import Decoder
+from jrl.models.families.contract import Keys
+from jrl.models.rope import LinearRope, Llama3Rope, YarnRope
+
+
+def read_rope(
+    keys: Keys, head_dim: int, *, theta: float = 10_000.0, theta_key: str = "rope_theta", share: float = 1.0,
+    share_key: str = "partial_rotary_factor",
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the Decoder fields rope_theta, rope and rotary_dim.
+
+    Args:
+      theta: base where config.json says none; theta_key: its name in transformers 4.
+      share: of a head that is rotated, where config.json says none; share_key: its name in transformers 4.
+    """
+    scaling = keys.inside("rope_scaling")
+    parameters = keys.inside("rope_parameters")
+    theta = keys.number(theta_key, theta)
+    share = keys.number(share_key, share)
+    if parameters is not None:
+        if scaling is not None:
+            raise ValueError(f"{keys.where} has both rope_scaling and rope_parameters; leave one of them out")
+        theta = parameters.number("rope_theta", theta)
+        share = parameters.number("partial_rotary_factor", share)
+    inner = parameters or scaling
+    rotary_dim = int(head_dim * share)
+    return {
+        "rope_theta": theta,
+        "rope": None if inner is None else read_stretch(inner, keys),
+        "rotary_dim": None if rotary_dim == head_dim else rotary_dim,
+    }
+
+
+def read_stretch(inner: Keys, outer: Keys) -> LinearRope | Llama3Rope | YarnRope | None:
+    """Returns how wavelengths are stretched. `outer` gives the original length where `inner` leaves it out."""
+    known = {name: name for name in ("default", "linear", "llama3", "yarn")}
+    kind = inner.one_of("rope_type", known, inner.take("type", "default"))
+    inner.take("type", None)
+    if kind == "default":
+        inner.take("factor", None)
+        stretch = None
+    elif kind == "linear":
+        stretch = LinearRope(factor=inner.number("factor"))
+    elif kind == "llama3":
+        stretch = Llama3Rope(
+            factor=inner.number("factor"),
+            low_freq_factor=inner.number("low_freq_factor"),
+            high_freq_factor=inner.number("high_freq_factor"),
+            original_length=inner.count("original_max_position_embeddings"),
+        )
+    else:
+        original = "original_max_position_embeddings"
+        length = inner.take(original, None) or outer.take(original, None) or outer.count("max_position_embeddings")
+        factor = inner.number("factor")
+        mscale, all_dim = inner.take("mscale", 0), inner.take("mscale_all_dim", 0)
+        attention_factor = inner.take("attention_factor", None)
+        if attention_factor is None and mscale and all_dim:
+            of = lambda m: 0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0
+            attention_factor = of(mscale) / of(all_dim)
+        stretch = YarnRope(
+            factor=factor,
+            original_length=length,
+            beta_fast=inner.number("beta_fast", 32.0),
+            beta_slow=inner.number("beta_slow", 1.0),
+            attention_factor=attention_factor,
+            truncate=inner.flag("truncate", True),
+        )
+    inner.take("original_max_position_embeddings", None)
+    inner.close()
+    return stretch
+
+
+def write_stretch(rope: LinearRope | Llama3Rope | YarnRope | None) -> dict[str, Any] | None:
+    """Returns rope_scaling; both versions of transformers read it."""
+    if rope is None:
+        return None
+    if isinstance(rope, LinearRope):
+        return {"rope_type": "linear", "factor": rope.factor}
+    original = {"original_max_position_embeddings": rope.original_length}
+    if isinstance(rope, Llama3Rope):
+        return {
+            "rope_type": "llama3",
+            "factor": rope.factor,
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            **original,
+        }
+    said = {"rope_type": "yarn", "factor": rope.factor, "beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+    if rope.attention_factor is not None:
+        said["attention_factor"] = rope.attention_factor
+    if not rope.truncate:
+        said["truncate"] = False
+    return {**said, **original}
+
+
+def write_rope(cfg: Decoder) -> dict[str, Any]:
+    """Returns rope_theta and rope_scaling."""
+    return {"rope_theta": cfg.rope_theta, "rope_scaling": write_stretch(cfg.rope)}
+
+
+def layer_flags(keys: Keys, layers: int) -> tuple[bool, ...] | None:
+    """Returns which layers are windowed by layer_types, [layers]; None where config.json has none."""
+    said = keys.take("layer_types", None)
+    if said is None:
+        return None
+    known = {"sliding_attention": True, "full_attention": False}
+    if not isinstance(said, list) or len(said) != layers or not all(name in known for name in said):
+        raise ValueError(
+            f"{keys.where}: layer_types must name each of the {layers} layers, {' or '.join(known)}; got {said!r:.200}"
+        )
+    return tuple(known[name] for name in said)
+
+
+def layer_types(cfg: Decoder) -> list[str]:
+    """Returns layer_types."""
+    return ["sliding_attention" if cfg.windowed(i) else "full_attention" for i in range(cfg.layers)]

@@ -1,0 +1,116 @@
+"""Rotary position embedding: its frequencies, and the ways published models stretch them past their first length.
+
+One class for each way; None is none. With base b and n rotated dimensions, pair i turns by b^(-2i/n) a position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from jrl.types import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearRope:
+    """Position interpolation (2306.15595): every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama3Rope:
+    """Llama 3.1: waves longer than original / low_freq_factor are divided by `factor`, those shorter than original /
+    high_freq_factor stay, and between the two the share is linear in original / wavelength."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_length: int  # tokens the model was first trained at
+
+    def __post_init__(self) -> None:
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"Llama3Rope.low_freq_factor = {self.low_freq_factor} must be below high_freq_factor = "
+                f"{self.high_freq_factor}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YarnRope:
+    """YaRN (2309.00071), section 3: interpolated by parts, queries and keys scaled."""
+
+    factor: float
+    original_length: int  # tokens the model was first trained at
+    beta_fast: float = 32.0  # pairs that turn oftener than this within the original length stay
+    beta_slow: float = 1.0  # pairs that turn less often are divided by `factor`
+    attention_factor: float | None = None  # of queries and keys; None: 0.1 ln(factor) + 1
+    truncate: bool = True  # the borders are whole pairs, as in the authors' code
+
+
+Stretch = LinearRope | Llama3Rope | YarnRope
+
+
+def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | None = None) -> Array:
+    """Returns the turn of every pair a position, [half] radians.
+
+    Args:
+      theta: base of the wavelengths.
+      stretch: None: the plain wavelengths.
+    """
+    plain = jnp.asarray(theta, dtype) ** (-jnp.arange(half, dtype=dtype) / half)
+    if stretch is None:
+        return plain
+    if isinstance(stretch, LinearRope):
+        return plain / stretch.factor
+    if isinstance(stretch, Llama3Rope):
+        waves = stretch.original_length * plain / (2 * math.pi)  # turns within the original length
+        kept = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
+        kept = jnp.clip(kept, 0, 1)
+        return kept * plain + (1 - kept) * plain / stretch.factor
+    low, high = (_pair(turns, theta, half, stretch) for turns in (stretch.beta_fast, stretch.beta_slow))
+    if stretch.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    high = high + 0.001 if low == high else high
+    divided = jnp.clip((jnp.arange(half, dtype=dtype) - low) / (high - low), 0, 1)
+    return divided * plain / stretch.factor + (1 - divided) * plain
+
+
+def amplitude(stretch: Stretch | None) -> float:
+    """Returns the factor of rotated queries and keys."""
+    if not isinstance(stretch, YarnRope):
+        return 1.0
+    if stretch.attention_factor is not None:
+        return stretch.attention_factor
+    return 0.1 * math.log(stretch.factor) + 1 if stretch.factor > 1 else 1.0
+
+
+def _pair(turns: float, theta: float, half: int, stretch: YarnRope) -> float:
+    """Which pair, counted with a fraction, turns `turns` times within the original length."""
+    return half * math.log(stretch.original_length / (turns * 2 * math.pi)) / math.log(theta)
+
+
+def rotate(x: Array, positions: Array, frequency: Array, scale: float | Array = 1.0) -> Array:
+    """Returns `x` with rotary position embedding.
+
+    Args:
+      x: [B, L, H, K]. Of the first 2 * half entries the two halves are real and imaginary parts; the rest stays.
+      positions: [B, L] int32.
+      frequency: [half] radians a position.
+      scale: of the rotated entries.
+
+    Source: RoFormer (2104.09864), in the half-split form that published Llama weights use.
+    """
+    half = frequency.shape[0]
+    wide = frequency.dtype
+    angle = positions[:, :, None, None].astype(wide) * frequency[None, None, None, :]
+    turned, rest = (x, None) if 2 * half == x.shape[-1] else (x[..., : 2 * half], x[..., 2 * half :])
+    real, imaginary = jnp.split(turned.astype(wide), 2, axis=-1)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    if not (isinstance(scale, float) and scale == 1.0):
+        cos, sin = cos * scale, sin * scale
+    out = jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1).astype(x.dtype)
+    return out if rest is None else jnp.concatenate([out, rest], axis=-1)

@@ -1,0 +1,117 @@
+"""Folders that cannot be trusted: refused at once, with the reason."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from families import golden
+from families.published import opened
+from safetensors.numpy import load_file, save_file
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return golden.write(tmp_path / "model")
+
+
+def rewrite(folder, change):
+    tensors = load_file(folder / FILE)
+    change(tensors)
+    save_file(tensors, folder / FILE)
+
+
+def refused(folder, *said):
+    with pytest.raises(ValueError) as caught:
+        opened(folder)
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_what_is_missing_left_over_and_mis_shaped_is_listed_together(folder):
+    def change(tensors):
+        del tensors["model.norm.weight"]
+        tensors["model.layers.7.extra.weight"] = np.zeros(3, np.float32)
+        tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((48, 31), np.float32)
+        tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((48, 32), np.int8)
+
+    rewrite(folder, change)
+    refused(
+        folder,
+        "missing (1): model.norm.weight",
+        "left over (1): model.layers.7.extra.weight",
+        "model.layers.1.mlp.up_proj.weight is [48, 31] and not [48, 32]",
+        "model.layers.0.mlp.up_proj.weight is I8",
+    )
+
+
+def test_a_prefix_that_all_tensors_lack_is_none_that_matters(folder):
+    want = opened(folder)[1]
+
+    def change(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    rewrite(folder, change)
+    found = opened(folder)[1]
+    np.testing.assert_array_equal(found["layers"]["q"], want["layers"]["q"])
+
+
+def test_a_copy_of_a_tied_head_is_passed_over_and_another_head_is_refused(folder):
+    rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}))
+    opened(folder)
+    rewrite(folder, lambda tensors: tensors["lm_head.weight"].__setitem__((3, 4), 9))
+    refused(folder, "lm_head.weight that differs", "config.json ties them")
+
+
+def test_pickled_weights_are_refused(folder):
+    (folder / FILE).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    refused(folder, "pytorch_model.bin", "can run any code")
+
+
+def test_an_index_stays_in_its_folder(folder):
+    for outside in ("../../etc/passwd", "/etc/passwd", "sub/a.safetensors", "..", 7):
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": outside}}))
+        refused(folder, repr(outside), "in the folder is due")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', "[" * 100_000])
+def test_an_index_that_is_none_is_refused(folder, text):
+    (folder / INDEX).write_text(text)
+    refused(folder, "is no index of tensors")
+
+
+def test_an_index_that_names_what_is_not_there_is_refused(folder):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "model-2.safetensors"}}))
+    refused(folder, "lacks model-2.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.nrm.weight": FILE}}))
+    refused(folder, "does not hold model.nrm.weight")
+
+
+def test_damaged_files_are_refused(folder):
+    whole = (folder / FILE).read_bytes()
+    huge = json.dumps({"a": {"dtype": "F32", "shape": [10**6, 10**7], "data_offsets": [0, 4 * 10**13]}}).encode()
+    for data in (
+        whole[:-5],
+        whole[:100],
+        b"",
+        whole[:9] + b"\xff" + whole[10:],
+        struct.pack("<Q", 10**13) + whole[8:],
+        struct.pack("<Q", len(huge)) + huge,
+    ):
+        (folder / FILE).write_bytes(data)
+        refused(folder, FILE, "damaged or cut short")
+
+
+def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):
+    refused(tmp_path, "holds no config.json")
+    (folder / FILE).unlink()
+    refused(folder, "holds no weights")
+    for text in ("[]", "{", "[" * 100_000):
+        (folder / "config.json").write_text(text)
+        refused(folder, "config.json")

@@ -1,0 +1,94 @@
+"""Differently shaped random models of every family, in the words of transformers: what golden files and trials use.
+
+The first of each family is its golden file. Names are those of the classes without "Config".
+"""
+
+import zlib
+
+import numpy as np
+
+BASE = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64)  # fmt: skip
+LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=32)  # fmt: skip
+YARN = dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=32)
+LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
+NEOX = {name: value for name, value in BASE.items() if name != "num_key_value_heads"}
+GPT2 = dict(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=80, bos_token_id=0, eos_token_id=0)
+
+SHAPES = {
+    "Llama": [
+        BASE | dict(rope_parameters=LLAMA3, tie_word_embeddings=True),
+        BASE | dict(num_key_value_heads=4, rms_norm_eps=1e-5, attention_bias=True, mlp_bias=True),
+        BASE | dict(hidden_size=48, head_dim=16, num_key_value_heads=1, num_hidden_layers=3, rope_parameters=LINEAR),
+        BASE | dict(rope_parameters=YARN | dict(beta_fast=16.0, attention_factor=1.25)),
+    ],
+    "Qwen2": [
+        BASE | dict(rope_parameters=dict(rope_type="default", rope_theta=1000000.0), tie_word_embeddings=True),
+        BASE | dict(num_hidden_layers=4, use_sliding_window=True, sliding_window=5, max_window_layers=2),
+        BASE | dict(num_key_value_heads=1, intermediate_size=80, rope_parameters=YARN),
+    ],
+    "Qwen3": [
+        BASE | dict(head_dim=16, tie_word_embeddings=True),
+        BASE | dict(head_dim=8, num_key_value_heads=4, attention_bias=True, rope_parameters=YARN),
+        BASE | dict(head_dim=10, hidden_size=40, num_hidden_layers=3, use_sliding_window=True, sliding_window=4,
+                    max_window_layers=1),
+    ],
+    "Mistral": [
+        BASE | dict(sliding_window=6),
+        BASE | dict(sliding_window=None, head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+        BASE | dict(sliding_window=3, num_key_value_heads=1, num_hidden_layers=3, vocab_size=131),
+    ],
+    "OLMo2": [
+        BASE | dict(num_key_value_heads=2, rope_parameters=dict(rope_type="default", rope_theta=500000.0)),
+        BASE | dict(attention_bias=True, tie_word_embeddings=True, num_hidden_layers=3),
+        BASE | dict(num_key_value_heads=1, hidden_size=64, rope_parameters=YARN),
+    ],
+    "SmolLM3": [
+        BASE | dict(num_hidden_layers=4, pad_token_id=0),
+        BASE | dict(no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=5, pad_token_id=None),
+        BASE | dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=False, pad_token_id=None,
+                    rope_parameters=YARN),
+    ],
+    "Gemma2": [
+        BASE | dict(head_dim=16, sliding_window=6, query_pre_attn_scalar=12, num_hidden_layers=3),
+        BASE | dict(head_dim=8, sliding_window=4, attn_logit_softcapping=None, final_logit_softcapping=5.0,
+                    num_hidden_layers=4, query_pre_attn_scalar=144),
+        BASE | dict(head_dim=12, attention_bias=True, num_key_value_heads=1, attn_logit_softcapping=2.0),
+    ],
+    "Gemma3": [
+        BASE | dict(head_dim=16, sliding_window=6, query_pre_attn_scalar=12, num_hidden_layers=7),
+        BASE | dict(head_dim=8, sliding_window=4, num_hidden_layers=3, layer_types=["full_attention",
+                    "sliding_attention", "full_attention"], final_logit_softcapping=4.0),
+        BASE | dict(head_dim=8, sliding_window=5, num_hidden_layers=6, rope_parameters=dict(
+                    full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
+                    sliding_attention=dict(rope_type="default", rope_theta=10000.0))),
+    ],
+    "Phi3": [
+        BASE | dict(pad_token_id=0, sliding_window=6),
+        BASE | dict(pad_token_id=0, num_key_value_heads=4, tie_word_embeddings=True),
+        BASE | dict(pad_token_id=0, hidden_size=64, num_key_value_heads=1,
+                    rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.75)),
+    ],
+    "GPTNeoX": [
+        NEOX,
+        NEOX | dict(use_parallel_residual=False, num_attention_heads=2, tie_word_embeddings=True),
+        NEOX | dict(attention_bias=False, hidden_act="gelu_new", num_hidden_layers=3,
+                    rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=5000.0, partial_rotary_factor=1.0)),
+    ],
+    "GPT2": [
+        GPT2,
+        GPT2 | dict(n_inner=40, n_head=2, activation_function="gelu", tie_word_embeddings=False),
+        GPT2 | dict(scale_attn_weights=False, n_layer=3, n_embd=48),
+    ],
+}  # fmt: skip
+
+CLASSES = {name: name for name in SHAPES} | {"Gemma3": "Gemma3Text", "OLMo2": "Olmo2"}
+
+
+def weight(name, shape, seed=0):
+    """Returns a published tensor, float32, that its name, its shape and `seed` decide: no file has to hold it."""
+    draws = np.random.default_rng([zlib.crc32(name.encode()), seed]).standard_normal(shape)
+    if len(shape) == 1:
+        return np.float32(0.3 * draws + (0.5 if "norm" in name or ".ln_" in name else 0))
+    return np.float32(1.5 * shape[-1] ** -0.5 * draws)

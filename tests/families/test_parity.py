@@ -1,0 +1,82 @@
+"""Against transformers, live: logits, greedy continuations, and folders both ways. `pytest -m slow`, extra `parity`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from families.published import greedy, logits, opened
+from families.shapes import CLASSES, SHAPES
+
+pytestmark = pytest.mark.slow
+CASES = [(name, number) for name, shapes in SHAPES.items() for number in range(len(shapes))]
+LENGTH = 44  # past every window, and past the original length (32) of every stretched rope
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def case(request, tmp_path_factory):
+    """Returns (folder, the model of transformers in it, our decoder, our parameters)."""
+    pytest.importorskip("transformers")
+    from families.theirs import random_model
+
+    name, number = request.param
+    folder = tmp_path_factory.mktemp("model")
+    model = random_model(CLASSES[name], SHAPES[name][number], seed=number)
+    model.save_pretrained(folder)
+    return folder, model, *opened(folder)
+
+
+def test_logits(case, record_property):
+    import torch
+
+    _, model, cfg, params = case
+    tokens = np.random.default_rng(1).integers(0, cfg.vocab_size, (3, LENGTH))
+    lengths = [LENGTH, LENGTH // 2, 1]
+    mask = np.arange(LENGTH)[None] < np.array(lengths)[:, None]
+    with torch.no_grad():
+        theirs = model(torch.tensor(tokens), attention_mask=torch.tensor(mask).long()).logits.double().numpy()
+        alone = model(torch.tensor(tokens[:1, :1])).logits.double().numpy()
+    ours = logits(cfg, params, tokens)
+    pairs = [(ours[i, :n], theirs[i, :n]) for i, n in enumerate(lengths)]
+    pairs.append((logits(cfg, params, tokens[:1, :1])[0], alone[0]))
+    absolute = max(np.abs(a - b).max() for a, b in pairs)
+    relative = absolute / np.abs(theirs).max()
+    print(f"FIGURE {cfg.layers=} abs {absolute:.2e} of {np.abs(theirs).max():.2f} rel {relative:.2e}")
+    assert absolute <= 2e-4 and relative <= 1e-3
+
+
+def test_greedy_continuation_of_64_tokens(case):
+    import torch
+
+    _, model, cfg, params = case
+    prompt = np.random.default_rng(2).integers(0, cfg.vocab_size, 7)
+    ids, theirs = torch.tensor(prompt)[None], []
+    with torch.no_grad():
+        for _ in range(64):
+            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    theirs = ids[0, 7:].tolist()
+    assert len(set(theirs)) > 1
+    assert greedy(cfg, params, prompt, 64) == theirs
+
+
+def test_export_loads_there_with_no_missing_or_unexpected_key(case, tmp_path):
+    import torch
+    import transformers
+
+    from jrl.checkpoints.published import Published, decoder_of, export
+
+    folder, model, cfg, params = case
+    family, _ = decoder_of(Published(path=str(folder)))
+    export(params, cfg, tmp_path / "out", dtype="float32", most_bytes=20_000, family=family)
+    again, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    tokens = torch.tensor(np.random.default_rng(3).integers(0, cfg.vocab_size, (2, LENGTH)))
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, model(tokens).logits, atol=1e-6, rtol=0)
+    ours = model.state_dict()
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, ours[name]), name
+    assert json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["metadata"]["total_size"] > 0

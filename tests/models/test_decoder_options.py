@@ -1,0 +1,164 @@
+"""Every option of the decoder: one answer whether cached, packed, scanned or sharded, and its own arithmetic."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.contract import abstract, axes, init
+from jrl.models.decoder import MODEL, Decoder, layer_norm
+from jrl.models.rope import YarnRope
+from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
+
+CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
+OPTIONS = {
+    "gpt2": dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True,
+                 activation="gelu_tanh", learned_positions=24, rotary_dim=0),
+    "neox": dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True,
+                 activation="gelu", rotary_dim=2, parallel=True, tied=False),
+    "gemma": dict(norm="rms_plus_one", norm_place="both", activation="gelu_tanh", embed_scale=4.0, query_scale=0.3,
+                  attention_cap=5.0, logit_cap=3.0, window=3, window_layers=(True, True, False),
+                  window_rope_theta=100.0, rope=YarnRope(factor=2, original_length=8)),
+    "olmo": dict(norm_place="after", qk_norm="all"),
+    "nope": dict(rotary_layers=(True, False), window=4, mlp_bias=True, activation="relu"),
+}  # fmt: skip
+TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)
+POSITIONS = np.broadcast_to(np.arange(12, dtype=np.int32), TOKENS.shape)
+
+
+@functools.cache
+def made(name):
+    """Returns (config, parameters), every parameter random: norms and biases too."""
+    cfg = dataclasses.replace(CFG, **OPTIONS[name])
+    random = lambda path, s: jax.random.normal(jax.random.key(len(path) + sum(s.shape)), s.shape) * 0.3
+    return cfg, jax.tree_util.tree_map_with_path(random, abstract(MODEL.spec(cfg)))
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def run(params, tokens, positions, segment, cfg):
+    hidden, _ = MODEL.forward(params, tokens, positions, segment, cfg)
+    return MODEL.unembed(params, hidden, cfg)
+
+
+@functools.cache
+def fresh(cfg):
+    return jax.jit(lambda key: init(key, MODEL.spec(cfg)))(jax.random.key(0))
+
+
+def logits(name, tokens=TOKENS, positions=POSITIONS, segment=None):
+    cfg, params = made(name)
+    return run(params, tokens, positions, segment, cfg)
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * max(1, np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_prefill_and_decode_equal_one_full_forward(name, layers):
+    cfg, params = made(name)
+
+    @jax.jit
+    def prefill_and_decode(params):
+        cache = MODEL.init_cache(cfg, 4, 12)
+        hidden, cache = MODEL.forward(params, TOKENS[:, :7], POSITIONS[:, :7], None, cfg, cache)
+        found = [MODEL.unembed(params, hidden, cfg)]
+        if layers == "unrolled":
+            params = MODEL.unstack(params, cfg)
+            cache = cache.replace(k=tuple(cache.k), v=tuple(cache.v))
+
+        def step(cache, column):
+            token, position = column
+            hidden, cache = MODEL.forward(params, token[:, None], position[:, None], None, cfg, cache)
+            return cache, MODEL.unembed(params, hidden, cfg)[:, 0]
+
+        _, rest = jax.lax.scan(step, cache, (TOKENS[:, 7:].T, POSITIONS[:, 7:].T))
+        return jnp.concatenate([*found, rest.swapaxes(0, 1)], 1)
+
+    close(prefill_and_decode(params), logits(name))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_packed_equals_separate(name):
+    tokens = np.concatenate([TOKENS[0, :7], TOKENS[1, :5]])[None]
+    positions = np.concatenate([np.arange(7), np.arange(5)])[None].astype(np.int32)
+    packed = logits(name, tokens, positions, np.array([[0] * 7 + [1] * 5], np.int32))[0]
+    close(packed[:7], logits(name)[0, :7])
+    close(packed[7:], logits(name)[1, :5])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_mesh_computes_the_same_loss_and_gradient(name):
+    cfg, params = made(name)
+
+    def loss(params, tokens, positions):
+        hidden, _ = MODEL.forward(params, tokens, positions, None, cfg)
+        return (MODEL.unembed(params, hidden, cfg) ** 2).sum()
+
+    expected = jax.jit(jax.value_and_grad(loss))(params, TOKENS, POSITIONS)
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+        found = jax.jit(jax.value_and_grad(loss))(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])):
+        assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_fresh_norms_and_biases_change_nothing(name):
+    cfg, _ = made(name)
+    params = fresh(cfg)
+    for leaf, value in {**params["layers"], **params}.items():
+        if leaf.endswith("bias"):
+            np.testing.assert_array_equal(value, 0)
+        elif leaf.endswith("norm"):
+            np.testing.assert_array_equal(value, 0 if cfg.norm == "rms_plus_one" else 1)
+
+
+def test_a_window_of_one_sees_itself_alone():
+    # Every layer looks at its own token only, so that the order of the others cannot matter.
+    cfg = dataclasses.replace(CFG, window=1)
+    params = fresh(cfg)
+    at = lambda tokens: run(params, tokens, POSITIONS[:1], None, cfg)[0, -1]
+    other = TOKENS[:1].copy()
+    other[0, :-1] = other[0, :-1][::-1]
+    np.testing.assert_array_equal(at(TOKENS[:1]), at(other))
+    whole = dataclasses.replace(cfg, window=None)
+    found = run(params, TOKENS[:1], POSITIONS[:1], None, whole)[0, -1]
+    assert np.abs(found - at(TOKENS[:1])).max() > 1e-3
+
+
+def test_without_rotation_the_order_of_earlier_tokens_does_not_matter():
+    cfg = dataclasses.replace(CFG, rotary_layers=(False,), layers=1)
+    params = fresh(cfg)
+    at = lambda tokens: run(params, tokens, POSITIONS[:1], None, cfg)[0, -1]
+    other = TOKENS[:1].copy()
+    other[0, :-1] = other[0, :-1][::-1]
+    np.testing.assert_allclose(at(TOKENS[:1]), at(other), atol=1e-6)
+
+
+def test_layer_norm_by_hand():
+    # [1, 3]: mean 2, variance 1; (-1, 1) * (2, 3) + (1, 1) = (-1, 4).
+    found = layer_norm(jnp.array([[1.0, 3.0]]), jnp.array([2.0, 3.0]), jnp.array([1.0, 1.0]), 0.0)
+    np.testing.assert_allclose(found, [[-1, 4]], atol=1e-6)
+
+
+def test_caps_bound_logits():
+    cfg = dataclasses.replace(CFG, logit_cap=0.01)
+    params = fresh(cfg)
+    plain = run(params, TOKENS, POSITIONS, None, CFG)
+    np.testing.assert_allclose(run(params, TOKENS, POSITIONS, None, cfg), 0.01 * np.tanh(plain / 0.01), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(rotary_dim=3), dict(rotary_dim=6), dict(window=0), dict(rotary_layers=()), dict(window_layers=())]
+)
+def test_options_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        dataclasses.replace(CFG, **wrong)
