@@ -253,6 +253,15 @@ def evaluate(args: argparse.Namespace) -> int:
     return DONE
 
 
+def export(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl.export import export_policy
+
+    step, files = export_policy(args.source, args.to, args.step, dtype=args.dtype, max_shard=args.max_shard_size)
+    print(f"the weights of step {step} are in {args.to}: {', '.join(files)}")
+    return DONE
+
+
 def check(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
     from jrl.check import check_parts, table
@@ -343,7 +352,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
                         help='rows {"tokens": [ids]}, or {"text": "..."}, which becomes bos and its ids')  # fmt: skip
     _bindings(parser, "the run's configuration")
@@ -354,7 +363,7 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     _bindings(parser, "the run's configuration")
     parser.add_argument("--prompts", metavar="FILE", type=Path, help="a prompt a line, a JSON string or plain text")
     parser.add_argument("--out", metavar="FILE.jsonl", type=Path, help="write the completions of --prompts here")
@@ -370,6 +379,15 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run")
     _bindings(parser, "the run's configuration")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the numbers here too")
+    _step(parser)
+    _devices(parser)
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
+    parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="a new folder")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the tensors (float32)")
+    parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="of one file of tensors (5GB)")
     _step(parser)
     _devices(parser)
 
@@ -425,6 +443,12 @@ COMMANDS: dict[str, Command] = {
         "jrl eval runs/tiny Data.held_out_every=10 'Config.eval=@Eval()' Eval.prompts=8 Eval.samples=4",
         _eval_arguments,
         evaluate,
+    ),
+    "export": Command(
+        "Write a trained policy as a folder that other tools load: config.json and safetensors.",
+        "jrl export runs/tiny --to tiny-model --dtype bfloat16",
+        _export_arguments,
+        export,
     ),
     "check": Command(
         "Hold your own algorithms, verifiers, environments and tokenizers to what jrl expects of them.",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts
 from jrl.checkpoints import Checkpoint
+from jrl.checkpoints.published import Published
 from jrl.data.prompts import Data
 from jrl.envs import ENVS
 from jrl.learner import Learner
@@ -90,7 +91,7 @@ class Config:
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
-    model: Decoder = dataclasses.field(default_factory=Decoder)
+    model: Decoder | Published = dataclasses.field(default_factory=Decoder)
     sft: SFT | None = None  # warm start; None: RL from the first step
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)
@@ -142,10 +143,11 @@ def check(config: Config, tables: Tables) -> None:
             max_completion=config.sampler.completion_length,
         ),
     )
+    name = type(config.model).__name__
     if config.model.param_dtype == "bfloat16":
         raise ValueError(
-            "Decoder.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "
-            "Use Decoder.dtype='bfloat16' for the computation and keep float32 parameters"
+            f"{name}.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "
+            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters"
         )
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")

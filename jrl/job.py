@@ -20,6 +20,7 @@ from jrl import config as gin
 from jrl import paths, programs
 from jrl.algos.contract import Algorithm
 from jrl.checkpoints.lock import hold_run
+from jrl.checkpoints.published import Published, companions_of
 from jrl.checkpoints.run_state import RunState, list_steps, open_run_state
 from jrl.data.held_out import held_out
 from jrl.data.prompts import Visit
@@ -47,9 +48,10 @@ from jrl.types import Array, PyTree
 
 _log = logging.getLogger(__name__)
 
+PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
 # What a run writes into its folder, but for `lock`, which is the first.
 WRITTEN = {"config.gin", "config.json", "metrics.jsonl", "journal.jsonl", "summary.json", "rollouts", "checkpoints",
-           "tokenizer", "parts"}  # fmt: skip
+           "tokenizer", "parts", PUBLISHED}  # fmt: skip
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
 
@@ -95,6 +97,7 @@ class Job:
     temperature: Array
     shape: Shape  # packed, of one RL optimiser step
     sft_shape: Shape | None
+    published: Published | None  # the weights that the run begins with; None: random ones
     # What the loop moves.
     opened: float  # monotonic seconds
     metrics: Metrics | None = None
@@ -152,12 +155,12 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     mesh = make_mesh(config.mesh)
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
-        raise ValueError("Decoder.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
+        raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
     # Accelerators multiply float32 in fewer bits unless told; sampler and learner would differ by more than rounding.
     jax.config.update("jax_default_matmul_precision", "highest")
     lattice = Lattice(announce)
     algorithm = row_of(parts.tables, "algos", config.algo)
-    cfg = programs.model_config(config, tokenizer.vocab_size)
+    cfg = programs.model_config(config, tokenizer)
     check_divides(cfg, mesh)
     built = programs.build(config, algorithm, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, algorithm, lattice, built)
@@ -170,6 +173,13 @@ def check_divides(cfg: Decoder, mesh: Mesh) -> None:
         axis, size = TRAIN[name], getattr(cfg, field)
         if size % mesh.shape[axis]:
             raise ValueError(f"Decoder.{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
+
+
+def with_kept_model(config: Config, folder: Path) -> Config:
+    """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights."""
+    if not isinstance(config.model, Published) or not paths.exists(folder / PUBLISHED / "config.json"):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder / PUBLISHED)))
 
 
 @contextlib.contextmanager
@@ -195,6 +205,8 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         tokenizer = open_tokenizer(config, parts, source, folder)
         manifest = identify(config, parts, tokenizer, source)
         refuse_another(folder, manifest, config)
+        started = config  # where weights come from, which a resumed run needs no more
+        config = with_kept_model(config, folder)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
         streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
@@ -233,10 +245,11 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             shape=programs.train_shape(config, policy.mesh),
             sft_shape=None if config.sft is None else programs.sft_shape(config, policy.mesh),
             opened=opened,
+            published=started.model if isinstance(started.model, Published) else None,
         )
         if not paths.exists(folder / "manifest.json"):
             rehearse(job)
-            claim(config, parts, folder, manifest)
+            claim(started, parts, folder, manifest)
         try:
             yield job
         finally:
@@ -326,6 +339,11 @@ def claim(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) 
     for place, part in enumerate(parts.texts):
         paths.make_dir(folder / "parts")
         paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
+    if isinstance(config.model, Published):
+        paths.make_dir(folder / PUBLISHED)
+        kept = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
+        for name, data in {**kept, **companions_of(config.model.path)}.items():
+            paths.write_bytes_atomic(folder / PUBLISHED / name, data)
     paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
     paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
     write_manifest(folder / "manifest.json", manifest)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrl import learner, pack, sampler, stop
 from jrl.algos.contract import Algorithm
 from jrl.algos.supervised import SUPERVISED
+from jrl.checkpoints.published import Published, decoder_of
 from jrl.data.batch import prompt_batch
 from jrl.data.prompts import Visit
 from jrl.experiment import Config, Eval
@@ -58,9 +59,17 @@ class Programs(NamedTuple):
     update_sft: Callable[..., tuple[TrainState, dict[str, Array]]] | None
 
 
-def model_config(config: Config, vocab_size: int) -> Decoder:
+def model_config(config: Config, tokenizer: Any) -> Decoder:
     """Returns the decoder of the run, its vocabulary filled in. Raises ValueError where it is too small."""
-    cfg = config.model
+    cfg, vocab_size = config.model, tokenizer.vocab_size
+    if isinstance(cfg, Published):
+        cfg = decoder_of(cfg)[1]
+        if cfg.vocab_size < tokenizer.filled:
+            raise ValueError(
+                f"the embedding in {config.model.path} has {cfg.vocab_size} rows, and the tokenizer has ids up to "
+                f"{tokenizer.filled - 1}; it belongs to another model"
+            )
+        return cfg
     if cfg.vocab_size is None:
         return dataclasses.replace(cfg, vocab_size=vocab_size)
     if cfg.vocab_size < vocab_size:
@@ -121,7 +130,7 @@ def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainSt
 
 def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, lattice: Lattice) -> Programs:
     """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
-    model, cfg = decoder.MODEL, model_config(config, tokenizer.vocab_size)
+    model, cfg = decoder.MODEL, model_config(config, tokenizer)
     learned = model if config.learner.layers == "scanned" else unrolled(model)
     static = dict(model=learned, cfg=cfg, chunk=config.learner.logprob_chunk)
     completion = config.sampler.completion_length

@@ -13,6 +13,7 @@ import numpy as np
 from jrl import config as gin
 from jrl import paths
 from jrl.ahead import rollout_shape
+from jrl.checkpoints.published import load
 from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
 from jrl.job import Job
@@ -95,7 +96,7 @@ def restore(job: Job) -> Progress:
         if paths.exists(metrics) and paths.size(metrics):
             job.display.note(f"no checkpoint in {job.folder}: beginning anew, what metrics.jsonl holds is dropped")
         open_files(job, 0, 0)
-        return Progress(job.programs.init(job.key), None, rl=False)
+        return Progress(beginning(job), None, rl=False)
     job.done, job.evals = host["done"], host["evals"]
     job.skipped, job.unscored = host["in_a_row"]["skipped"], host["in_a_row"]["unscored"]
     job.seconds = host["time"]["seconds"]
@@ -109,6 +110,17 @@ def restore(job: Job) -> Progress:
     job.stream.set_state(host["data"]["train"])
     job.display.note(f"resumed after step {job.done} of {job.total}")
     return Progress(tree["state"], waiting, rl=job.done > job.sft_steps)
+
+
+def beginning(job: Job) -> TrainState:
+    """Returns the state before the first step: random weights, or the published ones that the run starts from."""
+    state = job.programs.init(job.key)
+    if job.published is None:
+        return state
+    for leaf in jax.tree.leaves(state.params):
+        leaf.delete()  # both sets of weights need not fit
+    told = lambda done, total: job.display.phase(f"reading weights, {done} of {total}")
+    return state.replace(params=load(job.published, job.mesh, told))
 
 
 def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:

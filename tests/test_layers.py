@@ -34,7 +34,7 @@ LAYERS = (
     ("resolve", "check"),
     ("job",),
     ("ahead", "collect", "policy"),
-    ("learn", "evaluate", "records", "score", "chat", "doctor"),
+    ("learn", "evaluate", "records", "score", "chat", "doctor", "export"),
     ("loop", "reevaluate"),
     ("api",),
     ("cli",),

@@ -1,4 +1,4 @@
-"""Random models of transformers. Needs the extra `parity`; imported by trials and by the maker of golden files only."""
+"""Random models of transformers. Needs the extra `reference`; imported by trials and by the maker of golden files only."""
 
 from __future__ import annotations
 

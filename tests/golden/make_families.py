@@ -1,6 +1,6 @@
 """Writes tests/golden/families: for each family its config.json in both layouts, its tensors' names, and logits.
 
-    pip install 'jrl-jax[parity]' && PYTHONPATH=tests python tests/golden/make_families.py [FAMILY ...]
+    pip install 'jrl-jax[reference]' && PYTHONPATH=tests python tests/golden/make_families.py [FAMILY ...]
 
 The weights are in no file: `families.shapes.weight` makes them from their names. transformers says the rest, in
 float32, and reads both layouts of config.json to the same logits before they are kept.

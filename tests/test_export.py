@@ -1,0 +1,112 @@
+"""A run becomes a published folder, a published folder becomes a run, and both say the same."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jrl
+from jrl.export import export_policy, size_of
+from jrl.policy import open_trained
+from jrl.score import score
+
+TINY = ("Loop.steps=2", "Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "Decoder.layers=2",
+        "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
+ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    jrl.train("configs/tiny.gin", TINY, run=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exports") / "model"
+    step, files = export_policy(run, folder, max_shard="4KB")
+    assert step == 2 and "model.safetensors.index.json" in files
+    return folder
+
+
+def test_an_exported_run_scores_as_the_run(run, published):
+    expected = score(open_trained(run), ROWS)
+    found = score(open_trained(published), ROWS)
+    for a, b in zip(found, expected):
+        np.testing.assert_array_equal(a, b)
+    assert json.loads((published / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_a_saved_step_is_exported(run, tmp_path):
+    assert export_policy(run, tmp_path / "one", step=1, dtype="bfloat16")[0] == 1
+    first, last = open_trained(run, step=1).params, open_trained(tmp_path / "one").params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), last, first)
+    with pytest.raises(ValueError, match="no save of step 7"):
+        export_policy(run, tmp_path / "seven", step=7)
+
+
+def test_a_folder_that_holds_something_is_not_written_to(run, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not empty"):
+        export_policy(run, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_training_starts_from_published_weights_and_needs_the_folder_no_more(run, published, tmp_path):
+    text = open("configs/tiny.gin").read()
+    start, rest = text.split("Decoder:\n")
+    rest = rest.split("\n\n", 1)[1]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in published.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    gin = tmp_path / "from.gin"
+    gin.write_text(f"{start}Config.model = @Published()\nPublished.path = '{folder}'\n{rest}")
+    few = ("Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "AdamW.learning_rate=1e-9")
+    jrl.train(str(gin), [*few, "Loop.steps=1"], run=tmp_path / "run")
+    # One update of 1e-9 moves no weight by more than that: the run began where the folder was.
+    was, now = open_trained(run).params, open_trained(tmp_path / "run").params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-9, rtol=1e-7), now, was)
+    for path in folder.iterdir():
+        path.unlink()
+    jrl.train(str(gin), [*few, "Loop.steps=2"], run=tmp_path / "run")
+    assert export_policy(tmp_path / "run", tmp_path / "out")[0] == 2
+
+
+def test_text_without_a_tokenizer_is_refused(published, tmp_path):
+    from jrl.score import score_file
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "hello"}\n')
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        score_file(open_trained(published), rows, tmp_path / "out.jsonl")
+    with pytest.raises(ValueError, match="no steps"):
+        open_trained(published, step=3)
+
+
+def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused(published, tmp_path):
+    config = json.loads((published / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
+    text = open("configs/tiny.gin").read()
+    start, rest = text.split("Decoder:\n")
+    gin = tmp_path / "from.gin"
+    gin.write_text(
+        f"{start}Config.model = @Published()\nPublished.path = '{tmp_path}'\n{rest.split(chr(10) * 2, 1)[1]}"
+    )
+    with pytest.raises(ValueError, match="32 rows"):
+        jrl.train(str(gin), run=tmp_path / "run")
+
+
+@pytest.mark.parametrize("text, expected", [("5GB", 5 * 10**9), ("20kb", 20_000), ("7", 7)])
+def test_sizes(text, expected):
+    assert size_of(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0GB", "-1GB", "5 apples", "1.5GB"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(ValueError, match="max-shard-size"):
+        size_of(text)
