@@ -1,4 +1,4 @@
-"""Against transformers, live: logits, greedy continuations, and folders both ways. `pytest -m slow`, extra `reference`."""
+"""Against transformers, live: logits, greedy continuations, folders both ways. `pytest -m slow`, extra `reference`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random models of transformers. Needs the extra `reference`; imported by trials and by the maker of golden files only."""
+"""Random models of transformers, for trials and for the maker of golden files. Needs the extra `reference`."""
 
 from __future__ import annotations
 
