@@ -1,7 +1,8 @@
 """Compiles the programs of a run before they are needed, from shapes alone.
 
 What the first step needs is compiled by the first step. The rest (RL's programs during the warm start, evaluation) is
-compiled here before the second step ends, so that a compilation afterwards can be an error.
+compiled here before the second step ends, so that a compilation afterwards can be an error. Only shapes are asked of
+the job: a plan (jrl.plan.shapes) goes the same way with a run that was never opened.
 """
 
 from __future__ import annotations
@@ -32,13 +33,18 @@ def compile_rest(job: Job) -> None:
     with job.timed("compile"):
         state = job.programs.init.shape(programs.abstract(job.key, job.mesh))
         if job.config.eval is not None:
-            arguments = list(sample_arguments(job, state, job.config.eval.batch))
-            arguments[5] = programs.abstract(job.eval_law, job.mesh)
-            job.programs.sample_eval.compile(*arguments)
+            compile_eval(job, state)
         if job.done <= job.sft_steps:
             job.programs.begin_rl.compile(state)
         if job.done < job.total:
             compile_rl(job, job.programs.begin_rl.shape(state))
+
+
+def compile_eval(job: Job, state: TrainState) -> None:
+    """Compiles the sampling of evaluation."""
+    arguments = list(sample_arguments(job, state, job.config.eval.batch))
+    arguments[5] = programs.abstract(job.eval_law, job.mesh)
+    job.programs.sample_eval.compile(*arguments)
 
 
 def compile_rl(job: Job, state: TrainState) -> None:

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jrl.experiment import Config
 from jrl.job import open_job
 from jrl.loop import steps as loop_steps
 from jrl.parts import Part
+from jrl.plan.start import refuse_overflow
 from jrl.records import Preempted, Step
 from jrl.resolve import load_config
 from jrl.signals import stop_on_signals
@@ -37,6 +40,7 @@ def steps(
     resolved, loaded = load_config(config, bindings, parts)
     folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     stop = threading.Event() if stop is None else stop
+    refuse_overflow(resolved, loaded, jax.devices())
     with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
         if stop.is_set():
             raise Preempted("asked to stop before the first step; nothing was changed")

@@ -197,6 +197,24 @@ def train(args: argparse.Namespace) -> int:
     return DONE
 
 
+def plan(args: argparse.Namespace) -> int:
+    from jrl.plan.compiled import set_environment
+
+    set_environment()
+    prepare_jax(args, platform="cpu")  # nothing runs
+    from jrl.plan import report
+    from jrl.plan.chips import parse_topology
+    from jrl.plan.planning import make_plan, to_json
+    from jrl.resolve import load_config
+
+    topology = parse_topology(args.topology)
+    config, parts = load_config(args.config, args.bindings)
+    say = lambda line: print(f"jrl: {line}", file=sys.stderr, flush=True)
+    made = make_plan(config, parts, topology, [args.config, *args.bindings], say, count=not args.no_collectives)
+    print(json.dumps(to_json(made), indent=1) if args.json else report.text(made))
+    return DONE
+
+
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.policy import open_trained
@@ -351,6 +369,15 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _devices(parser)
 
 
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file; no data and no tokenizer is opened")
+    _bindings(parser, "what the file says")
+    parser.add_argument("--topology", metavar="CHIP:GRID", required=True, help="as v5e:4x8 or v5p:4x4x4")
+    parser.add_argument("--json", action="store_true", help="one JSON object; memory in GiB a device")
+    parser.add_argument("--no-collectives", action="store_true",
+                        help="do not compile once more for virtual CPU devices to count collectives")  # fmt: skip
+
+
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
@@ -425,6 +452,12 @@ COMMANDS: dict[str, Command] = {
         "jrl train configs/tiny.gin Loop.lag=1 --run runs/tiny",
         _train_arguments,
         train,
+    ),
+    "plan": Command(
+        "Say whether a run fits a TPU topology, with what memory and in what time, without one.",
+        "jrl plan configs/plan/8b.gin --topology v5p:4x4x4",
+        _plan_arguments,
+        plan,
     ),
     "score": Command(
         "Write the log-probs of given tokens or texts under a trained policy.",

@@ -22,7 +22,11 @@ from jrl.experiment import Config, Eval
 from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
+<<<<<<< HEAD
 from jrl.models.contract import Model, axes, init, unrolled
+=======
+from jrl.models.contract import Model, init
+>>>>>>> 9325d4a (Plan a run for a TPU topology without one: shapes, budget, operations, time, and the compiler's own word)
 from jrl.models.decoder import Decoder
 from jrl.optimizer import optimizer
 from jrl.pack import Plan, Shape
@@ -100,8 +104,7 @@ def sft_shape(config: Config, mesh: Mesh) -> Shape:
 def initial_state(key: Array, config: Config, cfg: Decoder, model: Model) -> TrainState:
     """Returns the state before the first step, parameters sharded for training. `key` is the run's root."""
     parameters = model.spec(cfg)
-    params = init(jax.random.fold_in(key, INIT_NAME), parameters)
-    params = jax.tree.map(lambda p, names: jax.sharding.reshard(p, spec(names, TRAIN)), params, axes(parameters))
+    params = init(jax.random.fold_in(key, INIT_NAME), parameters, lambda names: spec(names, TRAIN))
     first = config.optimizer if config.sft is None else config.sft.optimizer
     zero = jnp.zeros((), jnp.int32)
     return TrainState(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import pytest
 
 import jrl
+from jrl.plan.case import make_case
+from jrl.plan.chips import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin"))
@@ -23,10 +26,20 @@ def test_it_loads(name, monkeypatch):
     assert config.loop.steps > 0
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("configs/plan/")])
 def test_its_head_gives_command_hardware_time_and_expectation(name):
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     head = "\n".join(line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
     assert f"jrl train {name}" in head
     for word in ("Hardware:", "Time:", "Expected:"):
         assert word in head
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("configs/plan/")])
+def test_the_head_of_a_shape_gives_its_plan_and_topology(name):
+    head = (ROOT / name).read_text(encoding="utf-8").split("\n\n")[0]
+    topology = re.search(r"^# Topology: (\S+)$", head, re.MULTILINE)[1]
+    assert f"jrl plan {name} --topology {topology}" in head
+    chips = parse_topology(topology).num_devices
+    config, parts = jrl.load_config(str(ROOT / name))
+    assert make_case(config, parts, chips).spec

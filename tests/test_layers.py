@@ -34,7 +34,7 @@ LAYERS = (
     ("resolve", "check"),
     ("job",),
     ("ahead", "collect", "policy"),
-    ("learn", "evaluate", "records", "score", "chat", "doctor", "export"),
+    ("learn", "evaluate", "records", "score", "chat", "doctor", "export", "plan"),
     ("loop", "reevaluate"),
     ("api",),
     ("cli",),

@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import PartitionSpec
 
 from jrl.types import Array, PyTree
+
+Names = tuple[str | None, ...]  # logical axes of a parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,7 @@ class ParamSpec:
 
     shape: tuple[int, ...]
     dtype: Any
-    axes: tuple[str | None, ...]
+    axes: Names
     scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones
 
 
@@ -66,16 +69,23 @@ def abstract(spec: PyTree) -> PyTree:
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), spec, is_leaf=is_spec)
 
 
-def init(key: Array, spec: PyTree) -> PyTree:
-    """Returns fresh parameters. Each is drawn under a key that its name gives, so adding one moves no other."""
+def init(key: Array, spec: PyTree, place: Callable[[Names], PartitionSpec | None] = lambda names: None) -> PyTree:
+    """Returns fresh parameters. Each is drawn under a key that its name gives, so adding one moves no other.
+
+    Args:
+      place: logical axes -> where the parameter lies. It is drawn there, a shard by each device: no device ever holds
+        a whole one. The numbers do not depend on it.
+    """
 
     def draw(path: tuple, s: ParamSpec) -> Array:
+        where = place(s.axes)
         if s.scale is None:
-            return jnp.ones(s.shape, s.dtype)
+            return jnp.ones(s.shape, s.dtype, out_sharding=where)
         if s.scale == 0:
-            return jnp.zeros(s.shape, s.dtype)
+            return jnp.zeros(s.shape, s.dtype, out_sharding=where)
         name = zlib.crc32(jax.tree_util.keystr(path).encode())
-        return (jax.random.normal(jax.random.fold_in(key, name), s.shape) * s.scale).astype(s.dtype)
+        drawn = jax.random.normal(jax.random.fold_in(key, name), s.shape, out_sharding=where)
+        return (drawn * s.scale).astype(s.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, spec, is_leaf=is_spec)
 

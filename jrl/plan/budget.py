@@ -1,0 +1,134 @@
+"""The memory of a run's programs on one device, from arithmetic: by kind, before anything is compiled.
+
+What a program takes is what the run keeps (weights, optimiser) and what it makes for itself: gradients, activations,
+cache, and the rest, which is temporary. Copies are counted as the TPU compiler was seen to make them; `jrl plan` prints
+both numbers side by side where libtpu is installed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from jrl.models.contract import is_spec
+from jrl.plan.case import Case, share
+from jrl.plan.estimate import cache_bytes, held_bytes, itemsize
+from jrl.sharding import GATHERED, TRAIN
+
+FLOAT32 = 4  # bytes
+
+# Arrays of the size of the scores that exist at once. Float32 products are of three bfloat16 parts each (1.5 times the
+# bytes); the backward pass has the softmax's gradient too. Calibrated: 8B, v5p:4x4x4, libtpu 0.0.42.1.
+FORWARD_SCORES, BACKWARD_SCORES = 4, 8
+
+
+class Memory(NamedTuple):
+    """Bytes on one device."""
+
+    weights: int = 0  # stored for training, with the frozen reference and the version before
+    optimiser: int = 0
+    gradients: int = 0
+    activations: int = 0  # kept by the forward pass for the backward pass
+    cache: int = 0  # keys and values of the sampler
+    temporary: int = 0  # everything else
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def kept(case: Case) -> Memory:
+    """Returns what the run holds all the time."""
+    stored = held_bytes(case, TRAIN, case.cfg.param_dtype)
+    return Memory(weights=stored * (1 + case.reference + case.behaviour), optimiser=2 * stored)
+
+
+def init(case: Case) -> Memory:
+    """Returns the memory of the first state: weights are drawn where they lie."""
+    stored = held_bytes(case, TRAIN, case.cfg.param_dtype)
+    return Memory(weights=stored, optimiser=2 * stored)
+
+
+def sample(case: Case) -> Memory:
+    """Returns the memory of sampling: weights gathered over fsdp as they multiply, embedding and head once more as they
+    are exchanged; the prompts' keys and values beside the slots'; the prefill's layer at work, or a turn's logits."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    prompts = case.prompts // case.shards
+    length = case.config.data.prompt_length
+    a_column = 2 * cfg.layers * cfg.kv_heads // tensor * cfg.head_dim * itemsize(cfg.dtype)
+    scores = prompts * cfg.heads // tensor * length * length * FLOAT32
+    hidden = prompts * length * (2 * cfg.width + cfg.mlp_width // tensor) * FLOAT32
+    logits = 3 * case.slots * cfg.vocab_size * FLOAT32
+    ends = 2 * head(case) * itemsize(cfg.dtype)
+    return kept(case)._replace(
+        cache=cache_bytes(case) + a_column * prompts * length,
+        temporary=held_bytes(case, GATHERED, cfg.dtype) + ends + max(FORWARD_SCORES * scores + hidden, logits),
+    )
+
+
+def a_layer(case: Case) -> int:
+    """Returns the elements of one layer's weights, gathered over fsdp, on one device."""
+    leaves = jax.tree.leaves(case.spec["layers"], is_leaf=is_spec)
+    return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) // case.cfg.layers
+
+
+def head(case: Case) -> int:
+    """Returns the elements of the head on one device."""
+    return case.cfg.vocab_size * case.cfg.width // case.sizes["tensor"]
+
+
+def at_work(case: Case, tokens: int, scores: int) -> int:
+    """Returns the bytes of one layer at work on `tokens`: inputs and outputs of its products, and `scores` arrays of
+    the size of the attention's scores, float32."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    narrow = itemsize(cfg.dtype)
+    projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // tensor
+    wide = 2 * cfg.width + projected + 3 * cfg.mlp_width // tensor
+    a_score = cfg.heads // tensor * case.shape.row_length * FLOAT32
+    return tokens * (wide * (narrow + FLOAT32) + scores * a_score)
+
+
+def update(case: Case) -> Memory:
+    """Returns the memory of an optimiser step: the gradient's sum and the micro-batch's own; the input of every layer;
+    one layer at work, or all that it keeps where nothing is computed again; a chunk of logits; head and embedding."""
+    cfg = case.cfg
+    stored = held_bytes(case, TRAIN, cfg.param_dtype)
+    tokens = case.rows * case.shape.row_length
+    inputs = cfg.layers * tokens * cfg.width * itemsize(cfg.dtype)
+    working = at_work(case, tokens, BACKWARD_SCORES)
+    weights = a_layer(case) * (2 * FLOAT32 + itemsize(cfg.dtype))
+    ends = 2 * head(case) * itemsize(cfg.dtype)
+    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
+    logits = 3 * case.rows * chunk * cfg.vocab_size // case.sizes["tensor"] * FLOAT32
+    every = cfg.remat == "none"
+    return kept(case)._replace(
+        gradients=2 * stored,
+        activations=inputs + (cfg.layers * at_work(case, tokens, 2) if every else 0),
+        temporary=working + weights + ends + logits,
+    )
+
+
+def logprobs(case: Case) -> Memory:
+    """Returns the memory of a log-prob pass: a layer at work, or the head and a chunk of logits after the last."""
+    cfg = case.cfg
+    tokens = case.rows * case.shape.row_length
+    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
+    logits = 3 * case.rows * chunk * cfg.vocab_size // case.sizes["tensor"] * FLOAT32
+    layers = at_work(case, tokens, FORWARD_SCORES) + a_layer(case) * (FLOAT32 + itemsize(cfg.dtype))
+    return kept(case)._replace(temporary=max(layers, 2 * head(case) * itemsize(cfg.dtype) + logits))
+
+
+def of_programs(case: Case) -> dict[str, Memory]:
+    """Returns the memory of every program that decides whether a run fits."""
+    found = {"init": init(case), "sample": sample(case)}
+    if case.passes:
+        found["logprobs"] = logprobs(case)
+    return {**found, "update": update(case)}
+
+
+def peak(case: Case) -> tuple[str, int]:
+    """Returns the program that takes the most memory, and its bytes on one device."""
+    found = of_programs(case)
+    name = max(found, key=lambda name: found[name].total)
+    return name, found[name].total

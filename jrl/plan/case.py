@@ -1,0 +1,102 @@
+"""A run as its shapes on a mesh: all that memory, operations and time are counted from. No device, no array."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType
+
+from jrl import programs
+from jrl.experiment import Config, row_of
+from jrl.job import check_divides
+from jrl.models import decoder
+from jrl.models.contract import ParamSpec
+from jrl.models.decoder import Decoder
+from jrl.pack import Shape
+from jrl.parts import Parts
+from jrl.sharding import AXES, BATCH_AXES, MeshShape
+from jrl.tokenizers.bytes import Bytes, ByteTokenizer
+from jrl.types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The shapes of a run on one mesh."""
+
+    config: Config
+    cfg: Decoder  # its vocabulary filled in
+    sizes: dict[str, int]  # devices along each mesh axis
+    spec: PyTree  # the model's ParamSpecs
+    shape: Shape  # packed, of one RL optimiser step
+    prompts: int  # B, padded to the batch shards
+    reference: bool  # the algorithm keeps frozen weights
+    behaviour: bool  # and those of the version before
+    passes: int  # log-prob passes over a batch: old and reference
+
+    shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
+    sequences = property(lambda self: self.prompts * self.config.loop.samples)  # N
+    width = property(lambda self: self.config.data.prompt_length + self.config.sampler.completion_length)  # T
+
+    @property
+    def slots(self) -> int:
+        """Sequences that a batch shard decodes at once."""
+        return min(self.config.sampler.slots, self.sequences // self.shards)
+
+    @property
+    def turns(self) -> int:
+        """Decoding turns of a step where every completion is as long as it may be."""
+        return -(-(self.sequences // self.shards) // self.slots) * self.config.sampler.completion_length
+
+    @property
+    def rows(self) -> int:
+        """Packed rows of a micro-batch on one batch shard."""
+        return self.shape.rows // self.shards
+
+
+def vocabulary(config: Config) -> int:
+    """Returns the vocabulary of the run. Neither data nor a tokenizer's file is opened.
+
+    Raises: ValueError where the configuration does not say it.
+    """
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    if isinstance(config.tokenizer, Bytes):
+        return ByteTokenizer.vocab_size
+    said = getattr(config.tokenizer, "vocab_size", None)
+    if not isinstance(said, int):
+        raise ValueError("a plan needs the size of the vocabulary: set Decoder.vocab_size")
+    return said
+
+
+def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
+    """Returns the shapes of `config` on `num_devices`. Raises ValueError where they do not divide."""
+    sizes = dict(zip(AXES, config.mesh.sizes(num_devices)))
+    mesh = abstract_mesh(config.mesh, num_devices)
+    cfg = programs.model_config(config, vocabulary(config))
+    check_divides(cfg, mesh)
+    algorithm = row_of(parts.tables, "algos", config.algo)
+    reference = algorithm.needs_reference(config.algo)
+    return Case(
+        config=config,
+        cfg=cfg,
+        sizes=sizes,
+        spec=decoder.spec(cfg),
+        shape=programs.train_shape(config, mesh),
+        prompts=programs.padded_prompts(config, mesh),
+        reference=reference,
+        behaviour=config.loop.lag > 0 and algorithm.refill(config.algo) is not None,
+        passes=(config.learner.updates_per_batch > 1) + reference,
+    )
+
+
+def abstract_mesh(shape: MeshShape, num_devices: int) -> AbstractMesh:
+    """Returns the mesh without devices."""
+    return AbstractMesh(shape.sizes(num_devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:
+    """Returns the elements of a parameter that one device holds under a table of `jrl.sharding`."""
+    cut = math.prod(sizes[rules[name]] for name in parameter.axes if name is not None and rules[name] is not None)
+    return math.prod(parameter.shape) // cut

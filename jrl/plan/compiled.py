@@ -1,0 +1,157 @@
+"""Compiles a run's programs for a topology without a device of it, through libtpu, and reads their memory.
+
+libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment.
+Results are kept by program and topology: the key is the program's own text.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from jrl import paths
+from jrl.plan.chips import Topology
+from jrl.sharding import MeshShape, make_mesh
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # nothing runs
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else two plans at once abort on libtpu's lock file
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TPU_STDERR_LOG_LEVEL": "3",
+}
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+KEPT_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program, bytes on one device. Where it does not fit, only `needed`."""
+
+    arguments: int = 0
+    outputs: int = 0  # beyond arguments that are given up for them
+    temporary: int = 0
+    code: int = 0
+    needed: int | None = None  # HBM that the compiler asked for and did not find
+    compile_seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.needed if self.needed is not None else self.arguments + self.outputs + self.temporary + self.code
+
+
+def set_environment() -> None:
+    """Sets what libtpu reads from the environment when it is loaded. Call it before JAX starts."""
+    os.environ.update(ENVIRONMENT)
+
+
+def libtpu_version() -> str | None:
+    """Returns the version of libtpu; None where it is not installed."""
+    try:
+        return importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
+    """Returns the mesh over a topology's devices. Raises ValueError where libtpu knows no such grid."""
+    grid = (*topology.grid, *[1] * (3 - len(topology.grid)))
+    host = tuple(min(2, n) for n in grid[:2]) + (1,)
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=f"{topology.chip.platform}:{'x'.join(map(str, topology.grid))}",
+            chips_per_host_bounds=host,
+            **topology.chip.options,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"libtpu has no topology {topology.name}: {str(error).splitlines()[0]}") from error
+    return make_mesh(shape, found.devices)
+
+
+def compile_all(
+    lowered: Mapping[str, Any], topology: Topology, announce: Callable[[str, Compiled, bool], None], at_once: int = 2
+) -> dict[str, Compiled]:
+    """Returns what the compiler says of every program, `at_once` of them compiled at a time.
+
+    Args:
+      announce: told the name of each as it is done, what was found, and whether it was found in the cache.
+    """
+    size = lambda name: len(lowered[name].as_text())
+    order = sorted(lowered, key=size, reverse=True)  # the longest first, so that the last to end ends soon
+    found = {}
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        under_way = {pool.submit(compile_one, lowered[name], topology): name for name in order}
+        for done in concurrent.futures.as_completed(under_way):
+            name = under_way[done]
+            found[name], cached = done.result()
+            announce(name, found[name], cached)
+    return {name: found[name] for name in lowered}
+
+
+def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
+    """Returns what the compiler says of one program, and whether an earlier plan had asked."""
+    place = cache_file(lowered.as_text(), topology)
+    if place is not None and (kept := read_kept(place)) is not None:
+        return kept, True
+    found = compile_now(lowered)
+    if place is not None:
+        paths.make_dir(place.parent)
+        paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(found)).encode())
+    return found, False
+
+
+def compile_now(lowered: Any) -> Compiled:
+    start = time.monotonic()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needed = hbm_asked(str(error))
+        if needed is None:
+            raise
+        return Compiled(needed=needed, compile_seconds=time.monotonic() - start)
+    memory = compiled.memory_analysis()
+    return Compiled(
+        arguments=memory.argument_size_in_bytes,
+        outputs=max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
+        temporary=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        compile_seconds=time.monotonic() - start,
+    )
+
+
+def hbm_asked(message: str) -> int | None:
+    """Returns the HBM, bytes, that a refused program would have used; None where the message is of something else."""
+    match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    return int(float(match[1]) * UNITS[match[2]]) if match else None
+
+
+def cache_file(text: str, topology: Topology) -> Path | None:
+    """Returns where the result for a program's text on a topology is kept; None where there is no home to keep it."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(home):
+        return None
+    parts = (KEPT_FORMAT, jax.__version__, libtpu_version(), topology.name, os.environ.get("LIBTPU_INIT_ARGS"), text)
+    return Path(home) / "jrl" / "plan" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
+
+
+def read_kept(place: Path) -> Compiled | None:
+    """Returns what an earlier plan found; None where nothing whole is there."""
+    try:
+        return Compiled(**json.loads(place.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,172 @@
+"""About how long a step takes: the slowest of matrix unit, memory and links, for each program. A bound from below.
+
+    seconds = max(operations / matrix rate, bytes / HBM rate, link bytes / ring rate)
+
+Assumed, and printed with every estimate:
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.models.contract import is_spec
+from jrl.plan import flops
+from jrl.plan.case import Case, share
+from jrl.plan.chips import Chip
+from jrl.plan.flops import Flops
+from jrl.sharding import GATHERED, TRAIN
+
+FLOAT32_PASSES = 6  # bfloat16 products of one float32 product at the precision jrl asks for, 'highest'
+
+ASSUMPTIONS = (
+    "every unit at its peak, and the slowest alone counts: memory, links and matrix unit overlap within a program",
+    f"float32 products take {FLOAT32_PASSES} bfloat16 passes (precision 'highest'); attention is in float32",
+    "every completion is as long as it may be, every packed row is full, nothing is refilled",
+    "a mesh axis moves data around one ring of the torus, both ways",
+    "host time (scoring, data, dispatch) is not in it",
+)
+
+
+class Estimate(NamedTuple):
+    """Seconds of one call of a program on one device, by what limits it."""
+
+    compute: float
+    memory: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self)
+
+    @property
+    def bound(self) -> str:
+        return ("compute", "memory", "links")[self.index(max(self))]
+
+
+class Traffic(NamedTuple):
+    """What one call of a program moves, on one device."""
+
+    hbm: float  # bytes between HBM and the chip
+    links: dict[str, float]  # bytes received over links, by mesh axis
+
+
+def itemsize(dtype: str) -> int:
+    return jnp.dtype(dtype).itemsize
+
+
+def held_bytes(case: Case, rules: dict, dtype: str) -> int:
+    """Returns the bytes of all parameters on one device, laid out by `rules`, as `dtype`."""
+    leaves = jax.tree.leaves(case.spec, is_leaf=is_spec)
+    return sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
+
+
+def gathered_over(case: Case, received: float) -> dict[str, float]:
+    """Returns what a device receives over fsdp to hold `received` bytes whole of which it had its share."""
+    n = case.sizes["fsdp"]
+    return {"fsdp": received * (n - 1) / n}
+
+
+def tensor_sums(case: Case, tokens: float, sums: int) -> dict[str, float]:
+    """Returns the bytes over the tensor axis of `sums` all-reduces a layer of [tokens, D]: reduce, then gather."""
+    n = case.sizes["tensor"]
+    size = tokens * case.cfg.width * itemsize(case.cfg.dtype)
+    return {"tensor": case.cfg.layers * sums * 2 * size * (n - 1) / n}
+
+
+def add(*parts: dict[str, float]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for axis, size in part.items():
+            total[axis] = total.get(axis, 0.0) + size
+    return total
+
+
+def sample_traffic(case: Case) -> Traffic:
+    """Returns the traffic of sampling: weights gathered once, then read at every turn with the whole cache."""
+    cfg = case.cfg
+    weights = held_bytes(case, GATHERED, cfg.dtype)
+    cache = cache_bytes(case)
+    prompts = case.prompts // case.shards * case.config.data.prompt_length
+    gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.param_dtype))
+    turned = case.turns * case.slots
+    return Traffic(
+        hbm=2 * held_bytes(case, GATHERED, cfg.param_dtype) + case.turns * (weights + cache),
+        links=add(gathered, tensor_sums(case, prompts + turned, 2)),
+    )
+
+
+def cache_bytes(case: Case) -> int:
+    """Returns the keys and values of all slots on one device, bytes."""
+    cfg = case.cfg
+    heads = cfg.kv_heads // case.sizes["tensor"]
+    return 2 * cfg.layers * case.slots * heads * case.width * cfg.head_dim * itemsize(cfg.dtype)
+
+
+def layer_traffic(case: Case, tokens: float) -> float:
+    """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
+    of every product once, and the float32 scores written and read around the softmax."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    wide = 2 * cfg.width + (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim / tensor + 3 * cfg.mlp_width / tensor
+    scores = 4 * 4 * cfg.heads / tensor * case.shape.row_length
+    return cfg.layers * tokens * (2 * wide * itemsize(cfg.dtype) + scores)
+
+
+def pass_traffic(case: Case, passes: int) -> Traffic:
+    """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches."""
+    cfg = case.cfg
+    tokens = case.shape.micro_batches * case.rows * case.shape.row_length
+    weights = held_bytes(case, GATHERED, cfg.dtype)
+    times = case.shape.micro_batches * passes
+    return Traffic(
+        hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
+        links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, 2 * passes)),
+    )
+
+
+def update_traffic(case: Case) -> Traffic:
+    """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees."""
+    cfg = case.cfg
+    once = pass_traffic(case, 4 if cfg.remat == "layer" else 3)
+    stored = held_bytes(case, TRAIN, cfg.param_dtype)
+    gradient = held_bytes(case, GATHERED, cfg.param_dtype) * case.shape.micro_batches
+    reduced = gathered_over(case, gradient)
+    copies = case.sizes["data"]
+    reduced = add(reduced, {"data": 2 * stored * case.shape.micro_batches * (copies - 1) / copies})
+    return Traffic(hbm=once.hbm + 3 * stored * case.shape.micro_batches + 10 * stored, links=add(once.links, reduced))
+
+
+def of_programs(case: Case) -> dict[str, Traffic]:
+    """Returns the traffic of one call of each program that is counted."""
+    found = {"sample": sample_traffic(case)}
+    if case.passes:
+        found["logprobs"] = pass_traffic(case, 1)
+    return {**found, "update": update_traffic(case)}
+
+
+def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate:
+    """Returns the least time of a program on one device."""
+    devices = 1
+    for size in case.sizes.values():
+        devices *= size
+    narrow = FLOAT32_PASSES if case.cfg.dtype == "float32" else 1
+    operations = (narrow * count.weights + FLOAT32_PASSES * count.attention) / devices
+    return Estimate(
+        compute=operations / chip.matrix_rate,
+        memory=traffic.hbm / chip.hbm_rate,
+        links=sum(traffic.links.values()) / chip.ring_rate,
+    )
+
+
+def calls(case: Case) -> dict[str, int]:
+    """Returns how often a step of RL calls each program."""
+    learner = case.config.learner
+    return {"sample": 1, "logprobs": case.passes * learner.minibatches, "update": learner.updates_per_batch}
+
+
+def step_seconds(case: Case, chip: Chip) -> float:
+    """Returns the seconds of one step of RL."""
+    counts, moved, times = flops.of_programs(case), of_programs(case), calls(case)
+    return sum(times[name] * estimate(counts[name], moved[name], case, chip).seconds for name in counts)

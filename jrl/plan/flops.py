@@ -1,0 +1,88 @@
+"""Floating-point operations of a run's programs, counted from shapes: a multiply-add is two.
+
+Only products of matrices are counted, as they are computed: attention over whole rows, masked or not, and over every
+column of the cache. The compiler's own count is no help here: it counts the body of a loop once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+
+from jrl.models.contract import is_spec
+from jrl.models.decoder import Decoder
+from jrl.plan.case import Case
+from jrl.types import PyTree
+
+
+class Flops(NamedTuple):
+    """Operations of a whole program, over all devices."""
+
+    weights: float  # products with weights, in Decoder.dtype
+    attention: float  # scores and weighted values, which the attention computes in float32
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.attention
+
+
+def layer_weights(spec: PyTree) -> int:
+    """Returns the elements of all layers' matrices: what every token is multiplied with."""
+    leaves = jax.tree.leaves(spec["layers"], is_leaf=is_spec)
+    return sum(math.prod(leaf.shape) for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2)
+
+
+def head_weights(cfg: Decoder) -> int:
+    """Returns the elements of the head. The embedding's lookup multiplies nothing."""
+    return cfg.vocab_size * cfg.width
+
+
+def attention(cfg: Decoder, columns: int) -> int:
+    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values."""
+    return cfg.layers * 2 * (2 * cfg.heads * cfg.head_dim * columns)
+
+
+def prefill(case: Case) -> Flops:
+    """Returns the operations of running every prompt once through the layers; no logit is computed."""
+    length = case.config.data.prompt_length
+    tokens = case.prompts * length
+    return Flops(2.0 * tokens * layer_weights(case.spec), float(tokens * attention(case.cfg, length)))
+
+
+def decode(case: Case) -> Flops:
+    """Returns the operations of decoding where every completion is as long as it may be: each turn feeds one token to
+    every slot of every shard, and looks at every column of its cache."""
+    tokens = case.turns * case.slots * case.shards
+    matrices = layer_weights(case.spec) + head_weights(case.cfg)
+    return Flops(2.0 * tokens * matrices, float(tokens * attention(case.cfg, case.width)))
+
+
+def logprobs(case: Case) -> Flops:
+    """Returns the operations of one log-prob pass over a full batch of packed rows."""
+    tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
+    matrices = layer_weights(case.spec) + head_weights(case.cfg)
+    return Flops(2.0 * tokens * matrices, float(tokens * attention(case.cfg, case.shape.row_length)))
+
+
+def update(case: Case) -> Flops:
+    """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
+    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so."""
+    tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
+    layers, head = 2.0 * tokens * layer_weights(case.spec), 2.0 * tokens * head_weights(case.cfg)
+    attended = float(tokens * attention(case.cfg, case.shape.row_length))
+    weights, again = 3 * layers + 4 * head, 0.0
+    if case.cfg.remat == "layer":
+        last = math.prod(case.spec["layers"]["down"].shape)
+        weights, again = weights + layers - 2.0 * tokens * last, attended
+    return Flops(weights, 3 * attended + again)
+
+
+def of_programs(case: Case) -> dict[str, Flops]:
+    """Returns the operations of one call of each program that multiplies matrices."""
+    sampling = [prefill(case), decode(case)]
+    found = {"sample": Flops(*(sum(parts) for parts in zip(*sampling)))}
+    if case.passes:
+        found["logprobs"] = logprobs(case)
+    return {**found, "update": update(case)}

@@ -1,0 +1,43 @@
+"""The budget at the start of a run: what cannot fit is refused before anything is compiled or a folder is written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.experiment import Config
+from jrl.parts import Parts
+from jrl.plan import budget, cheaper
+from jrl.plan.case import make_case, vocabulary
+from jrl.plan.chips import GIB
+
+# The arithmetic is good to about a tenth, and a run that would have fitted must not be refused.
+MARGIN = 1.1
+
+_log = logging.getLogger(__name__)
+
+
+def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> None:
+    """Raises ValueError, with the three cheapest changes, where a run's programs cannot fit its devices.
+
+    Nothing is said where a device does not know its memory, as a CPU.
+    """
+    limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if limit is None:
+        return
+    try:
+        vocabulary(config)
+    except ValueError:  # a published tokenizer says it once it is read
+        _log.warning("memory is not predicted: the configuration does not say Decoder.vocab_size")
+        return
+    case = make_case(config, parts, len(devices))
+    name, size = budget.peak(case)
+    if size <= limit * MARGIN:
+        return
+    changes = cheaper.cheapest(case, parts, limit, len(devices), chip=None)
+    lines = "\n".join(f"  {cheaper.sentence(change)}" for change in changes)
+    raise ValueError(
+        f"the run does not fit: {name} would take about {size / GIB:.2f} of {limit / GIB:.2f} GiB a device. "
+        f"The cheapest changes:\n{lines or '  none of one binding was found'}"
+    )

@@ -1,0 +1,41 @@
+"""A tiny run as a case, for counts by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from jrl.plan.case import make_case
+from jrl.resolve import load_config
+
+SMALL = [
+    "Decoder.vocab_size=512",
+    "Decoder.layers=2",
+    "Decoder.width=64",
+    "Decoder.heads=4",
+    "Decoder.kv_heads=2",
+    "Decoder.head_dim=16",
+    "Decoder.mlp_width=128",
+    "Data.prompt_length=8",
+    "Sampler.completion_length=24",
+    "Sampler.slots=3",
+    "Learner.row_length=32",
+    "Learner.micro_batch_tokens=64",
+    "Loop.prompts=4",
+    "Loop.samples=2",
+]
+
+
+def small_bindings(*bindings):
+    over = dict(binding.split("=", 1) for binding in [*SMALL, *bindings])
+    return [f"{name}={value}" for name, value in over.items()]
+
+
+@pytest.fixture(scope="session")
+def small():
+    """(bindings, devices) -> the case of a tiny run."""
+
+    def make(*bindings, devices=1):
+        config, parts = load_config("configs/tiny.gin", small_bindings(*bindings))
+        return make_case(config, parts, devices)
+
+    return make

@@ -1,0 +1,70 @@
+"""Memory by kind equals a count by hand, and moves the way a change should move it."""
+
+from __future__ import annotations
+
+import pytest
+
+from jrl.plan import budget, cheaper
+from jrl.plan.case import make_case
+from jrl.plan.chips import CHIPS
+from jrl.resolve import load_config
+
+# Matrices of two layers and the tied embedding; then norms: two of 64 and two of a head, 16, a layer; one of 64 last.
+PARAMETERS = 73728 + 32768 + 2 * (2 * 64 + 2 * 16) + 64
+
+
+def test_what_a_run_keeps_by_hand(small):
+    found = budget.kept(small())
+    assert (found.weights, found.optimiser) == (4 * PARAMETERS, 8 * PARAMETERS)
+    frozen = budget.kept(small("GRPO.kl=0.01"))
+    assert (frozen.weights, frozen.optimiser) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
+
+
+def test_shards_share_matrices_and_not_norms(small):
+    found = budget.kept(small("MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
+    assert found.weights == 4 * ((73728 + 32768) // 4 + 2 * (2 * 64 + 2 * 16) + 64)
+    copies = budget.kept(small("MeshShape.data=4", devices=4))
+    assert copies.weights == 4 * PARAMETERS
+
+
+def test_the_cache_by_hand(small):
+    # Keys and values of 2 layers, 2 heads of 16, float32: 512 bytes a column. 3 slots of 32 columns, 4 prompts of 8.
+    assert budget.sample(small()).cache == 512 * (3 * 32 + 4 * 8)
+    assert budget.sample(small("Decoder.dtype='bfloat16'")).cache == 256 * (3 * 32 + 4 * 8)
+
+
+def test_gradients_and_layer_inputs_by_hand(small):
+    found = budget.update(small("Decoder.remat='layer'"))
+    assert found.gradients == 2 * 4 * PARAMETERS  # the sum, and the micro-batch's own
+    assert found.activations == 2 * (2 * 32) * 64 * 4  # layers, rows x length, width, float32
+
+
+def test_computing_again_keeps_less(small):
+    assert budget.update(small("Decoder.remat='layer'")).total < budget.update(small()).total
+
+
+@pytest.fixture(scope="module")
+def large():
+    config, parts = load_config("configs/plan/8b.gin", [])
+    return make_case(config, parts, 64), parts
+
+
+def test_the_8b_update_is_within_a_tenth_of_the_compilers(large):
+    # jax 0.10.2, libtpu 0.0.42.1, v5p:4x4x4 as fsdp 16 x tensor 4: 1.434 GiB of arguments and 3.918 temporary.
+    assert budget.update(large[0]).total / 2**30 == pytest.approx(1.434 + 3.918, rel=0.1)
+
+
+def test_changes_save_what_they_say_and_those_that_fit_come_first(large):
+    case, parts = large
+    _, before = budget.peak(case)
+    found = cheaper.cheapest(case, parts, before - 2**28, 64, CHIPS["v5p"])
+    assert len(found) == 3
+    assert found[0].fits and [c.fits for c in found] == sorted((c.fits for c in found), reverse=True)
+    for change in found:
+        config, _ = load_config("configs/plan/8b.gin", change.bindings)
+        assert before - budget.peak(make_case(config, parts, 64))[1] == change.saves > 0
+
+
+def test_a_run_that_cannot_be_laid_out_is_refused(small):
+    with pytest.raises(ValueError, match="kv_heads = 2 does not divide"):
+        small("MeshShape.tensor=4", devices=4)

@@ -1,0 +1,51 @@
+"""Topologies are read from their names, and the table of chips is complete and says where its figures come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from jrl.plan.chips import CHIPS, GIB, parse_topology
+
+
+def test_a_topology_is_a_chip_and_a_grid():
+    topology = parse_topology("v5p:4x4x4")
+    assert (topology.name, topology.num_chips, topology.num_devices) == ("v5p:4x4x4", 64, 64)
+    assert parse_topology("v5e:4x8").grid == (4, 8)
+
+
+def test_half_a_tpu7x_is_a_device():
+    topology = parse_topology("tpu7x:2x2x1")
+    assert (topology.num_chips, topology.num_devices) == (4, 8)
+    chip = topology.chip
+    assert chip.limit_bytes == int((192 / 2 - 0.25) * GIB)
+    assert chip.matrix_rate == 2307e12 / 2 and chip.hbm_rate == 7380e9 / 2
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("v5e", "write CHIP:GRID"),
+        ("v5e:", "write CHIP:GRID"),
+        ("v5e:4x", "write CHIP:GRID"),
+        ("v5e:-4x8", "write CHIP:GRID"),
+        ("h100:8", "no chip 'h100' in the table; there are v4, v5e"),
+        ("v7x:2x2x1", "no chip 'v7x'"),
+        ("v5p:4x4", "3 dimensions, as v5p:4x4x4"),
+        ("v5e:4x4x4", "2 dimensions, as v5e:4x4"),
+        ("v5e:0x4", "2 dimensions"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_what_is_right(text, said):
+    with pytest.raises(ValueError, match="--topology") as error:
+        parse_topology(text)
+    assert said in str(error.value)
+
+
+def test_the_table_has_every_chip_with_its_source():
+    assert set(CHIPS) == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    for chip in CHIPS.values():
+        assert "docs" in chip.source
+        assert min(chip.hbm_gib, chip.hbm_gb_per_second, chip.bf16_tflops, chip.link_gb_per_second) > 0
+        # Links of a chip, both ways, against the figure for the whole chip in its source.
+        both_ways = chip.link_gb_per_second * 2 * 2 * chip.dimensions
+        assert both_ways == {"v4": 600, "v5e": 400, "v5p": 1200, "v6e": 800, "tpu7x": 1200}[chip.name]

@@ -1,0 +1,91 @@
+"""Operations equal a count by hand, and the compiler's where it can count: two layers, unrolled."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jrl.models.contract import abstract
+from jrl.models.decoder import MODEL, Decoder
+from jrl.ops.logprobs import token_logprobs
+from jrl.plan import flops
+
+# A layer: q 64x64, k and v 64x32 each, o 64x64, gate, up and down 64x128 each.
+LAYERS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
+HEAD = 64 * 512
+
+
+def test_weights_of_layers_and_head_by_hand(small):
+    case = small()
+    assert flops.layer_weights(case.spec) == LAYERS == 73728
+    assert flops.head_weights(case.cfg) == HEAD == 32768
+    assert flops.layer_weights(small("Decoder.tied=False").spec) == LAYERS
+
+
+def test_programs_by_hand(small):
+    case = small()
+    # 4 prompts of 8 tokens, each looking at 8 columns: scores and values are 2 * 4 heads * 16 a column, in 2 layers.
+    assert flops.prefill(case) == (2 * 32 * LAYERS, 32 * 2 * 2 * 2 * 4 * 16 * 8)
+    # 8 completions in 3 slots: 3 rounds of 24 turns, of 3 tokens, over the 32 columns of the cache.
+    assert (case.slots, case.turns) == (3, 72)
+    assert flops.decode(case) == (2 * 216 * (LAYERS + HEAD), 216 * 2 * 2 * 2 * 4 * 16 * 32)
+    # 8 rows of 32 tokens, in 4 micro-batches of 2 rows.
+    assert case.shape.micro_batches * case.shape.rows == 8
+    forward = flops.logprobs(case)
+    assert forward == (2 * 256 * (LAYERS + HEAD), 256 * 2 * 2 * 2 * 4 * 16 * 32)
+    assert flops.update(case) == (2 * 256 * (3 * LAYERS + 4 * HEAD), 3 * forward.attention)
+    kept_less = flops.update(small("Decoder.remat='layer'"))
+    # The last product of a layer, down, is not needed again.
+    assert kept_less == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
+
+
+def test_only_programs_of_the_run_are_counted(small):
+    assert set(flops.of_programs(small())) == {"sample", "update"}
+    assert set(flops.of_programs(small("GRPO.kl=0.01"))) == {"sample", "logprobs", "update"}
+
+
+def counted_by_xla(fn, *args):
+    return jax.jit(fn).lower(*args).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("remat", ["none", "layer"])
+def test_the_compiler_counts_the_same_within_3_percent(remat, small):
+    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=1024, remat=remat)
+    rows, length = 4, 128
+    bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
+        "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat")]  # fmt: skip
+    case = small(*bindings, "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
+                 "Loop.prompts=2")  # fmt: skip
+    assert case.shape.micro_batches * case.shape.rows == rows
+    params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+
+    def loss(params, tokens):
+        positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
+        hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
+        unembed = lambda h: MODEL.unembed(params, h, cfg)
+        logprobs, _ = token_logprobs(hidden, tokens, unembed, temperature=jnp.float32(1), chunk=length)
+        return logprobs.sum()
+
+    assert counted_by_xla(loss, params, ids) == pytest.approx(flops.logprobs(case).total, rel=0.03)
+    # In one chunk the compiler sees that the head's second pass is the first, and leaves it out.
+    once = flops.update(case).total - 2 * rows * length * flops.head_weights(cfg)
+    assert counted_by_xla(jax.value_and_grad(loss), params, ids) == pytest.approx(once, rel=0.03)
+
+
+def test_decoding_one_token_as_the_compiler_counts_it():
+    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=1024)
+    slots, columns = 8, 128
+    params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
+    ids = jax.ShapeDtypeStruct((slots, 1), jnp.int32)
+    stack = jax.eval_shape(lambda: MODEL.init_cache(cfg, slots, columns))
+    cache = jax.eval_shape(lambda c: type(c)(k=tuple(c.k), v=tuple(c.v)), stack)
+
+    def turn(params, tokens, cache):
+        hidden, cache = MODEL.forward(params, tokens, tokens, None, cfg, cache)
+        return MODEL.unembed(params, hidden, cfg), cache
+
+    matrices = flops.layer_weights(MODEL.spec(cfg)) + flops.head_weights(cfg)
+    ours = slots * (2 * matrices + flops.attention(cfg, columns))
+    assert counted_by_xla(turn, params, ids, cache) == pytest.approx(ours, rel=0.05)

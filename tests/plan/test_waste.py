@@ -1,0 +1,58 @@
+"""Wastes are flagged where they are introduced, and nothing is flagged where they are not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jrl import sampler
+from jrl.plan import budget, waste
+from jrl.plan.case import make_case
+from jrl.plan.collectives import collectives
+from jrl.plan.compiled import Compiled
+from jrl.plan.shapes import lower
+from jrl.resolve import load_config
+from jrl.sharding import make_mesh
+
+BINDINGS = ["MeshShape.fsdp=2", "MeshShape.tensor=2", "Loop.prompts=2", "Loop.samples=2", "Decoder.width=16",
+            "Sampler.layers='scanned'", "Decoder.vocab_size=320", "Learner.logprob_chunk=16"]  # fmt: skip
+
+
+def compiled(name, *bindings):
+    over = dict(binding.split("=", 1) for binding in [*BINDINGS, *bindings])
+    config, parts = load_config("configs/tiny.gin", [f"{key}={value}" for key, value in over.items()])
+    program = lower(config, parts, make_mesh(config.mesh, jax.devices()[:4]))[name]
+    return make_case(config, parts, 4), program.compile().as_text()
+
+
+def test_logits_of_whole_rows_are_flagged():
+    case, text = compiled("update")
+    assert waste.full_logits("update", case, waste.widest_logits(text, {320, 160})) is None
+    _, whole = compiled("update", "Learner.logprob_chunk=128")
+    said = waste.full_logits("update", case, waste.widest_logits(whole, {320, 160}))
+    assert said.startswith(f"update holds logits of {case.rows * 128} positions at once")
+
+
+def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
+    case, text = compiled("sample")
+    rows = [row._asdict() for row in collectives(text, list(case.sizes.items()), case.turns)]
+    assert waste.gathers_in_loop("sample", case, rows) == []
+    usual = sampler._draw
+
+    def wasteful(keys, logits, law):
+        whole = jax.lax.all_gather(logits, "fsdp").sum() * 0
+        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * whole, law)
+        return token, *rest
+
+    monkeypatch.setattr(sampler, "_draw", wasteful)
+    case, text = compiled("sample", "Sampler.slots=2")  # else the sampler's own trace is found again
+    rows = [row._asdict() for row in collectives(text, list(case.sizes.items()), case.turns)]
+    assert any("over fsdp inside the decode loop" in line for line in waste.gathers_in_loop("sample", case, rows))
+
+
+@pytest.mark.parametrize("copies, flagged", [(1, False), (2, True)])
+def test_a_second_cache_is_flagged(small, copies, flagged):
+    memory = budget.sample(small())
+    found = Compiled(temporary=memory.temporary + copies * memory.cache)
+    assert (waste.second_cache("sample", found, memory) is not None) is flagged
