@@ -46,7 +46,7 @@ class Vocabulary:
     """What programs ask of a tokenizer. Which ids end and pad changes no shape."""
 
     vocab_size: int
-    end_id: int = 1
+    end_ids: tuple[int, ...] = (1,)
     pad_id: int = 0
 
 
