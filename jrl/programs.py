@@ -22,11 +22,7 @@ from jrl.experiment import Config, Eval
 from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
-<<<<<<< HEAD
-from jrl.models.contract import Model, axes, init, unrolled
-=======
-from jrl.models.contract import Model, init
->>>>>>> 9325d4a (Plan a run for a TPU topology without one: shapes, budget, operations, time, and the compiler's own word)
+from jrl.models.contract import Model, init, unrolled
 from jrl.models.decoder import Decoder
 from jrl.optimizer import optimizer
 from jrl.pack import Plan, Shape

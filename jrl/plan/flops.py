@@ -59,20 +59,29 @@ def decode(case: Case) -> Flops:
     return Flops(2.0 * tokens * matrices, float(tokens * attention(case.cfg, case.width)))
 
 
+def read_positions(case: Case) -> int:
+    """Returns the positions of a full batch whose logits are computed: every chunk of a row that holds a token of a
+    completion, wanted ones moved together."""
+    s, learner = case.shape, case.config.learner
+    chunk = min(learner.logprob_chunk, s.row_length)
+    wanted = max(s.row_length // s.width, 1) * case.config.sampler.completion_length
+    return s.micro_batches * s.rows * -(-wanted // chunk) * chunk
+
+
 def logprobs(case: Case) -> Flops:
     """Returns the operations of one log-prob pass over a full batch of packed rows."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
-    matrices = layer_weights(case.spec) + head_weights(case.cfg)
-    return Flops(2.0 * tokens * matrices, float(tokens * attention(case.cfg, case.shape.row_length)))
+    weights = 2.0 * tokens * layer_weights(case.spec) + 2.0 * read_positions(case) * head_weights(case.cfg)
+    return Flops(weights, float(tokens * attention(case.cfg, case.shape.row_length)))
 
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
     for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
-    layers, head = 2.0 * tokens * layer_weights(case.spec), 2.0 * tokens * head_weights(case.cfg)
+    layers = 2.0 * tokens * layer_weights(case.spec)
     attended = float(tokens * attention(case.cfg, case.shape.row_length))
-    weights, again = 3 * layers + 4 * head, 0.0
+    weights, again = 3 * layers + 4 * 2.0 * read_positions(case) * head_weights(case.cfg), 0.0
     if case.cfg.remat == "layer":
         last = math.prod(case.spec["layers"]["down"].shape)
         weights, again = weights + layers - 2.0 * tokens * last, attended

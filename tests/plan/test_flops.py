@@ -30,7 +30,7 @@ def test_programs_by_hand(small):
     # 8 completions in 3 slots: 3 rounds of 24 turns, of 3 tokens, over the 32 columns of the cache.
     assert (case.slots, case.turns) == (3, 72)
     assert flops.decode(case) == (2 * 216 * (LAYERS + HEAD), 216 * 2 * 2 * 2 * 4 * 16 * 32)
-    # 8 rows of 32 tokens, in 4 micro-batches of 2 rows.
+    # 8 rows of 32 tokens, in 4 micro-batches of 2 rows. The 24 tokens of a completion make one chunk of 32.
     assert case.shape.micro_batches * case.shape.rows == 8
     forward = flops.logprobs(case)
     assert forward == (2 * 256 * (LAYERS + HEAD), 256 * 2 * 2 * 2 * 4 * 16 * 32)
@@ -65,7 +65,8 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, small):
         positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
         hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
         unembed = lambda h: MODEL.unembed(params, h, cfg)
-        logprobs, _ = token_logprobs(hidden, tokens, unembed, temperature=jnp.float32(1), chunk=length)
+        wanted = jnp.ones_like(tokens, bool)
+        logprobs, _ = token_logprobs(hidden, tokens, wanted, unembed, temperature=jnp.float32(1), chunk=length)
         return logprobs.sum()
 
     assert counted_by_xla(loss, params, ids) == pytest.approx(flops.logprobs(case).total, rel=0.03)
