@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType
 
 from jrl import programs
+from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
 from jrl.job import check_divides
 from jrl.models import decoder
@@ -55,26 +56,29 @@ class Case:
         return self.shape.rows // self.shards
 
 
-def vocabulary(config: Config) -> int:
-    """Returns the vocabulary of the run. Neither data nor a tokenizer's file is opened.
+def decoder_of_run(config: Config) -> Decoder:
+    """Returns the decoder of the run. Neither data nor a tokenizer's file is opened.
 
-    Raises: ValueError where the configuration does not say it.
+    Raises: ValueError where the configuration does not say how large the vocabulary is.
     """
-    if config.model.vocab_size is not None:
-        return config.model.vocab_size
-    if isinstance(config.tokenizer, Bytes):
-        return ByteTokenizer.vocab_size
-    said = getattr(config.tokenizer, "vocab_size", None)
+    cfg = config.model
+    if isinstance(cfg, Published):
+        return decoder_of(cfg)[1]
+    if cfg.vocab_size is not None:
+        return cfg
+    said = ByteTokenizer.vocab_size if isinstance(config.tokenizer, Bytes) else getattr(
+        config.tokenizer, "vocab_size", None
+    )  # fmt: skip
     if not isinstance(said, int):
         raise ValueError("a plan needs the size of the vocabulary: set Decoder.vocab_size")
-    return said
+    return dataclasses.replace(cfg, vocab_size=said)
 
 
 def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     """Returns the shapes of `config` on `num_devices`. Raises ValueError where they do not divide."""
     sizes = dict(zip(AXES, config.mesh.sizes(num_devices)))
     mesh = abstract_mesh(config.mesh, num_devices)
-    cfg = programs.model_config(config, vocabulary(config))
+    cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)

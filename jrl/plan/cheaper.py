@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, estimate
 from jrl.plan.case import Case, make_case
 from jrl.plan.chips import Chip
-from jrl.plan.search import applied
+from jrl.sharding import MeshShape
 
 
 class Change(NamedTuple):
@@ -72,3 +74,16 @@ def sentence(change: Change, gib: float = 2**30) -> str:
     time = "" if change.slower is None else f", step x {change.slower:.2f}"
     verdict = "fits" if change.fits else "alone does not fit"
     return f"{' '.join(change.bindings)}: saves {change.saves / gib:.2f} GiB a device{time}; {verdict}"
+
+
+def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
+    """Returns the configuration with bindings of a layout over it."""
+    places = {"MeshShape": "mesh", "Learner": "learner", "Decoder": "model", "Sampler": "sampler"}
+    fields: dict[str, dict[str, Any]] = {}
+    for name, value in bindings.items():
+        section, field = name.split(".")
+        fields.setdefault(places[section], {})[field] = value
+    if "mesh" in fields:
+        fields["mesh"] = {**dataclasses.asdict(MeshShape()), **fields["mesh"]}
+    changed = {place: dataclasses.replace(getattr(config, place), **new) for place, new in fields.items()}
+    return dataclasses.replace(config, **changed)

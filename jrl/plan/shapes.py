@@ -15,7 +15,7 @@ from jrl.experiment import Config, row_of
 from jrl.lattice import Lattice, Program
 from jrl.pack import Shape
 from jrl.parts import Parts
-from jrl.plan.case import vocabulary
+from jrl.plan.case import decoder_of_run
 from jrl.programs import Programs
 from jrl.sampler import Law
 from jrl.stop import StopTable
@@ -46,6 +46,7 @@ class Vocabulary:
     """What programs ask of a tokenizer. Which ids end and pad changes no shape."""
 
     vocab_size: int
+    filled: int = 0  # ids in use; the embedding may have more rows
     end_ids: tuple[int, ...] = (1,)
     pad_id: int = 0
 
@@ -75,7 +76,7 @@ def lower(config: Config, parts: Parts, mesh: Mesh) -> dict[str, Any]:
     lattice = Lowering()
     algorithm = row_of(parts.tables, "algos", config.algo)
     numbers = lambda tree: jax.tree.map(np.float32, tree)
-    vocab_size = vocabulary(config)
+    vocab_size = decoder_of_run(config).vocab_size
     built = programs.build(config, algorithm, Vocabulary(vocab_size), mesh, lattice)
     run = Shapes(
         config=config,

@@ -9,7 +9,7 @@ from typing import Any
 from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper
-from jrl.plan.case import make_case, vocabulary
+from jrl.plan.case import decoder_of_run, make_case
 from jrl.plan.chips import GIB
 
 # The arithmetic is good to about a tenth, and a run that would have fitted must not be refused.
@@ -27,7 +27,7 @@ def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> Non
     if limit is None:
         return
     try:
-        vocabulary(config)
+        decoder_of_run(config)
     except ValueError:  # a published tokenizer says it once it is read
         _log.warning("memory is not predicted: the configuration does not say Decoder.vocab_size")
         return
