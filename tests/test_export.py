@@ -12,10 +12,18 @@ import jrl
 from jrl.export import export_policy, size_of
 from jrl.policy import open_trained
 from jrl.score import score
+from jrl.sharding import MeshShape, make_mesh
 
 TINY = ("Loop.steps=2", "Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "Decoder.layers=2",
         "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_the_runs():
+    """A run sets its mesh for the process; the tests after these must not find it."""
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
 
 
 @pytest.fixture(scope="module")
