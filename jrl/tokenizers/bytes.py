@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from jrl import paths
-from jrl.example import Message
-from jrl.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controls, layout_bytes, padded_size, prompt_ids, utf8
+from jrl.tokenizers.contract import (
+    CONTROL_NAMES,
+    SAVED_AS,
+    Controlled,
+    Controls,
+    layout_bytes,
+    padded_size,
+    utf8,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,41 +24,13 @@ class Bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteTokenizer:
+class ByteTokenizer(Controlled):
     """See jrl.tokenizers.contract for what each member means."""
 
     controls: Controls = dataclasses.field(default_factory=lambda: Controls.at(256))
     vocab_size: int = padded_size(256 + len(CONTROL_NAMES))
     filled: int = 256 + len(CONTROL_NAMES)
     leads: bool = False
-
-    @property
-    def pad_id(self) -> int:
-        return self.controls.pad_id
-
-    @property
-    def bos_id(self) -> int:
-        return self.controls.bos_id
-
-    @property
-    def end_id(self) -> int:
-        return self.controls.end_id
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        return (self.controls.end_id,)
-
-    @property
-    def start_ids(self) -> tuple[int, ...]:
-        return (self.controls.bos_id,)
-
-    @property
-    def role_ids(self) -> dict[str, int]:
-        return dict(self.controls.role_ids)
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(layout_bytes(self._layout())).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         return list(utf8(text))
@@ -62,9 +40,6 @@ class ByteTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         return [bytes([i]) if i < 256 else b"" for i in range(self.vocab_size)]
-
-    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
-        return prompt_ids(messages, self.encode, self.controls)
 
     def save(self, folder: Path | str) -> None:
         paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))

@@ -23,6 +23,7 @@ normalise (NFC, a blank in front): what comes back is then the normalised text, 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -62,6 +63,23 @@ class Controls:
         """Returns the controls laid out from id `first` in the order of CONTROL_NAMES."""
         pad, bos, end, *roles = range(first, first + len(CONTROL_NAMES))
         return Controls(pad_id=pad, bos_id=bos, end_id=end, role_ids=dict(zip(ROLES, roles)))
+
+
+class Controlled:
+    """The members that follow from `self.controls`, and the prompt that role ids mark."""
+
+    controls: Controls
+
+    pad_id = property(lambda self: self.controls.pad_id)
+    bos_id = property(lambda self: self.controls.bos_id)
+    end_id = property(lambda self: self.controls.end_id)
+    end_ids = property(lambda self: (self.controls.end_id,))
+    start_ids = property(lambda self: (self.controls.bos_id,))
+    role_ids = property(lambda self: dict(self.controls.role_ids))
+    fingerprint = property(lambda self: hashlib.sha256(layout_bytes(self._layout())).hexdigest())
+
+    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
+        return prompt_ids(messages, self.encode, self.controls)
 
 
 def prompt_ids(messages: Iterable[Message], encode: Callable[[str], list[int]], controls: Controls) -> list[int]:

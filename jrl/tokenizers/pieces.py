@@ -21,14 +21,14 @@ from typing import Literal
 import sentencepiece
 
 from jrl import paths
-from jrl.example import ROLES, Message
+from jrl.example import ROLES
 from jrl.tokenizers.contract import (
     CONTROL_NAMES,
     SAVED_AS,
+    Controlled,
     Controls,
     layout_bytes,
     padded_size,
-    prompt_ids,
     utf8,
     without_lead,
 )
@@ -52,7 +52,7 @@ class SentencePiece:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PieceTokenizer:
+class PieceTokenizer(Controlled):
     """See jrl.tokenizers.contract for what each member means. Make one with `from_model`."""
 
     model: bytes  # the .model file
@@ -63,34 +63,6 @@ class PieceTokenizer:
     pieces: tuple[bytes, ...]  # [vocab_size], b"" for controls and ids that nothing fills
     leads: bool  # the model puts a blank in front of a text
     own: bool  # trained here, with its controls in it
-
-    @property
-    def pad_id(self) -> int:
-        return self.controls.pad_id
-
-    @property
-    def bos_id(self) -> int:
-        return self.controls.bos_id
-
-    @property
-    def end_id(self) -> int:
-        return self.controls.end_id
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        return (self.controls.end_id,)
-
-    @property
-    def start_ids(self) -> tuple[int, ...]:
-        return (self.controls.bos_id,)
-
-    @property
-    def role_ids(self) -> dict[str, int]:
-        return dict(self.controls.role_ids)
-
-    @property
-    def fingerprint(self) -> str:
-        return hashlib.sha256(layout_bytes(self._layout())).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         text = utf8(text).decode()
@@ -109,9 +81,6 @@ class PieceTokenizer:
 
     def token_bytes(self) -> list[bytes]:
         return list(self.pieces)
-
-    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
-        return prompt_ids(messages, self.encode, self.controls)
 
     def save(self, folder: Path | str) -> None:
         paths.write_bytes_atomic(paths.local(folder) / MODEL_SAVED_AS, self.model)
