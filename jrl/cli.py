@@ -381,7 +381,8 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
-                        help='rows {"tokens": [ids]}, or {"text": "..."}, which becomes bos and its ids')  # fmt: skip
+                        help='rows {"tokens": [ids]}; {"text": "..."}, which becomes bos and its ids; or {"messages": '
+                             '[...]}, of which the last is the assistant\'s')  # fmt: skip
     _bindings(parser, "the run's configuration")
     parser.add_argument("--out", metavar="OUT.jsonl", type=Path, required=True,
                         help='rows {"tokens", "logprobs"} in order, at temperature 1; logprobs[0] = 0')  # fmt: skip

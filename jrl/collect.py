@@ -65,12 +65,12 @@ def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array
     Args:
       first: the draw of this step.
       refill_with: gives the parameters and version that refills of this step are drawn with.
-      meanwhile: (rollout, lengths [N]) -> anything. Called while the host scores, to keep the device busy; called again
+      meanwhile: (rollout, its fields on the host) -> anything. Called while the host scores, to keep the device busy; called again
         where refills changed the batch.
     """
     most = job.algorithm.refill(job.config.algo)
     host, ticket, texts = begin_scoring(job, first)
-    busy = meanwhile(first.rollout, host["length"])
+    busy = meanwhile(first.rollout, host)
     rounds = [scored(job, first, host, job.scorer.collect(ticket), texts)]
     if most is None:
         return rounds[0], busy
@@ -90,7 +90,7 @@ def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array
     if len(rounds) == 1:
         return rounds[0]._replace(metrics={**rounds[0].metrics, **counters}), busy
     merged = merge(job, rounds, kept)
-    return merged._replace(metrics={**merged.metrics, **counters}), meanwhile(merged.rollout, merged.host["length"])
+    return merged._replace(metrics={**merged.metrics, **counters}), meanwhile(merged.rollout, merged.host)
 
 
 def begin_scoring(job: Job, drawn: Draw) -> tuple[dict[str, np.ndarray], Any, list[str]]:

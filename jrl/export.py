@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export
-from jrl.policy import open_trained
+from jrl.policy import NoTokenizer, open_trained
+from jrl.tokenizers.published import PublishedTokenizer
 
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 
@@ -16,7 +17,8 @@ def export_policy(
 ) -> tuple[int, list[str]]:
     """Writes the policy of a run, or of a published folder, to a new folder. Returns (its step, the files written).
 
-    The family is the published model's own, or else the first that can say the decoder.
+    The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
+    where they are published ones; one that the run trained itself has no such form, and stays in the run.
 
     Args:
       to: a folder that is not there yet, or empty.
@@ -28,9 +30,12 @@ def export_policy(
     most_bytes = size_of(max_shard)
     trained = open_trained(source, (), step)
     model = trained.policy.config.model
-    family, companions = None, {}
-    if isinstance(model, Published):
-        family, companions = decoder_of(model)[0], companions_of(model.path)
+    family = decoder_of(model)[0] if isinstance(model, Published) else None
+    tokenizer, companions = trained.policy.tokenizer, {}
+    if isinstance(tokenizer, PublishedTokenizer):
+        companions = {name: data for name, data in tokenizer.files.items() if name != "config.json"}
+    elif isinstance(tokenizer, NoTokenizer) and isinstance(model, Published):
+        companions = companions_of(model.path)
     files = export(
         trained.params,
         trained.policy.cfg,

@@ -30,6 +30,7 @@ from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
+from jrl.models import decoder
 from jrl.models.decoder import Decoder
 from jrl.pack import Shape
 from jrl.parts import Parts
@@ -162,6 +163,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     algorithm = row_of(parts.tables, "algos", config.algo)
     cfg = programs.model_config(config, tokenizer)
     check_divides(cfg, mesh)
+    decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     built = programs.build(config, algorithm, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, algorithm, lattice, built)
 
@@ -176,8 +178,11 @@ def check_divides(cfg: Decoder, mesh: Mesh) -> None:
 
 
 def with_kept_model(config: Config, folder: Path) -> Config:
-    """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights."""
-    if not isinstance(config.model, Published) or not paths.exists(folder / PUBLISHED / "config.json"):
+    """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights.
+
+    Before the manifest a folder belongs to no run, and keeps nothing.
+    """
+    if not isinstance(config.model, Published) or not paths.exists(folder / "manifest.json"):
         return config
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder / PUBLISHED)))
 
@@ -318,6 +323,13 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> No
             f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
             f"Name another folder with --run, or go on with what it began with: {folder / 'config.gin'}"
         )
+    if isinstance(config.model, Published):
+        theirs = Path(config.model.path) / "config.json"
+        if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
+            raise RefusedIdentity(
+                f"{theirs} is not what {folder} began with, which is kept in {folder / PUBLISHED}; name another folder "
+                "with --run, or put that back"
+            )
     for line in environment:
         _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
 
@@ -339,6 +351,7 @@ def claim(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) 
     for place, part in enumerate(parts.texts):
         paths.make_dir(folder / "parts")
         paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
+    paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)
         kept = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}

@@ -13,11 +13,19 @@ from jrl.sharding import BATCH_AXES, batch_sharding, replicated
 from jrl.types import Array, Rollout, TrainBatch, TrainState
 
 
-def packed(job: Job, state: TrainState, rollout: Rollout, lengths: np.ndarray) -> list[tuple[pack.Plan, TrainBatch]]:
-    """Returns the minibatches of a batch with their log-probs, before rewards are known."""
+def packed(
+    job: Job, state: TrainState, rollout: Rollout, host: dict[str, np.ndarray]
+) -> list[tuple[pack.Plan, TrainBatch]]:
+    """Returns the minibatches of a batch with their log-probs, before rewards are known.
+
+    Args:
+      host: the rollout's fields.
+    """
     out = []
+    lengths, acts = host["length"], host["action_mask"]
+    prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
     for minibatch in range(job.config.learner.minibatches):
-        plan = place_plan(job, pack.plan(lengths, job.shape, minibatch, job.config.learner.minibatches))
+        plan = place_plan(job, pack.plan(lengths, job.shape, minibatch, job.config.learner.minibatches, prompts))
         batch = job.programs.pack(rollout, plan, job.temperature)
         if job.config.learner.updates_per_batch > 1:
             batch = batch.replace(old_logprobs=job.programs.logprobs(state.params, batch))

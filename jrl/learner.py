@@ -36,6 +36,7 @@ class Learner:
     epochs: int = 1  # passes over a batch
     logprob_chunk: int = 128  # positions of a row whose logits exist at once
     layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
+    prompts: Literal["repeated", "shared"] = "repeated"  # a group's prompt is computed with each sample, or once
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -48,8 +49,13 @@ class Learner:
         return self.minibatches * self.epochs
 
 
-def packed_shape(config: Learner, sequences: int, width: int, shards: int) -> Shape:
+def packed_shape(
+    config: Learner, sequences: int, width: int, shards: int, *, prompt_length: int = 0, samples: int = 1
+) -> Shape:
     """Returns the shape of one optimiser step on `sequences` rows of `width` tokens.
+
+    Args:
+      prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.
 
     Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
     """
@@ -65,8 +71,14 @@ def packed_shape(config: Learner, sequences: int, width: int, shards: int) -> Sh
     # Rows that the worst lengths can need: every row but one holds at least `full` sequences of the longest kind.
     full = min(row_length // width, places)
     capacity = -(-local // full)
+    shared = samples if config.prompts == "shared" else 1
+    if shared > 1:
+        # A bundle holds at least so many samples, the last of each group aside; minibatches may cut two groups.
+        fit = max(1, min((row_length - prompt_length + 1) // (width - prompt_length + 1), places))
+        groups = local // shared + (0 if config.minibatches == 1 else 2)
+        capacity = min(local, (local + groups * (fit - 1)) // fit)
     rows = max(1, min(capacity, config.micro_batch_tokens // (row_length * shards)))
-    return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards)
+    return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards, shared)
 
 
 class Credit(NamedTuple):
@@ -165,7 +177,8 @@ def _micro_batch(batch: TrainBatch, i: Array) -> TrainBatch:
 
 
 def _forward(params: PyTree, micro: TrainBatch, mask: Array, model: Model, cfg: Any, chunk: int) -> tuple[Array, Array]:
-    hidden, _ = model.forward(params, micro.tokens, micro.positions, micro.segment, cfg)
+    segment = micro.segment if micro.trunk is None else jnp.stack([micro.segment, micro.trunk], axis=-1)
+    hidden, _ = model.forward(params, micro.tokens, micro.positions, segment, cfg)
     unembed = lambda h: model.unembed(params, h, cfg)
     return token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk)
 

@@ -126,6 +126,9 @@ class NoTokenizer:
     def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
         return self.encode("")
 
+    def token_bytes(self) -> list[bytes]:
+        raise ValueError(f"{self.folder} holds no tokenizer: what an id spells is not known")
+
     start_ids = ()
 
 
@@ -139,8 +142,11 @@ def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
             except (ValueError, AttributeError) as error:
                 raise ValueError(f"{folder / name} is no JSON object: {error}") from error
     ends = said.get("eos_token_id", [])
-    ends = tuple(i for i in (ends if isinstance(ends, list) else [ends]) if type(i) is int and 0 <= i < cfg.vocab_size)
-    return NoTokenizer(folder, cfg.vocab_size, 0, ends)
+    ends = ends if isinstance(ends, list) else [ends]
+    for i in ends:
+        if type(i) is not int or not 0 <= i < cfg.vocab_size:
+            raise ValueError(f"{folder} names the eos_token_id {i!r}, and the model's ids are 0 to {cfg.vocab_size - 1}")
+    return NoTokenizer(folder, cfg.vocab_size, 0, tuple(ends))
 
 
 def mesh_that_fits(shape: MeshShape, num_devices: int) -> MeshShape:

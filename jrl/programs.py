@@ -87,7 +87,14 @@ def train_shape(config: Config, mesh: Mesh) -> Shape:
     """Returns the packed shape of one RL optimiser step."""
     width = config.data.prompt_length + config.sampler.completion_length
     sequences = padded_prompts(config, mesh) * config.loop.samples
-    return learner.packed_shape(config.learner, sequences, width, batch_shards(mesh))
+    return learner.packed_shape(
+        config.learner,
+        sequences,
+        width,
+        batch_shards(mesh),
+        prompt_length=config.data.prompt_length,
+        samples=config.loop.samples,
+    )
 
 
 def sft_shape(config: Config, mesh: Mesh) -> Shape:
@@ -254,6 +261,7 @@ def abstract_plan(shape: Shape, mesh: Mesh) -> Plan:
     return Plan(
         source=cut(shape.row_length),
         segment=cut(shape.row_length),
+        trunk=None if shape.samples == 1 else cut(shape.row_length),
         sequence=cut(shape.places),
         member=whole((shape.sequences,), bool),
         num_real=whole((), np.int32),

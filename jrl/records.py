@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from collections import Counter
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from jrl.ahead import rollout_shape
 from jrl.checkpoints.published import load
 from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
-from jrl.job import Job
+from jrl.job import PUBLISHED, Job, RefusedIdentity
+from jrl.ops.fingerprint import fingerprint
 from jrl.programs import abstract
 from jrl.report.metrics import open_metrics
 from jrl.report.rollouts import open_rollouts
@@ -120,7 +122,22 @@ def beginning(job: Job) -> TrainState:
     for leaf in jax.tree.leaves(state.params):
         leaf.delete()  # both sets of weights need not fit
     told = lambda done, total: job.display.phase(f"reading weights, {done} of {total}")
-    return state.replace(params=load(job.published, job.mesh, told))
+    params = load(job.published, job.mesh, told)
+    refuse_other_weights(job, int(jax.jit(fingerprint)(params)))
+    return state.replace(params=params)
+
+
+def refuse_other_weights(job: Job, found: int) -> None:
+    """Raises RefusedIdentity where a run that begins anew finds other weights than it began with."""
+    kept = job.folder / PUBLISHED / "weights.json"
+    said = json.dumps({"fingerprint": f"{found:08x}"}).encode() + b"\n"
+    if not paths.exists(kept):
+        paths.write_bytes_atomic(kept, said)
+    elif paths.read_bytes(kept) != said:
+        raise RefusedIdentity(
+            f"the weights in {job.published.path} are not those that {job.folder} began with; put those back, or name "
+            "another folder with --run"
+        )
 
 
 def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:

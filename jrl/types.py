@@ -63,7 +63,7 @@ class Rollout:
     sample: Array  # [N] int32, sample index within the prompt
     version: Array  # [N, T] int32, the update count of the weights that drew the token; -1 where not an action
     turn: Array  # [N, T] int8, the turn a token belongs to
-    weights_fingerprint: Array  # [] uint32, hash of those weights, taken where the sampler holds them
+    weights_fingerprint: Array  # [] uint32, hash of those weights, as the sampler's program is given them
 
 
 @struct.dataclass
@@ -81,13 +81,14 @@ class Scores:
 class TrainBatch:
     """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step.
 
-    `segment` is the sequence's place in its row, 0..S-1, and S where there is padding. `sequence` is N where a place
-    is empty. `num_real` says how many of the M micro-batches hold anything; the rest are never computed.
+    `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where a prompt lies that
+    several sequences share; those see it by `trunk`. `sequence` is N where a place is empty. `num_real` says how many of the M micro-batches hold anything; the rest are never computed.
     """
 
     tokens: Array  # [M, R, L] int32
     positions: Array  # [M, R, L] int32, place of the token in its own sequence
     segment: Array  # [M, R, L] int32
+    trunk: Array | None  # [M, R, L] int32, the other segment that a token sees, or its own; None: no prompt is shared
     action_mask: Array  # [M, R, L] bool
     loss_mask: Array  # [M, R, L] bool, enters the policy loss; a subset of action_mask
     loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import jrl
 from jrl.export import export_policy, size_of
+from jrl.job import RefusedIdentity
 from jrl.policy import open_trained
 from jrl.score import score
 from jrl.sharding import MeshShape, make_mesh
@@ -65,24 +67,65 @@ def test_a_folder_that_holds_something_is_not_written_to(run, tmp_path):
 
 
 def test_training_starts_from_published_weights_and_needs_the_folder_no_more(run, published, tmp_path):
-    text = open("configs/tiny.gin").read()
-    start, rest = text.split("Decoder:\n")
-    rest = rest.split("\n\n", 1)[1]
     folder = tmp_path / "model"
-    folder.mkdir()
-    for path in published.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    gin = tmp_path / "from.gin"
-    gin.write_text(f"{start}Config.model = @Published()\nPublished.path = '{folder}'\n{rest}")
+    shutil.copytree(published, folder)
+    gin = published_gin(tmp_path, folder)
     few = ("Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "AdamW.learning_rate=1e-9")
     jrl.train(str(gin), [*few, "Loop.steps=1"], run=tmp_path / "run")
     # One update of 1e-9 moves no weight by more than that: the run began where the folder was.
     was, now = open_trained(run).params, open_trained(tmp_path / "run").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-9, rtol=1e-7), now, was)
+    config = (folder / "config.json").read_bytes()
+    (folder / "config.json").write_bytes(config + b" ")
+    with pytest.raises(RefusedIdentity, match="is not what"):
+        jrl.train(str(gin), [*few, "Loop.steps=2"], run=tmp_path / "run")
     for path in folder.iterdir():
         path.unlink()
     jrl.train(str(gin), [*few, "Loop.steps=2"], run=tmp_path / "run")
     assert export_policy(tmp_path / "run", tmp_path / "out")[0] == 2
+
+
+def test_a_run_that_begins_anew_finds_the_weights_it_began_with(published, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(published, folder)
+    gin = published_gin(tmp_path, folder)
+    few = ("Loop.prompts=4", "Loop.samples=2", "Log.writers=()", "Loop.steps=1")
+    jrl.train(str(gin), few, run=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    jrl.train(str(gin), few, run=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    tensors = sorted(folder.glob("*.safetensors"))[0]
+    data = bytearray(tensors.read_bytes())
+    data[-2] ^= 1  # a bit of the last number
+    tensors.write_bytes(data)
+    with pytest.raises(RefusedIdentity, match="not those that"):
+        jrl.train(str(gin), few, run=tmp_path / "run")
+
+
+def test_what_an_attempt_left_is_not_taken_for_the_run_s(published, tmp_path):
+    (tmp_path / "run" / "published").mkdir(parents=True)
+    (tmp_path / "run" / "lock").touch()
+    (tmp_path / "run" / "published" / "config.json").write_text("{}")
+    few = ("Loop.prompts=4", "Loop.samples=2", "Log.writers=()", "Loop.steps=1")
+    jrl.train(str(published_gin(tmp_path, published)), few, run=tmp_path / "run")
+    kept = (tmp_path / "run" / "published" / "config.json").read_bytes()
+    assert kept == (published / "config.json").read_bytes()
+
+
+def test_a_tokenizer_of_another_folder_goes_along(run, tmp_path):
+    """The run's own tokenizer is trained or published; what the model's folder holds beside it is not the run's."""
+    _, files = export_policy(run, tmp_path / "out")
+    assert "tokenizer.json" not in files  # tiny.gin reads bytes
+
+
+def published_gin(tmp_path, folder):
+    """Writes tiny.gin with a published model in its decoder's place."""
+    start, rest = open("configs/tiny.gin").read().split("Decoder:\n")
+    gin = tmp_path / "from.gin"
+    gin.write_text(
+        f"{start}Config.model = @Published()\nPublished.path = '{folder}'\n{rest.split(chr(10) * 2, 1)[1]}"
+    )
+    return gin
 
 
 def test_text_without_a_tokenizer_is_refused(published, tmp_path):
@@ -99,12 +142,7 @@ def test_text_without_a_tokenizer_is_refused(published, tmp_path):
 def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused(published, tmp_path):
     config = json.loads((published / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
-    text = open("configs/tiny.gin").read()
-    start, rest = text.split("Decoder:\n")
-    gin = tmp_path / "from.gin"
-    gin.write_text(
-        f"{start}Config.model = @Published()\nPublished.path = '{tmp_path}'\n{rest.split(chr(10) * 2, 1)[1]}"
-    )
+    gin = published_gin(tmp_path, tmp_path)
     with pytest.raises(ValueError, match="32 rows"):
         jrl.train(str(gin), run=tmp_path / "run")
 

@@ -19,7 +19,7 @@ from jrl.pack import pack, pack_rollout, plan, unpack
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
 from jrl.types import Finish, Rollout, Scores, TrainState
 
-B, G, P, C, V = 8, 2, 5, 7, 40
+B, G, P, C, V = 8, 4, 5, 7, 40
 N, T = B * G, P + C
 
 
@@ -37,8 +37,9 @@ def sequences(seed=0, dtype=np.float32):
     length = (prompt + completion).astype(np.int32)
     column = np.arange(T)
     action = (column >= prompt[:, None]) & (column < length[:, None])
+    said, asked = rng.integers(0, V, (N, T)), rng.integers(0, V, (B, T)).repeat(G, axis=0)
     rollout = Rollout(
-        tokens=np.where(column < length[:, None], rng.integers(0, V, (N, T)), 0).astype(np.int32),
+        tokens=np.where(column < length[:, None], np.where(action, said, asked), 0).astype(np.int32),
         length=length,
         action_mask=action,
         sampler_logprobs=np.where(action, rng.normal(-3, 0.5, (N, T)), 0).astype(dtype),
@@ -104,11 +105,16 @@ def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None):
         rollout, scores = permute(rollout, scores, order)
     with jax.set_mesh(mesh):
         put = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
-        packing = plan(rollout.length, packed_shape(config, N, T, batch_shards(mesh)), 0, 1)
+        packing = planned(rollout, config, batch_shards(mesh))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
         packing = jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
         loss, magnitude, gradient = run(params, *jax.tree.map(put, (rollout, scores)), packing)
         return float(loss), float(magnitude), jax.tree.map(np.asarray, gradient)
+
+
+def planned(rollout, config, shards, minibatch=0):
+    shape = packed_shape(config, N, T, shards, prompt_length=P, samples=G)
+    return plan(rollout.length, shape, minibatch, config.minibatches, rollout.action_mask.argmax(axis=1))
 
 
 def permute(rollout, scores, order):
@@ -127,19 +133,23 @@ def distance(a, b):
 
 LAYOUTS = {
     "one sequence a row": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=10_000)),
-    "eight micro-batches": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=2 * T)),
+    "eight micro-batches": (MeshShape(), Learner(row_length=T, sequences_per_row=1, micro_batch_tokens=4 * T)),
     "packed": (MeshShape(), Learner(row_length=32, micro_batch_tokens=10_000)),
     "packed, micro-batches": (MeshShape(), Learner(row_length=40, micro_batch_tokens=40)),
     "chunks of 5": (MeshShape(), Learner(row_length=32, logprob_chunk=5)),
     "data 8": (MeshShape(data=8), Learner(row_length=32, micro_batch_tokens=256)),
     "fsdp 8": (MeshShape(fsdp=8), Learner(row_length=32)),
     "data, fsdp, tensor": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32)),
+    "shared prompts": (MeshShape(), Learner(row_length=48, prompts="shared")),
+    "groups of which no row holds all": (MeshShape(), Learner(row_length=24, micro_batch_tokens=96, prompts="shared")),
+    "shared prompts on data 8": (MeshShape(data=8), Learner(row_length=48, prompts="shared")),
+    "shared prompts on all axes": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32, prompts="shared")),
 }
 
 
 # A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two.
 CASES = [("GRPO", layout) for layout in LAYOUTS] + [
-    ("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")
+    ("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts")
 ]
 
 
@@ -167,7 +177,7 @@ def test_loss_and_gradient_do_not_depend_on_row_order():
 def test_in_float64_only_a_wrong_formula_can_differ():
     with jax.enable_x64(True):
         loss, magnitude, gradient = reference(dtype="float64")
-        for layout in ("packed, micro-batches", "data, fsdp, tensor"):
+        for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts"):
             other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], dtype="float64")
             assert abs(other_loss - loss) <= 1e-12 * magnitude
             assert distance(gradient, other_gradient) <= 1e-12
@@ -184,6 +194,55 @@ def test_unpack_inverts_pack(shards):
         back = jax.jit(lambda x, s: unpack(pack(x, s), s, T, N))(tokens, packing.source)
     inside = np.arange(T) < rollout.length[:, None]
     np.testing.assert_array_equal(np.asarray(back), np.where(inside, rollout.tokens + 1, 0))
+
+
+def test_a_shared_prompt_lies_in_its_row_once():
+    # Prompts of 3 and 1; a prompt of 1 has nothing to share. Of width 6, source = row * 6 + column.
+    lengths, prompts = np.array([5, 4, 6, 2, 3, 2]), np.array([3, 3, 3, 1, 1, 1])
+    config = Learner(row_length=16, prompts="shared")
+    shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
+    assert (shape.places, shape.samples) == (6, 3)
+    found = plan(lengths, shape, 0, 1, prompts)
+    # 2 of the trunk, then 3 + 2 + 4 of the branches are 11 tokens; the row's other 5 hold 3 + 2, and the last 2 another.
+    np.testing.assert_array_equal(
+        found.source[0, 0], [0, 1, 2, 3, 4, 8, 9, 14, 15, 16, 17, 24, 25, 26, 18, 19]
+    )
+    np.testing.assert_array_equal(found.segment[0, 0], [7, 7, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4])
+    np.testing.assert_array_equal(found.trunk[0, 0], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 4, 4])
+    np.testing.assert_array_equal(found.sequence[0, 0], [0, 1, 2, 4, 3, 6])
+    np.testing.assert_array_equal(found.source.reshape(-1)[16:18], [30, 31])
+    assert found.num_real == 1
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+@pytest.mark.parametrize("row_length", [T, 18, 24, 40])
+def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length, minibatches):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        shape = packed_shape(
+            Learner(row_length=row_length, minibatches=minibatches, micro_batch_tokens=100, prompts="shared"),
+            24, T, 2, prompt_length=P, samples=4,
+        )  # fmt: skip
+        prompts = rng.integers(1, P + 1, 6).repeat(4) * (np.arange(24) < 20)
+        lengths = np.where(prompts > 0, prompts + rng.integers(0, C + 1, 24), 0)
+        past = {}
+        for k in range(minibatches):
+            found = plan(lengths, shape, k, minibatches, prompts)
+            for micro, row in np.ndindex(shape.micro_batches, shape.rows):
+                source, own, other = (x[micro, row] for x in (found.source, found.segment, found.trunk))
+                shard = row // (shape.rows // 2)
+                for t in np.flatnonzero(own < shape.places):
+                    sees = [u for u in range(t + 1) if own[u] in (own[t], other[t])]
+                    sequence = found.sequence[micro, row, own[t]]
+                    group = [(12 * shard + source[u] // T) // 4 for u in sees]
+                    assert set(group) == {sequence // 4}
+                    assert sequence == 12 * shard + source[t] // T
+                    column = source[t] % T
+                    assert (source[sees] % T).tolist() == list(range(column + 1))
+                    assert column < prompts[sequence] or (sequence, column) not in past
+                    past[sequence, column] = True
+        expected = {(i, t) for i in range(24) for t in range(prompts[i], lengths[i])}
+        assert expected <= past.keys()
 
 
 def test_minibatches_share_out_every_sequence_once():

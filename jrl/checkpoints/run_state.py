@@ -222,12 +222,6 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
     return body
 
 
-def read_host(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """Returns the host dict of a verified step without reading its arrays."""
-    verify_step(root, step)
-    return json.loads(paths.read_bytes(step_dir(root, step) / "host.json"))
-
-
 def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[PyTree, dict[str, Any]]:
     body = verify_step(folder, step)
     saved, wanted = body["leaves"], digest.named_leaves(abstract_state)

@@ -124,8 +124,6 @@ def _indexed(folder: Path) -> dict[str, Path]:
 def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]], most_bytes: int) -> list[str]:
     """Writes tensors into files of at most `most_bytes` each (a larger tensor has its own), with an index where there
     are several. Returns the files' names. One file's tensors are on the host at a time.
-
-    Raises: ValueError where the folder already holds weights.
     """
     if safetensors is None:
         raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")

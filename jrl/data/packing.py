@@ -17,7 +17,7 @@ class Plan(NamedTuple):
     num_rows: int
 
 
-def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int) -> Plan:
+def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np.ndarray | None = None) -> Plan:
     """Returns a plan that puts every sequence into one row, whole.
 
     Best fit, longest first: each sequence goes to the row with the least room that still takes it, the first such row,
@@ -27,6 +27,8 @@ def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int) -> Plan:
         lengths: [n] int, tokens of each sequence; 0 leaves one out.
         row_length: tokens a row holds.
         max_per_row: sequences a row holds.
+        counts: [n] int, how many sequences each entry stands for, where entries are bundles of several; None: one. A
+            bundle takes as many places, and `place` is its first.
     Raises: ValueError for a length below 0 or above row_length, naming the sequence.
     """
     lengths = np.asarray(lengths)
@@ -38,21 +40,26 @@ def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int) -> Plan:
     if wrong.size:
         i = int(wrong[0])
         raise ValueError(f"sequence {i} has {lengths[i]} tokens; a row holds 0 to {row_length}")
+    counts = np.ones(lengths.shape, np.int32) if counts is None else np.asarray(counts)
+    if counts.size and counts.max() > max_per_row:
+        raise ValueError(f"a bundle of {counts.max()} sequences is more than the {max_per_row} that a row holds")
     row = np.full(lengths.shape, -1, np.int32)
     start = np.zeros(lengths.shape, np.int32)
     place = np.zeros(lengths.shape, np.int32)
     room: list[tuple[int, int]] = []  # (tokens left, row) of rows that take another sequence, ascending
     held: list[int] = []  # sequences in each row
     for i in np.argsort(-lengths, kind="stable"):
-        length = int(lengths[i])
+        length, count = int(lengths[i]), int(counts[i])
         if length == 0:
             continue
         found = bisect.bisect_left(room, (length, -1))
+        while found < len(room) and held[room[found][1]] + count > max_per_row:
+            found += 1
         left, into = room.pop(found) if found < len(room) else (row_length, len(held))
         if into == len(held):
             held.append(0)
         row[i], start[i], place[i] = into, row_length - left, held[into]
-        held[into] += 1
+        held[into] += count
         if left > length and held[into] < max_per_row:
             bisect.insort(room, (left - length, into))
     return Plan(row, start, place, len(held))

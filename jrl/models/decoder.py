@@ -9,6 +9,8 @@ axes explicit) and the sampler (inside shard_map over the batch axes).
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -190,7 +192,8 @@ def forward(
     Args:
       params: the tree of `spec`, or of `unstack`.
       tokens, positions: [B, L] int32. Positions count within a token's own sequence.
-      segment: [B, L] int32, sequences packed in a row see only themselves; None: one sequence a row.
+      segment: [B, L] int32, sequences packed in a row see only themselves; [B, L, 2] int32, a token's own segment and
+        the other one it sees, or its own twice; None: one sequence a row.
       cache: keys and values of M columns. The L tokens of a row go to the columns positions[:, 0] .. + L - 1, and a
         query sees the columns up to its own position.
 
@@ -209,7 +212,7 @@ def forward(
     mask = _mask(positions, segment) if cache is None else None
 
     def block(
-        x: Array, weights: PyTree, kind: Kind, k_cache: Array | None, v_cache: Array | None
+        kind: Kind, x: Array, weights: PyTree, k_cache: Array | None = None, v_cache: Array | None = None
     ) -> tuple[Array, tuple]:
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
         h = _norm(x, weights, "attention_norm", cfg) if before else x
@@ -226,20 +229,23 @@ def forward(
     vary = tuple(name for name in Kind._fields if len({getattr(kind, name) for kind in kinds}) > 1)
     flags = {name: jnp.array([getattr(kind, name) for kind in kinds]) for name in vary}
     kind_of = lambda flags: kinds[0]._replace(**flags)
-    if cfg.remat == "layer" and cache is None:
-        block = jax.checkpoint(block, static_argnums=() if vary else (2,))
+
+    def layer(kind: Kind) -> Callable[..., tuple[Array, tuple]]:
+        run = functools.partial(block, kind)
+        return jax.checkpoint(run) if cfg.remat == "layer" and cache is None else run
+
     if isinstance(params["layers"], tuple):
         keys, values = [], []
         for i, weights in enumerate(params["layers"]):
-            x, (k, v) = block(x, weights, kinds[i], cache and cache.k[i], cache and cache.v[i])
+            x, (k, v) = layer(kinds[i])(x, weights, cache and cache.k[i], cache and cache.v[i])
             keys.append(k)
             values.append(v)
         cache = cache and Cache(k=tuple(keys), v=tuple(values))
     elif cache is None:
-        step = lambda x, xs: (block(x, xs[0], kind_of(xs[1]), None, None)[0], None)
+        step = lambda x, xs: (layer(kind_of(xs[1]))(x, xs[0])[0], None)
         x, _ = jax.lax.scan(step, x, (params["layers"], flags))
     else:
-        step = lambda x, xs: block(x, xs[0], kind_of(xs[1]), *xs[2:])
+        step = lambda x, xs: layer(kind_of(xs[1]))(x, xs[0], *xs[2:])
         x, (k, v) = jax.lax.scan(step, x, (params["layers"], flags, cache.k, cache.v))
         cache = Cache(k=k, v=v)
     return _norm(x, params, "final_norm", cfg), cache
@@ -282,7 +288,10 @@ def _mask(positions: Array, segment: Array | None) -> Array:
     causal = (column[:, None] >= column[None, :])[None]
     if segment is None:
         return constrain(jnp.broadcast_to(causal, (positions.shape[0], *causal.shape[1:])), "batch", None, None)
-    return causal & (segment[:, :, None] == segment[:, None, :])
+    if segment.ndim == 2:
+        return causal & (segment[:, :, None] == segment[:, None, :])
+    own, other = segment[..., 0], segment[..., 1]
+    return causal & ((own[:, :, None] == own[:, None, :]) | (other[:, :, None] == own[:, None, :]))
 
 
 def _attention(
@@ -313,10 +322,8 @@ def _attention(
         v = v_cache = _write(v_cache, v, positions[:, 0])
         mask = jnp.arange(k.shape[2])[None, None, :] <= positions[:, :, None]
     if kind.windowed is not False:
-        # Tokens of a sequence lie side by side, so that columns count the distance.
-        column = jnp.arange(k.shape[2])
-        own = positions[:, :, None] if k_cache is not None else column[None, :, None]
-        near = own - column[None, None, :] < cfg.window
+        place = positions if k_cache is None else jnp.arange(k.shape[2])[None]
+        near = positions[:, :, None] - place[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap)
     o = gather(weights["o"], "heads", "head_dim", "embed").astype(dtype)

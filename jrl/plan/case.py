@@ -56,22 +56,28 @@ class Case:
         return self.shape.rows // self.shards
 
 
+def vocab_size_of(config: Config) -> int | None:
+    """Returns the vocabulary of the run, or None where the configuration does not say. Opens no tokenizer's file."""
+    if isinstance(config.model, Published):
+        return decoder_of(config.model)[1].vocab_size
+    if config.model.vocab_size is not None:
+        return config.model.vocab_size
+    if isinstance(config.tokenizer, Bytes):
+        return ByteTokenizer.vocab_size
+    return getattr(config.tokenizer, "vocab_size", None)
+
+
 def decoder_of_run(config: Config) -> Decoder:
     """Returns the decoder of the run. Neither data nor a tokenizer's file is opened.
 
     Raises: ValueError where the configuration does not say how large the vocabulary is.
     """
-    cfg = config.model
-    if isinstance(cfg, Published):
-        return decoder_of(cfg)[1]
-    if cfg.vocab_size is not None:
-        return cfg
-    said = ByteTokenizer.vocab_size if isinstance(config.tokenizer, Bytes) else getattr(
-        config.tokenizer, "vocab_size", None
-    )  # fmt: skip
-    if not isinstance(said, int):
+    if isinstance(config.model, Published):
+        return decoder_of(config.model)[1]
+    vocab_size = vocab_size_of(config)
+    if vocab_size is None:
         raise ValueError("a plan needs the size of the vocabulary: set Decoder.vocab_size")
-    return dataclasses.replace(cfg, vocab_size=said)
+    return dataclasses.replace(config.model, vocab_size=vocab_size)
 
 
 def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
@@ -80,6 +86,7 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     mesh = abstract_mesh(config.mesh, num_devices)
     cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
+    decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)
     return Case(

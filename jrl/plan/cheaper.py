@@ -36,7 +36,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         yield {"Sampler.slots": slots}
         slots //= 2
     if case.cfg.remat == "none":
-        yield {"Decoder.remat": "layer"}
+        yield {f"{type(config.model).__name__}.remat": "layer"}
     chunk = config.learner.logprob_chunk // 2
     if chunk >= 16:
         yield {"Learner.logprob_chunk": chunk}
@@ -78,7 +78,8 @@ def sentence(change: Change, gib: float = 2**30) -> str:
 
 def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
     """Returns the configuration with bindings of a layout over it."""
-    places = {"MeshShape": "mesh", "Learner": "learner", "Decoder": "model", "Sampler": "sampler"}
+    places = {"MeshShape": "mesh", "Learner": "learner", "Sampler": "sampler",
+              "Decoder": "model", "Published": "model"}  # fmt: skip
     fields: dict[str, dict[str, Any]] = {}
     for name, value in bindings.items():
         section, field = name.split(".")

@@ -25,7 +25,6 @@ _COLLECTIVE = re.compile(rf" = (.+?) ({'|'.join(OPS)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _CALLS = re.compile(r"(?:to_apply|calls|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-
 _NAMED_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
@@ -120,9 +119,7 @@ def received(line: str, result: str, op: str, sizes: Sequence[tuple[str, int]]) 
 
 def groups_of(line: str, devices: int) -> list[list[int]]:
     """Returns the replica groups of a collective."""
-    named = re.search(
-        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", line
-    )
+    named = _NAMED_GROUPS.search(line)
     if named:
         shape = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
         ids = _iota(devices, named[2] or str(devices), named[3]).reshape(list(shape.values()))
@@ -156,7 +153,9 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
 
 
 def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
-    """Writes the collectives of every program of a run, compiled for virtual CPU devices."""
+    """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, and the
+    most positions that an array of logits has."""
+    from jrl.plan import waste
     from jrl.plan.case import make_case
     from jrl.plan.shapes import lower
     from jrl.resolve import load_config
@@ -170,7 +169,11 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     for name, program in lowered.items():
         text = program.compile().as_text()
         rows = collectives(text, list(case.sizes.items()), trips.get(name, case.shape.micro_batches))
-        found[name] = [row._asdict() for row in rows]
+        shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
+        found[name] = {
+            "collectives": [row._asdict() for row in rows],
+            "logits": waste.widest_logits(text, shares),
+        }
     Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 

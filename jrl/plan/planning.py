@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrl.experiment import Config
 from jrl.parts import Parts
-from jrl.plan import budget, cheaper, compiled, estimate, flops
+from jrl.plan import budget, cheaper, compiled, estimate, flops, waste
 from jrl.plan.budget import Memory
 from jrl.plan.case import Case, make_case
 from jrl.plan.cheaper import Change
@@ -54,6 +54,7 @@ class Plan:
     step_seconds: float
     changes: list[Change]  # where it does not fit
     notes: list[str]
+    wastes: list[str]  # what a program does that it should not
 
     @property
     def largest(self) -> Row:
@@ -100,11 +101,13 @@ def make_plan(
     if found is not None:
         devices = topology.num_devices
         notes.append(f"collectives are those of the same programs compiled for {devices} virtual CPU devices")
-    rows = rows_of(case, topology, said, found)
+    counted = None if found is None else {name: body["collectives"] for name, body in found.items()}
+    rows = rows_of(case, topology, said, counted)
     limit = topology.chip.limit_bytes
     calls = estimate.calls(case)
     seconds = sum(calls[row.name] * row.estimate.seconds for row in rows if row.estimate is not None)
-    plan = Plan(topology, case, rows, limit, seconds, [], notes)
+    logits = {} if found is None else {name: body["logits"] for name, body in found.items()}
+    plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, rows, logits))
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
@@ -133,6 +136,23 @@ def rows_of(
             )
         )
     return rows
+
+
+def wastes_of(case: Case, rows: Sequence[Row], logits: Mapping[str, int]) -> list[str]:
+    """Returns what the programs do that they should not, a sentence each.
+
+    Args:
+      logits: most positions that an array of logits has, by program.
+    """
+    found: list[str | None] = []
+    for row in rows:
+        if row.name in ("update", "logprobs") and row.name in logits:
+            found.append(waste.full_logits(row.name, case, logits[row.name]))
+        if row.name in ("sample", "sample_eval"):
+            found += waste.gathers_in_loop(row.name, case, row.collectives or [])
+            if row.compiled is not None and row.arithmetic is not None:
+                found.append(waste.second_cache(row.name, row.compiled, row.arithmetic))
+    return [line for line in found if line is not None]
 
 
 def by_kind(name: str, found: Compiled, arithmetic: Memory | None, kept: Memory) -> Memory:
@@ -180,8 +200,8 @@ class Counting:
         self._reader = threading.Thread(target=lambda: self._said.append(self._process.stderr.read()), daemon=True)
         self._reader.start()
 
-    def result(self, say: Say) -> dict[str, list[dict[str, Any]]]:
-        """Returns the collectives of every program. Raises ValueError where the process failed."""
+    def result(self, say: Say) -> dict[str, dict[str, Any]]:
+        """Returns "collectives" and "logits" of every program, as `jrl.plan.collectives` writes them. Raises ValueError where the process failed."""
         if self._process.poll() is None:
             say("counting collectives on virtual CPU devices")
         code = self._process.wait()
@@ -208,6 +228,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "hbm_gib": plan.largest.memory.total / GIB,
         "limit_gib": plan.limit / GIB,
         "step_seconds": plan.step_seconds,
+        "wastes": plan.wastes,
         "programs": [
             {
                 "name": row.name,

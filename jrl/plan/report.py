@@ -13,7 +13,7 @@ SMALL = 0.01  # GiB beyond what the run keeps: programs that take less are one l
 def text(plan: Plan) -> str:
     """Returns the plan as a page: memory by program and kind, time, collectives, verdict, assumptions."""
     return "\n\n".join(
-        part for part in (head(plan), memory(plan), time(plan), links(plan), verdict(plan), foot(plan)) if part
+        part for part in (head(plan), memory(plan), time(plan), links(plan), verdict(plan), wastes(plan), foot(plan)) if part
     )
 
 
@@ -82,6 +82,11 @@ def verdict(plan: Plan) -> str:
         changes = [f"  {cheaper.sentence(change)}" for change in plan.changes]
         said += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  none of one binding was found"])
     return said
+
+
+def wastes(plan: Plan) -> str:
+    """Returns what the programs waste; empty where nothing was found."""
+    return "\n".join(["wasted:", *(f"  {line}" for line in plan.wastes)]) if plan.wastes else ""
 
 
 def foot(plan: Plan) -> str:

@@ -93,6 +93,7 @@ def serve(
             match request["do"]:
                 case "fork":
                     gc.freeze()  # so that a collection in a worker does not copy the template's pages
+                    template = os.getpid()
                     try:
                         pid = os.fork()
                     except OSError as error:
@@ -100,7 +101,7 @@ def serve(
                         os.close(fds[0])
                         continue
                     if pid == 0:
-                        become_worker(fds[0], control, rows, memory_mb, cpu_seconds)
+                        become_worker(fds[0], template, control, rows, memory_mb, cpu_seconds)
                     os.close(fds[0])
                     children.add(pid)
                     reply(control, {"pid": pid})
@@ -122,12 +123,17 @@ def serve(
 
 
 def become_worker(
-    fd: int, control: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb: int, cpu_seconds: float
+    fd: int, template: int, control: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb: int, cpu_seconds: float
 ) -> None:
-    """Runs a worker on descriptor `fd` and ends the process. Never returns into the template's loop."""
+    """Runs a worker on descriptor `fd` and ends the process. Never returns into the template's loop.
+
+    `template` is the pid of the process that forked it.
+    """
     try:
         os.setsid()
         die_with_parent()
+        if os.getppid() != template:
+            return  # it died before the request above, which hears only of later deaths
         control.close()
         detach(fd)
         work(socket.socket(fileno=fd), rows, memory_mb, cpu_seconds)

@@ -24,6 +24,7 @@ OPTIONS = {
                   window_rope_theta=100.0, rope=YarnRope(factor=2, original_length=8)),
     "olmo": dict(norm_place="after", qk_norm="all"),
     "nope": dict(rotary_layers=(True, False), window=4, mlp_bias=True, activation="relu"),
+    "smollm": dict(rotary_layers=(True, False), qk_norm=None),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(12, dtype=np.int32), TOKENS.shape)
@@ -107,6 +108,25 @@ def test_a_mesh_computes_the_same_loss_and_gradient(name):
         found = jax.jit(jax.value_and_grad(loss))(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows))
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
     for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])):
+        assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_recomputed_layer_has_the_same_gradient(name, layers):
+    cfg, params = made(name)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def gradient(params, cfg):
+        def loss(params):
+            params = MODEL.unstack(params, cfg) if layers == "unrolled" else params
+            hidden, _ = MODEL.forward(params, TOKENS, POSITIONS, None, cfg)
+            return (MODEL.unembed(params, hidden, cfg) ** 2).sum()
+
+        return jax.grad(loss)(params)
+
+    expected, found = gradient(params, cfg), gradient(params, dataclasses.replace(cfg, remat="layer"))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 

@@ -51,7 +51,7 @@ def write_shared(cfg: Decoder) -> dict[str, Any]:
     words = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu"}
     return {
         **write_shape(cfg),
-        "hidden_activation": words.get(cfg.activation, "gelu_pytorch_tanh"),
+        "hidden_activation": words.get(cfg.activation),
         # A root taken and squared again is off by a rounding.
         "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar,
         "attention_bias": cfg.qkv_bias,

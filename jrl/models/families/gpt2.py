@@ -60,7 +60,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
         "n_positions": cfg.learned_positions,
         "layer_norm_epsilon": cfg.norm_eps,
         "scale_attn_weights": cfg.query_scale != 1.0,
-        "activation_function": words.get(cfg.activation, "gelu_new"),
+        "activation_function": words.get(cfg.activation),
         "tie_word_embeddings": cfg.tied,
     }
 

@@ -63,7 +63,7 @@ def write(cfg: Decoder) -> dict[str, Any]:
         "intermediate_size": cfg.mlp_width,
         "layer_norm_eps": cfg.norm_eps,
         "attention_bias": cfg.qkv_bias,
-        "hidden_act": words.get(cfg.activation, "gelu"),
+        "hidden_act": words.get(cfg.activation),
         "use_parallel_residual": cfg.parallel,
         "tie_word_embeddings": cfg.tied,
         "rotary_emb_base": cfg.rope_theta,
