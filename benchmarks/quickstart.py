@@ -92,7 +92,7 @@ def main() -> None:
         if len(args.seeds) > 1:
             part = Path(scratch) / "permuted.py"
             part.write_text(PERMUTED)
-            bindings = [f"parts=['{part}']", "Config.algo=@Permuted()"]
+            bindings = [f"parts=['{part}']", "Config.algo=@Permuted()", "Permuted.max_refills=1"]
             results["permuted"] = train(Path(scratch) / "permuted", bindings)
             print(line("permuted", results["permuted"]), flush=True)
     Path(args.out).write_text(json.dumps(results, indent=2) + "\n")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl import __version__
+from jrl import __version__, paths
 from jrl.report.text import printable_lines
 from jrl.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
 
@@ -202,17 +202,53 @@ def plan(args: argparse.Namespace) -> int:
 
     set_environment()
     prepare_jax(args, platform="cpu")  # nothing runs
+    say = lambda line: print(f"jrl: {line}", file=sys.stderr, flush=True)
+    if args.all is not None:
+        return plan_all(args, say)
+    if args.config is None or args.topology is None:
+        raise ValueError("jrl plan takes CONFIG and --topology CHIP:GRID, or --all FOLDER; see `jrl help plan`")
     from jrl.plan import report
     from jrl.plan.chips import parse_topology
     from jrl.plan.planning import make_plan, to_json
     from jrl.resolve import load_config
 
-    topology = parse_topology(args.topology)
     config, parts = load_config(args.config, args.bindings)
-    say = lambda line: print(f"jrl: {line}", file=sys.stderr, flush=True)
+    if args.search:
+        return plan_search(args, config, parts, say)
+    topology = parse_topology(args.topology)
     made = make_plan(config, parts, topology, [args.config, *args.bindings], say, count=not args.no_collectives)
     print(json.dumps(to_json(made), indent=1) if args.json else report.text(made))
     return DONE
+
+
+def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable[[str], None]) -> int:
+    from jrl.plan import search
+    from jrl.plan.chips import parse_chip, parse_topology
+
+    if ":" in args.topology:
+        done = search.search(config, parts, parse_topology(args.topology), say)
+    else:
+        done = search.smallest(config, parts, parse_chip(args.topology), say)
+    print(json.dumps(search.to_json(done), indent=1) if args.json else search.text(done))
+    if done.found:
+        out = args.out or Path(f"{Path(args.config).stem}-{done.topology.name.replace(':', '-')}.gin")
+        paths.write_bytes_atomic(
+            out, search.gin_text(done, os.path.relpath(args.config, out.parent), args.bindings).encode()
+        )
+        say(f"the fastest layout is in {out}; train with it: jrl train {out} --run DIR")
+    return DONE
+
+
+def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from jrl.plan import every
+
+    lines = every.check_all(args.all, say)
+    out = args.out or Path("docs/topologies.md")
+    paths.write_bytes_atomic(out, every.markdown(lines).encode())
+    for line in lines:
+        print("  ".join(filter(None, line[:-1])))
+    say(f"the table is in {out}")
+    return DONE if all(line.good for line in lines) else REFUSED
 
 
 def score(args: argparse.Namespace) -> int:
@@ -370,10 +406,22 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .gin file; no data and no tokenizer is opened")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file; no data, no tokenizer is opened")
     _bindings(parser, "what the file says")
-    parser.add_argument("--topology", metavar="CHIP:GRID", required=True, help="as v5e:4x8 or v5p:4x4x4")
+    parser.add_argument("--topology", metavar="CHIP:GRID",
+                        help="as v5e:4x8 or v5p:4x4x4; with --search a chip alone, as v5p, asks for the smallest slice "
+                             "that fits")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object; memory in GiB a device")
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="try meshes, micro-batches, rematerialisation and slots; print the best, write the winner",
+    )
+    parser.add_argument("--all", metavar="FOLDER", type=Path,
+                        help="check every recipe below FOLDER against the topology in its header")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", type=Path,
+                        help="where --search writes its winner (CONFIG-CHIP-GRID.gin here), and --all its table "
+                             "(docs/topologies.md)")  # fmt: skip
     parser.add_argument("--no-collectives", action="store_true",
                         help="do not compile once more for virtual CPU devices to count collectives")  # fmt: skip
 

@@ -65,8 +65,8 @@ def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array
     Args:
       first: the draw of this step.
       refill_with: gives the parameters and version that refills of this step are drawn with.
-      meanwhile: (rollout, its fields on the host) -> anything. Called while the host scores, to keep the device busy; called again
-        where refills changed the batch.
+      meanwhile: (rollout, its fields on the host) -> anything. Called while the host scores, to keep the device busy;
+        called again where refills changed the batch.
     """
     most = job.algorithm.refill(job.config.algo)
     host, ticket, texts = begin_scoring(job, first)

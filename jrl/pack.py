@@ -109,8 +109,9 @@ def plan(
         own = slice(offset + first, offset + last)
         length = np.asarray(lengths)[own]
         found = bundles(length, starts[own], first, shape)
+        counts = np.array([len(b.lengths) for b in found])
         row, start, place, num_rows = plan_rows(
-            np.array([b.length for b in found]), shape.row_length, shape.places, np.array([len(b.lengths) for b in found])
+            np.array([b.length for b in found]), shape.row_length, shape.places, counts
         )
         used = max(used, num_rows)
         member[own] = length > 0

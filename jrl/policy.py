@@ -145,7 +145,7 @@ def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
     ends = ends if isinstance(ends, list) else [ends]
     for i in ends:
         if type(i) is not int or not 0 <= i < cfg.vocab_size:
-            raise ValueError(f"{folder} names the eos_token_id {i!r}, and the model's ids are 0 to {cfg.vocab_size - 1}")
+            raise ValueError(f"{folder} names the eos_token_id {i!r}; the model's ids are 0 to {cfg.vocab_size - 1}")
     return NoTokenizer(folder, cfg.vocab_size, 0, tuple(ends))
 
 

@@ -82,7 +82,8 @@ class TrainBatch:
     """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step.
 
     `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where a prompt lies that
-    several sequences share; those see it by `trunk`. `sequence` is N where a place is empty. `num_real` says how many of the M micro-batches hold anything; the rest are never computed.
+    several sequences share; those see it by `trunk`. `sequence` is N where a place is empty. `num_real` says how many
+    of the M micro-batches hold anything; the rest are never computed.
     """
 
     tokens: Array  # [M, R, L] int32

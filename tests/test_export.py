@@ -122,9 +122,7 @@ def published_gin(tmp_path, folder):
     """Writes tiny.gin with a published model in its decoder's place."""
     start, rest = open("configs/tiny.gin").read().split("Decoder:\n")
     gin = tmp_path / "from.gin"
-    gin.write_text(
-        f"{start}Config.model = @Published()\nPublished.path = '{folder}'\n{rest.split(chr(10) * 2, 1)[1]}"
-    )
+    gin.write_text(f"{start}Config.model = @Published()\nPublished.path = '{folder}'\n{rest.split(chr(10) * 2, 1)[1]}")
     return gin
 
 

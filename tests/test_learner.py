@@ -203,10 +203,8 @@ def test_a_shared_prompt_lies_in_its_row_once():
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
     assert (shape.places, shape.samples) == (6, 3)
     found = plan(lengths, shape, 0, 1, prompts)
-    # 2 of the trunk, then 3 + 2 + 4 of the branches are 11 tokens; the row's other 5 hold 3 + 2, and the last 2 another.
-    np.testing.assert_array_equal(
-        found.source[0, 0], [0, 1, 2, 3, 4, 8, 9, 14, 15, 16, 17, 24, 25, 26, 18, 19]
-    )
+    # 2 of the trunk, then 3 + 2 + 4 of the branches are 11 tokens; the row's other 5 hold 3 + 2; 2 are left.
+    np.testing.assert_array_equal(found.source[0, 0], [0, 1, 2, 3, 4, 8, 9, 14, 15, 16, 17, 24, 25, 26, 18, 19])
     np.testing.assert_array_equal(found.segment[0, 0], [7, 7, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4])
     np.testing.assert_array_equal(found.trunk[0, 0], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 4, 4])
     np.testing.assert_array_equal(found.sequence[0, 0], [0, 1, 2, 4, 3, 6])

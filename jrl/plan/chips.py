@@ -28,6 +28,7 @@ class Chip:
     hbm_gb_per_second: float
     bf16_tflops: float  # dense, accumulated in float32
     link_gb_per_second: float  # one link, one direction
+    slices: list[str]  # grids that are rented, the smallest first
     source: str
 
     @property
@@ -79,6 +80,13 @@ def read_chips() -> dict[str, Chip]:
 
 
 CHIPS = read_chips()
+
+
+def parse_chip(text: str) -> Chip:
+    """Returns the chip of a name such as v5p. Raises ValueError saying which there are."""
+    if text.strip() not in CHIPS:
+        raise ValueError(f"--topology {text!r}: the table has no chip of that name; there are {', '.join(CHIPS)}")
+    return CHIPS[text.strip()]
 
 
 def parse_topology(text: str) -> Topology:

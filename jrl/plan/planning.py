@@ -201,7 +201,10 @@ class Counting:
         self._reader.start()
 
     def result(self, say: Say) -> dict[str, dict[str, Any]]:
-        """Returns "collectives" and "logits" of every program, as `jrl.plan.collectives` writes them. Raises ValueError where the process failed."""
+        """Returns "collectives" and "logits" of every program, as `jrl.plan.collectives` writes them.
+
+        Raises: ValueError where the process failed.
+        """
         if self._process.poll() is None:
             say("counting collectives on virtual CPU devices")
         code = self._process.wait()

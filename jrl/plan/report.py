@@ -11,10 +11,9 @@ SMALL = 0.01  # GiB beyond what the run keeps: programs that take less are one l
 
 
 def text(plan: Plan) -> str:
-    """Returns the plan as a page: memory by program and kind, time, collectives, verdict, assumptions."""
-    return "\n\n".join(
-        part for part in (head(plan), memory(plan), time(plan), links(plan), verdict(plan), wastes(plan), foot(plan)) if part
-    )
+    """Returns the plan as a page: memory by program and kind, time, collectives, verdict, wastes, assumptions."""
+    parts = (head, memory, time, links, verdict, wastes, foot)
+    return "\n\n".join(said for part in parts if (said := part(plan)))
 
 
 def head(plan: Plan) -> str:

@@ -41,6 +41,6 @@ def test_elsewhere_than_on_a_tpu_it_is_a_warning(caplog):
 
 
 def test_a_run_that_cannot_be_laid_out_is_refused_and_not_passed_over():
-    config, parts = load_config("configs/plan/8b.gin", ["MeshShape.tensor=64"])
+    config, parts = load_config("configs/plan/8b.gin", ["MeshShape.fsdp=1", "MeshShape.tensor=64"])
     with pytest.raises(ValueError, match="does not divide"):
         refuse_overflow(config, parts, devices(2**40, 64))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -122,6 +124,32 @@ def test_a_killed_template_is_replaced_with_its_workers(nothing_leaks):
             kill_template(pool)
             assert said(pool, [Item("4", example(), (0,))] * 20) == [((Status.CORRECT, 1.0),)] * 20
             assert pool.counts["templates_started"] == turn + 2
+
+
+ORPHAN = """
+import os, socket, time
+from jrl.verifiers.template import become_worker
+ours, theirs = socket.socketpair()
+template = os.fork()
+if template == 0:
+    parent = os.getpid()
+    if os.fork() == 0:
+        ours.close()
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        become_worker(theirs.fileno(), parent, socket.socket(), [], 512, 1.0)
+    os._exit(0)
+os.waitpid(template, 0)
+theirs.close()
+ours.settimeout(30)
+print(len(ours.recv(1)), "bytes")
+"""
+
+
+def test_a_worker_whose_template_died_before_it_could_be_told_ends():
+    """Else it would judge on, though nobody could reap it."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0 bytes\n", done.stderr
 
 
 def test_a_template_that_cannot_come_back_is_our_failure_and_no_wrong_answer(tmp_path):

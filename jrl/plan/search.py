@@ -1,0 +1,216 @@
+"""The layout of a run on a topology: mesh, micro-batch, rematerialisation, slots. Arithmetic first, then the compiler.
+
+Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
+not fit is refused too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jrl.experiment import Config
+from jrl.parts import Parts
+from jrl.plan import budget, compiled, estimate
+from jrl.plan.case import make_case
+from jrl.plan.cheaper import applied
+from jrl.plan.chips import GIB, Chip, Topology
+from jrl.plan.compiled import Compiled
+
+SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
+REMAT = ("none", "layer")
+BEST = 5  # layouts that are shown
+COMPILED = 2  # layouts that must pass the compiler before the search ends
+TRIES = 6  # layouts that are compiled at most
+
+# The two programs that decide: the others hold less (see budget.of_programs).
+DECIDING = ("sample", "update")
+
+Say = Callable[[str], None]
+
+
+class Candidate(NamedTuple):
+    """One layout: what it sets, its time where arithmetic lets it stand, or why it was refused."""
+
+    bindings: Mapping[str, Any]
+    gib: float | None  # of the largest program on one device; None: it cannot be laid out
+    step_seconds: float | None
+    refused: str | None
+    compiled: bool = False  # the compiler has agreed that it fits
+
+
+class Search(NamedTuple):
+    """What was found on one topology."""
+
+    topology: Topology
+    default: Candidate  # the configuration's own layout
+    found: list[Candidate]  # those that fit, fastest first; the best of them compiled where libtpu is there
+    refused: list[Candidate]
+
+
+def search(config: Config, parts: Parts, topology: Topology, say: Say) -> Search:
+    """Returns every layout of a run on a topology, the best of them compiled where libtpu is installed."""
+    say(f"judging layouts for {topology.name}")
+    all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
+    refused = [c for c in all_ if c.refused is not None]
+    found = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
+    say(f"{len(found)} of {len(all_)} layouts fit by arithmetic")
+    if found and compiled.libtpu_version() is not None:
+        found, rejected = confirmed(config, parts, topology, found, say)
+        refused += rejected
+    return Search(topology, judged(config, parts, topology, {}), found, refused)
+
+
+def smallest(config: Config, parts: Parts, chip: Chip, say: Say) -> Search:
+    """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none."""
+    for grid in chip.slices:
+        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), say)
+        if done.found:
+            return done
+    return done
+
+
+def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
+    """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
+    model = type(config.model).__name__
+    for mesh in meshes(topology.num_devices):
+        over = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
+        try:
+            case = make_case(applied(config, over), parts, topology.num_devices)
+        except ValueError:
+            yield over
+            continue
+        local = case.sequences // case.shards
+        for rows in sorted({min(n, local) for n in ROWS}):
+            for remat in REMAT:
+                for slots in sorted({min(n, local) for n in SLOTS}):
+                    yield {
+                        **over,
+                        "Learner.micro_batch_tokens": rows * case.shape.row_length * case.shards,
+                        f"{model}.remat": remat,
+                        "Sampler.slots": slots,
+                    }
+
+
+def meshes(num_devices: int) -> Iterator[dict[str, int]]:
+    """Yields every way to multiply data, fsdp and tensor to the number of devices."""
+    divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    for tensor in divisors:
+        for fsdp in divisors:
+            if num_devices % (tensor * fsdp) == 0:
+                yield {"data": num_devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+
+
+def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Candidate:
+    """Returns a layout with its time, or the reason against it."""
+    try:
+        case = make_case(applied(config, bindings), parts, topology.num_devices)
+    except ValueError as error:
+        return Candidate(bindings, None, None, str(error))
+    name, size = budget.peak(case)
+    limit, seconds = topology.chip.limit_bytes, estimate.step_seconds(case, topology.chip)
+    refused = None
+    if size > limit:
+        refused = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, by arithmetic"
+    return Candidate(bindings, size / GIB, seconds, refused)
+
+
+def confirmed(
+    config: Config, parts: Parts, topology: Topology, found: Sequence[Candidate], say: Say
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Returns (layouts that still stand, layouts that the compiler refused), after the fastest were compiled."""
+    from jrl.plan.shapes import lower
+
+    good, bad = [], []
+    limit = topology.chip.limit_bytes
+    rest = list(found)
+    while rest and len(good) < COMPILED and len(good) + len(bad) < TRIES:
+        candidate = rest.pop(0)
+        say(f"compiling {' '.join(words(candidate.bindings))}")
+        over = applied(config, candidate.bindings)
+        case = make_case(over, parts, topology.num_devices)
+        lowered = lower(over, parts, compiled.topology_mesh(topology, over.mesh))
+        done = lambda name, result, cached: say(f"  {name}: {result.total / GIB:.2f} GiB")
+        said = compiled.compile_all({name: lowered[name] for name in DECIDING}, topology, done)
+        name, size = largest(said, budget.kept(case).total)
+        if size > limit:
+            why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+            bad.append(candidate._replace(gib=size / GIB, refused=why))
+        else:
+            good.append(candidate._replace(gib=size / GIB, compiled=True))
+    return [*good, *rest], bad
+
+
+def largest(said: Mapping[str, Compiled], kept: int) -> tuple[str, int]:
+    """Returns the program that takes the most, and its bytes with what the run keeps beside it, the optimiser too."""
+    total = lambda name: max(said[name].total, kept + said[name].temporary + said[name].outputs + said[name].code)
+    name = max(said, key=total)
+    return name, total(name)
+
+
+def words(bindings: Mapping[str, Any]) -> list[str]:
+    """Returns bindings as `jrl train` takes them."""
+    return [f"{name}={value!r}" for name, value in bindings.items()]
+
+
+def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
+    """Returns the winner as a configuration of its own: the searched one, what was bound over it, and the layout.
+
+    Args:
+      source: the searched configuration, as a file in the winner's folder includes it.
+    """
+    winner = done.found[0]
+    over = [line for line in given if line.split("=")[0].strip() not in winner.bindings]
+    lines = [f"# The fastest layout found for {done.topology.name}: at least {winner.step_seconds:.3g} s a step.",
+             "#", f"# Topology: {done.topology.name}", f"include {source!r}", ""]  # fmt: skip
+    spaced = [line.replace("=", " = ", 1) for line in (*over, *words(winner.bindings))]
+    return "\n".join([*lines, *spaced]) + "\n"
+
+
+def text(done: Search) -> str:
+    """Returns the search as a page: the best layouts beside the configuration's own, and why the others are refused."""
+    topology, best = done.topology, done.found[:BEST]
+    head = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB"
+    lines = [head, "", "a step at least, GiB a device"]
+    own = done.default
+    if own.step_seconds is None:
+        lines.append(f"  as configured: {own.refused}")
+    else:
+        told = "" if own.refused is None else f": {own.refused}"
+        lines.append(f"  {own.step_seconds:8.3g} s  {own.gib:6.2f}  as configured{told}")
+    for c in best:
+        told = "compiled" if c.compiled else "by arithmetic"
+        lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({told})")
+    if not best:
+        lines.append("  no layout fits")
+    return "\n".join([*lines, "", f"refused: {len(done.refused)}", *why_refused(done.refused)])
+
+
+def why_refused(refused: Sequence[Candidate]) -> list[str]:
+    """Returns a line for every mesh of which layouts were refused: how many, and the reason against the smallest."""
+    by_mesh: dict[tuple, list[Candidate]] = {}
+    for c in refused:
+        by_mesh.setdefault(tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor")), []).append(c)
+    lines = []
+    for mesh, rows in by_mesh.items():
+        least = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
+        shape = "x".join(map(str, mesh))
+        many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
+        lines.append(f"  data x fsdp x tensor {shape}: {many}{least.refused}")
+    return lines
+
+
+def to_json(done: Search) -> dict[str, Any]:
+    """Returns what `jrl plan --search --json` prints."""
+    row = lambda c: {"bindings": words(c.bindings), "hbm_gib": c.gib, "step_seconds": c.step_seconds,
+                     "compiled": c.compiled, "refused": c.refused}  # fmt: skip
+    return {
+        "topology": done.topology.name,
+        "fits": bool(done.found),
+        "limit_gib": done.topology.chip.limit_bytes / GIB,
+        "default": row(done.default),
+        "best": [row(c) for c in done.found[:BEST]],
+        "refused": [row(c) for c in done.refused],
+    }

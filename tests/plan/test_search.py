@@ -1,0 +1,111 @@
+"""Every layout has a time or a reason; the winner is a configuration that trains."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from jrl import cli
+from jrl.plan import compiled, every, search
+from jrl.plan.chips import CHIPS, parse_topology
+from jrl.plan.compiled import Compiled
+from jrl.resolve import load_config
+
+GIB = 2**30
+
+
+@pytest.fixture
+def without_libtpu(monkeypatch):
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
+
+
+def test_meshes_use_every_device_once():
+    # 8 = 2^3: the ways to share out three factors of 2 among three axes are (3 + 2)! / (3! 2!) = 10.
+    found = list(search.meshes(8))
+    assert len(found) == len({tuple(mesh.values()) for mesh in found}) == 10
+    assert all(math.prod(mesh.values()) == 8 for mesh in found)
+
+
+def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu):
+    config, parts = load_config("configs/plan/8b.gin")
+    done = search.search(config, parts, parse_topology("v6e:16x16"), lambda line: None)
+    assert done.found[0].step_seconds < done.default.step_seconds
+    assert [c.step_seconds for c in done.found] == sorted(c.step_seconds for c in done.found)
+    assert all(c.refused is None and c.gib <= 31.75 for c in done.found)
+    assert done.refused and all(c.refused for c in done.refused)
+    reasons = search.why_refused(done.refused)
+    assert any("GiB a device, by arithmetic" in line for line in reasons)
+    assert any("does not divide" in line for line in reasons)
+    assert len(done.found) + len(done.refused) == len(list(search.layouts(config, parts, done.topology)))
+
+
+def test_what_the_compiler_refuses_is_refused(monkeypatch):
+    config, parts = load_config("configs/plan/0.6b.gin")
+    topology = parse_topology("v5e:2x4")
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
+    monkeypatch.setattr(compiled, "topology_mesh", lambda *args: None)
+    monkeypatch.setattr("jrl.plan.shapes.lower", lambda *args: {"sample": 0, "update": 1, "init": 2})
+    asked = []
+
+    def compile_all(lowered, topology, announce):
+        asked.append(sorted(lowered))
+        return {"sample": Compiled(temporary=GIB), "update": Compiled(needed=99 * GIB if len(asked) == 1 else GIB)}
+
+    monkeypatch.setattr(compiled, "compile_all", compile_all)
+    done = search.search(config, parts, topology, lambda line: None)
+    assert asked == [["sample", "update"]] * (1 + search.COMPILED)
+    assert [c.compiled for c in done.found[:3]] == [True, True, False]
+    assert done.refused[-1].refused == "update takes 99.00 of 15.75 GiB a device, as compiled"
+
+
+def test_the_smallest_slice_that_fits_is_found(without_libtpu):
+    config, parts = load_config("configs/plan/8b.gin")
+    tried = []
+    done = search.smallest(config, parts, CHIPS["v5p"], tried.append)
+    slices = CHIPS["v5p"].slices
+    place = slices.index("x".join(map(str, done.topology.grid)))
+    assert done.found
+    assert [line for line in tried if "judging" in line] == [
+        f"judging layouts for v5p:{s}" for s in slices[: place + 1]
+    ]
+
+
+def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(compiled, "set_environment", lambda: None)
+    out = tmp_path / "winner.gin"
+    given = ["configs/plan/0.6b.gin", "Loop.samples=16", "MeshShape.fsdp=4", "--topology", "v5e:2x4"]
+    assert cli.main(["plan", *given, "--search", "--json", "--out", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] and len(said["best"]) == 5
+    config, _ = load_config(str(out))
+    expected, _ = load_config("configs/plan/0.6b.gin", ["Loop.samples=16", *said["best"][0]["bindings"]])
+    assert config == expected
+    assert every.topology_of(out.read_text()) == "v5e:2x4"
+
+
+def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(compiled, "set_environment", lambda: None)
+    text = open("configs/plan/0.6b.gin").read()
+    (tmp_path / "good.gin").write_text(text)
+    (tmp_path / "small.gin").write_text(text.replace("v5e:2x4", "v5e:1x1").replace("fsdp = 8", "fsdp = 1"))
+    (tmp_path / "wrong.gin").write_text(text.replace("v5e:2x4", "v9:2x4"))
+    (tmp_path / "silent.gin").write_text(text.replace("Topology:", "Hardware:"))
+    out = tmp_path / "table.md"
+    assert cli.main(["plan", "--all", str(tmp_path), "--out", str(out)]) == 2
+    rows = [line for line in out.read_text().splitlines() if ".gin" in line]
+    good, small, wrong = [line.rsplit("|", 2)[1].strip() for line in rows]
+    assert (good, small) == ("fits", "does not fit")
+    assert wrong.startswith("not planned: --topology 'v9:2x4': there is no chip 'v9'")
+    with pytest.raises(ValueError, match="Topology"):
+        every.check_all(tmp_path / "nothing", print)
+
+
+def test_a_plan_of_nothing_says_what_to_give(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(compiled, "set_environment", lambda: None)
+    assert cli.main(["plan"]) == 2
+    assert "--topology" in capsys.readouterr().err
