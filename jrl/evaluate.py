@@ -24,8 +24,18 @@ from jrl.verdict import Status
 RIGHT = "\x00right"  # the one answer that all correct completions of a prompt vote for
 
 
-def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
-    """Returns `measure` of the policy on the run's held-out prompts. `said` is what the display calls it."""
+def evaluate(job: Job, params: PyTree, said: str, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Returns `measure` of the policy on the run's held-out prompts.
+
+    Args:
+      said: what the display calls it.
+      between: called before every batch; what it raises ends the evaluation.
+    """
+
+    def announce(done: int, total: int) -> None:
+        between()
+        job.display.phase(f"{said}: {done}/{total} prompts")
+
     with job.timed("eval"):
         found = measure(
             job.policy,
@@ -35,7 +45,7 @@ def evaluate(job: Job, params: PyTree, said: str) -> dict[str, Any]:
             law=job.eval_law,
             stop_table=job.stop_table,
             scorer=job.scorer,
-            announce=lambda done, total: job.display.phase(f"{said}: {done}/{total} prompts"),
+            announce=announce,
         )
     job.display.note(f"{said}, the first held-out prompt:")
     first = found["sample"]

@@ -60,7 +60,7 @@ def steps(job: Job) -> Iterator[Step]:
         if asked and job.done < job.total:
             raise Preempted(f"saved after step {job.done} of {job.total}; the same command goes on from there")
     if job.config.eval is not None and "after_rl" not in job.evals:
-        job.evals["after_rl"] = evaluate(job, progress.state.params, "after RL")
+        job.evals["after_rl"] = evaluate(job, progress.state.params, "after RL", lambda: leave_if_asked(job))
     records.summarise(job)
 
 
@@ -78,8 +78,15 @@ def shapes(job: Job) -> str:
 def begin_rl(job: Job, progress: Progress) -> Progress:
     """Returns the progress RL starts with: evaluated, the optimiser fresh, the reference frozen."""
     if job.config.eval is not None and "before_rl" not in job.evals:
-        job.evals["before_rl"] = evaluate(job, progress.state.params, "before RL")
+        job.evals["before_rl"] = evaluate(job, progress.state.params, "before RL", lambda: leave_if_asked(job))
     return Progress(job.programs.begin_rl(progress.state), None, rl=True)
+
+
+def leave_if_asked(job: Job) -> None:
+    """Raises Preempted where someone asked the run to stop. Only where the last step is saved."""
+    if job.stop.is_set():
+        raise Preempted(f"stopped before an evaluation was done, after step {job.done} of {job.total}, which is saved; "
+                        "the same command goes on from there")  # fmt: skip
 
 
 def sft_step(job: Job, progress: Progress) -> tuple[Progress, Step]:

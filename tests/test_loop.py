@@ -2,15 +2,18 @@
 
 import contextlib
 import json
+import threading
 
 import jax
 import pytest
 
 import jrl
 from jrl import config as gin
+from jrl import evaluate
 from jrl.job import RefusedIdentity
 from jrl.parts import PartError
 from jrl.policy import open_trained
+from jrl.records import Preempted
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -54,6 +57,18 @@ def whole(tmp_path_factory):
         folders[lag] = tmp_path_factory.mktemp(f"lag{lag}")
         run(folders[lag], f"Loop.lag={lag}")
     return folders
+
+
+def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypatch):
+    bindings = [*TINY, "Config.eval=@Eval()", "Eval.prompts=16", "Eval.batch=8", "Data.held_out_every=5"]
+    bindings[bindings.index("Loop.steps=6")] = "Loop.steps=1"
+    stop, usual = threading.Event(), evaluate.place_prompts
+    monkeypatch.setattr(evaluate, "place_prompts", lambda *given: stop.set() or usual(*given))
+    with pytest.raises(Preempted, match="before an evaluation was done, after step 0 of 1"):
+        list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path, stop=stop))
+    monkeypatch.undo()
+    assert [step.step for step in jrl.steps("configs/tiny.gin", bindings, run=tmp_path)] == [1]
+    assert json.loads((tmp_path / "summary.json").read_text())["eval"]["before_rl"]["n"] == 16
 
 
 @pytest.mark.parametrize("lag", [0, 1])
