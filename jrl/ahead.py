@@ -47,6 +47,18 @@ def compile_eval(job: Job, state: TrainState) -> None:
     job.programs.sample_eval.compile(*arguments)
 
 
+def compile_sft(job: Job, state: TrainState) -> None:
+    """Compiles the programs of a supervised step. A run does so by its first; a plan has no first step."""
+    p, shape = job.programs, job.sft_shape
+    by_row = lambda dtype: jax.ShapeDtypeStruct(
+        (shape.sequences, shape.width), dtype, sharding=batch_sharding(job.mesh, 2)
+    )
+    plan = programs.abstract_plan(shape, job.mesh)
+    batch = p.pack_sft.compile(by_row(np.int32), by_row(bool), plan, _scalar(job, np.float32))
+    state, _ = p.update_sft.compile(state, batch, None, programs.abstract(job.sft_adamw, job.mesh))
+    p.close_sft.compile(state)
+
+
 def compile_rl(job: Job, state: TrainState) -> None:
     """Compiles the programs of a step of RL, following the shapes from one to the next as the loop does the arrays."""
     p, config = job.programs, job.config

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.models.contract import is_spec
-from jrl.plan.case import Case, share
+from jrl.plan.case import Case, evaluated_case, share, supervised_case
 from jrl.plan.estimate import cache_bytes, held_bytes, itemsize
 from jrl.sharding import GATHERED, TRAIN
 
@@ -122,6 +122,10 @@ def logprobs(case: Case) -> Memory:
 def of_programs(case: Case) -> dict[str, Memory]:
     """Returns the memory of every program that decides whether a run fits."""
     found = {"init": init(case), "sample": sample(case)}
+    if case.config.sft is not None:
+        found["update_sft"] = update(supervised_case(case))
+    if case.config.eval is not None:
+        found["sample_eval"] = sample(evaluated_case(case))
     if case.passes:
         found["logprobs"] = logprobs(case)
     return {**found, "update": update(case)}

@@ -102,6 +102,24 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     )
 
 
+def before_rl(case: Case) -> Case:
+    """Returns the case while no weights are frozen yet."""
+    return dataclasses.replace(case, reference=False, behaviour=False, passes=0)
+
+
+def supervised_case(case: Case) -> Case:
+    """Returns the shapes of the warm start: its own batches, no frozen weights yet."""
+    mesh = abstract_mesh(case.config.mesh, math.prod(case.sizes.values()))
+    return dataclasses.replace(before_rl(case), shape=programs.sft_shape(case.config, mesh))
+
+
+def evaluated_case(case: Case) -> Case:
+    """Returns the shapes of an evaluation's sampling."""
+    e, shards = case.config.eval, case.shards
+    config = dataclasses.replace(case.config, loop=dataclasses.replace(case.config.loop, samples=e.samples))
+    return dataclasses.replace(case, config=config, prompts=-(-e.batch // shards) * shards)
+
+
 def abstract_mesh(shape: MeshShape, num_devices: int) -> AbstractMesh:
     """Returns the mesh without devices."""
     return AbstractMesh(shape.sizes(num_devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jrl.models.contract import is_spec
 from jrl.plan import flops
-from jrl.plan.case import Case, share
+from jrl.plan.case import Case, evaluated_case, share, supervised_case
 from jrl.plan.chips import Chip
 from jrl.plan.flops import Flops
 from jrl.sharding import GATHERED, TRAIN
@@ -141,6 +141,10 @@ def update_traffic(case: Case) -> Traffic:
 def of_programs(case: Case) -> dict[str, Traffic]:
     """Returns the traffic of one call of each program that is counted."""
     found = {"sample": sample_traffic(case)}
+    if case.config.sft is not None:
+        found["update_sft"] = update_traffic(supervised_case(case))
+    if case.config.eval is not None:
+        found["sample_eval"] = sample_traffic(evaluated_case(case))
     if case.passes:
         found["logprobs"] = pass_traffic(case, 1)
     return {**found, "update": update_traffic(case)}
@@ -161,9 +165,15 @@ def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate
 
 
 def calls(case: Case) -> dict[str, int]:
-    """Returns how often a step of RL calls each program."""
+    """Returns how often a step of RL calls each program. The warm start and evaluations are beside it."""
     learner = case.config.learner
-    return {"sample": 1, "logprobs": case.passes * learner.minibatches, "update": learner.updates_per_batch}
+    return {
+        "update_sft": 0,
+        "sample_eval": 0,
+        "sample": 1,
+        "logprobs": case.passes * learner.minibatches,
+        "update": learner.updates_per_batch,
+    }
 
 
 def step_seconds(case: Case, chip: Chip) -> float:

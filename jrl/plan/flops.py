@@ -13,7 +13,7 @@ import jax
 
 from jrl.models.contract import is_spec
 from jrl.models.decoder import Decoder
-from jrl.plan.case import Case
+from jrl.plan.case import Case, evaluated_case, supervised_case
 from jrl.types import PyTree
 
 
@@ -49,6 +49,11 @@ def prefill(case: Case) -> Flops:
     length = case.config.data.prompt_length
     tokens = case.prompts * length
     return Flops(2.0 * tokens * layer_weights(case.spec), float(tokens * attention(case.cfg, length)))
+
+
+def sample(case: Case) -> Flops:
+    """Returns the operations of a sampling call: every prompt once, then every turn."""
+    return Flops(*(sum(parts) for parts in zip(prefill(case), decode(case))))
 
 
 def decode(case: Case) -> Flops:
@@ -90,8 +95,11 @@ def update(case: Case) -> Flops:
 
 def of_programs(case: Case) -> dict[str, Flops]:
     """Returns the operations of one call of each program that multiplies matrices."""
-    sampling = [prefill(case), decode(case)]
-    found = {"sample": Flops(*(sum(parts) for parts in zip(*sampling)))}
+    found = {"sample": sample(case)}
+    if case.config.sft is not None:
+        found["update_sft"] = update(supervised_case(case))
+    if case.config.eval is not None:
+        found["sample_eval"] = sample(evaluated_case(case))
     if case.passes:
         found["logprobs"] = logprobs(case)
     return {**found, "update": update(case)}

@@ -16,7 +16,7 @@ from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper, compiled, estimate, flops, waste
 from jrl.plan.budget import Memory
-from jrl.plan.case import Case, make_case
+from jrl.plan.case import Case, before_rl, make_case
 from jrl.plan.cheaper import Change
 from jrl.plan.chips import GIB, Topology
 from jrl.plan.compiled import Compiled
@@ -25,8 +25,12 @@ from jrl.plan.estimate import Estimate
 Say = Callable[[str], None]
 
 # Which of the trees that a run keeps are among a program's arguments. The others are on the device all the same.
-HOLDS = {"init": "nothing", "begin_rl": "state", "update": "state", "close": "state", "sample": "weights",
+HOLDS = {"init": "nothing", "begin_rl": "state", "update": "state", "close": "state",
+         "update_sft": "state", "close_sft": "state", "sample": "weights",
          "sample_eval": "weights", "logprobs": "weights"}  # fmt: skip
+
+
+BEFORE_RL = ("init", "pack_sft", "update_sft", "close_sft")  # while no weights are frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,8 @@ def rows_of(
     rows = []
     for name in said or known:
         arithmetic, compiled_ = known.get(name), said.get(name)
-        memory = arithmetic if compiled_ is None else by_kind(name, compiled_, arithmetic, budget.kept(case))
+        beside = budget.kept(before_rl(case) if name in BEFORE_RL else case)
+        memory = arithmetic if compiled_ is None else by_kind(name, compiled_, arithmetic, beside)
         counted = name in counts
         rows.append(
             Row(

@@ -65,11 +65,13 @@ class Shapes:
     stop_table: StopTable | None
     algo: PyTree
     adamw: PyTree
+    sft_adamw: PyTree | None
     shape: Shape
+    sft_shape: Shape | None
 
 
 def lower(config: Config, parts: Parts, mesh: Mesh) -> dict[str, Any]:
-    """Returns the lowered programs of a step of RL and of its start, by name: the functions that `jrl train` runs.
+    """Returns the lowered programs of a run's steps and of its start, by name: the functions that `jrl train` runs.
 
     Raises: ValueError where shapes do not divide over the mesh.
     """
@@ -89,11 +91,15 @@ def lower(config: Config, parts: Parts, mesh: Mesh) -> dict[str, Any]:
         stop_table=stop_shape(config, vocab_size),
         algo=numbers(config.algo),
         adamw=numbers(config.optimizer),
+        sft_adamw=None if config.sft is None else numbers(config.sft.optimizer),
         shape=programs.train_shape(config, mesh),
+        sft_shape=None if config.sft is None else programs.sft_shape(config, mesh),
     )
     # The precision of a run; see job.open_policy.
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
         state = built.init.compile(programs.abstract(run.key, mesh))
+        if config.sft is not None:
+            ahead.compile_sft(run, state)
         state = built.begin_rl.compile(state)
         ahead.compile_rl(run, state)
         if config.eval is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jrl.plan import budget, cheaper
+from jrl.plan import budget, cheaper, estimate, flops
 from jrl.plan.case import make_case
 from jrl.plan.chips import CHIPS
 from jrl.resolve import load_config
@@ -68,3 +68,18 @@ def test_changes_save_what_they_say_and_those_that_fit_come_first(large):
 def test_a_run_that_cannot_be_laid_out_is_refused(small):
     with pytest.raises(ValueError, match="kv_heads = 2 does not divide"):
         small("MeshShape.tensor=4", devices=4)
+
+
+def test_the_warm_start_and_evaluations_are_counted_by_their_own_shapes(small):
+    case = small("Config.sft=@SFT()", "SFT.steps=1", "SFT.sequences=64", "GRPO.kl=0.01", "Config.eval=@Eval()",
+                 "Data.held_out_every=5", "Eval.batch=16", "Eval.samples=2")  # fmt: skip
+    found = budget.of_programs(case)
+    # No reference is frozen before RL: one copy of the weights, not two.
+    assert found["update_sft"].weights == 4 * PARAMETERS and found["update"].weights == 2 * 4 * PARAMETERS
+    # 16 prompts of 8 columns and 3 slots of 32; see the cache by hand above.
+    assert found["sample_eval"].cache == 512 * (3 * 32 + 16 * 8)
+    counts = flops.of_programs(case)
+    assert counts["sample_eval"].total > counts["sample"].total
+    # The update's operations grow with its packed tokens: 64 rows of 32 against 8.
+    assert counts["update_sft"].total == 8 * counts["update"].total
+    assert estimate.step_seconds(case, CHIPS["v5e"]) > 0
