@@ -42,6 +42,7 @@ class Published:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,11 @@ def decoder_of(published: Published) -> tuple[Family, Decoder]:
     except ValueError as error:
         raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
     return family, dataclasses.replace(
-        cfg, dtype=published.dtype, param_dtype=published.param_dtype, remat=published.remat
+        cfg,
+        dtype=published.dtype,
+        param_dtype=published.param_dtype,
+        remat=published.remat,
+        attention_block=published.attention_block,
     )
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +14,16 @@ from jrl.sharding import reshape
 from jrl.types import Array
 
 
-def attend(q: Array, k: Array, v: Array, mask: Array, *, scale: float | None = None, cap: float | None = None) -> Array:
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    *,
+    scale: float | None = None,
+    cap: float | None = None,
+    block: int | None = None,
+) -> Array:
     """Returns softmax(q k scale) v over the positions that `mask` allows, [B, Q, H, K].
 
     Args:
@@ -20,18 +31,38 @@ def attend(q: Array, k: Array, v: Array, mask: Array, *, scale: float | None = N
       mask: [B, Q, M] bool. Every query must be allowed at least one position.
       scale: None: 1 / sqrt(K).
       cap: scores x become cap * tanh(x / cap), as in Gemma 2 (2408.00118, section 2); None: they stay.
+      block: queries whose scores [B, H, block, M] exist at once, computed again by the backward pass. None: all, kept.
     """
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     wide = jnp.promote_types(q.dtype, jnp.float32)
     grouped = (batch, queries, kv_heads, heads // kv_heads, head_dim)
     q = reshape(q, grouped, "batch", None, "kv_heads", None, None)
-    # Widened before the products: exact, and CPU has no batched product of bfloat16 into float32.
     scale = head_dim**-0.5 if scale is None else scale
-    scores = jnp.einsum("bqjgk,bjmk->bjgqm", q.astype(wide), k.astype(wide)) * scale
-    if cap is not None:
-        scores = cap * jnp.tanh(scores / cap)
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
-    weights = jax.nn.softmax(scores, axis=-1)
-    out = jnp.einsum("bjgqm,bjmk->bqjgk", weights, v.astype(wide))
-    return reshape(out.astype(v.dtype), (batch, queries, heads, head_dim), "batch", None, "heads", None)
+
+    def some(q: Array, mask: Array) -> Array:
+        # Widened before the products: exact, and CPU has no batched product of bfloat16 into float32.
+        scores = jnp.einsum("bqjgk,bjmk->bjgqm", q.astype(wide), k.astype(wide)) * scale
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
+        weights = jax.nn.softmax(scores, axis=-1)
+        return jnp.einsum("bjgqm,bjmk->bqjgk", weights, v.astype(wide)).astype(v.dtype)
+
+    out = some(q, mask) if block is None or queries <= block else _in_blocks(some, q, mask, block)
+    return reshape(out, (batch, queries, heads, head_dim), "batch", None, "heads", None)
+
+
+def _in_blocks(some: Callable[[Array, Array], Array], q: Array, mask: Array, block: int) -> Array:
+    """Returns some(q, mask), a block of queries at a time. Queries that fill the last block up are cut off again."""
+    batch, queries, kv_heads, group, head_dim = q.shape
+    blocks = -(-queries // block)
+    missing = blocks * block - queries
+    q = jnp.pad(q, ((0, 0), (0, missing), (0, 0), (0, 0), (0, 0)))
+    mask = jnp.pad(mask, ((0, 0), (0, missing), (0, 0)))
+    q = reshape(q, (batch, blocks, block, kv_heads, group, head_dim), "batch", None, None, "kv_heads", None, None)
+    mask = reshape(mask, (batch, blocks, block, mask.shape[-1]), "batch", None, None, None)
+    step = lambda at: jax.checkpoint(some)(*at)
+    out = jnp.moveaxis(jax.lax.map(step, (jnp.moveaxis(q, 1, 0), jnp.moveaxis(mask, 1, 0))), 0, 1)
+    whole = (batch, blocks * block, kv_heads, group, head_dim)
+    return reshape(out, whole, "batch", None, "kv_heads", None, None)[:, :queries]

@@ -60,6 +60,7 @@ class Decoder:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -68,6 +69,8 @@ class Decoder:
             raise ValueError(f"head_dim must be even for rotary embedding; got {self.head_dim}")
         if not 0 <= self.rotated <= self.head_dim or self.rotated % 2:
             raise ValueError(f"rotary_dim must be even and at most head_dim={self.head_dim}; got {self.rotary_dim}")
+        if self.attention_block is not None and self.attention_block < 1:
+            raise ValueError(f"attention_block must be at least 1; got {self.attention_block}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1; got {self.window}")
         if not self.rotary_layers or not self.window_layers:
@@ -325,7 +328,7 @@ def _attention(
         place = positions if k_cache is None else jnp.arange(k.shape[2])[None]
         near = positions[:, :, None] - place[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
-    out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap)
+    out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, block=cfg.attention_block)
     o = gather(weights["o"], "heads", "head_dim", "embed").astype(dtype)
     out = einsum("blhk,hkd->bld", out, o, ("batch", None, None))
     return _plus(out, weights, "o_bias"), k_cache, v_cache

@@ -57,7 +57,7 @@ def sample(case: Case) -> Memory:
     prompts = case.prompts // case.shards
     length = case.config.data.prompt_length
     a_column = 2 * cfg.layers * cfg.kv_heads // tensor * cfg.head_dim * itemsize(cfg.dtype)
-    scores = prompts * cfg.heads // tensor * length * length * FLOAT32
+    scores = prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
     hidden = prompts * length * (2 * cfg.width + cfg.mlp_width // tensor) * FLOAT32
     logits = 3 * case.slots * cfg.vocab_size * FLOAT32
     ends = 2 * head(case) * itemsize(cfg.dtype)
@@ -78,6 +78,12 @@ def head(case: Case) -> int:
     return case.cfg.vocab_size * case.cfg.width // case.sizes["tensor"]
 
 
+def queries(case: Case, length: int) -> int:
+    """Returns how many of a row's queries have scores at once."""
+    block = case.cfg.attention_block
+    return length if block is None else min(block, length)
+
+
 def at_work(case: Case, tokens: int, scores: int) -> int:
     """Returns the bytes of one layer at work on `tokens`: inputs and outputs of its products, and `scores` arrays of
     the size of the attention's scores, float32."""
@@ -85,8 +91,8 @@ def at_work(case: Case, tokens: int, scores: int) -> int:
     narrow = itemsize(cfg.dtype)
     projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // tensor
     wide = 2 * cfg.width + projected + 3 * cfg.mlp_width // tensor
-    a_score = cfg.heads // tensor * case.shape.row_length * FLOAT32
-    return tokens * (wide * (narrow + FLOAT32) + scores * a_score)
+    a_score = case.rows * queries(case, case.shape.row_length) * cfg.heads // tensor * case.shape.row_length * FLOAT32
+    return tokens * wide * (narrow + FLOAT32) + scores * a_score
 
 
 def update(case: Case) -> Memory:
@@ -104,7 +110,8 @@ def update(case: Case) -> Memory:
     every = cfg.remat == "none"
     return kept(case)._replace(
         gradients=2 * stored,
-        activations=inputs + (cfg.layers * at_work(case, tokens, 2) if every else 0),
+        activations=inputs
+        + (cfg.layers * at_work(case, tokens, 2 if cfg.attention_block is None else 0) if every else 0),
         temporary=working + weights + ends + logits,
     )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -111,9 +112,8 @@ def test_a_mesh_computes_the_same_loss_and_gradient(name):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_recomputed_layer_has_the_same_gradient(name, layers):
+@pytest.mark.parametrize(("name", "layers"), [*((name, "scanned") for name in OPTIONS), ("nope", "unrolled")])
+def test_what_is_computed_again_has_the_same_gradient(name, layers):
     cfg, params = made(name)
 
     @functools.partial(jax.jit, static_argnums=1)
@@ -125,7 +125,8 @@ def test_a_recomputed_layer_has_the_same_gradient(name, layers):
 
         return jax.grad(loss)(params)
 
-    expected, found = gradient(params, cfg), gradient(params, dataclasses.replace(cfg, remat="layer"))
+    saving = dataclasses.replace(cfg, remat="layer", attention_block=5)
+    expected, found = gradient(params, cfg), gradient(params, saving)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
@@ -152,6 +153,24 @@ def test_a_window_of_one_sees_itself_alone():
     whole = dataclasses.replace(cfg, window=None)
     found = run(params, TOKENS[:1], POSITIONS[:1], None, whole)[0, -1]
     assert np.abs(found - at(TOKENS[:1])).max() > 1e-3
+
+
+def test_a_block_of_queries_at_a_time_on_a_mesh():
+    cfg, params = made("gemma")
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+        found = run(spread, TOKENS, POSITIONS, None, dataclasses.replace(cfg, attention_block=5))
+    close(np.asarray(found), np.asarray(logits("gemma")))
+
+
+def test_no_array_has_the_scores_of_more_than_a_block():
+    cfg, params = dataclasses.replace(CFG, attention_block=4), fresh(CFG)
+    loss = lambda params: (run(params, TOKENS, POSITIONS, None, cfg) ** 2).sum()
+    text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
+    # Scores are [4 rows, 2 key heads, 2 of each, queries, 12 keys], in any order of the first.
+    widths = {dims for dims in re.findall(r"f32\[([\d,]+),12\]", text) if dims.startswith(("4,2,2", "3,4,2,2"))}
+    assert {"4,2,2,4"} <= widths and not any(dims.endswith(",12") for dims in widths)
 
 
 def test_without_rotation_the_order_of_earlier_tokens_does_not_matter():

@@ -148,7 +148,8 @@ def read(family: Family, config: Mapping[str, Any], where: str = "config.json") 
 
 
 def canonical(cfg: Decoder) -> Decoder:
-    """Returns `cfg` with every option said in one way, and dtypes and remat, which no family speaks of, as default."""
+    """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat,
+    attention_block) as default."""
     layers = range(cfg.layers)
     windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))
     same_rope = cfg.window_rope_theta == cfg.rope_theta and cfg.rope is None
@@ -165,4 +166,5 @@ def canonical(cfg: Decoder) -> Decoder:
         dtype=plain.dtype,
         param_dtype=plain.param_dtype,
         remat=plain.remat,
+        attention_block=plain.attention_block,
     )
