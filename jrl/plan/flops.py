@@ -82,7 +82,8 @@ def logprobs(case: Case) -> Flops:
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
-    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so."""
+    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so; and
+    once more the scores of attention, which are half of it, where they are computed a block at a time."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
     layers = 2.0 * tokens * layer_weights(case.spec)
     attended = float(tokens * attention(case.cfg, case.shape.row_length))
@@ -90,6 +91,8 @@ def update(case: Case) -> Flops:
     if case.cfg.remat == "layer":
         last = math.prod(case.spec["layers"]["down"].shape)
         weights, again = weights + layers - 2.0 * tokens * last, attended
+    if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
+        again += attended / 2
     return Flops(weights, 3 * attended + again)
 
 

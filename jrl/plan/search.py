@@ -6,6 +6,7 @@ not fit is refused too.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from jrl.plan.compiled import Compiled
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
 REMAT = ("none", "layer")
+BLOCK = 512  # queries of attention at a time, tried where rows are longer
 BEST = 5  # layouts that are shown
 COMPILED = 2  # layouts that must pass the compiler before the search ends
 TRIES = 6  # layouts that are compiled at most
@@ -83,15 +85,17 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             yield over
             continue
         local = case.sequences // case.shards
-        for rows in sorted({min(n, local) for n in ROWS}):
-            for remat in REMAT:
-                for slots in sorted({min(n, local) for n in SLOTS}):
-                    yield {
-                        **over,
-                        "Learner.micro_batch_tokens": rows * case.shape.row_length * case.shards,
-                        f"{model}.remat": remat,
-                        "Sampler.slots": slots,
-                    }
+        rows = sorted({min(n, local) for n in ROWS})
+        slots = sorted({min(n, local) for n in SLOTS})
+        blocks = (None, BLOCK) if case.shape.row_length > BLOCK else (case.cfg.attention_block,)
+        for row, remat, block, slot in itertools.product(rows, REMAT, blocks, slots):
+            yield {
+                **over,
+                "Learner.micro_batch_tokens": row * case.shape.row_length * case.shards,
+                f"{model}.remat": remat,
+                f"{model}.attention_block": block,
+                "Sampler.slots": slot,
+            }
 
 
 def meshes(num_devices: int) -> Iterator[dict[str, int]]:

@@ -38,6 +38,8 @@ def test_programs_by_hand(small):
     kept_less = flops.update(small("Decoder.remat='layer'"))
     # The last product of a layer, down, is not needed again.
     assert kept_less == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
+    blocked = flops.update(small("Decoder.remat='layer'", "Decoder.attention_block=16"))
+    assert blocked == (kept_less.weights, 4.5 * forward.attention)
 
 
 def test_only_programs_of_the_run_are_counted(small):
