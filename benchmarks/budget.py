@@ -1,0 +1,105 @@
+"""The budget's trial: memory by arithmetic against the TPU compiler's word, over configurations and chips.
+
+    python -m benchmarks.budget --out budget.json               every case; needs libtpu; about half an hour on 2 cores
+    python -m benchmarks.budget --out FILE.json --only 8b       those whose name holds a text
+
+Compared is all that is on a device while a program runs: its arguments and temporaries, and what the run keeps
+beside them.
+Results are kept as `jrl plan` keeps them, so that a second run is short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from jrl.plan.compiled import set_environment
+
+V5P, V5E, V6E, V4 = "v5p:2x2x2", "v5e:4x4", "v6e:4x4", "v4:2x2x4"
+
+# name: (configuration, topology, bindings)
+CASES = {
+    "0.6b v5e": ("0.6b", "v5e:2x4", ()),
+    "0.6b v5e data": ("0.6b", "v5e:2x4", ("MeshShape.fsdp=4", "MeshShape.data=2")),
+    "0.6b v6e": ("0.6b", "v6e:2x4", ("Decoder.remat='none'",)),
+    "0.6b v6e tensor": ("0.6b", "v6e:2x4", ("MeshShape.fsdp=4", "MeshShape.tensor=2")),
+    "0.6b v4 slots": ("0.6b", "v4:2x2x2", ("Sampler.slots=32",)),
+    "0.6b v5p rows": ("0.6b", V5P, ("Learner.micro_batch_tokens=65536",)),
+    "0.6b v5e reference": ("0.6b", "v5e:2x4", ("GRPO.kl=0.01",)),
+    "1.7b v5e": ("1.7b", V5E, ()),
+    "1.7b v5e blocks": ("1.7b", V5E, ("Decoder.attention_block=512",)),
+    "1.7b v5e fsdp": ("1.7b", V5E, ("MeshShape.fsdp=16", "MeshShape.tensor=1")),
+    "1.7b v6e": ("1.7b", V6E, ("MeshShape.fsdp=4", "MeshShape.tensor=4")),
+    "1.7b v4": ("1.7b", V4, ("Learner.logprob_chunk=512",)),
+    "1.7b v5p": ("1.7b", V5P, ("MeshShape.fsdp=2", "MeshShape.tensor=4")),
+    "1.7b v5p reference": ("1.7b", V5P, ("MeshShape.fsdp=8", "MeshShape.tensor=1", "GRPO.kl=0.01")),
+    "8b v5p": ("8b", "v5p:4x4x4", ()),
+    "8b v5p fsdp": (
+        "8b",
+        "v5p:4x4x4",
+        ("MeshShape.fsdp=64", "MeshShape.tensor=1", "Learner.micro_batch_tokens=131072"),
+    ),
+    "8b v5p blocks": ("8b", "v5p:4x4x4", ("Decoder.attention_block=512",)),
+    "8b v6e": ("8b", "v6e:8x8", ()),
+    "8b v4": ("8b", "v4:4x4x4", ("Sampler.slots=16",)),
+    "32b v5p": ("32b", "v5p:4x4x8", ("Decoder.attention_block=512",)),
+}
+PROGRAMS = ("sample", "update")
+
+
+def compare(name: str) -> list[dict]:
+    """Returns a row for each program of a case: GiB by arithmetic, as compiled, and their ratio."""
+    from jrl.plan import budget, compiled
+    from jrl.plan.case import make_case
+    from jrl.plan.chips import GIB, parse_topology
+    from jrl.plan.planning import by_kind
+    from jrl.plan.shapes import lower
+    from jrl.resolve import load_config
+
+    source, where, bindings = CASES[name]
+    topology = parse_topology(where)
+    config, parts = load_config(f"configs/plan/{source}.gin", bindings)
+    case = make_case(config, parts, topology.num_devices)
+    lowered = lower(config, parts, compiled.topology_mesh(topology, config.mesh))
+    said = compiled.compile_all({p: lowered[p] for p in PROGRAMS}, topology, lambda *done: None)
+    counted, rows = budget.of_programs(case), []
+    for program, found in said.items():
+        whole = by_kind(program, found, counted[program], budget.kept(case)).total
+        rows.append({
+            "case": name, "program": program, "ratio": counted[program].total / whole,
+            "arithmetic": counted[program].total / GIB, "compiled": whole / GIB,
+            "kinds": {kind: size / GIB for kind, size in counted[program]._asdict().items()}, "said": vars(found),
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path, help="JSON file with every row")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    args = parser.parse_args()
+    set_environment()
+    from jrl.plan.compiled import libtpu_version
+
+    if libtpu_version() is None:
+        sys.exit("this trial compiles for TPUs: pip install libtpu")
+    rows: list[dict] = []
+    print(f"{'case':>20}  {'program':>8}  arithmetic  compiled  ratio", flush=True)
+    for name in CASES:
+        if args.only in name:
+            found = compare(name)
+            rows += found
+            for r in found:
+                numbers = f"{r['arithmetic']:10.2f}  {r['compiled']:8.2f}  {r['ratio']:5.2f}"
+                print(f"{name:>20}  {r['program']:>8}  {numbers}", flush=True)
+            args.out.write_text(json.dumps(rows, indent=1) + "\n")
+    off = [abs(r["ratio"] - 1) for r in rows]
+    print(f"{sum(x <= 0.1 for x in off)} of {len(off)} within 10 %, median {100 * statistics.median(off):.1f} %, "
+          f"largest {100 * max(off):.1f} %")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
