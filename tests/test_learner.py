@@ -142,14 +142,13 @@ LAYOUTS = {
     "data, fsdp, tensor": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32)),
     "shared prompts": (MeshShape(), Learner(row_length=48, prompts="shared")),
     "groups of which no row holds all": (MeshShape(), Learner(row_length=24, micro_batch_tokens=96, prompts="shared")),
-    "shared prompts on data 8": (MeshShape(data=8), Learner(row_length=48, prompts="shared")),
     "shared prompts on all axes": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32, prompts="shared")),
 }
 
 
 # A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two.
 CASES = [("GRPO", layout) for layout in LAYOUTS] + [
-    ("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts")
+    ("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")
 ]
 
 

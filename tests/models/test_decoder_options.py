@@ -93,7 +93,7 @@ def test_packed_equals_separate(name):
     close(packed[7:], logits(name)[1, :5])
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ["gpt2", "gemma", "nope"])
 def test_a_mesh_computes_the_same_loss_and_gradient(name):
     cfg, params = made(name)
 
@@ -112,7 +112,7 @@ def test_a_mesh_computes_the_same_loss_and_gradient(name):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 
-@pytest.mark.parametrize(("name", "layers"), [*((name, "scanned") for name in OPTIONS), ("nope", "unrolled")])
+@pytest.mark.parametrize(("name", "layers"), [("gemma", "scanned"), ("smollm", "scanned"), ("nope", "unrolled")])
 def test_what_is_computed_again_has_the_same_gradient(name, layers):
     cfg, params = made(name)
 
@@ -131,7 +131,7 @@ def test_what_is_computed_again_has_the_same_gradient(name, layers):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])  # every bias, both kinds of norm
 def test_fresh_norms_and_biases_change_nothing(name):
     cfg, _ = made(name)
     params = fresh(cfg)
