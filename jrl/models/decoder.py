@@ -248,9 +248,15 @@ def forward(
         step = lambda x, xs: (layer(kind_of(xs[1]))(x, xs[0])[0], None)
         x, _ = jax.lax.scan(step, x, (params["layers"], flags))
     else:
-        step = lambda x, xs: layer(kind_of(xs[1]))(x, xs[0], *xs[2:])
-        x, (k, v) = jax.lax.scan(step, x, (params["layers"], flags, cache.k, cache.v))
-        cache = Cache(k=k, v=v)
+        # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
+        def step(carry: tuple[Array, Cache], xs: tuple) -> tuple[tuple[Array, Cache], None]:
+            (x, cache), (weights, flags, i) = carry, xs
+            own = jax.tree.map(lambda c: jax.lax.dynamic_index_in_dim(c, i, keepdims=False), cache)
+            x, (k, v) = layer(kind_of(flags))(x, weights, own.k, own.v)
+            put = lambda whole, new: jax.lax.dynamic_update_index_in_dim(whole, new, i, 0)
+            return (x, jax.tree.map(put, cache, Cache(k=k, v=v))), None
+
+        (x, cache), _ = jax.lax.scan(step, (x, cache), (params["layers"], flags, jnp.arange(cfg.layers)))
     return _norm(x, params, "final_norm", cfg), cache
 
 
