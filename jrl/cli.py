@@ -175,6 +175,19 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
+def reading_bar() -> Callable[[int, int], None] | None:
+    """Returns what shows (bytes read, bytes there are) of published weights; None where nobody looks on."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    from jrl.report.text import bar
+
+    def show(done: int, total: int) -> None:
+        end = "\n" if done >= total else ""
+        print(f"\rreading {total / 1e9:.1f} GB of weights {bar(done, total)}", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
 def cache_folder() -> str | None:
     """Returns where compiled programs are kept between runs; None where there is no home to keep them in."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -256,7 +269,7 @@ def score(args: argparse.Namespace) -> int:
     from jrl.policy import open_trained
     from jrl.score import score_file
 
-    trained = open_trained(args.source, args.bindings, args.step)
+    trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
     count = score_file(trained, args.rows, args.out)
     print(f"{count} rows scored with the weights of step {trained.step}; log-probs are in {args.out}")
     return DONE
@@ -268,7 +281,7 @@ def sample(args: argparse.Namespace) -> int:
     from jrl.policy import open_trained
 
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
-    trained = open_trained(args.source, args.bindings, args.step)
+    trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
     asked = chat.open_chat(
         trained, samples=args.n, temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed
     )
@@ -285,7 +298,7 @@ def sample(args: argparse.Namespace) -> int:
         raise ValueError("--out goes with --prompts")
     interactive = sys.stdin.isatty()
     if interactive:
-        print(f"the policy of step {trained.step}; each line is a prompt of its own, /quit or Ctrl-D ends")
+        print(f"{args.source}, step {trained.step}; each line is a prompt of its own, /quit or Ctrl-D ends")
     chat.converse(asked, lambda: input("> " if interactive else ""), sys.stdout)
     return DONE
 
@@ -295,7 +308,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from jrl import paths, reevaluate
     from jrl.policy import open_trained
 
-    trained = open_trained(args.source, args.bindings, args.step)
+    trained = open_trained(args.source, args.bindings, args.step, args.config, reading_bar())
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
     found = reevaluate.reevaluate(trained, announce)
@@ -311,7 +324,8 @@ def export(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.export import export_policy
 
-    step, files = export_policy(args.source, args.to, args.step, dtype=args.dtype, max_shard=args.max_shard_size)
+    step, files = export_policy(args.source, args.to, args.step, dtype=args.dtype, max_shard=args.max_shard_size,
+                                announce=reading_bar())  # fmt: skip
     print(f"the weights of step {step} are in {args.to}: {', '.join(files)}")
     return DONE
 
@@ -444,7 +458,12 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", metavar="FILE", type=Path, help="a prompt a line, a JSON string or plain text")
     parser.add_argument("--out", metavar="FILE.jsonl", type=Path, help="write the completions of --prompts here")
     parser.add_argument("--n", type=int, default=1, metavar="N", help="completions of each prompt (1)")
-    parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy (the run's own)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="0 is greedy (the run's own, or what generation_config.json tells)",
+    )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of a completion (the run's own)")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed and prompts, the same answers (Run.seed)")
     _step(parser)
@@ -452,8 +471,10 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run")
-    _bindings(parser, "the run's configuration")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
+    _bindings(parser, "the run's configuration, or --config")
+    parser.add_argument("--config", metavar="CONFIG", type=Path,
+                        help="what a published model is asked and how it is judged: a .gin file")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the numbers here too")
     _step(parser)
     _devices(parser)
@@ -475,7 +496,8 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", type=Path, help="the folder of a run, to look at too")
+    parser.add_argument("run", metavar="SOURCE", nargs="?", type=Path,
+                        help="the folder of a run, or of a published model, to look at too")  # fmt: skip
     _devices(parser)
 
 
@@ -539,7 +561,7 @@ COMMANDS: dict[str, Command] = {
         check,
     ),
     "doctor": Command(
-        "Look at this installation, and at a run: what is there, what is missing, what to do.",
+        "Look at this installation, and at a run or a published model: what is there, what is missing, what to do.",
         "jrl doctor runs/tiny",
         _doctor_arguments,
         doctor,

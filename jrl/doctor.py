@@ -18,6 +18,8 @@ from jrl.checkpoints.run_state import DamagedStep, list_steps, verify_step
 from jrl.envs.mixture import open_source
 from jrl.example import Example, Message
 from jrl.job import free_places, identify
+from jrl.policy import is_published
+from jrl.recognised import recognised
 from jrl.report.manifest import compare, read_manifest
 from jrl.report.metrics import read_metrics
 from jrl.resolve import load_config
@@ -33,6 +35,7 @@ OPTIONAL = (
     ("math_verify", "math", "mathematical equality"),
     ("tokenizers", "hf", "tokenizer.json of published models"),
     ("jinja2", "hf", "chat templates of published models"),
+    ("pyarrow", "parquet", "tasks from Parquet files"),
     ("tensorboardX", "log", "TensorBoard events"),
     ("wandb", "wandb", "the wandb writer"),
     ("trackio", "trackio", "the trackio writer"),
@@ -46,10 +49,18 @@ class Line(NamedTuple):
 
 
 def examine(run: Path | None) -> list[Line]:
-    """Returns what was found, a line each. Changes nothing. Raises ValueError where `run` is no run folder."""
-    if run is not None and not paths.exists(run / "manifest.json"):
-        raise ValueError(f"{run} is not a run folder: it holds no manifest.json")
-    return [*installation(), disk(run or Path(".")), verifiers(), *(run_lines(run) if run is not None else ())]
+    """Returns what was found, a line each. Changes nothing.
+
+    Raises: ValueError where `run` is the folder of neither a run nor a published model.
+    """
+    published = run is not None and is_published(run)
+    if run is not None and not published and not paths.exists(run / "manifest.json"):
+        raise ValueError(f"{run} is not a run folder, which holds manifest.json, nor a published model's, which holds "
+                         "config.json")  # fmt: skip
+    here = [*installation(), disk(run or Path(".")), verifiers()]
+    if published:
+        return [*here, *(Line(*finding) for finding in recognised(run))]
+    return [*here, *(run_lines(run) if run is not None else ())]
 
 
 def installation() -> Iterator[Line]:

@@ -11,6 +11,7 @@ from jrl.algos.contract import Facts
 from jrl.checkpoints import Checkpoint
 from jrl.checkpoints.published import Published
 from jrl.data.prompts import Data
+from jrl.data.supervised import PLACES
 from jrl.envs import ENVS
 from jrl.learner import Learner
 from jrl.models.decoder import Decoder
@@ -53,9 +54,12 @@ class SFT:
 
     steps: int  # optimiser steps
     sequences: int = 64  # examples a step
+    template: str = "{answer}"  # what is imitated: {answer}, or the {solution} that it was taken out of
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)
 
     def __post_init__(self) -> None:
+        if not any(place in self.template for place in PLACES):
+            raise ValueError(f"SFT.template is {self.template!r}; it must hold {' or '.join(PLACES)}")
         if self.steps < 1 or self.sequences < 1:
             raise ValueError(f"SFT needs steps and sequences of at least 1; got {self.steps}, {self.sequences}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export
@@ -13,7 +14,13 @@ SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 
 
 def export_policy(
-    source: str | Path, to: str | Path, step: int | None = None, *, dtype: str = "float32", max_shard: str = "5GB"
+    source: str | Path,
+    to: str | Path,
+    step: int | None = None,
+    *,
+    dtype: str = "float32",
+    max_shard: str = "5GB",
+    announce: Callable[[int, int], None] | None = None,
 ) -> tuple[int, list[str]]:
     """Writes the policy of a run, or of a published folder, to a new folder. Returns (its step, the files written).
 
@@ -24,11 +31,12 @@ def export_policy(
       to: a folder that is not there yet, or empty.
       dtype: of the tensors, "float32" or "bfloat16".
       max_shard: of one file of tensors, such as "5GB" or "500MB".
+      announce: told (bytes read, bytes there are) while a published folder is read.
 
     Raises: ValueError for a source, a step, a size or a decoder that cannot be exported.
     """
     most_bytes = size_of(max_shard)
-    trained = open_trained(source, (), step)
+    trained = open_trained(source, (), step, announce=announce)
     model = trained.policy.config.model
     family = decoder_of(model)[0] if isinstance(model, Published) else None
     tokenizer, companions = trained.policy.tokenizer, {}

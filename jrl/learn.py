@@ -63,7 +63,7 @@ def supervise(job: Job, state: TrainState) -> tuple[TrainState, dict[str, Array]
     """Returns the state after one step on gold answers of the training split, and its metrics."""
     wanted, width = job.config.sft.sequences, job.shape.width
     visits = job.sft_stream.next(wanted)
-    rows, left_out = supervised.supervise(visits, job.tokenizer, width=width)
+    rows, left_out = supervised.supervise(visits, job.tokenizer, width=width, template=job.config.sft.template)
     missing = wanted - len(rows.length)
     fill = lambda x: np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
     tokens, lengths, action_mask = fill(rows.tokens), fill(rows.length), fill(rows.action_mask)

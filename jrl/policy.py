@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jrl import config as gin
 from jrl import paths, programs
-from jrl.checkpoints.published import decoder_of, load
+from jrl.checkpoints.published import decoder_of, load, read_config
 from jrl.checkpoints.run_state import restore_step
 from jrl.config import ConfigError
 from jrl.contents import newest, saved_steps
@@ -29,8 +31,9 @@ from jrl.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
-PLAIN = ("Config.task=@Addition()", "Config.algo=@GRPO()", "Config.model=@Published()", "Data.prompt_length=128",
-         "Sampler.completion_length=256")  # fmt: skip
+PLAIN = ("Config.task=@Addition()", "Config.algo=@GRPO()", "Data.prompt_length=128", "Sampler.completion_length=256")
+
+GENERATION = "generation_config.json"
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +48,21 @@ class Trained:
     key: Array  # [] typed key, the run's root
 
 
-def open_trained(folder: str | Path, bindings: Sequence[str] = (), step: int | None = None) -> Trained:
+def open_trained(
+    folder: str | Path,
+    bindings: Sequence[str] = (),
+    step: int | None = None,
+    config: str | Path | None = None,
+    announce: Callable[[int, int], None] | None = None,
+) -> Trained:
     """Opens the policy of a run, or of a published folder, on this machine's devices, whatever it was trained on.
 
     Args:
-      bindings: NAME=VALUE over the run's configuration, or over PLAIN for a published folder. `MeshShape.*` lays the
-        policy out over devices; without it the run's own mesh is used where it fits, else one device.
+      bindings: NAME=VALUE over the run's configuration, or over that of a published folder. `MeshShape.*` lays the
+        policy out over devices; without it the configured mesh is used where it fits, else one device.
       step: a saved step; None: the newest.
+      config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
+      announce: told (bytes read, bytes there are) while a published folder is read.
 
     Raises: ValueError where the folder holds no run or no such step; ConfigError for a binding that does not fit.
     """
@@ -59,22 +70,22 @@ def open_trained(folder: str | Path, bindings: Sequence[str] = (), step: int | N
     if is_published(folder):
         if step is not None:
             raise ValueError(f"{folder} is a published model, which has no steps; leave --step out")
-        return open_published(folder, bindings)
+        return open_published(folder, bindings, config, announce)
+    if config is not None:
+        raise ValueError(f"{folder} is no published model but a run, which has its own configuration; leave --config "
+                         "out, and bind what is to differ")  # fmt: skip
     steps = saved_steps(folder)
     if step is not None and step not in steps:
         raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
     # The run's parts as they were, whatever became of the files they came from.
     kept = sorted((folder / "parts").glob("*.py"), key=lambda path: int(path.stem))
     try:
-        config, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
+        its_own, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
     except ConfigError as error:
         if not paths.exists(folder / "config.gin"):
             raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
         raise
-    asked = any(binding.split("=")[0].strip().startswith("MeshShape.") for binding in bindings)
-    if not asked:
-        config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
-    config = with_kept_model(config, folder)
+    config = with_kept_model(on_this_machine(its_own, bindings), folder)
     tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
@@ -91,20 +102,98 @@ def is_published(folder: Path) -> bool:
     return paths.exists(folder / "config.json") and not paths.exists(folder / "manifest.json")
 
 
-def open_published(folder: Path, bindings: Sequence[str]) -> Trained:
+def open_published(
+    folder: Path,
+    bindings: Sequence[str],
+    file: str | Path | None = None,
+    announce: Callable[[int, int], None] | None = None,
+) -> Trained:
     """Opens the policy of a folder with config.json and safetensors.
+
+    Args:
+      file: what is asked of it and how it is judged, a .gin file. None: PLAIN, and answers are drawn as
+        generation_config.json tells.
 
     Raises: ValueError for a folder that is not as it says; ConfigError for a binding that does not fit.
     """
-    said = [*PLAIN, f"Published.path={str(folder)!r}", *bindings]
-    config = gin.load(None, said, Config, config_classes(TABLES))
-    parts = load_parts(())
-    cfg = decoder_of(config.model)[1]
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
-    tokenizer = build_tokenizer(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+    said = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
+    if file is None:
+        said += [*PLAIN, *told_sampling(folder)]
+    elif there:
+        said += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
+    bound = {name_of(binding) for binding in bindings}
+    said = [*(binding for binding in said if name_of(binding) not in bound), *bindings]
+    if file is None:
+        config, parts = gin.load(None, said, Config, config_classes(TABLES)), load_parts(())
+    else:
+        config, parts = load_config(str(file), said)
+    config = on_this_machine(config, bindings)
+    cfg = decoder_of(config.model)[1]
+    if not there:
+        tokenizer = without_tokenizer(folder, cfg)
+    else:
+        chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))
+        tokenizer = build_tokenizer(chosen, ())
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
-    return Trained(policy, 0, load(config.model, policy.mesh), key)
+    return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
+
+
+def name_of(binding: str) -> str:
+    """Returns what NAME=VALUE binds."""
+    return binding.split("=")[0].strip()
+
+
+def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
+    """Returns `config` with a mesh that this machine has, where the bindings ask for none."""
+    if any(name_of(binding).startswith("MeshShape.") for binding in bindings):
+        return config
+    return dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
+
+
+def told_sampling(folder: Path) -> list[str]:
+    """Returns generation_config.json's word on how answers are drawn, as bindings; [] where it says nothing.
+
+    Raises: ValueError for a value that cannot be drawn with.
+    """
+    said = generation_config(folder)
+    limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, 0, math.inf), "top_p": (float, 0.0, 1.0),
+              "min_p": (float, 0.0, 1.0)}  # fmt: skip
+    for name, (kind, low, high) in limits.items():
+        value = said.get(name)
+        whole = type(value) is int or (kind is float and type(value) is float)
+        if value is not None and not (whole and low <= value <= high):
+            raise ValueError(f"{folder / GENERATION}: {name} is {value!r}; it must be a number from {low} to {high}")
+    if said.get("do_sample") is False or said.get("temperature") == 0:
+        return ["Sampler.temperature=None"]
+    # 0 candidates and a share of 1 switch a rule off there.
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    kept = {name: said[name] for name in limits if said.get(name) is not None and said[name] != off.get(name)}
+    return [f"Sampler.{name}={value!r}" for name, value in kept.items()]
+
+
+def not_drawn(folder: Path) -> list[str]:
+    """Returns what generation_config.json tells of drawing that this version does not have, as NAME = VALUE."""
+    said = generation_config(folder)
+    plain = {"repetition_penalty": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
+             "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "suppress_tokens": None,
+             "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
+             "forced_eos_token_id": None, "penalty_alpha": None, "top_h": None}  # fmt: skip
+    return [f"{name} = {said[name]!r:.60}" for name, off in plain.items() if said.get(name) not in (None, off, [])]
+
+
+def generation_config(folder: Path) -> dict[str, Any]:
+    """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
+    if not paths.exists(folder / GENERATION):
+        return {}
+    try:
+        said = json.loads(paths.read_bytes(folder / GENERATION))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / GENERATION} is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{folder / GENERATION} holds a {type(said).__name__}; it must be an object")
+    return said
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +223,7 @@ class NoTokenizer:
 
 def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
     """Returns what is known without a tokenizer: which ids end an answer, by generation_config.json or config.json."""
-    said: dict = {}
-    for name in ("config.json", "generation_config.json"):
-        if paths.exists(folder / name):
-            try:
-                said |= {k: v for k, v in json.loads(paths.read_bytes(folder / name)).items() if v is not None}
-            except (ValueError, AttributeError) as error:
-                raise ValueError(f"{folder / name} is no JSON object: {error}") from error
+    said = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
     ends = said.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
     for i in ends:

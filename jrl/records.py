@@ -121,7 +121,8 @@ def beginning(job: Job) -> TrainState:
         return state
     for leaf in jax.tree.leaves(state.params):
         leaf.delete()  # both sets of weights need not fit
-    told = lambda done, total: job.display.phase(f"reading weights, {done} of {total}")
+    tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
+    told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     params = load(job.published, job.mesh, told)
     refuse_other_weights(job, int(jax.jit(fingerprint)(params)))
     return state.replace(params=params)

@@ -22,7 +22,8 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
     config, tables = policy.config, policy.parts.tables
     if config.eval is None:
         raise ValueError(
-            "this run has no evaluation; give it one: jrl eval RUN 'Config.eval = @Eval()' Eval.prompts=100"
+            "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
+            ", or, for a published model, --config FILE.gin"
         )
     source = row_of(tables, "envs", config.task).open(config.task)
     visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)

@@ -34,8 +34,8 @@ LAYERS = (
     ("resolve", "check"),
     ("job",),
     ("ahead", "collect", "policy"),
-    ("learn", "evaluate", "records", "score", "chat", "doctor", "export", "plan"),
-    ("loop", "reevaluate"),
+    ("learn", "evaluate", "records", "score", "chat", "recognised", "export", "plan"),
+    ("loop", "reevaluate", "doctor"),
     ("api",),
     ("cli",),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -127,7 +128,7 @@ def account(family: Family, cfg: Decoder, tensors: Tensors) -> dict[str, str]:
     Raises: ValueError listing together what is missing, left over, of another shape, or of a type that is no float.
     """
     due = plans(family, cfg)
-    names = renamed(due, tensors)
+    names = renamed(due, tensors, family)
     missing = sorted(name for name in due if names[name] not in tensors.shapes)
     shapes = [
         f"{name} is {list(tensors.shapes[names[name]])} and not {list(plan.shape)}"
@@ -135,11 +136,14 @@ def account(family: Family, cfg: Decoder, tensors: Tensors) -> dict[str, str]:
         if names[name] in tensors.shapes and tensors.shapes[names[name]] != plan.shape
     ]
     used = set(names.values())
+    ignored = (*family.ignored, *(family.wrapped.ignored if family.wrapped is not None else ()))
     left = [name for name in sorted(tensors.shapes.keys() - used)
-            if not any(re.fullmatch(pattern, name) for pattern in family.ignored)]  # fmt: skip
-    if cfg.tied and (copy := family.places["head"].name) in left:
-        _refuse_untied(tensors, names[family.places["embed"].name], copy)
-        left.remove(copy)
+            if not any(re.fullmatch(pattern, name) for pattern in ignored)]  # fmt: skip
+    head = family.places["head"].name
+    for copy in (head, f"language_model.{head}"):
+        if cfg.tied and copy in left:
+            _refuse_untied(tensors, names[family.places["embed"].name], copy)
+            left.remove(copy)
     kinds = [f"{name} is {tensors.dtypes[name]}" for name in sorted(used & tensors.shapes.keys())
              if tensors.dtypes[name] not in DTYPES]  # fmt: skip
     lists = {"missing": missing, "left over": left, "of another shape": shapes, "no floating-point numbers": kinds}
@@ -150,20 +154,28 @@ def account(family: Family, cfg: Decoder, tensors: Tensors) -> dict[str, str]:
     return names
 
 
-def renamed(due: Mapping[str, Plan], tensors: Tensors) -> dict[str, str]:
-    """Returns name that is due -> name in the files. A folder may leave out, or put before, the base model's prefix,
-    for all of its tensors at once."""
+def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[str, str]:
+    """Returns name that is due -> name in the files. A folder may leave out, or put before, the base model's prefix, or
+    have a larger model's in its place, for all of its tensors at once."""
     prefix = next(iter(due)).split(".")[0] + "."
-    if any(name.startswith(prefix) for name in tensors.shapes):
-        return {name: name for name in due}
-    return {name: name.removeprefix(prefix) for name in due}
+    around = family.wrapped.prefixes if family.wrapped is not None else ()
+    # "model.language_model." begins with "model.", so the longest is looked for first.
+    for other in (*around, prefix):
+        if any(name.startswith(other) for name in tensors.shapes):
+            break
+    else:
+        other = ""
+    inside = {name: other + name.removeprefix(prefix) for name in due if name.startswith(prefix)}
+    head = {name: next((there for there in (name, f"language_model.{name}") if there in tensors.shapes), name)
+            for name in due.keys() - inside.keys()}  # fmt: skip
+    return {name: {**inside, **head}[name] for name in due}
 
 
 def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None) -> PyTree:
     """Returns the parameters of a published folder, sharded over `mesh` as training keeps them.
 
     Args:
-      announce: told (leaves done, leaves there are) after each leaf.
+      announce: told (bytes read, bytes that this host reads), as often as a percent is done.
 
     Raises: ValueError for anything in the folder that is not as its config.json says.
     """
@@ -176,29 +188,43 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
             for slot in plan.slots:
                 slots.setdefault(slot.path, {})[slot.layer] = names[name], plan, slot
         placed = shardings(axes(spec), mesh, TRAIN)
-        total, done = len(slots), 0
+        sizes = jax.tree.map(lambda leaf, sharding: _host_bytes(leaf, sharding), spec, placed, is_leaf=is_spec)
+        total, done = sum(jax.tree.leaves(sizes)), 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            before, done = done, done + size
+            if announce is not None and 100 * before // total < 100 * done // total:
+                announce(done, total)
 
         def leaf(path: tuple, leaf_spec: Any, sharding: Any) -> jax.Array:
-            nonlocal done
             where = slots[tuple(key.key for key in path)]
             dtype = np.dtype(leaf_spec.dtype)
-            out = _placed(leaf_spec.shape, sharding, lambda box: _block(tensors, where, leaf_spec.shape, box, dtype))
-            done += 1
-            if announce is not None:
-                announce(done, total)
-            return out
+            return _placed(
+                leaf_spec.shape, sharding, lambda box: _block(tensors, where, leaf_spec.shape, box, dtype, count)
+            )
 
         return jax.tree_util.tree_map_with_path(leaf, spec, placed, is_leaf=is_spec)
 
 
-def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
-    """Returns a sharded array of which each distinct share is read once, and let go once it is on its devices."""
+def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[tuple[tuple[int, int], ...], list[Any]]:
+    """Returns each distinct share that this host has of an array -> its devices."""
     devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
-        box = tuple(s.indices(size)[:2] for s, size in zip(index, shape))
-        devices.setdefault(box, []).append(device)
+        devices.setdefault(tuple(s.indices(size)[:2] for s, size in zip(index, shape)), []).append(device)
+    return devices
+
+
+def _host_bytes(leaf: Any, sharding: Any) -> int:
+    """Returns the bytes of a leaf that this host reads: each distinct share once."""
+    shares = [math.prod(b - a for a, b in box) for box in _boxes(leaf.shape, sharding)]
+    return sum(shares) * np.dtype(leaf.dtype).itemsize
+
+
+def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
+    """Returns a sharded array of which each distinct share is read once, and let go once it is on its devices."""
     shares = []
-    for box, where in devices.items():
+    for box, where in _boxes(shape, sharding).items():
         data = block(tuple(slice(a, b) for a, b in box))
         shares += [jax.device_put(data, device) for device in where]
     return jax.make_array_from_single_device_arrays(shape, sharding, shares)
@@ -210,13 +236,17 @@ def _block(
     shape: tuple[int, ...],
     box: tuple[slice, ...],
     dtype: np.dtype,
+    count: Callable[[int], None],
 ) -> np.ndarray:
-    """Returns a box of a leaf, read from the tensors that hold it."""
+    """Returns a box of a leaf, read from the tensors that hold it. `count` is told the bytes as they come."""
     if None in where:
-        return _read(tensors, *where[None], shape, box).astype(dtype)
+        out = _read(tensors, *where[None], shape, box).astype(dtype, copy=False)
+        count(out.nbytes)
+        return out
     out = np.empty([s.stop - s.start for s in box], dtype)
     for row, layer in enumerate(range(box[0].start, box[0].stop)):
         out[row] = _read(tensors, *where[layer], shape[1:], box[1:])
+        count(out[row].nbytes)
     return out
 
 

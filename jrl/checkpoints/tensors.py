@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import mmap
+import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
@@ -23,29 +26,30 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MOST_INDEX_BYTES = 256 << 20
+HELD_BYTES = 64 << 20  # of a mapped file, at most so many are in memory at once
 
 
 class Tensors:
-    """The tensors of a folder. Files are opened once, mapped into memory, and closed together."""
+    """The tensors of a folder. Files are opened once, mapped into memory, and closed together.
+
+    What was read of a mapped file is let go again, so that the process holds what it asked for and not the file too.
+    """
 
     def __init__(self, folder: Path, found: dict[str, Path]) -> None:
         self.folder = folder
         self._stack = contextlib.ExitStack()
-        self._files: dict[Path, Any] = {}
-        self._slices: dict[str, Any] = {}
+        self._files: dict[Path, tuple[mmap.mmap, dict[str, tuple[int, int]]]] = {}
+        self._paths = found
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         problems: list[str] = []
         try:
             for path in dict.fromkeys(found.values()):
-                self._open(path)
-            for name, path in found.items():
-                if name not in self._files[path][1]:
-                    problems.append(f"{name}, which {INDEX} places in {path.name}")
-                    continue
-                part = self._files[path][0].get_slice(name)
-                self._slices[name], self.shapes[name] = part, tuple(part.get_shape())
-                self.dtypes[name] = part.get_dtype()
+                names = [name for name, place in found.items() if place == path]
+                there = self._open(path)
+                problems += [f"{name}, which {INDEX} places in {path.name}" for name in names if name not in there]
+                self.shapes |= {name: there[name][0] for name in names if name in there}
+                self.dtypes |= {name: there[name][1] for name in names if name in there}
             if problems:
                 raise ValueError(f"{folder} does not hold {_some(problems)}")
         except BaseException:
@@ -59,19 +63,54 @@ class Tensors:
         self._stack.close()
 
     def read(self, name: str, ranges: tuple[slice, ...]) -> np.ndarray:
-        """Returns a box of a tensor. Only its rows are read from the disk."""
-        if not self.shapes[name]:
-            return self._slices[name][...]
-        return self._slices[name][ranges]
+        """Returns a box of a tensor of DTYPES. Only its rows are read from the disk."""
+        mapped, offsets = self._files[self._paths[name]]
+        start, end = offsets[name]
+        shape, dtype = self.shapes[name], jnp.dtype(DTYPES[self.dtypes[name]])
+        if start == end:
+            return np.zeros(shape, dtype)[ranges]
+        whole = np.frombuffer(mapped, dtype, math.prod(shape), start).reshape(shape)
+        if not shape:
+            return whole.copy()
+        box = whole[ranges]
+        out = np.empty(box.shape, dtype)
+        a_row = (end - start) // shape[0]
+        step = max(1, HELD_BYTES // max(1, a_row))
+        for i in range(0, len(out), step):
+            out[i : i + step] = box[i : i + step]
+            first = start + (ranges[0].start or 0) * a_row if ranges else start
+            _let_go(mapped, first + i * a_row, step * a_row)
+        return out
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Maps a file. Returns name -> (shape, dtype) of its tensors, once safetensors has checked its header."""
         try:
-            handle = self._stack.enter_context(safetensors.safe_open(str(path), "np"))
+            with safetensors.safe_open(str(path), "np"):
+                pass
+            file = self._stack.enter_context(open(path, "rb"))
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged or cut short: {error}") from error
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-        self._files[path] = handle, set(handle.keys())
+        (length,) = struct.unpack("<Q", file.read(8))
+        pairs = json.loads(file.read(length), object_pairs_hook=list)
+        header = {name: dict(row) for name, row in pairs if name != "__metadata__"}
+        if len({name for name, _ in pairs}) != len(pairs):
+            raise ValueError(f"{path} is damaged: its header names a tensor twice")
+        begin = 8 + length
+        offsets = {name: (begin + row["data_offsets"][0], begin + row["data_offsets"][1])
+                   for name, row in header.items()}  # fmt: skip
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._stack.callback(mapped.close)
+        self._files[path] = mapped, offsets
+        return {name: (tuple(row["shape"]), row["dtype"]) for name, row in header.items()}
+
+
+def _let_go(mapped: mmap.mmap, start: int, length: int) -> None:
+    """Says that a range of a mapped file is not needed for now; it comes back when it is read again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        begin = start // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, begin, min(start + length, len(mapped)) - begin)
 
 
 def open_tensors(folder: str | Path) -> Tensors:

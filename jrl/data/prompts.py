@@ -15,14 +15,14 @@ class Data:
     """How examples become prompts."""
 
     prompt_length: int  # most tokens of an encoded prompt, role markers included: P of every program
-    held_out_every: int | None = 10  # one prompt in so many is held out, by the hash of its text; None: none is
+    held_out_every: int | None = 10  # one prompt in so many is held out, by its text's hash; None: none is, 1: all
     on_bad_prompt: Literal["refuse", "drop"] = "refuse"  # empty or longer than prompt_length
 
     def __post_init__(self) -> None:
         if self.prompt_length < 1:
             raise ValueError(f"Data.prompt_length is {self.prompt_length}: it must be at least 1")
-        if self.held_out_every is not None and self.held_out_every < 2:
-            raise ValueError(f"Data.held_out_every is {self.held_out_every}: it must be None or at least 2")
+        if self.held_out_every is not None and self.held_out_every < 1:
+            raise ValueError(f"Data.held_out_every is {self.held_out_every}: it must be None or at least 1")
 
 
 class Visit(NamedTuple):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrl.data.prompts import Visit
+
+PLACES = ("{answer}", "{solution}")
 
 
 class Supervised(NamedTuple):
@@ -23,22 +26,25 @@ def supervise(
 ) -> tuple[Supervised, dict[str, int]]:
     """Returns the sequences of the visits that can be imitated, in order, and how many could not, by cause.
 
-    A completion is `template` with the example's answer in place of {answer}, then the end token.
+    A completion is `template` with the example's answer in place of {answer}, and what it was taken out of (see
+    jrl.envs.columns) in place of {solution}, then the end token.
 
     Args:
-        visits: n or more; those without an answer ("no_answer") or longer than `width` ("too_long") are left out.
+        visits: n or more; those without an answer ("no_answer"), without a solution where the template has one
+            ("no_solution"), or longer than `width` ("too_long") are left out.
         width: T, columns of the arrays.
-    Raises: ValueError for a template without {answer}.
+    Raises: ValueError for a template with neither.
     """
-    if "{answer}" not in template:
-        raise ValueError(f"template {template!r} has no {{answer}} in it")
+    if not any(place in template for place in PLACES):
+        raise ValueError(f"template {template!r} has neither {' nor '.join(PLACES)} in it")
     counts: dict[str, int] = {}
     rows: list[tuple[tuple[int, ...], list[int]]] = []
     for visit in visits:
-        answer = visit.example.answer
-        cause = "no_answer"
-        if answer is not None:
-            completion = [*tokenizer.encode(template.replace("{answer}", answer)), tokenizer.end_id]
+        values = visit.example.answer, visit.example.info.get("solution")
+        cause = next((f"no_{place[1:-1]}" for place, value in zip(PLACES, values)
+                      if place in template and not isinstance(value, str)), None)  # fmt: skip
+        if cause is None:
+            completion = [*tokenizer.encode(_filled(template, values)), tokenizer.end_id]
             cause = None if len(visit.prompt) + len(completion) <= width else "too_long"
         if cause is None:
             rows.append((visit.prompt, completion))
@@ -52,3 +58,9 @@ def supervise(
         tokens[i, : length[i]] = [*prompt, *completion]
         action_mask[i, len(prompt) : length[i]] = True
     return Supervised(tokens, length, action_mask), counts
+
+
+def _filled(template: str, values: Sequence[str]) -> str:
+    """Returns the template with every place filled at once: what stands in a value is text."""
+    known = dict(zip(PLACES, values))
+    return "".join(known.get(part, part) for part in re.split(r"(\{answer\}|\{solution\})", template))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from jrl.example import Example
 
@@ -71,3 +72,9 @@ def in_range(index: int, size: int) -> int:
 def digest_of(*parts: Any) -> str:
     """Returns the sha256 (hex) of the parts' texts: a fingerprint, or a seed for `random.Random` alike everywhere."""
     return hashlib.sha256("\x00".join(map(str, parts)).encode()).hexdigest()
+
+
+def stamp_of(file: IO[bytes]) -> tuple[int, int]:
+    """Returns bytes of an open file, and nanoseconds when it had last been written: by which a change is noticed."""
+    described = os.fstat(file.fileno())
+    return described.st_size, described.st_mtime_ns

@@ -1,10 +1,8 @@
-"""Tasks from a file of JSON lines, read at random by byte offset. No JAX.
+"""Tasks from a file of rows, JSON lines or Parquet, read at random. No JAX.
 
-    {"prompt": "12+34=", "answer": "46"}
-    {"messages": [{"role": "user", "content": "12+34="}], "answer": "46", "id": "a", "task": "sums", "level": 2}
-
-Opening reads the file once, line by line, and keeps 16 bytes a row; memory does not grow with the file's text.
-Whatever is wrong with a row is one of CAUSES: refused with file and line, or dropped and counted, as the config says.
+What a row means is in `columns.py`. Opening reads the file once, row by row, and keeps 16 bytes a row; memory does not
+grow with the file's text. Whatever is wrong with a row is one of CAUSES: refused with file and line, or dropped and
+counted, as the config says.
 """
 
 from __future__ import annotations
@@ -14,70 +12,41 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import numpy as np
 
 from jrl import paths
-from jrl.envs.contract import digest_of, in_range
-from jrl.example import ROLES, Example, Message
+from jrl.envs.columns import CAUSES, BadRow, Jsonl, example_of, kind
+from jrl.envs.contract import digest_of, in_range, stamp_of
+from jrl.envs.parquet import open_parquet
+from jrl.example import Example
 
-CAUSES = {
-    "too_long": "is longer than max_row_bytes",
-    "bad_utf8": "is not UTF-8",
-    "bom": "begins with a byte order mark",
-    "blank": "is blank",
-    "bad_json": "is not JSON",
-    "not_finite": "holds NaN or an infinite number, which JSON does not have",
-    "duplicate_key": "holds a key twice",
-    "too_deep": "is nested deeper than 64 levels",
-    "surrogate": "holds half a surrogate pair, which is no text",
-    "not_object": "is not an object",
-    "missing_field": "lacks a field",
-    "wrong_type": "holds a field of the wrong type",
-    "empty_prompt": "has an empty prompt",
-    "missing_answer": "has no answer",
-    "duplicate_id": "repeats the id of an earlier row",
-}
-FIELDS = ("prompt", "messages", "answer", "id", "task", "verifiers", "info")
 _DEEPEST = 64
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Jsonl:
-    """A file of JSON lines. A column that is no field of ours is kept in `info`, for verifiers and reports only."""
-
-    path: str
-    columns: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # our field -> the file's column, where they differ
-    system: str = ""  # a system message before a row's `prompt` (not before its `messages`)
-    task: str = ""  # label of rows without one; empty: the file's name without its ending
-    verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
-    needs_answer: bool = True  # a row without an answer is bad
-    on_bad_row: Literal["refuse", "drop"] = "refuse"
-    max_dropped: float = 0.1  # largest share of rows that dropping may lose
-    max_row_bytes: int = 16 * 2**20
-
-    def __post_init__(self) -> None:
-        for field in self.columns:
-            if field not in FIELDS:
-                raise ValueError(f"Jsonl.columns names {field!r}, which is not one of our fields: {', '.join(FIELDS)}")
-        if self.max_row_bytes < 2:
-            raise ValueError(f"Jsonl.max_row_bytes is {self.max_row_bytes}: it must be at least 2")
+Row = Callable[[], dict[str, Any]]  # raises BadRow
 
 
-class BadRow(ValueError):
-    """Says which of CAUSES a row is, and the particulars."""
+class Reader(Protocol):
+    """The rows of one kind of file."""
 
-    def __init__(self, cause: str, particulars: str = "") -> None:
-        super().__init__(f"{CAUSES[cause]}{f': {particulars}' if particulars else ''}")
-        self.cause = cause
+    unit: str  # what a row is called where one is bad: "line", "row"
+
+    def each(self) -> Iterator[tuple[int, int, Row]]:
+        """Yields (number in the file, from 1; place; row) of every row, reading the file once."""
+
+    def at(self, place: int) -> dict[str, Any]:
+        """Returns the row at a place. Raises BadRow, and ValueError where the file is not the one that was opened."""
+
+    def digest(self) -> str:
+        """Returns the sha256 of the file, once `each` has ended."""
+
+    def counts(self) -> dict[str, int]:
+        """Returns what of the whole file was noticed, by cause."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,27 +54,20 @@ class JsonlSource:
     """Rows of the file by number. Make one with `open_jsonl`."""
 
     config: Jsonl
-    offsets: np.ndarray  # [n] uint64, where a row's line begins
-    lines: np.ndarray  # [n] uint64, its number in the file, from 1
-    length: int  # bytes of the file when it was opened
-    changed: int  # nanoseconds, when the file had last been written
+    reader: Reader
+    places: np.ndarray  # [n] uint64, where the reader finds a row
+    numbers: np.ndarray  # [n] uint64, its number in the file, from 1
     fingerprint: str
     counts: dict[str, int]
     verifiers: frozenset[str]  # that a row names
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self.places)
 
     def __getitem__(self, index: int) -> Example:
         """Returns row `index`. Raises ValueError where the file is not the one that was opened."""
         index = in_range(index, len(self))
-        with open(paths.local(self.config.path), "rb") as file:
-            now = os.fstat(file.fileno())
-            if (now.st_size, now.st_mtime_ns) != (self.length, self.changed):
-                raise ValueError(f"{self.config.path} changed while it was being read")
-            file.seek(int(self.offsets[index]))
-            line = file.readline(self.config.max_row_bytes + 1)
-        return read_row(line, int(self.lines[index]), self.config)
+        return example_of(self.reader.at(int(self.places[index])), int(self.numbers[index]), self.config)
 
 
 def open_jsonl(config: Jsonl) -> JsonlSource:
@@ -114,37 +76,35 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
     Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
         more than `max_dropped` of the rows are bad, or no row is left.
     """
-    offsets, lines, ids, prompts = (array.array("Q") for _ in range(4))
+    places, numbers, ids, prompts = (array.array("Q") for _ in range(4))
     counts: dict[str, int] = {}
     verifiers: set[str] = set()
-    digest = hashlib.sha256()
     first_bad = ""
     try:
-        with open(paths.local(config.path), "rb") as file:
-            described = os.fstat(file.fileno())
-            for number, offset, line in _lines(file, config.max_row_bytes, digest):
-                try:
-                    example = read_row(line, number, config)
-                except BadRow as bad:
-                    said = f"{config.path}, line {number}: the row {bad}"
-                    if config.on_bad_row == "refuse":
-                        raise ValueError(f"{said}. Jsonl.on_bad_row = 'drop' drops and counts such rows") from bad
-                    counts[bad.cause] = counts.get(bad.cause, 0) + 1
-                    first_bad = first_bad or said
-                    continue
-                offsets.append(offset)
-                lines.append(number)
-                ids.append(_short(example.id.encode()))
-                prompts.append(_short(example.prompt_digest()))
-                verifiers.update(example.verifiers)
+        reader: Reader = open_parquet(config) if config.path.endswith(".parquet") else Lines(config)
+        for number, place, row in reader.each():
+            try:
+                example = example_of(row(), number, config)
+            except BadRow as bad:
+                said = f"{config.path}, {reader.unit} {number}: the row {bad}"
+                if config.on_bad_row == "refuse":
+                    raise ValueError(f"{said}. Jsonl.on_bad_row = 'drop' drops and counts such rows") from bad
+                counts[bad.cause] = counts.get(bad.cause, 0) + 1
+                first_bad = first_bad or said
+                continue
+            places.append(place)
+            numbers.append(number)
+            ids.append(_short(example.id.encode()))
+            prompts.append(_short(example.prompt_digest()))
+            verifiers.update(example.verifiers)
     except OSError as error:
-        raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror}") from error
+        raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror or error}") from error
     kept, where = _first_of_each(ids)
     repeated = np.setdiff1d(np.arange(len(ids)), kept)
     if len(repeated):
-        said = f"{config.path}, line {lines[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
+        said = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
         if config.on_bad_row == "refuse":
-            raise ValueError(f"{said} (line {lines[int(where[repeated[0]])]})")
+            raise ValueError(f"{said} ({reader.unit} {numbers[int(where[repeated[0]])]})")
         counts["duplicate_id"] = len(repeated)
         first_bad = first_bad or said
     dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
@@ -160,68 +120,46 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
         counts["duplicate_prompt"] = twice  # kept: noticed, not dropped
     return JsonlSource(
         config=config,
-        offsets=np.asarray(offsets, np.uint64)[kept],
-        lines=np.asarray(lines, np.uint64)[kept],
-        length=described.st_size,
-        changed=described.st_mtime_ns,
-        fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), digest.hexdigest()),
-        counts=counts,
+        reader=reader,
+        places=np.asarray(places, np.uint64)[kept],
+        numbers=np.asarray(numbers, np.uint64)[kept],
+        fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), reader.digest()),
+        counts={**counts, **reader.counts()},
         verifiers=frozenset(verifiers),
     )
 
 
-def read_row(line: bytes, number: int, config: Jsonl) -> Example:
-    """Returns the example of one line, with its line end. Raises BadRow."""
-    row = _parse(line, number, config.max_row_bytes)
-    column = {field: config.columns.get(field, field) for field in FIELDS}
+class Lines:
+    """JSON lines, found again by their offset."""
 
-    def text(field: str, otherwise: str | None) -> str | None:
-        value = row.get(column[field])
-        if value is None:
-            return otherwise
-        if isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        if not isinstance(value, str):
-            raise BadRow("wrong_type", f"{column[field]!r} is {_kind(value)}, not text")
-        return value
+    unit = "line"
 
-    if row.get(column["messages"]) is not None:
-        messages = _messages(row[column["messages"]], column["messages"])
-    elif row.get(column["prompt"]) is not None:
-        prompt = row[column["prompt"]]
-        if not isinstance(prompt, str):
-            raise BadRow("wrong_type", f"{column['prompt']!r} is {_kind(prompt)}, not text")
-        messages = (Message("user", prompt),)
-    else:
-        raise BadRow("missing_field", f"it needs {column['prompt']!r} or {column['messages']!r}; it has {_names(row)}")
-    if not any(message.content.strip() for message in messages):
-        raise BadRow("empty_prompt")
-    if config.system and row.get(column["messages"]) is None:
-        messages = (Message("system", config.system), *messages)
-    answer = text("answer", None)
-    if config.needs_answer and not (answer or "").strip():
-        raise BadRow(
-            "missing_answer", f"{column['answer']!r} is missing, null or blank; Jsonl.needs_answer = False allows it"
-        )
-    verifiers = row.get(column["verifiers"])
-    if verifiers is not None and not (isinstance(verifiers, list) and all(isinstance(v, str) for v in verifiers)):
-        raise BadRow("wrong_type", f"{column['verifiers']!r} is not a list of names")
-    info = row.get(column["info"])
-    if info is not None and not isinstance(info, dict):
-        raise BadRow("wrong_type", f"{column['info']!r} is {_kind(info)}, not an object")
-    others = {name: value for name, value in row.items() if name not in column.values()}
-    name = Path(config.path).name
-    return Example(
-        id=text("id", f"{name}/{number}"),
-        messages=messages,
-        answer=answer,
-        verifiers=tuple(verifiers) if verifiers else config.verifiers,
-        task=text("task", config.task or Path(name).stem),
-        info={**others, **(info or {})},
-    )
+    def __init__(self, config: Jsonl) -> None:
+        self._path, self._limit = config.path, config.max_row_bytes
+        self._digest = hashlib.sha256()
+        self._stamp: tuple[int, int] | None = None
+
+    def each(self) -> Iterator[tuple[int, int, Row]]:
+        with open(paths.local(self._path), "rb") as file:
+            self._stamp = stamp_of(file)
+            for number, offset, line in _lines(file, self._limit, self._digest):
+                yield number, offset, lambda line=line: _parse(line, self._limit)
+
+    def at(self, place: int) -> dict[str, Any]:
+        with open(paths.local(self._path), "rb") as file:
+            if stamp_of(file) != self._stamp:
+                raise ValueError(f"{self._path} changed while it was being read")
+            file.seek(place)
+            return _parse(file.readline(self._limit + 1), self._limit)
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        return {}
 
 
-def _parse(line: bytes, number: int, max_row_bytes: int) -> dict[str, Any]:
+def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
     line = line.rstrip(b"\r\n")
     if len(line) > max_row_bytes:
         raise BadRow("too_long", f"max_row_bytes is {max_row_bytes}")
@@ -243,7 +181,7 @@ def _parse(line: bytes, number: int, max_row_bytes: int) -> dict[str, Any]:
     except ValueError as error:
         raise BadRow("bad_json", str(error)) from error
     if not isinstance(row, dict):
-        raise BadRow("not_object", f"it is {_kind(row)}")
+        raise BadRow("not_object", f"it is {kind(row)}")
     if "\\u" in text:
         try:
             json.dumps(row, ensure_ascii=False).encode()
@@ -264,20 +202,6 @@ def _lines(file: Any, limit: int, digest: Any) -> Iterator[tuple[int, int, bytes
             length, end = length + len(more), more.endswith(b"\n")
         yield number, offset, line
         offset += length
-
-
-def _messages(value: Any, column: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise BadRow("wrong_type", f"{column!r} is not a list of messages")
-    messages = []
-    for message in value:
-        if not (isinstance(message, dict) and isinstance(message.get("role"), str)
-                and isinstance(message.get("content"), str)):  # fmt: skip
-            raise BadRow("wrong_type", f'{column!r} holds something else than {{"role": text, "content": text}}')
-        if message["role"] not in ROLES:
-            raise BadRow("wrong_type", f"role {message['role']!r} is not one of {', '.join(ROLES)}")
-        messages.append(Message(message["role"], message["content"]))
-    return tuple(messages)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -318,12 +242,3 @@ def _first_of_each(digests: array.array) -> tuple[np.ndarray, np.ndarray]:
 
 def _short(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
-
-
-def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
-    return names.get(type(value), "an object")
-
-
-def _names(row: dict[str, Any]) -> str:
-    return ", ".join(repr(name[:40]) for name in list(row)[:8]) or "none"

@@ -45,6 +45,12 @@ def sparkline(values: Sequence[float], width: int = 24, *, ascii_only: bool = Fa
     return "".join(bars[round((value - low) * scale)] for value in values)
 
 
+def bar(done: int, total: int, width: int = 24) -> str:
+    """Returns '[######      ]  50 %' of `width` places."""
+    full = width * done // max(total, 1)
+    return f"[{'#' * full}{' ' * (width - full)}] {100 * done // max(total, 1):3d} %"
+
+
 def duration(seconds: float) -> str:
     """Returns '42 s', '3 min 05 s' or '2 h 07 min'."""
     whole = round(max(seconds, 0))

@@ -121,7 +121,10 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
 
     def opened(new: Mapping[int, str]) -> Callable[[str], list[int]]:
         respelled = _respelled(layout, {one.text: new[one.id] for one in added if one.id in new}, new)
-        encoder = tokenizers.Tokenizer.from_str(json.dumps(respelled))
+        try:
+            encoder = tokenizers.Tokenizer.from_str(json.dumps(respelled))
+        except Exception as error:  # a control that longer tokens are merged from
+            raise ValueError(f"{name}: a token that begins, ends or pads a text is ordinary text: {error}") from error
         return lambda text: encoder.encode(text, add_special_tokens=False).ids
 
     return Vocabulary(added, tuple(pieces), start, style.leads, {}, opened)

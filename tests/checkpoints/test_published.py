@@ -11,6 +11,9 @@ from families import golden
 from families.published import opened
 from safetensors.numpy import load_file, save_file
 
+from jrl.checkpoints import tensors as tensors_module
+from jrl.checkpoints.tensors import open_tensors
+
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -106,6 +109,49 @@ def test_damaged_files_are_refused(folder):
     ):
         (folder / FILE).write_bytes(data)
         refused(folder, FILE, "damaged or cut short")
+
+
+def test_a_flipped_byte_of_a_header_is_refused_wherever_it_is(folder):
+    whole = (folder / FILE).read_bytes()
+    (length,) = struct.unpack("<Q", whole[:8])
+    for place in [*range(8), *range(8, 8 + length, 97)]:
+        for bit in (0x01, 0x80):
+            (folder / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            with pytest.raises(ValueError):
+                opened(folder)
+    (folder / FILE).write_bytes(whole)
+    opened(folder)
+
+
+def test_a_header_that_names_a_tensor_twice_is_refused(folder):
+    row = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    text = f'{{"a": {json.dumps(row)}, "a": {json.dumps(row)}}}'.encode()
+    (folder / FILE).write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    refused(folder, FILE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_attention_heads": 2}, "q_proj.weight is [32, 32] and not [16, 32]"),
+        ({"num_key_value_heads": 1}, "k_proj.weight is [16, 32] and not [8, 32]"),
+        ({"num_hidden_layers": 3}, "missing (9): model.layers.2"),
+        ({"num_hidden_layers": 1}, "left over (9): model.layers.1"),
+        ({"vocab_size": 95}, "embed_tokens.weight is [96, 32] and not [95, 32]"),
+    ],
+)
+def test_a_config_of_another_shape_than_the_tensors_is_refused_by_name(tmp_path, changes, said):
+    refused(golden.write(tmp_path / "model", head_dim=8, **changes), said)
+
+
+def test_rows_and_columns_are_read_by_ranges_and_in_pieces(folder, monkeypatch):
+    want = load_file(folder / FILE)
+    monkeypatch.setattr(tensors_module, "HELD_BYTES", 300)
+    with open_tensors(folder) as found:
+        for name, whole in want.items():
+            ranges = tuple(slice(n // 3, n - n // 4) for n in whole.shape)
+            np.testing.assert_array_equal(found.read(name, ranges), whole[ranges])
+            np.testing.assert_array_equal(found.read(name, tuple(slice(0, n) for n in whole.shape)), whole)
 
 
 def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):

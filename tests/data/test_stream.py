@@ -165,7 +165,7 @@ def test_a_position_of_another_order_is_refused():
             other.set_state(state)
 
 
-@pytest.mark.parametrize("wrong", [{"prompt_length": 0}, {"held_out_every": 1}, {"held_out_every": 0}])
+@pytest.mark.parametrize("wrong", [{"prompt_length": 0}, {"held_out_every": -1}, {"held_out_every": 0}])
 def test_senseless_data_configs_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Data(**{"prompt_length": 8, **wrong})

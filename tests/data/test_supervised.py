@@ -5,8 +5,8 @@ import pytest
 from data_fakes import TOKENIZER, numbered
 
 from jrl.data import Data, open_stream, prompt_batch, supervise, survey, texts_of
-from jrl.data.prompts import is_held_out
-from jrl.example import visit_uid
+from jrl.data.prompts import Visit, is_held_out
+from jrl.example import Example, Message, visit_uid
 
 CONFIG = Data(prompt_length=16, held_out_every=None)
 
@@ -44,6 +44,15 @@ def test_a_template_surrounds_the_answer():
     assert TOKENIZER.decode(rows.tokens[0][rows.action_mask[0]]) == "<a>{answer}7</a>"
     with pytest.raises(ValueError, match=r"\{answer\}"):
         supervise([], TOKENIZER, width=30, template="answer")
+
+
+def test_a_worked_solution_is_imitated_where_the_template_asks_for_it():
+    examples = [Example("a", (Message("user", "q"),), answer="7", info={"solution": "3+4={answer}"}),
+                Example("b", (Message("user", "q"),), answer="8")]  # fmt: skip
+    visits = [Visit(example, visit_uid(example.id, 0), (1, 2)) for example in examples]
+    rows, counts = supervise(visits, TOKENIZER, width=30, template="{solution}; {answer}")
+    assert TOKENIZER.decode(rows.tokens[0][rows.action_mask[0]]) == "3+4={answer}; 7"
+    assert (len(rows.length), counts) == (1, {"no_solution": 1})
 
 
 def test_nothing_usable_gives_empty_arrays():

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from families import golden
 from families.published import logits, opened
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jrl.checkpoints.published import Published, decoder_of, export
 from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES, describe, family_of
-from jrl.models.families.contract import Keys, canonical, read
+from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.sharding import MeshShape, make_mesh
 
 
@@ -135,3 +135,40 @@ def test_a_folder_and_its_dtype(tmp_path):
     for label, tensor in put.items():
         np.testing.assert_array_equal(found[label], tensor, strict=True)
     assert decoder_of(Published(path=str(tmp_path / "out")))[0] is FAMILIES["Llama"]
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_model_is_read_out_of_a_larger_one(prefix, tmp_path):
+    plain = golden.write(tmp_path / "plain", "Gemma3")
+    inner = {name: value for name, value in golden.kept("Gemma3")["config5"].items() if name != "architectures"}
+    around = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": inner,
+              "vision_config": {"hidden_size": 8}, "image_token_index": 5}  # fmt: skip
+    folder = tmp_path / "around"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(around))
+    rows = {name.replace("model.", prefix, 1): x for name, x in golden.tensors("Gemma3").items()}
+    vision = {"vision_tower.vision_model.head.weight": np.ones((2, 2), np.float32)}
+    save_file({**rows, **vision}, folder / "model.safetensors")
+    cfg, params = opened(folder)
+    want, weights = opened(plain)
+    assert cfg == want
+    jax.tree.map(np.testing.assert_array_equal, params, weights)
+    export(params, cfg, tmp_path / "out", dtype="float32", most_bytes=1 << 30, family=FAMILIES["Gemma3"])
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["Gemma3ForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(around | {"twist": 1}))
+    with pytest.raises(ValueError, match="twist = 1"):
+        opened(folder)
+    (folder / "config.json").write_text(json.dumps(around | {"text_config": inner | {"turn": 1}}))
+    with pytest.raises(ValueError, match=r"text_config has keys .* turn = 1"):
+        opened(folder)
+
+
+def test_keys_are_sorted_by_what_becomes_of_them():
+    config = golden.kept("Llama")["config4"]
+    found = sort_keys(FAMILIES["Llama"], config | {"twist": 1, "use_cache": True, "flavour": None})
+    assert "hidden_size" in found.read and "use_cache" in found.ignored
+    assert found.unknown == ("twist",)
+    around = {"model_type": "gemma3", "text_config": {"hidden_size": 8, "turn": 1}, "vision_config": {}, "twist": 2}
+    found = sort_keys(FAMILIES["Gemma3"], around)
+    assert {"hidden_size", "vocab_size", "text_config"} <= set(found.read)
+    assert "vision_config" in found.ignored and set(found.unknown) == {"turn", "twist"}

@@ -35,7 +35,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def known() -> str:
-    return ", ".join(f"{family.architecture} ({family.model_type})" for family in FAMILIES.values())
+    rows = [row for family in FAMILIES.values() for row in (family, family.wrapped) if row is not None]
+    return ", ".join(f"{row.architecture} ({row.model_type})" for row in rows)
 
 
 def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
@@ -47,6 +48,9 @@ def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
         if kind == family.model_type and (not said or family.architecture in said):
             return family
         if kind is None and family.architecture in said:
+            return family
+        around = family.wrapped
+        if around is not None and kind == around.model_type and (not said or around.architecture in said):
             return family
     raise ValueError(
         f"{where}: the architecture {', '.join(said) or None} of model_type {kind!r} is not known. Known: {known()}"

@@ -29,6 +29,17 @@ class Place(NamedTuple):
     join: int | None = None
 
 
+class Wrapped(NamedTuple):
+    """A larger published model that holds one of the family in its `text_config`: of it only the text model is read."""
+
+    model_type: str
+    architecture: str
+    defaults: Mapping[str, Any]  # what text_config means where it leaves out what the family requires
+    harmless: tuple[str, ...]  # keys beside text_config that change nothing for text
+    prefixes: tuple[str, ...]  # what may stand in the place of the first part of a tensor's name ("model.")
+    ignored: tuple[str, ...]  # patterns of tensors that are not of the text model
+
+
 class Family(NamedTuple):
     """A row of the table. `read` and `write` are inverse to each other on what the family can say."""
 
@@ -40,9 +51,14 @@ class Family(NamedTuple):
     write: Callable[[Decoder], dict[str, Any]]  # best effort: what the family cannot say is found by reading it again
     places: Mapping[str, Place]  # leaf of a layer, or of the tree -> where it is published
     ignored: tuple[str, ...] = ()  # patterns of published tensors that hold nothing learned
+    wrapped: Wrapped | None = None
 
 
 REQUIRED = object()
+
+# Keys that every family reads, and the values that it computes.
+EVERY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False, True),
+         "pruned_heads": ({},)}  # fmt: skip
 
 # In the config.json of every family: who wrote it, what generation or training code reads, what a tokenizer says.
 HARMLESS = frozenset(
@@ -137,14 +153,52 @@ def read(family: Family, config: Mapping[str, Any], where: str = "config.json") 
 
     Raises: ValueError naming the key that is missing, unknown, or has a value that cannot be computed.
     """
+    if is_wrapped(family, config):
+        outer = Keys(config, where)
+        outer.inside("text_config")
+        outer.close(HARMLESS | set(family.wrapped.harmless))
+        config, where = text_config(family, config), f"{where}: text_config"
     keys = Keys(config, where)
-    keys.expect("is_encoder_decoder", False)
-    keys.expect("add_cross_attention", False)
-    keys.expect("is_decoder", False, True)
-    keys.expect("pruned_heads", {})
+    for name, allowed in EVERY.items():
+        keys.expect(name, *allowed)
     cfg = family.read(keys)
     keys.close(HARMLESS | set(family.harmless))
     return cfg
+
+
+def is_wrapped(family: Family, config: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a larger model around one of the family."""
+    return family.wrapped is not None and config.get("model_type") == family.wrapped.model_type
+
+
+def text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the configuration of the text model, wrapped or not."""
+    if not is_wrapped(family, config):
+        return dict(config)
+    said = {name: value for name, value in (config.get("text_config") or {}).items() if value is not None}
+    return {**family.wrapped.defaults, **said}
+
+
+class Sorted(NamedTuple):
+    """The keys of a config.json by what becomes of them."""
+
+    read: tuple[str, ...]  # the computation depends on them
+    ignored: tuple[str, ...]  # change nothing that is computed here
+    unknown: tuple[str, ...]  # refused
+
+
+def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
+    """Returns what becomes of every key that says anything. What `read` refuses is more: values that do not fit."""
+    inner = text_config(family, config)
+    around = [name for name in config if name not in inner] if is_wrapped(family, config) else []
+    said = [name for name, value in inner.items() if value is not None] + around
+    known = {*family.keys, *EVERY, *(("text_config",) if around else ())}
+    ignored = (HARMLESS | set(family.harmless) | set(family.wrapped.harmless if around else ())) - known
+    return Sorted(
+        tuple(name for name in said if name in known),
+        tuple(name for name in said if name in ignored),
+        tuple(name for name in said if name not in known | ignored),
+    )
 
 
 def canonical(cfg: Decoder) -> Decoder:

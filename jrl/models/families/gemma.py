@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from jrl.models.decoder import Decoder
-from jrl.models.families.contract import Family, Keys, Place
+from jrl.models.families.contract import Family, Keys, Place, Wrapped
 from jrl.models.families.llama import ATTENTION, ENDS, HEAD_NORMS, MLP, ROPE, SHAPE, VECTOR, read_shape, write_shape
 from jrl.models.families.rope import layer_flags, layer_types, read_stretch, write_stretch
 
@@ -138,4 +138,14 @@ GEMMA3 = Family(
     read=read_gemma3,
     write=write_gemma3,
     places={**PLACES, **HEAD_NORMS},
+    # 4B and larger are published with a vision tower beside the text model, which is all that is read of them.
+    wrapped=Wrapped(
+        model_type="gemma3",
+        architecture="Gemma3ForConditionalGeneration",
+        defaults={"vocab_size": 262_208, "num_attention_heads": 8},
+        harmless=("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
+                  "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "tie_word_embeddings"),
+        prefixes=("language_model.model.", "model.language_model."),
+        ignored=(r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector\..*"),
+    ),
 )  # fmt: skip

@@ -1,0 +1,125 @@
+"""The same rows as Parquet: equal examples, and bad rows and files named."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import pytest
+
+from jrl.envs.jsonl import Jsonl, open_jsonl
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+ROWS = [{"question": f"q{i}", "answer": f"so\n#### {i}", "level": i % 3, "tags": [f"t{i}"], "id": f"r{i}"}
+        for i in range(40)]  # fmt: skip
+GSM = dict(columns={"prompt": "question"}, answer_in="hash")
+
+
+def write(path, rows, **options):
+    parquet.write_table(arrow.Table.from_pylist(rows), path, **options)
+    return str(path)
+
+
+def test_examples_are_those_of_the_same_rows_as_json_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    lines = open_jsonl(Jsonl(path=str(tmp_path / "a.jsonl"), **GSM))
+    source = open_jsonl(Jsonl(path=write(tmp_path / "a.parquet", ROWS, row_group_size=7), **GSM))
+    order = [39, 0, 7, 6, 13, 14, *range(40)]
+    assert [source[i] for i in order] == [lines[i] for i in order]
+    assert source.fingerprint != lines.fingerprint
+    assert source[3].info == {"level": 0, "tags": ["t3"], "solution": "so\n#### 3"}
+
+
+def test_a_row_without_an_id_is_named_by_its_number(tmp_path):
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": None, "answer": "1"}, {"prompt": "c", "answer": "1"}]
+    path = write(tmp_path / "a.parquet", rows, row_group_size=2)
+    with pytest.raises(ValueError, match=r"a\.parquet, row 2: the row lacks a field"):
+        open_jsonl(Jsonl(path=path))
+    source = open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.5))
+    assert [source[i].id for i in range(2)] == ["a.parquet/1", "a.parquet/3"]
+    assert source.counts == {"missing_field": 1}
+
+
+def test_bad_values_are_named_by_their_row(tmp_path):
+    good = {"prompt": "a", "answer": "1", "x": 1.0}
+    cases = [
+        ({"x": float("nan")}, "NaN"),
+        ({"answer": None}, "has no answer"),
+        ({"prompt": "b" * 400}, "max_row_bytes"),
+        ({"prompt": ""}, "empty prompt"),
+    ]
+    for change, said in cases:
+        path = write(tmp_path / "a.parquet", [good, good | change])
+        with pytest.raises(ValueError, match="row 2") as refused:
+            open_jsonl(Jsonl(path=path, max_row_bytes=300))
+        assert said in str(refused.value)
+
+
+def test_text_that_is_not_utf8_is_one_bad_row(tmp_path):
+    prompts = arrow.array([b"a", b"\xff", b"c"]).view(arrow.string())
+    parquet.write_table(arrow.table({"prompt": prompts, "answer": ["1"] * 3}), tmp_path / "a.parquet")
+    source = open_jsonl(Jsonl(path=str(tmp_path / "a.parquet"), on_bad_row="drop", max_dropped=0.5))
+    assert source.counts == {"bad_utf8": 1}
+    assert [source[i].messages[0].content for i in range(2)] == ["a", "c"]
+
+
+def test_columns_that_json_does_not_have_are_left_out_and_counted(tmp_path):
+    row = {"prompt": "a", "answer": "1", "image": b"\x00", "when": datetime.date(2020, 1, 1), "deep": [{"k": [1]}]}
+    source = open_jsonl(Jsonl(path=write(tmp_path / "a.parquet", [row])))
+    assert source.counts == {"unread_column": 2}
+    assert source[0].info == {"deep": [{"k": [1]}]}
+
+
+def test_damaged_and_missing_files_are_refused_with_their_name(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, ROWS)
+    whole = path.read_bytes()
+    for data in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2], whole[:-8] + b"\xff\xff\xff\x7fPAR1"):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a\.parquet is damaged, or no Parquet file"):
+            open_jsonl(Jsonl(path=str(path), **GSM))
+    for name in ("none.parquet", "folder.parquet"):
+        (tmp_path / "folder.parquet").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=f"{name}.*cannot be read"):
+            open_jsonl(Jsonl(path=str(tmp_path / name)))
+    with pytest.raises(ValueError, match="holds no rows"):
+        open_jsonl(Jsonl(path=write(tmp_path / "empty.parquet", ROWS[:0])))
+
+
+def test_every_flipped_byte_gives_an_error_that_names_the_file_or_rows(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, ROWS[:5], compression="none")
+    whole = bytearray(path.read_bytes())
+    for place in range(0, len(whole), 41):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            source = open_jsonl(Jsonl(path=str(path), **GSM))
+            assert [source[i] for i in range(len(source))]
+        except ValueError as error:
+            assert "a.parquet" in str(error)
+
+
+def test_a_row_group_that_claims_too_much_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", ROWS)
+    monkeypatch.setattr("jrl.envs.parquet.MOST_GROUP_BYTES", 100)
+    with pytest.raises(ValueError, match=r"unpacks to \d+ bytes; at most 100"):
+        open_jsonl(Jsonl(path=path, **GSM))
+
+
+def test_a_file_that_changes_under_the_run_is_noticed(tmp_path):
+    path = write(tmp_path / "a.parquet", ROWS)
+    source = open_jsonl(Jsonl(path=path, **GSM))
+    write(tmp_path / "a.parquet", ROWS[:-1])
+    with pytest.raises(ValueError, match="changed"):
+        source[0]
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"jrl-jax\[parquet\]"):
+        open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))

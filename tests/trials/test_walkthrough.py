@@ -1,0 +1,52 @@
+"""The README's way from a published folder to a published folder, run from its own text.
+
+pytest -m slow tests/trials/test_walkthrough.py -s
+
+Needs the [reference] extra. What is run are the code blocks of the README's section, as a stranger would paste them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+def blocks() -> dict[str, str]:
+    """Returns the section's code: "make", "commands", "use"."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split("## Published models in, published models out")[1].split("\n## ")[0]
+    found = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    assert [kind for kind, _ in found] == ["python", "bash", "python"]
+    return dict(zip(("make", "commands", "use"), (code for _, code in found)))
+
+
+def test_a_folder_of_transformers_is_trained_exported_and_goes_on_there(tmp_path):
+    pytest.importorskip("transformers")
+    code = blocks()
+    (tmp_path / "make.py").write_text(code["make"])
+    (tmp_path / "use.py").write_text(code["use"])
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "jrl").write_text(f'#!/bin/sh\nexec {sys.executable} -m jrl.cli "$@"\n')
+    (bin_folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for script in bin_folder.iterdir():
+        script.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
+                   "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "HF_HUB_OFFLINE": "1"}  # fmt: skip
+    start = time.monotonic()
+    for command in ["set -e\n" + code["commands"], "python use.py"]:
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        print(done.stdout)
+    print(f"{time.monotonic() - start:.0f} s")
+    assert re.fullmatch(r"12 \+ 5 = \d+\n#### \d+", done.stdout.strip()), done.stdout
