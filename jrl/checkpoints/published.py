@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
-from jrl.checkpoints.tensors import DTYPES, Tensors, open_tensors, write_tensors
+from jrl.checkpoints.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
 from jrl.models import decoder
 from jrl.models.contract import axes, is_spec
 from jrl.models.decoder import Decoder
@@ -245,8 +245,9 @@ def _block(
         return out
     out = np.empty([s.stop - s.start for s in box], dtype)
     for row, layer in enumerate(range(box[0].start, box[0].stop)):
-        out[row] = _read(tensors, *where[layer], shape[1:], box[1:])
-        count(out[row].nbytes)
+        data = _read(tensors, *where[layer], shape[1:], box[1:]).astype(dtype, copy=False)
+        out.view(bits_of(dtype))[row] = data.view(bits_of(dtype))
+        count(data.nbytes)
     return out
 
 
@@ -265,9 +266,11 @@ def _read(
         fine += [wanted[0].stop - wanted[0].start, *sizes[1:]]
         inner += [slice(None), *wanted[1:]]
         order += [None if isinstance(d, Pick) else d for d in dims]
-    data = tensors.read(name, tuple(ranges)).reshape(fine)[tuple(inner)]
-    data = data.reshape([size for size, axis in zip(data.shape, order) if axis is not None])
-    return data.transpose(np.argsort([axis for axis in order if axis is not None]))
+    data = tensors.read(name, tuple(ranges))
+    bits = data.view(bits_of(data.dtype)).reshape(fine)[tuple(inner)]
+    bits = bits.reshape([size for size, axis in zip(bits.shape, order) if axis is not None])
+    bits = bits.transpose(np.argsort([axis for axis in order if axis is not None]))
+    return np.ascontiguousarray(bits).view(data.dtype)
 
 
 def _size(dims: tuple[int | Pick, ...], shape: tuple[int, ...]) -> int:

@@ -69,18 +69,18 @@ class Tensors:
         shape, dtype = self.shapes[name], jnp.dtype(DTYPES[self.dtypes[name]])
         if start == end:
             return np.zeros(shape, dtype)[ranges]
-        whole = np.frombuffer(mapped, dtype, math.prod(shape), start).reshape(shape)
+        whole = np.frombuffer(mapped, bits_of(dtype), math.prod(shape), start).reshape(shape)
         if not shape:
-            return whole.copy()
+            return whole.copy().view(dtype)
         box = whole[ranges]
-        out = np.empty(box.shape, dtype)
+        out = np.empty(box.shape, whole.dtype)
         a_row = (end - start) // shape[0]
         step = max(1, HELD_BYTES // max(1, a_row))
+        first = start + (ranges[0].start or 0) * a_row
         for i in range(0, len(out), step):
             out[i : i + step] = box[i : i + step]
-            first = start + (ranges[0].start or 0) * a_row if ranges else start
             _let_go(mapped, first + i * a_row, step * a_row)
-        return out
+        return out.view(dtype)
 
     def _open(self, path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         """Maps a file. Returns name -> (shape, dtype) of its tensors, once safetensors has checked its header."""
@@ -104,6 +104,11 @@ class Tensors:
         self._stack.callback(mapped.close)
         self._files[path] = mapped, offsets
         return {name: (tuple(row["shape"]), row["dtype"]) for name, row in header.items()}
+
+
+def bits_of(dtype: np.dtype) -> np.dtype:
+    """Returns the unsigned integer as wide as `dtype`: numpy copies those in blocks, and bfloat16 one at a time."""
+    return np.dtype(f"u{np.dtype(dtype).itemsize}")
 
 
 def _let_go(mapped: mmap.mmap, start: int, length: int) -> None:

@@ -80,3 +80,19 @@ def test_export_loads_there_with_no_missing_or_unexpected_key(case, tmp_path):
     for name, tensor in again.state_dict().items():
         assert torch.equal(tensor, ours[name]), name
     assert json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["metadata"]["total_size"] > 0
+
+
+def test_the_text_model_of_a_larger_one(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    text = SHAPES["Gemma3"][0] | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    vision = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28,
+                  patch_size=14)  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4,
+                                       boi_token_index=90, eoi_token_index=91, image_token_index=92)  # fmt: skip
+    model = transformers.Gemma3ForConditionalGeneration(config).eval().float()
+    model.save_pretrained(tmp_path)
+    cfg, params = opened(tmp_path)
+    tokens = np.random.default_rng(1).integers(0, 90, (2, LENGTH))
+    with torch.no_grad():
+        theirs = model(input_ids=torch.tensor(tokens)).logits.double().numpy()
+    np.testing.assert_allclose(logits(cfg, params, tokens), theirs, atol=2e-4, rtol=0)
