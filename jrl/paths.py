@@ -121,6 +121,11 @@ def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
         sync_dir(local(source).parent)
 
 
+def remove_file(path: str | os.PathLike[str]) -> None:
+    """Removes one file. Nothing happens where it is missing."""
+    local(path).unlink(missing_ok=True)
+
+
 def remove_tree(path: str | os.PathLike[str]) -> None:
     """Removes a folder and all below it. Nothing happens where it is missing."""
     target = local(path)

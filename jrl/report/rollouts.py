@@ -25,6 +25,7 @@ from jrl import paths
 
 FORMAT = 1
 TEXTS = ("prompt", "completion", "example_id")
+LOCK = ".__lock"  # TensorStore's, behind the name of the file it writes
 _CHUNK_ROWS, _CHUNK_TEXT = 256, 1 << 18
 _FLUSH_BYTES = 64 << 20  # most memory that waiting rows take
 
@@ -58,6 +59,7 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
         if index["rows"] < rows:
             raise ValueError(f"{root} holds {index['rows']} rollouts but the checkpoint committed {rows}; it was cut")
     paths.make_dir(root)
+    remove_locks(root)
     index["rows"] = rows
     _write_index(root, index)
     arrays = {name: _open(root, name) for name in _array_names(index)} if rows else {}
@@ -111,6 +113,17 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
             closed = True
 
     return RolloutStore(append=append, commit=commit, rows=lambda: index["rows"] + waiting_rows, close=close)
+
+
+def remove_locks(root: Path) -> None:
+    """Removes the lock files that a killed run left.
+
+    TensorStore writes a file under its lock's name and renames it. It writes over a lock that it finds without cutting
+    it, so that a shorter file would keep the end of a longer one. Whoever opens a store to write holds the run.
+    """
+    for name in list(paths.files_below(root)):
+        if name.endswith(LOCK):
+            paths.remove_file(root / name)
 
 
 def count_rollouts(folder: str | os.PathLike[str]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl.report.rollouts import count_rollouts, open_rollouts, read_rollouts
+from jrl.report.rollouts import LOCK, count_rollouts, open_rollouts, read_rollouts
 
 
 def step_of(number: int, rows: int = 4, width: int = 6):
@@ -198,6 +198,19 @@ def test_a_killed_run_leaves_whole_committed_rows(tmp_path, commits):
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     open_rollouts(tmp_path / "copy", rows=committed).close()
     assert_holds(tmp_path / "copy", list(range(1, commits + 1)))
+
+
+def test_a_lock_that_a_killed_write_left_does_not_spoil_the_file(tmp_path):
+    """TensorStore writes over a lock without cutting it: a shorter file would keep the end of a longer one."""
+    store = open_rollouts(tmp_path, rows=0)
+    fill(store, 1)
+    committed = store.commit()
+    fill(store, 2)
+    store.close()
+    for path in list(tmp_path.rglob("zarr.json")):
+        path.with_name(path.name + LOCK).write_bytes(path.read_bytes())  # with the larger shape in it
+    open_rollouts(tmp_path, rows=committed).close()
+    assert_holds(tmp_path, [1])
 
 
 def test_a_full_disk_keeps_the_rows_waiting(tmp_path):
