@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl import programs
 from jrl.job import Job
+from jrl.models.contract import whole
 from jrl.sharding import batch_sharding
 from jrl.types import Rollout, Scores, TrainState
 
@@ -25,7 +26,7 @@ def rollout_shape(job: Job, state: TrainState) -> Rollout:
 def sample_arguments(job: Job, state: TrainState, count: int) -> tuple:
     prompts = programs.abstract_prompts(count, job.config.data.prompt_length, job.mesh)
     law, key, table = programs.abstract((job.law, job.key, job.stop_table), job.mesh)
-    return (state.params, prompts, key, _scalar(job, np.uint32), state.version, law, table, None)
+    return (whole(state.base, state.params), prompts, key, _scalar(job, np.uint32), state.version, law, table, None)
 
 
 def compile_rest(job: Job) -> None:
@@ -67,9 +68,9 @@ def compile_rl(job: Job, state: TrainState) -> None:
     plan = programs.abstract_plan(job.shape, job.mesh)
     batch = p.pack.compile(rollout, plan, _scalar(job, np.float32))
     if config.learner.updates_per_batch > 1:
-        batch = batch.replace(old_logprobs=p.logprobs.compile(state.params, batch))
+        batch = batch.replace(old_logprobs=p.logprobs.compile(whole(state.base, state.params), batch))
     if state.reference is not None:
-        batch = batch.replace(ref_logprobs=p.logprobs.compile(state.reference, batch))
+        batch = batch.replace(ref_logprobs=p.logprobs.compile(whole(state.base, state.reference), batch))
     rows = rollout.length.shape
     by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(job.mesh, 1))
     scores = Scores(reward=by_row(np.float32), valid=by_row(bool), verdict=by_row(np.int8), outcome=by_row(np.float32))

@@ -15,7 +15,6 @@ import numpy as np
 from jrl import paths, programs, sampler
 from jrl.data.prompts import Visit
 from jrl.example import Example, Message, visit_uid
-from jrl.models import decoder
 from jrl.policy import Trained
 from jrl.report.text import printable
 from jrl.sampler import Sampler
@@ -100,7 +99,7 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
             stream=programs.INTERACTIVE_STREAM,
             version=0,
             config=chat.config,
-            model=decoder.MODEL,
+            model=policy.model,
             model_cfg=policy.cfg,
             samples=chat.samples,
             stop_ids=tokenizer.end_ids,

@@ -322,8 +322,12 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl.export import export_policy
+    from jrl.export import export_adapter, export_policy
 
+    if args.adapter_only:
+        step, files = export_adapter(args.source, args.to, args.step, dtype=args.dtype)
+        print(f"the adapter of step {step} is in {args.to}: {', '.join(files)}")
+        return DONE
     step, files = export_policy(args.source, args.to, args.step, dtype=args.dtype, max_shard=args.max_shard_size,
                                 announce=reading_bar())  # fmt: skip
     print(f"the weights of step {step} are in {args.to}: {', '.join(files)}")
@@ -484,6 +488,8 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="a new folder")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the tensors (float32)")
+    parser.add_argument("--adapter-only", action="store_true",
+                        help="the run's adapters in PEFT's form; else they are merged into the weights")  # fmt: skip
     parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="of one file of tensors (5GB)")
     _step(parser)
     _devices(parser)

@@ -15,6 +15,7 @@ from jrl.data.supervised import PLACES
 from jrl.envs import ENVS
 from jrl.learner import Learner
 from jrl.models.decoder import Decoder
+from jrl.models.lora import LoRA
 from jrl.optimizer import AdamW
 from jrl.report import Log
 from jrl.sampler import Sampler
@@ -96,6 +97,7 @@ class Config:
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
     model: Decoder | Published = dataclasses.field(default_factory=Decoder)
+    adapter: LoRA | None = None  # what is trained beside frozen weights; None: all weights are trained
     sft: SFT | None = None  # warm start; None: RL from the first step
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)
@@ -148,10 +150,11 @@ def check(config: Config, tables: Tables) -> None:
         ),
     )
     name = type(config.model).__name__
-    if config.model.param_dtype == "bfloat16":
+    if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
             f"{name}.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "
-            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters"
+            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters beside "
+            "frozen ones: Config.adapter = @LoRA()"
         )
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")

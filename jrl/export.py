@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from jrl.checkpoints.published import Published, companions_of, decoder_of, export
-from jrl.policy import NoTokenizer, open_trained
+import jax
+
+from jrl import paths
+from jrl.checkpoints import peft
+from jrl.checkpoints.adapters import modules_of, transposed
+from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans
+from jrl.models.contract import axes
+from jrl.models.lora import merge
+from jrl.policy import NoTokenizer, Trained, open_trained
 from jrl.tokenizers.published import PublishedTokenizer
+from jrl.types import PyTree
 
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 
@@ -26,6 +36,7 @@ def export_policy(
 
     The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
     where they are published ones; one that the run trained itself has no such form, and stays in the run.
+    Adapters are merged into the weights.
 
     Args:
       to: a folder that is not there yet, or empty.
@@ -45,13 +56,54 @@ def export_policy(
     elif isinstance(tokenizer, NoTokenizer) and isinstance(model, Published):
         companions = companions_of(model.path)
     files = export(
-        trained.params,
+        merged(trained, dtype),
         trained.policy.cfg,
         to,
         dtype=dtype,
         most_bytes=most_bytes,
         family=family,
         companions=companions,
+    )
+    return trained.step, files
+
+
+def merged(trained: Trained, dtype: str) -> PyTree:
+    """Returns the weights without adapters beside them: those of the run, or W + s A B in `dtype` where it has some."""
+    policy = trained.policy
+    if policy.config.adapter is None:
+        return trained.params
+    names = axes(policy.model.spec(policy.cfg))
+    with jax.set_mesh(policy.mesh):
+        return jax.jit(functools.partial(merge, config=policy.config.adapter, names=names, dtype=dtype))(trained.params)
+
+
+def export_adapter(
+    source: str | Path, to: str | Path, step: int | None = None, *, dtype: str = "float32"
+) -> tuple[int, list[str]]:
+    """Writes the adapters of a run to a new folder in PEFT's form. Returns (the run's step, the files written).
+
+    Raises: ValueError for a run without adapters, or whose frozen weights are not those of a published folder.
+    """
+    trained = open_trained(source, (), step)
+    policy = trained.policy
+    if policy.config.adapter is None:
+        raise ValueError(f"{source} has no adapters (Config.adapter); leave --adapter-only out")
+    began = json.loads(paths.read_bytes(Path(source) / "config.json"))["model"]
+    if not isinstance(policy.config.model, Published) or began["adapter"] is not None:
+        what = "were drawn at random" if "path" not in began else f"have the adapter {began['adapter']} in them"
+        raise ValueError(
+            f"the frozen weights of {source} {what}: no folder holds them, and an adapter without them is of no use. "
+            "Leave --adapter-only out"
+        )
+    found = plans(decoder_of(policy.config.model)[0], policy.cfg)
+    modules = dict(modules_of(trained.params, policy.config.adapter, found))
+    files = peft.write(
+        to,
+        modules,
+        base=began["path"],
+        rslora=policy.config.adapter.scaling == "alpha/sqrt(rank)",
+        transposed=any(transposed(found[f"{name}.weight"].slots[0].place) for name in modules),
+        dtype=dtype,
     )
     return trained.step, files
 

@@ -31,6 +31,7 @@ from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.models import decoder
+from jrl.models.contract import Model
 from jrl.models.decoder import Decoder
 from jrl.pack import Shape
 from jrl.parts import Parts
@@ -69,6 +70,7 @@ class Policy:
     mesh: Mesh
     tokenizer: Any
     cfg: Decoder
+    model: Model
     algorithm: Algorithm
     lattice: Lattice
     programs: Programs
@@ -118,6 +120,7 @@ class Job:
     mesh = property(lambda self: self.policy.mesh)
     tokenizer = property(lambda self: self.policy.tokenizer)
     cfg = property(lambda self: self.policy.cfg)
+    model = property(lambda self: self.policy.model)
     algorithm = property(lambda self: self.policy.algorithm)
     lattice = property(lambda self: self.policy.lattice)
     programs = property(lambda self: self.policy.programs)
@@ -165,7 +168,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     check_divides(cfg, mesh)
     decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     built = programs.build(config, algorithm, tokenizer, mesh, lattice)
-    return Policy(config, parts, mesh, tokenizer, cfg, algorithm, lattice, built)
+    return Policy(config, parts, mesh, tokenizer, cfg, programs.model_of(config), algorithm, lattice, built)
 
 
 def check_divides(cfg: Decoder, mesh: Mesh) -> None:

@@ -9,6 +9,7 @@ from jrl import pack
 from jrl.collect import Collected
 from jrl.data import supervised
 from jrl.job import Job
+from jrl.models.contract import whole
 from jrl.sharding import BATCH_AXES, batch_sharding, replicated
 from jrl.types import Array, Rollout, TrainBatch, TrainState
 
@@ -28,9 +29,9 @@ def packed(
         plan = place_plan(job, pack.plan(lengths, job.shape, minibatch, job.config.learner.minibatches, prompts))
         batch = job.programs.pack(rollout, plan, job.temperature)
         if job.config.learner.updates_per_batch > 1:
-            batch = batch.replace(old_logprobs=job.programs.logprobs(state.params, batch))
+            batch = batch.replace(old_logprobs=job.programs.logprobs(whole(state.base, state.params), batch))
         if state.reference is not None:
-            batch = batch.replace(ref_logprobs=job.programs.logprobs(state.reference, batch))
+            batch = batch.replace(ref_logprobs=job.programs.logprobs(whole(state.base, state.reference), batch))
         out.append((plan, batch))
     return out
 

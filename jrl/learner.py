@@ -17,7 +17,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
-from jrl.models.contract import Model
+from jrl.models.contract import Model, whole
 from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
 from jrl.pack import Plan, Shape, pack
@@ -214,12 +214,17 @@ def loss_sums(
     model: Model,
     cfg: Any,
     chunk: int,
+    base: PyTree | None = None,
 ) -> Sums:
-    """Returns loss, gradient and metric numerators of a whole optimiser step: a loop over its real micro-batches."""
+    """Returns loss, gradient and metric numerators of a whole optimiser step: a loop over its real micro-batches.
+
+    Args:
+      params: what is trained, and what the gradient is of; `base` is frozen under it.
+    """
     places = batch.sequence.shape[-1]
 
     def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        new, entropy = _forward(params, micro, micro.loss_mask, model, cfg, chunk)
+        new, entropy = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
         entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
         old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs
         tokens = Tokens(
@@ -274,7 +279,8 @@ def update(
     A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimiser
     as they were, bit for bit, and is counted.
     """
-    sums = loss_sums(state.params, batch, algo, algorithm=algorithm, model=model, cfg=cfg, chunk=chunk)
+    static = dict(algorithm=algorithm, model=model, cfg=cfg, chunk=chunk)
+    sums = loss_sums(state.params, batch, algo, **static, base=state.base)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
     norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator

@@ -20,8 +20,9 @@ from jrl.evaluate import evaluate, numbers
 from jrl.job import Job
 from jrl.learn import learn, packed, supervise
 from jrl.models import decoder
-from jrl.models.contract import num_params
+from jrl.models.contract import ADAPTER, num_params, whole
 from jrl.records import Preempted, Progress, Step
+from jrl.types import PyTree, TrainState
 
 
 def steps(job: Job) -> Iterator[Step]:
@@ -60,7 +61,7 @@ def steps(job: Job) -> Iterator[Step]:
         if asked and job.done < job.total:
             raise Preempted(f"saved after step {job.done} of {job.total}; the same command goes on from there")
     if job.config.eval is not None and "after_rl" not in job.evals:
-        job.evals["after_rl"] = evaluate(job, progress.state.params, "after RL", lambda: leave_if_asked(job))
+        job.evals["after_rl"] = evaluate(job, weights(progress.state), "after RL", lambda: leave_if_asked(job))
     records.summarise(job)
 
 
@@ -68,17 +69,24 @@ def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
     loop, data, s = job.config.loop, job.config.data, job.shape
     mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
-    size = num_params(decoder.spec(job.cfg))
+    size = f"{num_params(decoder.spec(job.cfg)):,} parameters"
+    if job.config.adapter is not None:
+        size += f" under {num_params(job.model.spec(job.cfg)[ADAPTER]):,} of adapters"
     return (
-        f"{size:,} parameters on {mesh}; shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} "
+        f"{size} on {mesh}; shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} "
         f"sequences of {s.width}, at most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"
     )
+
+
+def weights(state: TrainState) -> PyTree:
+    """Returns the parameters of the policy: what is trained, and what is frozen under it."""
+    return whole(state.base, state.params)
 
 
 def begin_rl(job: Job, progress: Progress) -> Progress:
     """Returns the progress RL starts with: evaluated, the optimiser fresh, the reference frozen."""
     if job.config.eval is not None and "before_rl" not in job.evals:
-        job.evals["before_rl"] = evaluate(job, progress.state.params, "before RL", lambda: leave_if_asked(job))
+        job.evals["before_rl"] = evaluate(job, weights(progress.state), "before RL", lambda: leave_if_asked(job))
     return Progress(job.programs.begin_rl(progress.state), None, rl=True)
 
 
@@ -99,11 +107,12 @@ def rl_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     """Returns the progress after one step of RL."""
     state, lag = progress.state, job.config.loop.lag
     job.display.phase("sampling")
-    current = progress.waiting or draw(job, state.params, state.version)
-    waiting = draw(job, state.params, state.version) if lag else None
+    current = progress.waiting or draw(job, weights(state), state.version)
+    waiting = draw(job, weights(state), state.version) if lag else None
 
     def refill_with():
-        return (state.behaviour, job.programs.before(state.version)) if lag else (state.params, state.version)
+        before = lambda: (whole(state.base, state.behaviour), job.programs.before(state.version))
+        return before() if lag else (weights(state), state.version)
 
     job.display.phase("scoring")
     batch, batches = collect(job, current, refill_with, lambda rollout, lengths: packed(job, state, rollout, lengths))
@@ -112,6 +121,6 @@ def rl_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     step = Step(job.done + 1, "rl", {**metrics, **batch.metrics}, batch)
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - job.sft_steps) % every == 0:
-        step.metrics |= numbers(evaluate(job, state.params, "evaluating"))
+        step.metrics |= numbers(evaluate(job, weights(state), "evaluating"))
     records.keep(job, step)
     return Progress(state, waiting, rl=True), step

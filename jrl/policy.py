@@ -21,6 +21,7 @@ from jrl.contents import newest, saved_steps
 from jrl.example import Message
 from jrl.experiment import TABLES, Config, config_classes
 from jrl.job import Policy, open_policy, with_kept_model
+from jrl.models.contract import whole
 from jrl.models.decoder import Decoder
 from jrl.parts import load_parts
 from jrl.resolve import load_config
@@ -90,11 +91,11 @@ def open_trained(
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
     state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
-    wanted = {"state": {"params": state.params}}
+    wanted = {"state": {"params": state.params, "base": state.base}}
     at, tree, _ = restore_step(folder / "checkpoints", wanted, step, part=True)
     if step is None and at != newest(folder):
         _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
-    return Trained(policy, at, tree["state"]["params"], key)
+    return Trained(policy, at, whole(tree["state"]["base"], tree["state"]["params"]), key)
 
 
 def is_published(folder: Path) -> bool:
@@ -128,7 +129,8 @@ def open_published(
         config, parts = gin.load(None, said, Config, config_classes(TABLES)), load_parts(())
     else:
         config, parts = load_config(str(file), said)
-    config = on_this_machine(config, bindings)
+    # A recipe may train adapters; the folder holds none beside its weights.
+    config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
     cfg = decoder_of(config.model)[1]
     if not there:
         tokenizer = without_tokenizer(folder, cfg)

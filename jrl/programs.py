@@ -22,8 +22,9 @@ from jrl.experiment import Config, Eval
 from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
-from jrl.models.contract import Model, init, unrolled
+from jrl.models.contract import Model, init, split, unrolled
 from jrl.models.decoder import Decoder
+from jrl.models.lora import adapted
 from jrl.optimizer import optimizer
 from jrl.pack import Plan, Shape
 from jrl.sampler import Law
@@ -77,6 +78,11 @@ def model_config(config: Config, tokenizer: Any) -> Decoder:
     return cfg
 
 
+def model_of(config: Config) -> Model:
+    """Returns the functions of the run's model."""
+    return decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
+
+
 def padded_prompts(config: Config, mesh: Mesh) -> int:
     """Returns B: the prompts of a step, padded to a multiple of the batch shards."""
     shards = batch_shards(mesh)
@@ -106,8 +112,8 @@ def sft_shape(config: Config, mesh: Mesh) -> Shape:
 
 def initial_state(key: Array, config: Config, cfg: Decoder, model: Model) -> TrainState:
     """Returns the state before the first step, parameters sharded for training. `key` is the run's root."""
-    parameters = model.spec(cfg)
-    params = init(jax.random.fold_in(key, INIT_NAME), parameters, lambda names: spec(names, TRAIN))
+    drawn = init(jax.random.fold_in(key, INIT_NAME), model.spec(cfg), lambda names: spec(names, TRAIN))
+    base, params = split(drawn)
     first = config.optimizer if config.sft is None else config.sft.optimizer
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
@@ -120,6 +126,7 @@ def initial_state(key: Array, config: Config, cfg: Decoder, model: Model) -> Tra
         reference=None,
         behaviour=None,
         skipped=zero,
+        base=base,
     )
 
 
@@ -136,7 +143,8 @@ def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainSt
 
 def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, lattice: Lattice) -> Programs:
     """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
-    model, cfg = decoder.MODEL, model_config(config, tokenizer)
+    model, cfg = model_of(config), model_config(config, tokenizer)
+    model.spec(cfg)  # refuses adapters to projections that are not there
     learned = model if config.learner.layers == "scanned" else unrolled(model)
     static = dict(model=learned, cfg=cfg, chunk=config.learner.logprob_chunk)
     completion = config.sampler.completion_length

@@ -119,13 +119,14 @@ def beginning(job: Job) -> TrainState:
     state = job.programs.init(job.key)
     if job.published is None:
         return state
-    for leaf in jax.tree.leaves(state.params):
+    place = "params" if state.base is None else "base"
+    for leaf in jax.tree.leaves(getattr(state, place)):
         leaf.delete()  # both sets of weights need not fit
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
-    params = load(job.published, job.mesh, told)
-    refuse_other_weights(job, int(jax.jit(fingerprint)(params)))
-    return state.replace(params=params)
+    weights = load(job.published, job.mesh, told)
+    refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
+    return state.replace(**{place: weights})
 
 
 def refuse_other_weights(job: Job, found: int) -> None:

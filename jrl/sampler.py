@@ -21,7 +21,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
-from jrl.models.contract import Cache, Model, axes
+from jrl.models.contract import Cache, Model
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -172,10 +172,11 @@ def program(
     pad_id: int,
 ) -> Rollout:
     """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`."""
-    places = jax.tree.map(lambda names: spec(names, GATHERED), axes(model.spec(model_cfg)), is_leaf=_is_names)
     # Of the weights as they are stored: the hash does not depend on where they lie, and hashing the gathered ones took
     # 16 GiB a chip more for 8B over tensor 4.
     weights_fingerprint = fingerprint(params)
+    params, names = model.ready(params, model_cfg)
+    places = jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
     params = jax.tree.map(jax.sharding.reshard, params, places)
     if budget is None:
         budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)

@@ -14,6 +14,7 @@ import numpy as np
 from jrl import learner, pack, paths
 from jrl.example import Message
 from jrl.models import decoder
+from jrl.models.contract import Model
 from jrl.policy import Trained
 from jrl.sharding import BATCH_AXES, batch_sharding, batch_shards, replicated
 from jrl.types import Array, PyTree
@@ -58,7 +59,11 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
         logprob_chunk=policy.config.learner.logprob_chunk,
     )
     shape = learner.packed_shape(config, count, width, shards)
-    program = jax.jit(functools.partial(_logprobs, cfg=policy.cfg, chunk=config.logprob_chunk, width=width, rows=count))
+    program = jax.jit(
+        functools.partial(
+            _logprobs, model=policy.model, cfg=policy.cfg, chunk=config.logprob_chunk, width=width, rows=count
+        )
+    )
     out: list[np.ndarray] = []
     for start in range(0, len(sequences), count):
         batch = sequences[start : start + count]
@@ -75,13 +80,14 @@ def _logprobs(
     plan: pack.Plan,
     one: Array,
     *,
+    model: Model,
     cfg: Any,
     chunk: int,
     width: int,
     rows: int,
 ) -> Array:
     batch = pack.pack_supervised(tokens, mask, plan, one)
-    values = learner.logprobs(params, batch, model=decoder.MODEL, cfg=cfg, chunk=chunk)
+    values = learner.logprobs(params, batch, model=model, cfg=cfg, chunk=chunk)
     return pack.unpack(values, plan.source, width, rows)
 
 

@@ -32,6 +32,7 @@ TRAIN = {
     "head_dim": None,
     "layers": None,
     "norm": None,
+    "rank": None,
 }
 GATHERED = {**TRAIN, "embed": None}
 ACTIVATIONS = {

@@ -110,13 +110,14 @@ class TrainState:
 
     step: Array  # [] int32, completed steps of every phase
     version: Array  # [] int32, policy updates since RL began; tokens carry it
-    params: PyTree
+    params: PyTree  # what is trained: all weights, or adapters to `base`
     opt_state: PyTree
     key: Array  # typed key, root of every named draw; never consumed
     baseline: Array  # [] float32, moving average of the reward (NaN before the first batch)
-    reference: PyTree | None  # frozen parameters, where the algorithm has a KL term
-    behaviour: PyTree | None  # parameters of the version before, where lag = 1 may have to refill
+    reference: PyTree | None  # `params` as RL found them, where the algorithm has a KL term
+    behaviour: PyTree | None  # `params` of the version before, where lag = 1 may have to refill
     skipped: Array  # [] int32, updates skipped since the start: not finite, or with no token to learn from
+    base: PyTree | None = None  # frozen weights under adapters
 
 
 def traced(cls: type) -> type:

@@ -57,6 +57,7 @@ LONG = (
     "plan/test_waste.py",
     "test_cli.py",
     "test_export.py",
+    "test_lora_run.py",
     "test_learner.py",
     "test_loop.py",
     "test_published_run.py",

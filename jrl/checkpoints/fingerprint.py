@@ -39,8 +39,9 @@ def run_sections(state: TrainState, data: PyTree, rows: Iterable[Mapping[str, An
       data: data position, curriculum, in-flight rollouts, verdict journal: arrays and JSON.
       rows: the metrics table.
     """
+    base = {} if state.base is None else {"base": state.base}
     return {
-        "params": {"params": state.params, "reference": state.reference, "behaviour": state.behaviour},
+        "params": {"params": state.params, "reference": state.reference, "behaviour": state.behaviour, **base},
         "opt_state": {
             "opt_state": state.opt_state,
             "step": state.step,

@@ -19,6 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import paths
+from jrl.checkpoints import adapters, peft
+from jrl.checkpoints.adapters import layer_of
+from jrl.checkpoints.peft import Module
 from jrl.checkpoints.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
 from jrl.models import decoder
 from jrl.models.contract import axes, is_spec
@@ -40,6 +43,7 @@ class Published:
     """A policy that starts from published weights: a folder with config.json and safetensors."""
 
     path: str  # the folder
+    adapter: str | None = None  # a PEFT adapter's folder, merged into the weights as they are read
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
@@ -171,6 +175,28 @@ def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[s
     return {name: {**inside, **head}[name] for name in due}
 
 
+Where = tuple[str, Plan, Slot, Module | None]  # the tensor that holds a leaf's layer, and the adapter to it
+
+
+def adapter_to(due: Mapping[str, Plan], names: Mapping[str, str], folder: str | Path) -> dict[str, Module]:
+    """Returns published name -> adapter of a PEFT folder.
+
+    Args:
+      names: name that is due -> name in the model's files; an adapter may speak of either.
+
+    Raises: ValueError where it belongs to another model.
+    """
+    known = {name: name for name in due} | {there: name for name, there in names.items()}
+    read = {f"{name}.weight": module for name, module in peft.read(folder).items()}
+    if strange := sorted(read.keys() - known.keys()):
+        raise ValueError(f"the adapter in {folder} belongs to another model: it is also to {', '.join(strange[:4])}")
+    modules = {known[name]: module for name, module in read.items()}
+    for name, module in modules.items():
+        for slot in due[name].slots:
+            adapters.check(f"{name} in {folder}", module, slot.path[-1], slot.place, due[name].shape)
+    return modules
+
+
 def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None) -> PyTree:
     """Returns the parameters of a published folder, sharded over `mesh` as training keeps them.
 
@@ -183,10 +209,12 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
     spec = decoder.spec(cfg)
     with jax.set_mesh(mesh), open_tensors(published.path) as tensors:
         names = account(family, cfg, tensors)
-        slots: dict[tuple[str, ...], dict[int | None, tuple[str, Plan, Slot]]] = {}
-        for name, plan in plans(family, cfg).items():
+        due = plans(family, cfg)
+        modules = {} if published.adapter is None else adapter_to(due, names, published.adapter)
+        slots: dict[tuple[str, ...], dict[int | None, Where]] = {}
+        for name, plan in due.items():
             for slot in plan.slots:
-                slots.setdefault(slot.path, {})[slot.layer] = names[name], plan, slot
+                slots.setdefault(slot.path, {})[slot.layer] = names[name], plan, slot, modules.get(name)
         placed = shardings(axes(spec), mesh, TRAIN)
         sizes = jax.tree.map(lambda leaf, sharding: _host_bytes(leaf, sharding), spec, placed, is_leaf=is_spec)
         total, done = sum(jax.tree.leaves(sizes)), 0
@@ -232,13 +260,14 @@ def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice,
 
 def _block(
     tensors: Tensors,
-    where: dict[int | None, tuple[str, Plan, Slot]],
+    where: dict[int | None, Where],
     shape: tuple[int, ...],
     box: tuple[slice, ...],
     dtype: np.dtype,
     count: Callable[[int], None],
 ) -> np.ndarray:
-    """Returns a box of a leaf, read from the tensors that hold it. `count` is told the bytes as they come."""
+    """Returns a box of a leaf, read from the tensors that hold it and changed as an adapter says. `count` is told the
+    bytes as they come."""
     if None in where:
         out = _read(tensors, *where[None], shape, box).astype(dtype, copy=False)
         count(out.nbytes)
@@ -252,6 +281,22 @@ def _block(
 
 
 def _read(
+    tensors: Tensors,
+    name: str,
+    plan: Plan,
+    slot: Slot,
+    module: Module | None,
+    shape: tuple[int, ...],
+    box: tuple[slice, ...],
+) -> np.ndarray:
+    """Returns a box of a layer's leaf with its adapter in it."""
+    published = lambda box: _read_published(tensors, name, plan, slot, shape, box)
+    if module is None:
+        return published(box)
+    return adapters.merged(published(box), module, slot.path[-1], slot.place, slot.start, shape, box, published)
+
+
+def _read_published(
     tensors: Tensors, name: str, plan: Plan, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
 ) -> np.ndarray:
     """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows read are those that
@@ -340,7 +385,7 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
             leaf = params
             for key in slot.path:
                 leaf = leaf[key]
-            leaf = np.asarray(jax.device_get(leaf if slot.layer is None else _layer(leaf, slot.layer)))
+            leaf = np.asarray(jax.device_get(leaf if slot.layer is None else layer_of(leaf, slot.layer)))
             fine, inner, order = [], [], []
             ranges = []
             for number, dims in enumerate(slot.place.dims):
@@ -355,11 +400,6 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
             box[tuple(inner)] = leaf.transpose(order).astype(dtype)
             out[tuple(ranges)] = box.reshape(view.shape)
         yield name, out
-
-
-@jax.jit
-def _layer(leaf: jax.Array, layer: int) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
 
 
 def companions_of(folder: str | Path) -> dict[str, bytes]:

@@ -130,13 +130,7 @@ def open_tensors(folder: str | Path) -> Tensors:
     if paths.exists(folder / INDEX):
         return Tensors(folder, _indexed(folder))
     if paths.exists(folder / SINGLE):
-        path = folder / SINGLE
-        try:
-            with safetensors.safe_open(str(path), "np") as handle:
-                names = list(handle.keys())
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or cut short: {error}") from error
-        return Tensors(folder, dict.fromkeys(names, path))
+        return open_file(folder / SINGLE)
     pickled = [name for name in paths.list_dir(folder) if name.endswith(PICKLED)]
     if pickled:
         raise ValueError(
@@ -144,6 +138,26 @@ def open_tensors(folder: str | Path) -> Tensors:
             "convert it to safetensors where you trust it"
         )
     raise ValueError(f"{folder} holds no weights: neither {SINGLE} nor {INDEX}")
+
+
+def open_file(path: str | Path) -> Tensors:
+    """Opens one safetensors file. Raises ValueError where it is cut short, damaged, or claims more than it holds."""
+    if safetensors is None:
+        raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")
+    path = paths.local(path)
+    try:
+        with safetensors.safe_open(str(path), "np") as handle:
+            names = list(handle.keys())
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or cut short: {error}") from error
+    return Tensors(path.parent, dict.fromkeys(names, path))
+
+
+def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes tensors into one safetensors file."""
+    if safetensors is None:
+        raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, str(path), {"format": "pt"})
 
 
 def _indexed(folder: Path) -> dict[str, Path]:
@@ -178,7 +192,7 @@ def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]],
 
     def flush() -> None:
         path = folder / f"{paths.TEMPORARY}{len(written)}.safetensors"
-        save_file({name: np.ascontiguousarray(x) for name, x in waiting.items()}, str(path), {"format": "pt"})
+        write_file(path, waiting)
         written.append((path, list(waiting)))
         waiting.clear()
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jrl.types import Array, PyTree
 
 Names = tuple[str | None, ...]  # logical axes of a parameter
+ADAPTER = "adapter"  # the entry of a parameter tree that is trained, where there is one; the others are frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Model(NamedTuple):
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
+    ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
 
 
 def unrolled(model: Model) -> Model:
@@ -53,6 +55,18 @@ def unrolled(model: Model) -> Model:
         return model.forward(model.unstack(params, cfg), tokens, positions, segment, cfg, cache)
 
     return model._replace(forward=forward)
+
+
+def split(params: PyTree) -> tuple[PyTree | None, PyTree]:
+    """Returns (frozen, trained) parameters: (None, all of them) where there are no adapters."""
+    if ADAPTER not in params:
+        return None, params
+    return {name: leaf for name, leaf in params.items() if name != ADAPTER}, params[ADAPTER]
+
+
+def whole(frozen: PyTree | None, trained: PyTree) -> PyTree:
+    """Returns the parameters that a model's functions take; the inverse of `split`. Copies nothing."""
+    return trained if frozen is None else {**frozen, ADAPTER: trained}
 
 
 def is_spec(x: Any) -> bool:

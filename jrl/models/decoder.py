@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.attention import attend
-from jrl.models.contract import Cache, Model, ParamSpec
+from jrl.models.contract import ADAPTER, Cache, Model, ParamSpec, axes
 from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate
 from jrl.sharding import constrain, einsum, gather, take_rows
 from jrl.types import Array, PyTree
@@ -292,6 +292,11 @@ def unstack(params: PyTree, cfg: Decoder) -> PyTree:
     return {**params, "layers": layers}
 
 
+def ready(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
+    """Returns the parameters as a decode loop reads them, which is as they are, and their logical axes."""
+    return params, axes(spec(cfg))
+
+
 def _mask(positions: Array, segment: Array | None) -> Array:
     column = jnp.arange(positions.shape[1])
     causal = (column[:, None] >= column[None, :])[None]
@@ -313,10 +318,10 @@ def _attention(
     v_cache: Array,
     cfg: Decoder,
 ) -> tuple[Array, Array, Array]:
-    dtype = h.dtype
-    q = _project(h, weights, "q", "heads", dtype)
-    k = _project(h, weights, "k", "kv_heads", dtype)
-    v = _project(h, weights, "v", "kv_heads", dtype)
+    q = _multiply("bld,dhk->blhk", h, weights, "q", ("embed", "heads", "head_dim"))
+    k = _multiply("bld,dhk->blhk", h, weights, "k", ("embed", "kv_heads", "head_dim"))
+    v = _multiply("bld,dhk->blhk", h, weights, "v", ("embed", "kv_heads", "head_dim"))
+    q, k, v = _plus(q, weights, "q_bias"), _plus(k, weights, "k_bias"), _plus(v, weights, "v_bias")
     if cfg.qk_norm == "head":
         q = rms_norm(q, _weight(weights["q_norm"], cfg), cfg.norm_eps)
         k = rms_norm(k, _weight(weights["k_norm"], cfg), cfg.norm_eps)
@@ -335,8 +340,7 @@ def _attention(
         near = positions[:, :, None] - place[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, block=cfg.attention_block)
-    o = gather(weights["o"], "heads", "head_dim", "embed").astype(dtype)
-    out = einsum("blhk,hkd->bld", out, o, ("batch", None, None))
+    out = _multiply("blhk,hkd->bld", out, weights, "o", ("heads", "head_dim", "embed"))
     return _plus(out, weights, "o_bias"), k_cache, v_cache
 
 
@@ -363,9 +367,27 @@ def _norm_all(x: Array, scale: Array, eps: float) -> Array:
     return (normed * scale[None, None].astype(wide.dtype)).astype(x.dtype)
 
 
-def _project(h: Array, weights: PyTree, name: str, heads: str, dtype: jnp.dtype) -> Array:
-    weight = gather(weights[name], "embed", heads, "head_dim").astype(dtype)
-    return _plus(einsum("bld,dhk->blhk", h, weight, ("batch", None, heads, None)), weights, f"{name}_bias")
+def _multiply(formula: str, x: Array, weights: PyTree, name: str, axes: tuple[str, ...]) -> Array:
+    """Returns x times the matrix of that name, and through its adapter where it has one: c * (x W + (x A) B).
+
+    Args:
+      formula: of an einsum of x and the matrix; letters that only the matrix and the result have are its outputs.
+      axes: logical axes of the matrix.
+    """
+    rows, matrix, result = formula.replace("->", ",").split(",")
+    into, out = [[i for i, letter in enumerate(matrix) if (letter in result) is made] for made in (False, True)]
+    laid = ("batch", None, *(OUTPUTS.get(axes[i]) for i in out))
+    y = einsum(formula, x, gather(weights[name], *axes).astype(x.dtype), laid)
+    if name not in weights.get(ADAPTER, ()):
+        return y
+    adapter = weights[ADAPTER][name]
+    a = gather(adapter["a"], *(axes[i] for i in into), "rank").astype(x.dtype)
+    b = gather(adapter["b"], "rank", *(axes[i] for i in out)).astype(x.dtype)
+    low = einsum(f"{rows},{''.join(matrix[i] for i in into)}r->{rows[:2]}r", x, a, ("batch", None, None))
+    y = y + einsum(f"{rows[:2]}r,r{''.join(matrix[i] for i in out)}->{result}", low, b, laid)
+    if "c" not in adapter:
+        return y
+    return y * gather(adapter["c"], *(axes[i] for i in out))[None, None].astype(y.dtype)
 
 
 def _plus(x: Array, weights: PyTree, name: str) -> Array:
@@ -379,19 +401,17 @@ def _write(cache: Array, new: Array, start: Array) -> Array:
 
 
 def _mlp(h: Array, weights: PyTree, cfg: Decoder) -> Array:
-    up = gather(weights["up"], "embed", "mlp").astype(h.dtype)
-    down = gather(weights["down"], "mlp", "embed").astype(h.dtype)
     activation = ACTIVATIONS[cfg.activation]
     gate = None
     if cfg.mlp == "gated":
-        gate = gather(weights["gate"], "embed", "mlp").astype(h.dtype)
-        gate = activation(_plus(einsum("bld,df->blf", h, gate, ("batch", None, "mlp")), weights, "gate_bias"))
-    product = _plus(einsum("bld,df->blf", h, up, ("batch", None, "mlp")), weights, "up_bias")
+        gate = _multiply("bld,df->blf", h, weights, "gate", ("embed", "mlp"))
+        gate = activation(_plus(gate, weights, "gate_bias"))
+    product = _plus(_multiply("bld,df->blf", h, weights, "up", ("embed", "mlp")), weights, "up_bias")
     product = activation(product) if gate is None else gate * product
-    out = einsum("blf,fd->bld", product, down, ("batch", None, None))
-    return _plus(out, weights, "down_bias")
+    return _plus(_multiply("blf,fd->bld", product, weights, "down", ("mlp", "embed")), weights, "down_bias")
 
 
+OUTPUTS = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp"}  # axes of a matrix that activations stay cut over
 ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -399,4 +419,4 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
 }
 
-MODEL = Model(spec=spec, forward=forward, unembed=unembed, init_cache=init_cache, unstack=unstack)
+MODEL = Model(spec=spec, forward=forward, unembed=unembed, init_cache=init_cache, unstack=unstack, ready=ready)

@@ -13,7 +13,8 @@ import jax
 
 from jrl.models.contract import is_spec
 from jrl.plan.case import Case, evaluated_case, share, supervised_case
-from jrl.plan.estimate import cache_bytes, held_bytes, itemsize
+from jrl.plan.estimate import adapter_bytes, cache_bytes, held_bytes, itemsize, trained_bytes
+from jrl.plan.flops import decoded_apart
 from jrl.sharding import GATHERED, TRAIN
 
 FLOAT32 = 4  # bytes
@@ -40,14 +41,19 @@ class Memory(NamedTuple):
 
 def kept(case: Case) -> Memory:
     """Returns what the run holds all the time."""
-    stored = held_bytes(case, TRAIN, case.cfg.param_dtype)
-    return Memory(weights=stored * (1 + case.reference + case.behaviour), optimiser=2 * stored)
+    trained = trained_bytes(case, TRAIN)
+    return Memory(weights=frozen(case) + trained * (1 + case.reference + case.behaviour), optimiser=2 * trained)
 
 
 def init(case: Case) -> Memory:
     """Returns the memory of the first state: weights are drawn where they lie."""
-    stored = held_bytes(case, TRAIN, case.cfg.param_dtype)
-    return Memory(weights=stored, optimiser=2 * stored)
+    trained = trained_bytes(case, TRAIN)
+    return Memory(weights=frozen(case) + trained, optimiser=2 * trained)
+
+
+def frozen(case: Case) -> int:
+    """Returns the bytes of the weights under adapters on one device; 0 where all weights are trained."""
+    return 0 if case.adapters is None else held_bytes(case, TRAIN, case.cfg.param_dtype)
 
 
 def sample(case: Case) -> Memory:
@@ -63,8 +69,20 @@ def sample(case: Case) -> Memory:
     ends = 2 * head(case) * itemsize(cfg.dtype)
     return kept(case)._replace(
         cache=cache_bytes(case) + a_column * prompts * length,
-        temporary=held_bytes(case, GATHERED, cfg.dtype) + ends + max(FORWARD_SCORES * scores + hidden, logits),
+        temporary=gathered(case) + ends + max(FORWARD_SCORES * scores + hidden, logits),
     )
+
+
+def gathered(case: Case) -> int:
+    """Returns the bytes of the weights that sampling makes for itself, gathered over fsdp and as they multiply. Frozen
+    ones that lie so already are read where they are, but for those that adapters are merged into."""
+    every = held_bytes(case, GATHERED, case.cfg.dtype)
+    if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
+        return every + (adapter_bytes(case) if decoded_apart(case) else 0)
+    if case.config.sampler.layers == "unrolled":
+        return every
+    leaves = [] if decoded_apart(case) else [case.spec["layers"][name] for name in case.adapters]
+    return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
 def a_layer(case: Case) -> int:
@@ -99,17 +117,17 @@ def update(case: Case) -> Memory:
     """Returns the memory of an optimiser step: the gradient's sum and the micro-batch's own; the input of every layer;
     one layer at work, or all that it keeps where nothing is computed again; a chunk of logits; head and embedding."""
     cfg = case.cfg
-    stored = held_bytes(case, TRAIN, cfg.param_dtype)
     tokens = case.rows * case.shape.row_length
     inputs = cfg.layers * tokens * cfg.width * itemsize(cfg.dtype)
     working = at_work(case, tokens, BACKWARD_SCORES)
-    weights = a_layer(case) * (2 * FLOAT32 + itemsize(cfg.dtype))
+    made = 2 * FLOAT32 if case.adapters is None else itemsize(cfg.param_dtype)  # frozen weights have no gradient
+    weights = a_layer(case) * (made + itemsize(cfg.dtype))
     ends = 2 * head(case) * itemsize(cfg.dtype)
     chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
     logits = 3 * case.rows * chunk * cfg.vocab_size // case.sizes["tensor"] * FLOAT32
     every = cfg.remat == "none"
     return kept(case)._replace(
-        gradients=2 * stored,
+        gradients=2 * trained_bytes(case, TRAIN),
         activations=inputs
         + (cfg.layers * at_work(case, tokens, 2 if cfg.attention_block is None else 0) if every else 0),
         temporary=working + weights + ends + logits,

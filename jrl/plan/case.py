@@ -13,7 +13,7 @@ from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
 from jrl.job import check_divides
 from jrl.models import decoder
-from jrl.models.contract import ParamSpec
+from jrl.models.contract import ADAPTER, ParamSpec
 from jrl.models.decoder import Decoder
 from jrl.pack import Shape
 from jrl.parts import Parts
@@ -29,11 +29,12 @@ class Case:
     config: Config
     cfg: Decoder  # its vocabulary filled in
     sizes: dict[str, int]  # devices along each mesh axis
-    spec: PyTree  # the model's ParamSpecs
+    spec: PyTree  # ParamSpecs of the decoder's weights
+    adapters: PyTree | None  # and of the adapters to them, which are then all that is trained
     shape: Shape  # packed, of one RL optimiser step
     prompts: int  # B, padded to the batch shards
-    reference: bool  # the algorithm keeps frozen weights
-    behaviour: bool  # and those of the version before
+    reference: bool  # the algorithm keeps what is trained as it was
+    behaviour: bool  # and as it was a version before
     passes: int  # log-prob passes over a batch: old and reference
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
@@ -94,6 +95,7 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
         cfg=cfg,
         sizes=sizes,
         spec=decoder.spec(cfg),
+        adapters=None if config.adapter is None else programs.model_of(config).spec(cfg)[ADAPTER],
         shape=programs.train_shape(config, mesh),
         prompts=programs.padded_prompts(config, mesh),
         reference=reference,

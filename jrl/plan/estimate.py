@@ -63,6 +63,18 @@ def held_bytes(case: Case, rules: dict, dtype: str) -> int:
     return sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
 
 
+def trained_bytes(case: Case, rules: dict) -> int:
+    """Returns the bytes on one device of what is trained: all parameters, or the adapters to them."""
+    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def adapter_bytes(case: Case) -> int:
+    """Returns the bytes of the adapters on one device, as they multiply; 0 where there are none."""
+    leaves = jax.tree.leaves(case.adapters, is_leaf=is_spec)
+    return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
+
+
 def gathered_over(case: Case, received: float) -> dict[str, float]:
     """Returns what a device receives over fsdp to hold `received` bytes whole of which it had its share."""
     n = case.sizes["fsdp"]
@@ -87,7 +99,7 @@ def add(*parts: dict[str, float]) -> dict[str, float]:
 def sample_traffic(case: Case) -> Traffic:
     """Returns the traffic of sampling: weights gathered once, then read at every turn with the whole cache."""
     cfg = case.cfg
-    weights = held_bytes(case, GATHERED, cfg.dtype)
+    weights = held_bytes(case, GATHERED, cfg.dtype) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
     cache = cache_bytes(case)
     prompts = case.prompts // case.shards * case.config.data.prompt_length
     gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.param_dtype))
@@ -118,7 +130,7 @@ def pass_traffic(case: Case, passes: int) -> Traffic:
     """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches."""
     cfg = case.cfg
     tokens = case.shape.micro_batches * case.rows * case.shape.row_length
-    weights = held_bytes(case, GATHERED, cfg.dtype)
+    weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
     times = case.shape.micro_batches * passes
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
@@ -127,11 +139,12 @@ def pass_traffic(case: Case, passes: int) -> Traffic:
 
 
 def update_traffic(case: Case) -> Traffic:
-    """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees."""
-    cfg = case.cfg
-    once = pass_traffic(case, 4 if cfg.remat == "layer" else 3)
-    stored = held_bytes(case, TRAIN, cfg.param_dtype)
-    gradient = held_bytes(case, GATHERED, cfg.param_dtype) * case.shape.micro_batches
+    """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees. Frozen
+    weights have no gradient, which is half of a backward pass."""
+    backward = 2 if case.adapters is None else 1
+    once = pass_traffic(case, 1 + backward + (case.cfg.remat == "layer"))
+    stored = trained_bytes(case, TRAIN)
+    gradient = trained_bytes(case, GATHERED) * case.shape.micro_batches
     reduced = gathered_over(case, gradient)
     copies = case.sizes["data"]
     reduced = add(reduced, {"data": 2 * stored * case.shape.micro_batches * (copies - 1) / copies})

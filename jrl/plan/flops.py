@@ -34,6 +34,22 @@ def layer_weights(spec: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2)
 
 
+def adapter_weights(case: Case) -> int:
+    """Returns the elements of the adapters' matrices; 0 where there are none."""
+    pairs = (case.adapters or {}).values()
+    return sum(math.prod(pair[name].shape) for pair in pairs for name in ("a", "b"))
+
+
+def decoded_weights(case: Case) -> int:
+    """Returns what a token is multiplied with in the layers while it is sampled. Merging is not counted."""
+    return layer_weights(case.spec) + (adapter_weights(case) if decoded_apart(case) else 0)
+
+
+def decoded_apart(case: Case) -> bool:
+    """Whether sampling multiplies with adapters beside the weights."""
+    return case.adapters is not None and case.config.adapter.sampling == "unmerged"
+
+
 def head_weights(cfg: Decoder) -> int:
     """Returns the elements of the head. The embedding's lookup multiplies nothing."""
     return cfg.vocab_size * cfg.width
@@ -48,7 +64,7 @@ def prefill(case: Case) -> Flops:
     """Returns the operations of running every prompt once through the layers; no logit is computed."""
     length = case.config.data.prompt_length
     tokens = case.prompts * length
-    return Flops(2.0 * tokens * layer_weights(case.spec), float(tokens * attention(case.cfg, length)))
+    return Flops(2.0 * tokens * decoded_weights(case), float(tokens * attention(case.cfg, length)))
 
 
 def sample(case: Case) -> Flops:
@@ -60,7 +76,7 @@ def decode(case: Case) -> Flops:
     """Returns the operations of decoding where every completion is as long as it may be: each turn feeds one token to
     every slot of every shard, and looks at every column of its cache."""
     tokens = case.turns * case.slots * case.shards
-    matrices = layer_weights(case.spec) + head_weights(case.cfg)
+    matrices = decoded_weights(case) + head_weights(case.cfg)
     return Flops(2.0 * tokens * matrices, float(tokens * attention(case.cfg, case.width)))
 
 
@@ -76,21 +92,25 @@ def read_positions(case: Case) -> int:
 def logprobs(case: Case) -> Flops:
     """Returns the operations of one log-prob pass over a full batch of packed rows."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
-    weights = 2.0 * tokens * layer_weights(case.spec) + 2.0 * read_positions(case) * head_weights(case.cfg)
+    layers = layer_weights(case.spec) + adapter_weights(case)
+    weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
     return Flops(weights, float(tokens * attention(case.cfg, case.shape.row_length)))
 
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
     for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so; and
-    once more the scores of attention, which are half of it, where they are computed a block at a time."""
+    once more the scores of attention, which are half of it, where they are computed a block at a time. Frozen weights
+    have no gradient, which is half of their backward pass."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
-    layers = 2.0 * tokens * layer_weights(case.spec)
+    layers, adapters = (2.0 * tokens * n for n in (layer_weights(case.spec), adapter_weights(case)))
     attended = float(tokens * attention(case.cfg, case.shape.row_length))
-    weights, again = 3 * layers + 4 * 2.0 * read_positions(case) * head_weights(case.cfg), 0.0
+    head = 2.0 * read_positions(case) * head_weights(case.cfg)
+    passes = 3 if case.adapters is None else 2
+    weights, again = passes * layers + 3 * adapters + (passes + 1) * head, 0.0
     if case.cfg.remat == "layer":
         last = math.prod(case.spec["layers"]["down"].shape)
-        weights, again = weights + layers - 2.0 * tokens * last, attended
+        weights, again = weights + layers + adapters - 2.0 * tokens * last, attended
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
         again += attended / 2
     return Flops(weights, 3 * attended + again)

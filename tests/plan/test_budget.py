@@ -20,6 +20,29 @@ def test_what_a_run_keeps_by_hand(small):
     assert (frozen.weights, frozen.optimiser) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
 
 
+# Adapters of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
+ADAPTERS = 2 * 4 * (2 * 128 + 2 * 96 + 3 * 192)
+LORA = ("Config.adapter=@LoRA()", "LoRA.rank=4")
+
+
+def test_what_a_run_of_adapters_keeps_by_hand(small):
+    case = small(*LORA, "Decoder.param_dtype='bfloat16'", "GRPO.kl=0.01")
+    found = budget.kept(case)
+    assert (found.weights, found.optimiser) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
+    assert budget.update(case).gradients == 2 * 4 * ADAPTERS
+    assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 8 * ADAPTERS)
+
+
+def test_sampling_reads_frozen_weights_where_they_lie(small):
+    """Where they lie as they multiply: not cut over fsdp, in the dtype of the products, and scanned."""
+    lies = (*LORA, "Sampler.layers='scanned'", "MeshShape.data=2")
+    made = lambda *more: budget.sample(small(*lies, *more, devices=2)).temporary
+    merged = 4 * 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)  # every matrix of both layers
+    assert made("LoRA.sampling='merged'") - made() == merged
+    gathered = made("MeshShape.data=1", "MeshShape.fsdp=2") - made()
+    assert gathered == 4 * (PARAMETERS + ADAPTERS)
+
+
 def test_shards_share_matrices_and_not_norms(small):
     found = budget.kept(small("MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
     assert found.weights == 4 * ((73728 + 32768) // 4 + 2 * (2 * 64 + 2 * 16) + 64)

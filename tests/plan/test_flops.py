@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jrl.models.contract import abstract
+from jrl.models.contract import abstract, split, whole
 from jrl.models.decoder import MODEL, Decoder
+from jrl.models.lora import LoRA, adapted
 from jrl.ops.logprobs import token_logprobs
 from jrl.plan import flops
 
@@ -42,6 +43,21 @@ def test_programs_by_hand(small):
     assert blocked == (kept_less.weights, 4.5 * forward.attention)
 
 
+def test_programs_of_adapters_by_hand(small):
+    # Of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
+    adapters = 2 * 4 * (2 * 128 + 2 * 96 + 3 * 192)
+    lora = ("Config.adapter=@LoRA()", "LoRA.rank=4")
+    case = small(*lora)
+    assert flops.prefill(case).weights == 2 * 32 * (LAYERS + adapters)
+    assert flops.decode(case).weights == 2 * 216 * (LAYERS + adapters + HEAD)
+    assert flops.decode(small(*lora, "LoRA.sampling='merged'")).weights == 2 * 216 * (LAYERS + HEAD)
+    assert flops.logprobs(case).weights == 2 * 256 * (LAYERS + adapters + HEAD)
+    # Frozen matrices: forward and back through them. Adapters: their own gradient too. The head: once more forward.
+    assert flops.update(case).weights == 2 * 256 * (2 * LAYERS + 3 * adapters + 3 * HEAD)
+    again = flops.update(small(*lora, "Decoder.remat='layer'")).weights
+    assert again == 2 * 256 * (3 * LAYERS - 2 * 64 * 128 + 4 * adapters + 3 * HEAD)
+
+
 def test_only_programs_of_the_run_are_counted(small):
     assert set(flops.of_programs(small())) == {"sample", "update"}
     assert set(flops.of_programs(small("GRPO.kl=0.01"))) == {"sample", "logprobs", "update"}
@@ -57,8 +73,9 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, small):
     rows, length = 4, 128
     bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
         "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat")]  # fmt: skip
-    case = small(*bindings, "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
-                 "Loop.prompts=2")  # fmt: skip
+    bindings += ["Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
+                 "Loop.prompts=2"]  # fmt: skip
+    case = small(*bindings)
     assert case.shape.micro_batches * case.shape.rows == rows
     params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
@@ -73,6 +90,12 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, small):
 
     assert counted_by_xla(loss, params, ids) == pytest.approx(flops.logprobs(case).total, rel=0.03)
     assert counted_by_xla(jax.value_and_grad(loss), params, ids) == pytest.approx(flops.update(case).total, rel=0.03)
+
+    case, config = small(*bindings, "Config.adapter=@LoRA()", "LoRA.rank=32"), LoRA(rank=32)
+    base, adapters = split(abstract(adapted(MODEL, config).spec(cfg)))
+    apart = lambda adapters, base, tokens: loss(adapted(MODEL, config).unstack(whole(base, adapters), cfg), tokens)
+    ours = flops.update(case).total
+    assert counted_by_xla(jax.value_and_grad(apart), adapters, base, ids) == pytest.approx(ours, rel=0.03)
 
 
 def test_decoding_one_token_as_the_compiler_counts_it():

@@ -1,0 +1,215 @@
+"""PEFT's folders: what they say of published matrices is what is read and written, in every family."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+from families import golden
+from families.published import one_device
+from safetensors.numpy import load_file, save_file
+
+from jrl.checkpoints import peft
+from jrl.checkpoints.adapters import fold, modules_of, transposed, unfold
+from jrl.checkpoints.published import Published, decoder_of, load, plans, published_tensors
+from jrl.models.contract import ADAPTER, axes, init
+from jrl.models.decoder import MODEL
+from jrl.models.families.contract import Pick
+from jrl.models.lora import INPUTS, LoRA, adapted, merge
+from jrl.sharding import MeshShape, make_mesh
+
+CONFIG = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6, "bias": "none", "use_rslora": False,
+          "use_dora": False, "target_modules": "all-linear", "lora_dropout": 0.05}  # fmt: skip
+
+
+@functools.cache
+def base(name, tmp):
+    folder = golden.write(tmp / name, name)
+    family, cfg = decoder_of(Published(path=str(folder)))
+    return folder, family, cfg
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory):
+    return tmp_path_factory.mktemp("folders")
+
+
+def matrices(family, cfg):
+    """Returns published name -> (shape, whether it is [in, out]) of every matrix that may have an adapter."""
+    found = plans(family, cfg)
+    return {name: (plan.shape, transposed(plan.slots[0].place)) for name, plan in found.items()
+            if plan.slots[0].path[-1] in INPUTS}  # fmt: skip
+
+
+def write(folder, family, cfg, dora=False, **config):
+    """Writes an adapter of rank 3 to every matrix; returns published name -> (A, B, m)."""
+    rng, said, tensors = np.random.default_rng(0), {}, {}
+    for name, (shape, flipped) in matrices(family, cfg).items():
+        out, into = shape[::-1] if flipped else shape
+        a, b = (rng.normal(size=size).astype(np.float32) for size in ((3, into), (out, 3)))
+        m = rng.uniform(1, 2, out).astype(np.float32)
+        said[name] = a, b, m
+        module = f"base_model.model.{name.removesuffix('.weight')}."
+        tensors |= {f"{module}lora_A.weight": a, f"{module}lora_B.weight": b}
+        tensors |= {f"{module}lora_magnitude_vector": m} if dora else {}
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"use_dora": dora} | config))
+    return said
+
+
+def published(params, cfg, family):
+    return dict(published_tensors(params, cfg, family, "float32"))
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("name", golden.NAMES)
+def test_an_adapter_is_merged_as_it_says_of_published_matrices(name, dora, tmp, tmp_path):
+    folder, family, cfg = base(name, tmp)
+    said = write(tmp_path / "adapter", family, cfg, dora)
+    params = load(Published(path=str(folder), adapter=str(tmp_path / "adapter")), one_device())
+    found = published(params, cfg, family)
+    for label, weight in golden.tensors(name).items():
+        if label in said:
+            a, b, m = said[label]
+            flipped = transposed(plans(family, cfg)[label].slots[0].place)
+            weight = (weight.T if flipped else weight) + 6 / 3 * b @ a
+            weight = weight * (m / np.linalg.norm(weight, axis=1))[:, None] if dora else weight
+            weight = weight.T if flipped else weight
+            np.testing.assert_allclose(found[label], weight, rtol=1e-5, atol=1e-6)
+        elif label in found:
+            np.testing.assert_array_equal(found[label], weight)
+    assert len(said) >= 2 * cfg.layers
+
+
+@pytest.mark.parametrize("name, kind", list(zip(golden.NAMES, itertools.cycle(["lora", "dora"]))))
+def test_an_adapter_that_is_written_says_of_published_matrices_what_was_trained(name, kind, tmp, tmp_path):
+    folder, family, cfg = base(name, tmp)
+    config = LoRA(rank=2, alpha=3.0, kind=kind, scaling="alpha/sqrt(rank)", targets=("q", "o", "*p"))
+    names = axes(adapted(MODEL, config).spec(cfg))
+    with jax.set_mesh(one_device()):
+        drawn = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))[ADAPTER]
+        leaves, tree = jax.tree.flatten(drawn)
+        moved = [x + 0.1 * jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(leaves)]
+        params = {**load(Published(path=str(folder)), one_device()), ADAPTER: jax.tree.unflatten(tree, moved)}
+        whole = jax.jit(functools.partial(merge, config=config, names=names, dtype="float32"))(params)
+    modules = dict(modules_of(params, config, plans(family, cfg)))
+    to = tmp_path / "adapter"
+    flipped = name == "GPT2"
+    peft.write(to, modules, base="there", rslora=True, transposed=flipped, dtype="float32")
+    again = load(Published(path=str(folder), adapter=str(to)), one_device())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, whole)
+    said = json.loads((to / "adapter_config.json").read_text())
+    assert (said["r"], said["fan_in_fan_out"], said["use_rslora"]) == (2, flipped, True)
+    assert said["rank_pattern"] == {} and len(said["target_modules"]) == 3  # fused or not, only up and not gate
+
+
+def test_fused_leaves_share_one_adapter_of_their_ranks_together(tmp, tmp_path):
+    _, family, cfg = base("Phi3", tmp)
+    config = LoRA(rank=2, alpha=2.0)
+    with jax.set_mesh(one_device()):
+        params = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))
+    modules = dict(modules_of(params, config, plans(family, cfg)))
+    assert {name.split(".")[-1]: len(module.a) for name, module in modules.items()} == {
+        "qkv_proj": 6, "o_proj": 2, "gate_up_proj": 4, "down_proj": 2}  # fmt: skip
+    peft.write(tmp_path / "adapter", modules, base="there", rslora=False, transposed=False, dtype="bfloat16")
+    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    # The scale stays 1: alpha is the rank.
+    assert (said["r"], said["lora_alpha"]) == (2, 2)
+    assert said["rank_pattern"] == said["alpha_pattern"] == {"self_attn.qkv_proj": 6, "mlp.gate_up_proj": 4}
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {str(x.dtype) for x in tensors.values()} == {"bfloat16"}
+
+
+def test_a_published_dimension_unfolds_and_folds_by_hand():
+    # Rows are (head, which of q k v, entry) as in GPT-NeoX; the leaf is k: [2 heads, 2 entries].
+    rows = np.arange(12.0)[:, None]
+    dims = (0, Pick(1, 3), 1)
+    leaf = unfold(rows, dims, (2, 2))
+    np.testing.assert_array_equal(leaf[..., 0], [[2, 3], [8, 9]])
+    np.testing.assert_array_equal(fold(leaf, dims, (2, 2))[:, 0], [0, 0, 2, 3, 0, 0, 0, 0, 8, 9, 0, 0])
+    np.testing.assert_array_equal(unfold(np.arange(6)[:, None], (1, 0), (2, 3))[..., 0], [[0, 2, 4], [1, 3, 5]])
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_mesh_reads_the_same(dora, tmp, tmp_path):
+    folder, family, cfg = base("Llama", tmp)
+    write(tmp_path / "adapter", family, cfg, dora)
+    said = Published(path=str(folder), adapter=str(tmp_path / "adapter"), param_dtype="bfloat16")
+    one, many = (load(said, mesh) for mesh in (one_device(), make_mesh(MeshShape(data=2, fsdp=2, tensor=2))))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many)):
+        assert a.dtype == b.dtype == "bfloat16"
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2**-7)
+
+
+def test_ranks_and_alphas_of_their_own(tmp, tmp_path):
+    _, family, cfg = base("Llama", tmp)
+    write(tmp_path / "a", family, cfg, alpha_pattern={"o_proj": 1, r"layers\.1\.mlp\.up_proj": 30}, use_rslora=True)
+    found = peft.read(tmp_path / "a")
+    layer = "model.layers.{}.{}"
+    assert found[layer.format(0, "self_attn.o_proj")].scale == pytest.approx(1 / 3**0.5)
+    assert found[layer.format(1, "mlp.up_proj")].scale == pytest.approx(30 / 3**0.5)
+    assert found[layer.format(0, "mlp.up_proj")].scale == pytest.approx(6 / 3**0.5)
+
+
+# What is refused
+
+
+def refused(tmp, tmp_path, *said, change=None, **config):
+    folder, family, cfg = base("Llama", tmp)
+    adapter = tmp_path / "adapter"
+    write(adapter, family, cfg, **config)
+    if change is not None:
+        tensors = load_file(adapter / "adapter_model.safetensors")
+        change(tensors)
+        save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(ValueError) as caught:
+        load(Published(path=str(folder), adapter=str(adapter)), one_device())
+    for part in (str(adapter), *said):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("peft_type", "IA3"), ("task_type", "SEQ_CLS"), ("bias", "all"), ("init_lora_weights", "pissa"),
+    ("modules_to_save", ["lm_head"]), ("layer_replication", [[0, 2]]), ("lora_bias", True), ("a_new_option", 0.5),
+    ("target_parameters", ["experts.gate_up_proj"]), ("trainable_token_indices", [3]),
+])  # fmt: skip
+def test_what_changes_the_computation_is_refused_by_name(name, value, tmp, tmp_path):
+    refused(tmp, tmp_path, name, **{name: value})
+
+
+def test_an_adapter_to_another_model_is_refused(tmp, tmp_path):
+    label = "base_model.model.model.layers.1.mlp.up_proj.lora_{}.weight"
+
+    def other(tensors):
+        for part in "AB":
+            tensors[label.format(part).replace("up_proj", "w1")] = tensors.pop(label.format(part))
+
+    refused(tmp, tmp_path, "belongs to another model", "model.layers.1.mlp.w1", change=other)
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda t: t.pop("base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"), "model.layers.1.mlp.up_proj has"),
+    (lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((3, 4), np.float32)}),
+     "lora_embedding_A"),
+    (lambda t: t.update({"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": np.zeros((3, 31), np.float32)}),
+     "has 31 inputs and 48 outputs, and not 32 and 48"),
+    (lambda t: t.update({"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": np.zeros((3, 32), np.int8)}),
+     "no floating-point"),
+])  # fmt: skip
+def test_tensors_that_are_no_adapter_are_refused(change, said, tmp, tmp_path):
+    refused(tmp, tmp_path, said, change=change)
+
+
+def test_a_pickled_adapter_is_refused(tmp, tmp_path):
+    folder, family, cfg = base("Llama", tmp)
+    write(tmp_path / "a", family, cfg)
+    (tmp_path / "a" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.bin")
+    with pytest.raises(ValueError, match="a pickle can run any code"):
+        peft.read(tmp_path / "a")
+    with pytest.raises(ValueError, match="is no adapter"):
+        peft.read(folder)

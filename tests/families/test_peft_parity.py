@@ -1,0 +1,128 @@
+"""Against PEFT, live: folders both ways, the same logits. `pytest -m slow`, extra `reference`."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from families.published import logits, one_device
+from families.shapes import CLASSES, SHAPES
+
+from jrl.checkpoints import peft as ours
+from jrl.checkpoints.adapters import modules_of, transposed
+from jrl.checkpoints.published import Published, decoder_of, load, plans
+from jrl.models.contract import ADAPTER, init
+from jrl.models.decoder import MODEL
+from jrl.models.lora import LoRA, adapted
+
+pytestmark = pytest.mark.slow
+LENGTH = 24
+KINDS = {
+    "lora": LoRA(rank=4, alpha=8.0),
+    "rslora": LoRA(rank=4, alpha=3.5, scaling="alpha/sqrt(rank)", targets=("q", "o", "down")),
+    "dora": LoRA(rank=2, alpha=2.0, kind="dora"),
+}
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def model(request, tmp_path_factory):
+    """Returns (folder, the model of transformers in it)."""
+    pytest.importorskip("peft")
+    from families.theirs import random_model
+
+    folder = tmp_path_factory.mktemp("model")
+    random_model(CLASSES[request.param], SHAPES[request.param][0], seed=0).save_pretrained(folder)
+    return folder
+
+
+def fresh(folder):
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval().float()
+
+
+def theirs(model, tokens):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.double().numpy()
+
+
+def tokens_of(cfg):
+    return np.random.default_rng(1).integers(0, cfg.vocab_size, (2, LENGTH))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_loads_our_adapter_and_computes_the_same(model, kind, tmp_path, recwarn):
+    import peft
+
+    config = KINDS[kind]
+    family, cfg = decoder_of(Published(path=str(model)))
+    with jax.set_mesh(one_device()):
+        drawn = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))[ADAPTER]
+        leaves, tree = jax.tree.flatten(drawn)
+        moved = [x + 0.1 * jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(leaves)]
+    params = {**load(Published(path=str(model)), one_device()), ADAPTER: jax.tree.unflatten(tree, moved)}
+    due = plans(family, cfg)
+    modules = dict(modules_of(params, config, due))
+    flipped = transposed(due[f"{next(iter(modules))}.weight"].slots[0].place)
+    to = tmp_path / "adapter"
+    rslora = config.scaling != "alpha/rank"
+    ours.write(to, modules, base=str(model), rslora=rslora, transposed=flipped, dtype="float32")
+    bare = fresh(model)
+    tokens = tokens_of(cfg)
+    before = theirs(bare, tokens)
+    loaded = peft.PeftModel.from_pretrained(bare, to)
+    found = theirs(loaded.eval(), tokens)
+    assert not [w for w in recwarn if "missing" in str(w.message).lower() or "unexpected" in str(w.message).lower()]
+    trained = sum(p.numel() for name, p in loaded.named_parameters() if "lora_" in name)
+    assert trained == sum(
+        m.a.size + m.b.size + (0 if m.magnitude is None else m.magnitude.size) for m in modules.values()
+    )
+    expected = logits_of(params, config, cfg, tokens)
+    absolute = np.abs(found - expected).max()
+    print(f"FIGURE {family.architecture} {kind} export: abs {absolute:.2e}, moved {np.abs(found - before).max():.2f}")
+    assert absolute <= 2e-4 and np.abs(found - before).max() > 0.05
+
+
+def logits_of(params, config, cfg, tokens):
+    model = adapted(MODEL, config)
+    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+    with jax.set_mesh(one_device()):
+
+        def run(params, tokens):
+            hidden, _ = model.forward(params, tokens, positions, None, cfg)
+            return model.unembed(params, hidden, cfg)
+
+        return np.asarray(jax.jit(run)(params, tokens.astype(np.int32)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_we_load_an_adapter_of_peft_and_compute_the_same(model, kind, tmp_path):
+    import peft
+    import torch
+
+    config = KINDS[kind]
+    cfg = decoder_of(Published(path=str(model)))[1]
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules="all-linear",
+        use_rslora=config.scaling != "alpha/rank", use_dora=config.kind == "dora",
+    )  # fmt: skip
+    made = peft.get_peft_model(fresh(model), settings).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    tokens = tokens_of(cfg)
+    expected = theirs(made, tokens)
+    made.save_pretrained(tmp_path / "adapter")
+    json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    params = load(Published(path=str(model), adapter=str(tmp_path / "adapter")), one_device())
+    found = logits(cfg, params, tokens)
+    bare = logits(cfg, load(Published(path=str(model)), one_device()), tokens)
+    absolute = np.abs(found - expected).max()
+    print(f"FIGURE {type(made.base_model.model).__name__} {kind} import: abs {absolute:.2e}")
+    assert absolute <= 2e-4 and np.abs(found - bare).max() > 0.05

@@ -1,0 +1,299 @@
+"""Adapters: by hand, as the base where nothing is learned, merged as unmerged, and the gradient of nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import sampler
+from jrl.models import lora
+from jrl.models.contract import ADAPTER, abstract, axes, init, num_params, split, whole
+from jrl.models.decoder import MODEL, Decoder
+from jrl.models.lora import LoRA, adapted, columns, merge
+from jrl.sampler import Sampler
+from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
+from jrl.types import PromptBatch
+
+CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
+PLAIN = dataclasses.replace(CFG, mlp="plain", norm="layer", qk_norm=None, qkv_bias=True, output_bias=True,
+                            mlp_bias=True, parallel=True, tied=False)  # fmt: skip
+TOKENS = np.random.default_rng(0).integers(0, 48, (4, 10)).astype(np.int32)
+POSITIONS = np.broadcast_to(np.arange(10, dtype=np.int32), TOKENS.shape)
+KINDS = [LoRA(rank=3, alpha=6.0), LoRA(rank=4, alpha=3.0, kind="dora", scaling="alpha/sqrt(rank)", targets=("q", "o*"))]
+
+
+def one_device():
+    return make_mesh(MeshShape(), jax.devices()[:1])
+
+
+@functools.cache
+def drawn(config, cfg=CFG, learned=True):
+    """Returns parameters; with `learned` those after some training, every adapter away from its beginning."""
+    with jax.set_mesh(one_device()):
+        params = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))
+        if not learned:
+            return params
+        leaves, tree = jax.tree.flatten(params[ADAPTER])
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        moved = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for key, x in zip(keys, leaves)]
+        return {**params, ADAPTER: jax.tree.unflatten(tree, moved)}
+
+
+@functools.partial(jax.jit, static_argnames=("model", "cfg"))
+def logits(params, model=MODEL, cfg=CFG):
+    hidden, _ = model.forward(params, TOKENS, POSITIONS, None, cfg)
+    return model.unembed(params, hidden, cfg)
+
+
+def on_one_device(fn, *args, **static):
+    with jax.set_mesh(one_device()):
+        return jax.tree.map(np.asarray, fn(*args, **static))
+
+
+# The formulas
+
+
+def test_a_merged_weight_by_hand():
+    # s = 2 / 1. A B = [1, 2]^T [5, 7] = [[5, 7], [10, 14]]. W + 2 A B = [[1 + 10, 2 + 14], [3 + 20, 4 + 28]].
+    names = {"layers": {"up": ("layers", "embed", "mlp")}}
+    params = {
+        "layers": {"up": jnp.array([[[1.0, 2], [3, 4]]])},
+        ADAPTER: {"up": {"a": jnp.array([[[1.0], [2]]]), "b": jnp.array([[[5.0, 7]]])}},
+    }
+    merged = merge(params, LoRA(rank=1, alpha=2.0), names, dtype="float32")
+    np.testing.assert_array_equal(merged["layers"]["up"], [[[11, 16], [23, 32]]])
+    assert ADAPTER not in merged and ADAPTER not in merged["layers"]
+
+
+def test_the_forward_pass_by_hand():
+    # One row x = [1, 1]: x W = [4, 6], x A = 3, and 2 * 3 * [5, 7] = [30, 42] on top.
+    from jrl.models.decoder import _multiply
+
+    weights = {
+        "up": jnp.array([[1.0, 2], [3, 4]]),
+        ADAPTER: {"up": {"a": jnp.array([[1.0], [2]]), "b": jnp.array([[10.0, 14]])}},
+    }
+    found = _multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
+    np.testing.assert_array_equal(found, [[[34, 48]]])
+    weights[ADAPTER]["up"]["c"] = jnp.array([0.5, 2])
+    found = _multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
+    np.testing.assert_array_equal(found, [[[17, 96]]])
+
+
+def test_the_scale_by_hand():
+    assert LoRA(rank=16, alpha=32.0).scale == 2
+    assert LoRA(rank=16, alpha=32.0, scaling="alpha/sqrt(rank)").scale == 8
+
+
+@pytest.mark.parametrize("d, c", [(0.0, 0.5), (5.0, 1.0), (-5.0, 0.0)])
+def test_the_factor_of_dora_by_hand(d, c):
+    # W = [3, 4]^T is 5 long; A B = [3, 4]^T makes it 10 long: c = (5 + d) / 10.
+    given = (jnp.array([[[3.0], [4]]]), jnp.array([[[3.0], [4]]]), jnp.array([[[1.0]]]), jnp.array([[d]]))
+    assert float(jax.jit(columns, static_argnames="names")(*given, names=("mlp",))[0, 0]) == pytest.approx(c, abs=1e-7)
+
+
+def test_the_factor_of_dora_is_that_of_its_definition():
+    rng = np.random.default_rng(2)
+    for into, out in (((6,), (2, 3)), ((2, 3), (5,)), ((7,), (4,))):
+        weight, a = rng.normal(size=(2, *into, *out)), rng.normal(size=(2, *into, 3))
+        b, d = rng.normal(size=(2, 3, *out)), rng.normal(size=(2, *out))
+        inputs = tuple(range(1, 1 + len(into)))
+        now = weight + np.stack([np.tensordot(a[i], b[i], 1) for i in range(2)])
+        lengths = [np.sqrt((w * w).sum(inputs)) for w in (weight, now)]
+        with jax.enable_x64(True):
+            found = columns(*map(jnp.asarray, (weight, a, b, d)), names=(None,) * len(out))
+        np.testing.assert_allclose(found, (lengths[0] + d) / lengths[1], rtol=1e-12)
+
+
+def test_an_output_without_weights_stays_finite():
+    zero = jnp.zeros((1, 2, 1)), jnp.ones((1, 2, 1)), jnp.zeros((1, 1, 1)), jnp.zeros((1, 1))
+    assert float(columns(*zero, names=("mlp",))[0, 0]) == 1
+
+
+# The policy
+
+
+@pytest.mark.parametrize("kind, cfg", [("lora", CFG), ("dora", PLAIN)])
+def test_the_first_policy_is_the_base_bit_for_bit(kind, cfg):
+    config = LoRA(rank=3, kind=kind)
+    params = drawn(config, cfg, learned=False)
+    base, adapters = split(params)
+    assert np.abs(adapters["q"]["a"]).min() > 0
+    fresh = on_one_device(jax.jit(lambda key: init(key, MODEL.spec(cfg))), jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, base, fresh)  # adapters move no draw of the weights
+    model = adapted(MODEL, config)
+
+    def one_by_one(model, params):  # compiled as one, two programs of different shape may round differently
+        hidden, _ = model.forward(model.unstack(params, cfg), TOKENS, POSITIONS, None, cfg)
+        return model.unembed(params, hidden, cfg)
+
+    np.testing.assert_array_equal(one_by_one(model, params), one_by_one(MODEL, base))
+    found, expected = on_one_device(logits, params, model=model, cfg=cfg), on_one_device(logits, base, cfg=cfg)
+    np.testing.assert_allclose(found, expected, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("config, cfg", list(zip(KINDS, [PLAIN, CFG])))
+def test_merged_weights_compute_what_adapters_do(config, cfg):
+    with jax.enable_x64(True):
+        wide = dataclasses.replace(cfg, dtype="float64", param_dtype="float64")
+        model, params = adapted(MODEL, config), drawn(config, wide)
+        merged = merge(params, config, axes(model.spec(wide)), dtype="float64")
+        expected = on_one_device(logits, merged, cfg=wide)
+        found = on_one_device(logits, params, model=model, cfg=wide)
+        bare = on_one_device(logits, split(params)[0], cfg=wide)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert np.abs(found - bare).max() > 0.05
+
+
+@pytest.mark.parametrize("config", KINDS)
+def test_the_gradient_is_that_of_the_definition(config):
+    """Through whole weights, W' = c (W + s A B), by autodiff of the line as written, its norm held fixed."""
+    with jax.enable_x64(True):
+        cfg = dataclasses.replace(CFG, dtype="float64", param_dtype="float64")
+        model, (base, adapters) = adapted(MODEL, config), split(drawn(config, cfg))
+
+        def written(adapters):
+            layers = dict(base["layers"])
+            for name, leaf in adapters.items():
+                weight, inputs = layers[name], tuple(range(1, 1 + lora.INPUTS[name]))
+                changed = weight + config.scale * jax.vmap(lambda a, b: jnp.tensordot(a, b, 1))(leaf["a"], leaf["b"])
+                if "d" in leaf:
+                    now = jax.lax.stop_gradient(jnp.sqrt((changed**2).sum(inputs, keepdims=True)))
+                    length = jnp.sqrt((weight**2).sum(inputs, keepdims=True))
+                    changed = changed * (length + leaf["d"].reshape(length.shape)) / now
+                layers[name] = changed
+            return logits({**base, "layers": layers}, cfg=cfg)
+
+        score = lambda out: (out**3).mean()
+        with jax.set_mesh(one_device()):
+            expected = jax.jit(jax.grad(lambda p: score(written(p))))(adapters)
+            found = jax.jit(jax.grad(lambda p: score(logits(whole(base, p), model=model, cfg=cfg))))(adapters)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), found, expected)
+    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("config", KINDS)
+def test_a_mesh_changes_neither_policy_nor_gradient(config):
+    model, params = adapted(MODEL, config), drawn(config)
+    base, adapters = split(params)
+
+    def loss(adapters, base):
+        return (logits(whole(base, adapters), model=model) ** 2).mean()
+
+    expected = on_one_device(jax.jit(jax.value_and_grad(loss)), adapters, base)
+    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
+        put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
+        base, adapters = split(put)
+        value, gradient = jax.jit(jax.value_and_grad(loss))(adapters, base)
+        assert jax.tree.all(jax.tree.map(lambda g, p: g.sharding.spec == p.sharding.spec, gradient, adapters))
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), gradient, expected[1])
+
+
+# The sampler
+
+
+def sampled(config, params, mesh=None, layers="unrolled", cfg=CFG):
+    rng = np.random.default_rng(5)
+    prompts = PromptBatch(
+        tokens=rng.integers(0, 48, (8, 5)).astype(np.int32),
+        length=rng.integers(1, 6, 8).astype(np.int32),
+        uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
+    )
+    out = sampler.sample(
+        params, prompts, jax.random.key(11), stream=0, version=4, stop_ids=(3, 7), pad_id=0, samples=2, model_cfg=cfg,
+        config=Sampler(completion_length=8, slots=5, layers=layers), model=adapted(MODEL, config),
+        mesh=mesh or one_device(),
+    )  # fmt: skip
+    return jax.tree.map(np.asarray, out)
+
+
+@pytest.mark.parametrize("config, layers", list(zip(KINDS, ["unrolled", "scanned"])))
+def test_merged_and_unmerged_sampling_agree_with_each_other_and_with_the_learner(config, layers):
+    params = drawn(config)
+    merged = dataclasses.replace(config, sampling="merged")
+    one, two = sampled(config, params, layers=layers), sampled(merged, params, layers=layers)
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    positions = np.broadcast_to(np.arange(one.tokens.shape[1], dtype=np.int32), one.tokens.shape)
+
+    def plain(params, tokens):
+        model = adapted(MODEL, config)
+        hidden, _ = model.forward(params, tokens, positions, None, CFG)
+        return model.unembed(params, hidden, CFG)
+
+    scores = on_one_device(jax.jit(plain), params, one.tokens).astype(np.float64)
+    law = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
+    bound = 2e-6 * max(1, np.abs(scores).max())
+    for out in (one, two):
+        np.testing.assert_allclose(
+            out.sampler_logprobs[:, 1:], np.where(out.action_mask[:, 1:], expected, 0), atol=bound
+        )
+    assert one.weights_fingerprint == two.weights_fingerprint
+
+
+@pytest.mark.parametrize("config", [KINDS[1], dataclasses.replace(KINDS[0], sampling="merged")])
+def test_sampling_on_a_mesh_draws_the_same(config):
+    model, params = adapted(MODEL, config), drawn(config)
+    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
+        put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
+    one, two = sampled(config, params), sampled(config, put, mesh)
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_allclose(one.sampler_logprobs, two.sampler_logprobs, atol=5e-6)
+    assert one.weights_fingerprint == two.weights_fingerprint
+
+
+def test_over_data_alone_sampling_moves_no_weight():
+    config = KINDS[0]
+    model, mesh = adapted(MODEL, config), make_mesh(MeshShape(data=8))
+    with jax.set_mesh(mesh):
+        shape = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        spec = model.spec(CFG)
+        params = jax.tree.map(shape, abstract(spec), shardings(axes(spec), mesh, TRAIN))
+        row = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=batch_sharding(mesh, len(dims)))
+        number = lambda dtype: jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))
+        key = jax.eval_shape(jax.random.key, 0)
+        compiled = sampler.program.lower(
+            params, PromptBatch(tokens=row((8, 5), np.int32), length=row((8,), np.int32), uid=row((8, 2), np.uint32)),
+            jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(mesh)), number(np.uint32), number(np.int32),
+            sampler.Law(number(np.float32), None, None, None), None, None, model=model, model_cfg=CFG, samples=2,
+            completion_length=8, slots=5, layers="unrolled", stop_ids=(3,), pad_id=0,
+        ).compile()  # fmt: skip
+    moved = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
+    assert moved == []
+
+
+# What is refused
+
+
+def test_adapters_are_counted():
+    # q and o: 2 layers of rank 4 over 16 inputs and 16 outputs, and DoRA's 16 lengths.
+    assert num_params(adapted(MODEL, KINDS[1]).spec(CFG)[ADAPTER]) == 2 * 2 * (4 * (16 + 16) + 16)
+
+
+def test_a_target_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="'w_proj' matches no projection; there are q, k, v, o, gate, up, down"):
+        LoRA(targets=("q", "w_proj"))
+    with pytest.raises(ValueError, match="'gate' matches no projection; there are q, k, v, o, up, down"):
+        adapted(MODEL, LoRA(targets=("gate",))).spec(PLAIN)
+
+
+@pytest.mark.parametrize("fields", [{"rank": 0}, {"alpha": 0.0}, {"targets": ()}])
+def test_adapters_that_learn_nothing_are_refused(fields):
+    with pytest.raises(ValueError, match=f"LoRA.{next(iter(fields))}"):
+        LoRA(**fields)
+
+
+def test_adapters_to_bfloat16_are_float32():
+    spec = adapted(MODEL, KINDS[1]).spec(dataclasses.replace(CFG, param_dtype="bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract(spec[ADAPTER]))} == {np.dtype("float32")}

@@ -1,0 +1,190 @@
+"""Whole runs that train adapters: resume, what moves, export merged and apart, PEFT's folders in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import jrl
+from jrl import contents
+from jrl.config import ConfigError
+from jrl.export import export_adapter, export_policy
+from jrl.models.contract import ADAPTER, split
+from jrl.policy import open_trained
+from jrl.resolve import load_config
+from jrl.score import score
+from jrl.sharding import MeshShape, make_mesh
+
+TINY = [
+    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=4", "Checkpoint.every=2",
+    "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.adapter=@LoRA()", "LoRA.rank=4", "LoRA.alpha=8.0",
+]  # fmt: skip
+ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_the_runs():
+    """A run sets its mesh for the process; the tests after these must not find it."""
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
+
+
+def run(folder, *bindings, config="configs/tiny.gin", stop_after=None, over=TINY):
+    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
+    seen = []
+    named = {binding.partition("=")[0]: binding for binding in [*over, *bindings]}
+    with contextlib.closing(jrl.steps(str(config), list(named.values()), run=folder)) as steps:
+        for step in steps:
+            seen.append(step)
+            if step.step == stop_after:
+                break
+    return seen
+
+
+def arrays(folder, step):
+    """Returns the saved state tree."""
+    return contents.read_step(folder, step)[0]["state"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "lora"
+    run(folder, "Checkpoint.every=1", "Checkpoint.keep=9")
+    return folder
+
+
+HARD = ["Loop.lag=1", "Config.algo=@DAPO()", "DAPO.max_refills=1", "LoRA.kind='dora'",
+        "LoRA.sampling='merged'", "Decoder.param_dtype='bfloat16'", "Decoder.dtype='bfloat16'"]  # fmt: skip
+
+
+@pytest.mark.parametrize("bindings", [["GRPO.kl=0.01"], HARD], ids=["plain", "hard"])
+def test_a_run_that_is_left_and_resumed_holds_the_same_bits(tmp_path, bindings):
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    run(straight, *bindings)
+    run(cut, *bindings, stop_after=3)
+    run(cut, *bindings)
+    assert contents.run_fingerprint(cut, 4) == contents.run_fingerprint(straight, 4)
+
+
+def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(whole):
+    first, last = arrays(whole, 1), arrays(whole, 4)
+    jax.tree.map(np.testing.assert_array_equal, first["base"], last["base"])
+    assert not np.array_equal(first["params"]["q"]["b"], last["params"]["q"]["b"])
+    sizes = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+    # Two moments of every adapter, and two counts of steps (Adam's and the schedule's).
+    assert 0 <= sizes(last["opt_state"]) - 2 * sizes(last["params"]) <= 2
+    assert last["params"].keys() == {"q", "k", "v", "o", "gate", "up", "down"}
+
+
+def test_the_first_completions_are_those_of_the_base(whole, tmp_path):
+    plain = [binding for binding in TINY if "LoRA" not in binding]
+    expected = run(tmp_path / "plain", "Loop.steps=1", over=plain)[0].rollout
+    found = run(tmp_path / "lora", "Loop.steps=1")[0].rollout
+    np.testing.assert_array_equal(found["tokens"], expected["tokens"])
+
+
+def test_the_reference_is_the_base_without_a_copy(tmp_path):
+    run(tmp_path / "run", "GRPO.kl=0.1", "Loop.steps=2")
+    state = arrays(tmp_path / "run", 2)
+    assert state["reference"].keys() == state["params"].keys()  # adapters, as they were: B is 0
+    assert all((leaf["b"] == 0).all() for leaf in state["reference"].values())
+    assert any((leaf["b"] != 0).any() for leaf in state["params"].values())
+
+
+def test_an_exported_run_scores_as_the_run(whole, tmp_path):
+    trained = open_trained(whole)
+    assert ADAPTER in trained.params
+    expected = score(trained, ROWS)
+    assert export_policy(whole, tmp_path / "out")[0] == 4
+    for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    base = split(trained.params)[0]
+    exported = open_trained(tmp_path / "out").params
+    np.testing.assert_array_equal(exported["embed"], base["embed"])
+    assert np.abs(exported["layers"]["q"] - base["layers"]["q"]).max() > 1e-4
+
+
+def test_an_adapter_to_random_weights_is_not_written_apart(whole, tmp_path):
+    with pytest.raises(ValueError, match="were drawn at random"):
+        export_adapter(whole, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A published folder to train adapters to."""
+    folder = tmp_path_factory.mktemp("published")
+    plain = [binding for binding in TINY if "LoRA" not in binding]
+    run(folder / "run", "Loop.steps=1", "Decoder.tied=False", over=plain)
+    export_policy(folder / "run", folder / "model")
+    return folder / "model"
+
+
+def published_run(published, folder, *bindings, steps=2):
+    gin = folder.parent / f"{folder.name}.gin"
+    start, rest = open("configs/tiny.gin").read().split("Decoder:\n")
+    gin.write_text(
+        f"{start}Config.model = @Published()\nPublished.path = '{published}'\n{rest.split(chr(10) * 2, 1)[1]}"
+    )
+    over = [binding for binding in TINY if not binding.startswith("Decoder")]
+    run(folder, f"Loop.steps={steps}", *bindings, config=gin, over=over)
+    return folder
+
+
+KINDS = {
+    "lora": [],
+    "rslora": ["LoRA.scaling='alpha/sqrt(rank)'", "LoRA.targets=('q', 'o', 'down')", "LoRA.alpha=3.5"],
+    "dora": ["LoRA.kind='dora'", "LoRA.rank=2"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_written_apart_and_read_into_its_base_scores_as_the_run(kind, published, tmp_path):
+    folder = published_run(published, tmp_path / "run", *KINDS[kind], "AdamW.learning_rate=0.1")
+    expected = score(open_trained(folder), ROWS)
+    step, files = export_adapter(folder, tmp_path / "adapter")
+    assert step == 2 and files == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(published)
+    assert (config["use_rslora"], config["use_dora"]) == (kind == "rslora", kind == "dora")
+    assert config["r"] == (2 if kind == "dora" else 4) and config["lora_alpha"] == (3.5 if kind == "rslora" else 8)
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.1.self_attn.q_proj."
+    assert tensors[f"{name}lora_A.weight"].shape == (config["r"], 16)
+    assert tensors[f"{name}lora_B.weight"].shape == (16, config["r"])
+    assert (f"{name}lora_magnitude_vector" in tensors) == (kind == "dora")
+    found = score(open_trained(published, [f"Published.adapter='{tmp_path / 'adapter'}'"]), ROWS)
+    bare = score(open_trained(published), ROWS)
+    for a, b in zip(found, expected):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    assert max(np.abs(a - b).max() for a, b in zip(bare, expected)) > 1e-3
+
+
+def test_a_run_may_begin_from_an_adapter_and_needs_it_no_more(published, tmp_path):
+    first = published_run(published, tmp_path / "first", "AdamW.learning_rate=0.1")
+    adapter = tmp_path / "adapter"
+    export_adapter(first, adapter)
+    again = published_run(published, tmp_path / "again", f"Published.adapter='{adapter}'", steps=1)
+    expected = score(open_trained(published, [f"Published.adapter='{adapter}'"]), ROWS)
+    base = split(open_trained(again).params)[0]
+    merged = open_trained(published, [f"Published.adapter='{adapter}'"]).params
+    jax.tree.map(np.testing.assert_array_equal, base, merged)
+    assert expected
+    with pytest.raises(ValueError, match=r"have the adapter .* in them"):
+        export_adapter(again, tmp_path / "third")
+    for path in adapter.iterdir():
+        path.unlink()
+    published_run(published, tmp_path / "again", f"Published.adapter='{adapter}'", steps=2)
+
+
+def test_frozen_weights_may_be_bfloat16_and_trained_ones_may_not():
+    load_config("configs/tiny.gin", [*TINY, "Decoder.param_dtype='bfloat16'"])
+    plain = [binding for binding in TINY if "LoRA" not in binding]
+    with pytest.raises(ConfigError, match=r"cannot train.*Config\.adapter = @LoRA"):
+        load_config("configs/tiny.gin", [*plain, "Decoder.param_dtype='bfloat16'"])
