@@ -153,10 +153,10 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
 
 
 def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
-    """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, and the
-    most positions that an array of logits has."""
+    """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, the
+    most positions that an array of logits has, and the arrays of the cache that a loop carries."""
     from jrl.plan import waste
-    from jrl.plan.case import make_case
+    from jrl.plan.case import evaluated_case, make_case
     from jrl.plan.shapes import lower
     from jrl.resolve import load_config
     from jrl.sharding import make_mesh
@@ -173,6 +173,7 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
         found[name] = {
             "collectives": [row._asdict() for row in rows],
             "logits": waste.widest_logits(text, shares),
+            "caches": waste.caches_carried(text, evaluated_case(case) if name == "sample_eval" else case),
         }
     Path(out).write_text(json.dumps(found), encoding="utf-8")
 

@@ -16,7 +16,7 @@ from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper, compiled, estimate, flops, waste
 from jrl.plan.budget import Memory
-from jrl.plan.case import Case, before_rl, make_case
+from jrl.plan.case import Case, before_rl, evaluated_case, make_case
 from jrl.plan.cheaper import Change
 from jrl.plan.chips import GIB, Topology
 from jrl.plan.compiled import Compiled
@@ -110,8 +110,7 @@ def make_plan(
     limit = topology.chip.limit_bytes
     calls = estimate.calls(case)
     seconds = sum(calls[row.name] * row.estimate.seconds for row in rows if row.estimate is not None)
-    logits = {} if found is None else {name: body["logits"] for name, body in found.items()}
-    plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, rows, logits))
+    plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, found or {}))
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
@@ -143,21 +142,21 @@ def rows_of(
     return rows
 
 
-def wastes_of(case: Case, rows: Sequence[Row], logits: Mapping[str, int]) -> list[str]:
+def wastes_of(case: Case, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns what the programs do that they should not, a sentence each.
 
     Args:
-      logits: most positions that an array of logits has, by program.
+      found: what the texts of the programs say, by name; see `jrl.plan.collectives`.
     """
-    found: list[str | None] = []
-    for row in rows:
-        if row.name in ("update", "logprobs") and row.name in logits:
-            found.append(waste.full_logits(row.name, case, logits[row.name]))
-        if row.name in ("sample", "sample_eval"):
-            found += waste.gathers_in_loop(row.name, case, row.collectives or [])
-            if row.compiled is not None and row.arithmetic is not None:
-                found.append(waste.second_cache(row.name, row.compiled, row.arithmetic))
-    return [line for line in found if line is not None]
+    said: list[str | None] = []
+    for name, body in found.items():
+        if name in ("update", "logprobs"):
+            said.append(waste.full_logits(name, case, body["logits"]))
+        if name in ("sample", "sample_eval"):
+            own = evaluated_case(case) if name == "sample_eval" else case
+            said += waste.gathers_in_loop(name, own, body["collectives"])
+            said.append(waste.second_cache(name, own, body["caches"]))
+    return [line for line in said if line is not None]
 
 
 def by_kind(name: str, found: Compiled, arithmetic: Memory | None, kept: Memory) -> Memory:
@@ -206,7 +205,7 @@ class Counting:
         self._reader.start()
 
     def result(self, say: Say) -> dict[str, dict[str, Any]]:
-        """Returns "collectives" and "logits" of every program, as `jrl.plan.collectives` writes them.
+        """Returns "collectives", "logits" and "caches" of every program, as `jrl.plan.collectives` writes them.
 
         Raises: ValueError where the process failed.
         """

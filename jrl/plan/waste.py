@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jrl.plan.budget import Memory
 from jrl.plan.case import Case
-from jrl.plan.chips import GIB
-from jrl.plan.compiled import Compiled
 
+_WHILE = re.compile(r" = \((.*)\) while\(")
 _ARRAY = re.compile(r"\b(?:f32|bf16|f16|f64)\[([\d,]+)\]")
 
 
@@ -38,15 +36,20 @@ def full_logits(name: str, case: Case, positions: int) -> str | None:
     )
 
 
-def second_cache(name: str, found: Compiled, arithmetic: Memory) -> str | None:
-    """Returns what is wrong with a sampler that takes a whole cache more than arithmetic knows a use for."""
-    known = arithmetic.cache + arithmetic.temporary
-    if arithmetic.cache == 0 or found.needed is not None or found.temporary < known + 0.9 * arithmetic.cache:
+def caches_carried(text: str, case: Case) -> int:
+    """Returns how many arrays of a layer's cache, or of all layers', a loop of a compiled sampler carries at most."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    layer = f"{case.slots},{cfg.kv_heads // tensor},{case.width},{cfg.head_dim}]"
+    shapes = (f"[{cfg.layers},{layer}", f"[{layer}")
+    return max((sum(line.count(shape) for shape in shapes) for line in _WHILE.findall(text)), default=0)
+
+
+def second_cache(name: str, case: Case, carried: int) -> str | None:
+    """Returns what is wrong with a sampler whose loop carries more than keys and values once."""
+    once = 2 if case.config.sampler.layers == "scanned" else 2 * case.cfg.layers
+    if carried <= once:
         return None
-    return (
-        f"{name} makes {found.temporary / GIB:.2f} GiB for itself where {known / GIB:.2f} are known to be needed: as "
-        f"much as another cache ({arithmetic.cache / GIB:.2f} GiB)"
-    )
+    return f"{name} carries {carried} arrays of the cache through a loop, where {once} hold it once"
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:
