@@ -205,12 +205,12 @@ def forward(
     """
     dtype = jnp.dtype(cfg.dtype)
     # Rows of the table must be whole for a lookup: exchange its vocabulary shards for shards of the width.
-    table = constrain(params["embed"], None, "embed_shard").astype(dtype)
+    table = constrain(params["embed"].astype(dtype), None, "embed_shard")
     x = constrain(take_rows(table, tokens, ("batch", None, "embed_shard")), "batch", None, None)
     if cfg.embed_scale is not None:
         x = x * jnp.asarray(cfg.embed_scale, dtype)
     if cfg.learned_positions is not None:
-        table = constrain(params["positions"], None, "embed_shard").astype(dtype)
+        table = constrain(params["positions"].astype(dtype), None, "embed_shard")
         x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
     mask = _mask(positions, segment) if cache is None else None
 
@@ -262,7 +262,7 @@ def forward(
 
 def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     """Returns logits [B, L, V], float32 or wider, of hidden [B, L, D]."""
-    head = gather(params["embed" if cfg.tied else "head"], "vocab", "embed").astype(hidden.dtype)
+    head = gather(params["embed" if cfg.tied else "head"].astype(hidden.dtype), "vocab", "embed")
     # Summed into wide numbers, not widened afterwards: logits rounded to bfloat16 move log-probs by about 1e-2.
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     logits = einsum("bld,vd->blv", hidden, head, ("batch", None, "vocab"), wide)
@@ -293,8 +293,11 @@ def unstack(params: PyTree, cfg: Decoder) -> PyTree:
 
 
 def ready(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
-    """Returns the parameters as a decode loop reads them, which is as they are, and their logical axes."""
-    return params, axes(spec(cfg))
+    """Returns the parameters as a decode loop reads them, and their logical axes: matrices already in the dtype that
+    every use casts them to, so that no wider ones are gathered."""
+    narrow = lambda tree, names: {k: v.astype(cfg.dtype) if k in names else v for k, v in tree.items()}
+    layers = narrow(params["layers"], ("q", "k", "v", "o", "gate", "up", "down"))
+    return {**narrow(params, ("embed", "positions", "head")), "layers": layers}, axes(spec(cfg))
 
 
 def _mask(positions: Array, segment: Array | None) -> Array:
@@ -377,7 +380,7 @@ def _multiply(formula: str, x: Array, weights: PyTree, name: str, axes: tuple[st
     rows, matrix, result = formula.replace("->", ",").split(",")
     into, out = [[i for i, letter in enumerate(matrix) if (letter in result) is made] for made in (False, True)]
     laid = ("batch", None, *(OUTPUTS.get(axes[i]) for i in out))
-    y = einsum(formula, x, gather(weights[name], *axes).astype(x.dtype), laid)
+    y = einsum(formula, x, gather(weights[name].astype(x.dtype), *axes), laid)
     if name not in weights.get(ADAPTER, ()):
         return y
     adapter = weights[ADAPTER][name]

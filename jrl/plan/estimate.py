@@ -102,10 +102,10 @@ def sample_traffic(case: Case) -> Traffic:
     weights = held_bytes(case, GATHERED, cfg.dtype) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
     cache = cache_bytes(case)
     prompts = case.prompts // case.shards * case.config.data.prompt_length
-    gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.param_dtype))
+    gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype))
     turned = case.turns * case.slots
     return Traffic(
-        hbm=2 * held_bytes(case, GATHERED, cfg.param_dtype) + case.turns * (weights + cache),
+        hbm=2 * held_bytes(case, GATHERED, cfg.dtype) + case.turns * (weights + cache),
         links=add(gathered, tensor_sums(case, prompts + turned, 2)),
     )
 
