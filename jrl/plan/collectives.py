@@ -156,12 +156,13 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, the
     most positions that an array of logits has, and the arrays of the cache that a loop carries."""
     from jrl.plan import waste
-    from jrl.plan.case import evaluated_case, make_case
+    from jrl.plan.case import evaluated_case, make_case, with_known_shape
     from jrl.plan.shapes import lower
     from jrl.resolve import load_config
     from jrl.sharding import make_mesh
 
     resolved, parts = load_config(config, bindings)
+    resolved, _ = with_known_shape(resolved)
     case = make_case(resolved, parts, devices)
     trips = {"sample": case.turns, "sample_eval": case.turns}
     found = {}

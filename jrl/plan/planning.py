@@ -16,7 +16,7 @@ from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper, compiled, estimate, flops, waste
 from jrl.plan.budget import Memory
-from jrl.plan.case import Case, before_rl, evaluated_case, make_case
+from jrl.plan.case import Case, before_rl, evaluated_case, make_case, with_known_shape
 from jrl.plan.cheaper import Change
 from jrl.plan.chips import GIB, Topology
 from jrl.plan.compiled import Compiled
@@ -81,8 +81,9 @@ def make_plan(
 
     Raises: ValueError where the run cannot be laid out on the topology.
     """
+    config, told = with_known_shape(config)
     case = make_case(config, parts, topology.num_devices)
-    notes = []
+    notes = [told] if told is not None else []
     said: dict[str, Compiled] = {}
     counting = Counting(source, case) if count else None
     try:

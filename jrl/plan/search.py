@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, compiled, estimate
-from jrl.plan.case import make_case
+from jrl.plan.case import make_case, with_known_shape
 from jrl.plan.cheaper import applied
 from jrl.plan.chips import GIB, Chip, Topology
 from jrl.plan.compiled import Compiled
@@ -54,6 +54,9 @@ class Search(NamedTuple):
 
 def search(config: Config, parts: Parts, topology: Topology, say: Say) -> Search:
     """Returns every layout of a run on a topology, the best of them compiled where libtpu is installed."""
+    config, told = with_known_shape(config)
+    if told is not None:
+        say(told)
     say(f"judging layouts for {topology.name}")
     all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
     refused = [c for c in all_ if c.refused is not None]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from jrl import cli
 from jrl.plan import compiled, every, search
+from jrl.plan.case import vocab_size_of, with_known_shape
 from jrl.plan.chips import CHIPS, parse_topology
 from jrl.plan.compiled import Compiled
 from jrl.resolve import load_config
@@ -109,3 +112,21 @@ def test_a_plan_of_nothing_says_what_to_give(monkeypatch, capsys):
     monkeypatch.setattr(compiled, "set_environment", lambda: None)
     assert cli.main(["plan"]) == 2
     assert "--topology" in capsys.readouterr().err
+
+
+def test_every_recipe_fits_the_topology_in_its_header(without_libtpu):
+    lines = every.check_all(Path("configs"), lambda line: None)
+    assert len(lines) >= 39
+    assert [line for line in lines if not line.good] == []
+
+
+def test_a_known_shape_stands_in_only_where_the_model_is_not_here(tmp_path):
+    config, _ = load_config("configs/gsm8k/qwen3-0.6b.gin")
+    found, told = with_known_shape(config)
+    assert told == "models/Qwen3-0.6B is not here; its shape is that of Qwen3-0.6B as it was published"
+    assert vocab_size_of(found) == 151936
+    (tmp_path / "config.json").write_text("{}")
+    here = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path)))
+    assert with_known_shape(here) == (here, None)
+    strange = dataclasses.replace(config, model=dataclasses.replace(config.model, path="models/nobody-s"))
+    assert with_known_shape(strange) == (strange, None)
