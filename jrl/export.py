@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jrl import paths
 from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import modules_of, transposed
-from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans
+from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.contract import axes
 from jrl.models.lora import merge
 from jrl.policy import NoTokenizer, Trained, open_trained
@@ -63,6 +64,7 @@ def export_policy(
         most_bytes=most_bytes,
         family=family,
         companions=companions,
+        ids=ids_of(tokenizer, read_config(model.path) if isinstance(model, Published) else {}),
     )
     return trained.step, files
 
@@ -106,6 +108,18 @@ def export_adapter(
         dtype=dtype,
     )
     return trained.step, files
+
+
+def ids_of(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids that begin, end and pad a text: as a published config.json says, else as the tokenizer does."""
+    ends, start = list(tokenizer.end_ids), list(tokenizer.start_ids)
+    known = not isinstance(tokenizer, NoTokenizer)
+    found = {
+        "bos_token_id": start[0] if start else None,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id if known else None,
+    }
+    return {name: config[name] if config.get(name) is not None else value for name, value in found.items()}
 
 
 def size_of(text: str) -> int:

@@ -14,7 +14,7 @@ import jax
 
 from jrl import config as gin
 from jrl import paths, programs
-from jrl.checkpoints.published import decoder_of, load, read_config
+from jrl.checkpoints.published import GENERATION, decoder_of, load, read_config
 from jrl.checkpoints.run_state import restore_step
 from jrl.config import ConfigError
 from jrl.contents import newest, saved_steps
@@ -34,7 +34,6 @@ from jrl.types import Array, PyTree
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
 PLAIN = ("Config.task=@Addition()", "Config.algo=@GRPO()", "Data.prompt_length=128", "Sampler.completion_length=256")
 
-GENERATION = "generation_config.json"
 
 _log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jrl import paths
-from jrl.checkpoints.published import COMPANIONS, Published, account, decoder_of, plans, read_config
+from jrl.checkpoints.published import COMPANIONS, GENERATION, Published, account, decoder_of, plans, read_config
 from jrl.checkpoints.tensors import INDEX, SINGLE, open_tensors
 from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES, family_of
 from jrl.models.families.contract import Family, sort_keys
-from jrl.policy import GENERATION, not_drawn, told_sampling, without_tokenizer
+from jrl.policy import not_drawn, told_sampling, without_tokenizer
 from jrl.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
 
 SHOWN = 12  # names of a list
@@ -72,7 +72,7 @@ def tensors(folder: Path, family: Family, cfg: Decoder) -> Iterator[Finding]:
         return
     size = sum(int(np.prod(plan.shape, dtype=np.int64)) for plan in plans(family, cfg).values())
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    yield Finding(True, f"{len(names)} tensors hold {size / 1e9:.3f} billion parameters ({said}), all accounted for")
+    yield Finding(True, f"{len(names)} tensors hold {size:,} parameters ({said}), all accounted for")
     if extra:
         yield Finding(True, f"{len(extra)} tensors hold nothing learned, or a copy ({_some(extra)})")
 

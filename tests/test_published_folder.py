@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jrl import cli
-from jrl.checkpoints.published import export
+from jrl.checkpoints.published import GENERATION, export
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES
-from jrl.policy import GENERATION, not_drawn, open_trained, told_sampling
+from jrl.policy import not_drawn, open_trained, told_sampling
 from jrl.recognised import recognised
 from jrl.sharding import MeshShape, make_mesh
 from jrl.tokenizers.published import HuggingFace, build, read_files
@@ -155,7 +155,7 @@ def test_doctor_lists_what_is_recognised(folder):
         "hidden_size",
         "keys that change nothing here",
         "1 layers of width 16, 2 heads of 8 over 1 of keys and values, 576 rows",
-        "14 tensors hold 0.000 billion parameters (14 F32), all accounted for",
+        "14 tensors hold 11,600 parameters (14 F32), all accounted for",
         "an answer ends with '<|im_end|>'",
         "the chat template rewrites turn",
         "temperature = 0.7, top_k = 20, top_p = 0.8",

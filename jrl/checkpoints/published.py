@@ -33,7 +33,9 @@ from jrl.types import PyTree
 
 MOST_CONFIG_BYTES = 16 << 20
 # What describes a tokenizer, or how answers are drawn; copied when a folder is exported from another.
-COMPANIONS = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+GENERATION = "generation_config.json"
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
               "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
               "chat_template.json")  # fmt: skip
 
@@ -342,6 +344,7 @@ def export(
     most_bytes: int,
     family: Family | None = None,
     companions: Mapping[str, bytes] | None = None,
+    ids: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Writes a folder that other tools load: config.json, generation_config.json, safetensors. Returns the file names.
 
@@ -351,6 +354,7 @@ def export(
       most_bytes: of one file of tensors.
       family: None: the first whose form `cfg` has.
       companions: name -> contents of further files, such as a tokenizer's.
+      ids: those of IDS that are known, where generation_config.json among the companions does not say them.
 
     Raises: ValueError where the folder is not empty, or for an option of the decoder that no family has.
     """
@@ -364,10 +368,13 @@ def export(
     if paths.exists(folder) and paths.list_dir(folder):
         raise ValueError(f"{folder} is there and not empty; name a new folder with --to")
     companions = dict(companions or {})
-    ends = json.loads(companions.get("generation_config.json", b"{}"))
-    ids = {name: ends[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if ends.get(name) is not None}
-    config = {**config, **ids, "torch_dtype": dtype}
-    companions.setdefault("generation_config.json", b"{}\n")
+    told = json.loads(companions.get(GENERATION, b"{}"))
+    # Said even where nothing is known: a reader's own default may be an id that the embedding does not have.
+    known = {name: told[name] if told.get(name) is not None else (ids or {}).get(name) for name in IDS}
+    config = {**config, **known, "torch_dtype": dtype}
+    new = {name: value for name, value in known.items() if value is not None and told.get(name) is None}
+    if new or GENERATION not in companions:
+        companions[GENERATION] = json.dumps({**told, **new}, indent=2).encode() + b"\n"
     paths.make_dir(folder)
     written = write_tensors(folder, published_tensors(params, cfg, family, dtype), most_bytes)
     for name, data in companions.items():

@@ -44,6 +44,15 @@ SHAPES = {
         BASE | dict(attention_bias=True, tie_word_embeddings=True, num_hidden_layers=3),
         BASE | dict(num_key_value_heads=1, hidden_size=64, rope_parameters=YARN),
     ],
+    "OLMo3": [
+        BASE | dict(sliding_window=5, num_hidden_layers=5, rope_parameters=dict(
+                    full_attention=YARN | dict(rope_theta=500000.0, attention_factor=1.2),
+                    sliding_attention=dict(rope_type="default", rope_theta=500000.0))),
+        BASE | dict(sliding_window=4, attention_bias=True, tie_word_embeddings=True, num_hidden_layers=4,
+                    layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"]),
+        BASE | dict(sliding_window=7, num_key_value_heads=1, hidden_size=64, num_hidden_layers=4, rope_parameters=dict(
+                    full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=20000.0))),
+    ],
     "SmolLM3": [
         BASE | dict(num_hidden_layers=4, pad_token_id=0),
         BASE | dict(no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=5, pad_token_id=None),
@@ -83,7 +92,7 @@ SHAPES = {
     ],
 }  # fmt: skip
 
-CLASSES = {name: name for name in SHAPES} | {"Gemma3": "Gemma3Text", "OLMo2": "Olmo2"}
+CLASSES = {name: name for name in SHAPES} | {"Gemma3": "Gemma3Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3"}
 
 
 def weight(name, shape, seed=0):

@@ -29,9 +29,10 @@ def older(config):
     rope = config.pop("rope_parameters", None)
     config["torch_dtype"] = config.pop("dtype")
     types = config.pop("layer_types", None)
-    if rope is not None and "full_attention" in rope:  # Gemma 3
+    if rope is not None and "full_attention" in rope:  # Gemma 3, OLMo 3
         near, rope = rope["sliding_attention"], rope["full_attention"]
-        config["rope_local_base_freq"] = near["rope_theta"]
+        if config["model_type"] == "gemma3_text":
+            config["rope_local_base_freq"] = near["rope_theta"]
     if rope is not None:
         rope = dict(rope)
         neox = config["model_type"] == "gpt_neox"

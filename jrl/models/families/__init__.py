@@ -13,7 +13,7 @@ from jrl.models.families.gpt2 import GPT2
 from jrl.models.families.gpt_neox import GPT_NEOX
 from jrl.models.families.llama import LLAMA
 from jrl.models.families.mistral import MISTRAL
-from jrl.models.families.olmo2 import OLMO2
+from jrl.models.families.olmo2 import OLMO2, OLMO3
 from jrl.models.families.phi3 import PHI3
 from jrl.models.families.qwen import QWEN2, QWEN3
 from jrl.models.families.smollm3 import SMOLLM3
@@ -25,6 +25,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3": QWEN3,
     "Mistral": MISTRAL,
     "OLMo2": OLMO2,
+    "OLMo3": OLMO3,
     "SmolLM3": SMOLLM3,
     "Gemma2": GEMMA2,
     "Gemma3": GEMMA3,

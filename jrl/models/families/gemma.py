@@ -78,7 +78,9 @@ def read_gemma3(keys: Keys) -> Decoder:
     shape = {
         **read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False),
         "qk_norm": "head",
-        **read_two_ropes(nested, parameters, keys),
+        **read_two_ropes(
+            nested, parameters, keys, theta=1_000_000.0, near_theta=10_000.0, near_key="rope_local_base_freq"
+        ),
     }
     period = keys.take("sliding_window_pattern", None) or keys.take("_sliding_window_pattern", 6)
     flags = tuple((i + 1) % period != 0 for i in range(shape["layers"]))
@@ -89,21 +91,28 @@ def read_gemma3(keys: Keys) -> Decoder:
     )
 
 
-def read_two_ropes(older: Keys, parameters: Keys | None, outer: Keys) -> dict[str, Any]:
-    """Returns rope_theta, rope and window_rope_theta. Only the rope of full layers is ever stretched."""
+def read_two_ropes(
+    older: Keys, parameters: Keys | None, outer: Keys, *, theta: float, near_theta: float, near_key: str | None
+) -> dict[str, Any]:
+    """Returns rope_theta, rope and window_rope_theta. Only the rope of full layers is ever stretched.
+
+    Args:
+      theta, near_theta: bases of full and of windowed layers where nothing is said.
+      near_key: what transformers 4 calls the base of windowed layers; None: it is that of the full ones.
+    """
     if parameters is None:
-        stretch = older.inside("rope_scaling")
+        stretch, theta = older.inside("rope_scaling"), older.number("rope_theta", theta)
         return {
-            "rope_theta": older.number("rope_theta", 1_000_000.0),
+            "rope_theta": theta,
             "rope": None if stretch is None else read_stretch(stretch, outer),
-            "window_rope_theta": older.number("rope_local_base_freq", 10_000.0),
+            "window_rope_theta": theta if near_key is None else older.number(near_key, near_theta),
         }
     full, near = parameters.inside("full_attention"), parameters.inside("sliding_attention")
     parameters.close()
     full, near = full or Keys({}), near or Keys({})
     fields = {
-        "rope_theta": full.number("rope_theta", 1_000_000.0),
-        "window_rope_theta": near.number("rope_theta", 10_000.0),
+        "rope_theta": full.number("rope_theta", theta),
+        "window_rope_theta": near.number("rope_theta", near_theta),
     }
     if read_stretch(near, outer) is not None:
         raise ValueError(f"{near.where}: the rope of windowed layers is stretched; this version computes it plain")

@@ -1,4 +1,5 @@
-"""OLMo 2 (2501.00656): norms after attention and MLP instead of before, queries and keys normalised as a whole."""
+"""OLMo 2 (2501.00656): norms after attention and MLP instead of before, queries and keys normalised as a whole. OLMo 3
+(2512.13961): windowed layers between full ones; only the rope of full layers is ever stretched."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ from typing import Any
 
 from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Place
+from jrl.models.families.gemma import read_two_ropes
 from jrl.models.families.llama import ATTENTION, ENDS, MLP, ROPE, SHAPE, VECTOR, read_shape, write_shape
+from jrl.models.families.rope import layer_flags, layer_types, write_stretch
+
+THETA = 500_000.0  # where OLMo 3 says none
 
 
 def read(keys: Keys) -> Decoder:
@@ -22,6 +27,36 @@ def read(keys: Keys) -> Decoder:
 
 def write(cfg: Decoder) -> dict[str, Any]:
     return {**write_shape(cfg), "hidden_act": "silu", "attention_bias": cfg.qkv_bias}
+
+
+def read_olmo3(keys: Keys) -> Decoder:
+    parameters = keys.inside("rope_parameters")
+    older = Keys({}) if parameters is not None else keys
+    shape = read_shape(keys, norm_eps=1e-5, rope=False)
+    ropes = read_two_ropes(older, parameters, keys, theta=THETA, near_theta=THETA, near_key=None)
+    bias, said = keys.flag("attention_bias", False), layer_flags(keys, shape["layers"])
+    return Decoder(
+        **{**shape, "qk_norm": "all", **ropes},
+        norm_place="after",
+        activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
+        qkv_bias=bias,
+        output_bias=bias,
+        window=keys.count("sliding_window", 4096),
+        window_layers=tuple((i + 1) % 4 != 0 for i in range(shape["layers"])) if said is None else said,
+    )
+
+
+def write_olmo3(cfg: Decoder) -> dict[str, Any]:
+    near = cfg.rope_theta if cfg.window_rope_theta is None else cfg.window_rope_theta
+    said = {**write(cfg), "sliding_window": cfg.window, "layer_types": layer_types(cfg)}
+    if cfg.rope_theta == near == THETA:
+        return said
+    # rope_theta alone is read there as the base of full layers only.
+    del said["rope_theta"], said["rope_scaling"]
+    full = {"rope_type": "default", **(write_stretch(cfg.rope) or {}), "rope_theta": cfg.rope_theta}
+    return {**said, "rope_parameters": {
+        "full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": near}
+    }}  # fmt: skip
 
 
 OLMO2 = Family(
@@ -40,4 +75,11 @@ OLMO2 = Family(
         "attention_out_norm": Place("model.layers.{}.post_attention_layernorm.weight", VECTOR),
         "mlp_out_norm": Place("model.layers.{}.post_feedforward_layernorm.weight", VECTOR),
     },
+)
+OLMO3 = OLMO2._replace(
+    model_type="olmo3",
+    architecture="Olmo3ForCausalLM",
+    keys=(*SHAPE, "rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "sliding_window", "layer_types"),
+    read=read_olmo3,
+    write=write_olmo3,
 )
