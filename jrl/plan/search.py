@@ -69,10 +69,13 @@ def search(config: Config, parts: Parts, topology: Topology, say: Say) -> Search
 
 
 def smallest(config: Config, parts: Parts, chip: Chip, say: Say) -> Search:
-    """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none."""
+    """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none.
+
+    Where libtpu is installed, the compiler must have agreed to the best layout.
+    """
     for grid in chip.slices:
         done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), say)
-        if done.found:
+        if done.found and (done.found[0].compiled or compiled.libtpu_version() is None):
             return done
     return done
 
@@ -131,11 +134,17 @@ def confirmed(
     from jrl.plan.shapes import lower
 
     good, bad = [], []
+    known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
-    rest = list(found)
-    while rest and len(good) < COMPILED and len(good) + len(bad) < TRIES:
+    rest, tried = list(found), 0
+    while rest and len(good) < COMPILED and tried < TRIES:
         candidate = rest.pop(0)
+        told = [known[key] for name in DECIDING if (key := depends_on(name, candidate.bindings)) in known]
+        if told:
+            bad.append(candidate._replace(refused=told[0]))
+            continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
+        tried += 1
         over = applied(config, candidate.bindings)
         case = make_case(over, parts, topology.num_devices)
         lowered = lower(over, parts, compiled.topology_mesh(topology, over.mesh))
@@ -144,10 +153,17 @@ def confirmed(
         name, size = largest(said, budget.kept(case).total)
         if size > limit:
             why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+            known[depends_on(name, candidate.bindings)] = why
             bad.append(candidate._replace(gib=size / GIB, refused=why))
         else:
             good.append(candidate._replace(gib=size / GIB, compiled=True))
     return [*good, *rest], bad
+
+
+def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
+    """Returns the bindings that a program's memory depends on: an update has no slots, a sampler no micro-batch."""
+    strange = "Sampler." if program == "update" else "Learner."
+    return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
 
 
 def largest(said: Mapping[str, Compiled], kept: int) -> tuple[str, int]:

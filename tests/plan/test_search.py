@@ -60,7 +60,13 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
     done = search.search(config, parts, topology, lambda line: None)
     assert asked == [["sample", "update"]] * (1 + search.COMPILED)
     assert [c.compiled for c in done.found[:3]] == [True, True, False]
-    assert done.refused[-1].refused == "update takes 99.00 of 15.75 GiB a device, as compiled"
+    as_compiled = [c for c in done.refused if c.refused.endswith("as compiled")]
+    assert {c.refused for c in as_compiled} == {"update takes 99.00 of 15.75 GiB a device, as compiled"}
+    # What differs in slots alone has the same update, and is refused without being compiled.
+    assert len({search.depends_on("update", c.bindings) for c in as_compiled}) == 1
+    assert not {search.depends_on("update", c.bindings) for c in done.found[:2]} & {
+        search.depends_on("update", c.bindings) for c in as_compiled
+    }
 
 
 def test_the_smallest_slice_that_fits_is_found(without_libtpu):
