@@ -56,14 +56,14 @@ def compile_sft(job: Job, state: TrainState) -> None:
     )
     plan = programs.abstract_plan(shape, job.mesh)
     batch = p.pack_sft.compile(by_row(np.int32), by_row(bool), plan, _scalar(job, np.float32))
-    state, _ = p.update_sft.compile(state, batch, None, programs.abstract(job.sft_adamw, job.mesh))
+    state, _ = p.update_sft.compile(state, batch, None, *programs.abstract((job.sft_adamw, job.router), job.mesh))
     p.close_sft.compile(state)
 
 
 def compile_rl(job: Job, state: TrainState) -> None:
     """Compiles the programs of a step of RL, following the shapes from one to the next as the loop does the arrays."""
     p, config = job.programs, job.config
-    algo, adamw = programs.abstract((job.algo, job.adamw), job.mesh)
+    algo, adamw, router = programs.abstract((job.algo, job.adamw, job.router), job.mesh)
     rollout = p.sample.compile(*sample_arguments(job, state, config.loop.prompts))
     plan = programs.abstract_plan(job.shape, job.mesh)
     batch = p.pack.compile(rollout, plan, _scalar(job, np.float32))
@@ -84,7 +84,7 @@ def compile_rl(job: Job, state: TrainState) -> None:
         before = p.copy.compile(state.params)
         p.before.compile(state.version)
     skipped = state.skipped
-    state, metrics = p.update.compile(state, batch, algo, adamw)
+    state, metrics = p.update.compile(state, batch, algo, adamw, router)
     p.mean.compile([metrics] * config.learner.updates_per_batch)
     p.close.compile(state, before, credit.baseline, skipped)
 

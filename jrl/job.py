@@ -94,6 +94,7 @@ class Job:
     algo: PyTree  # hyper-parameters as arrays
     adamw: PyTree
     sft_adamw: PyTree | None
+    router: PyTree | None  # terms of a mixture of experts
     law: Law
     eval_law: Law | None
     stop_table: StopTable | None
@@ -166,6 +167,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     algorithm = row_of(parts.tables, "algos", config.algo)
     cfg = programs.model_config(config, tokenizer)
     check_divides(cfg, mesh)
+    check_router(config, cfg)
     decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     built = programs.build(config, algorithm, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, programs.model_of(config), algorithm, lattice, built)
@@ -174,10 +176,19 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
 def check_divides(cfg: Decoder, mesh: Mesh) -> None:
     """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
-    for name, field in fields.items():
-        axis, size = TRAIN[name], getattr(cfg, field)
+    sizes = [(name, f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    if cfg.experts is not None:
+        sizes.append(("mlp", "Experts.width", cfg.experts.width))
+    for name, field, size in sizes:
+        axis = TRAIN[name]
         if size % mesh.shape[axis]:
-            raise ValueError(f"Decoder.{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
+            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
+
+
+def check_router(config: Config, cfg: Decoder) -> None:
+    """Raises ValueError for a loss of routers where the model has none."""
+    if config.learner.router is not None and cfg.experts is None:
+        raise ValueError("Learner.router is a loss of a mixture of experts, and this model is none; leave it out")
 
 
 def with_kept_model(config: Config, folder: Path) -> Config:
@@ -246,6 +257,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             algo=array(config.algo),
             adamw=array(config.optimizer),
             sft_adamw=None if config.sft is None else array(config.sft.optimizer),
+            router=array(config.learner.router),
             law=programs.law(config.sampler, policy.mesh),
             eval_law=None if config.eval is None else programs.eval_law(config.eval, policy.mesh),
             stop_table=programs.stop_table(config.sampler, tokenizer, policy.mesh),

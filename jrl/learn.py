@@ -54,7 +54,7 @@ def learn(
     all_metrics: list[dict[str, Array]] = []
     for _ in range(job.config.learner.epochs):
         for batch in finished:
-            state, metrics = job.programs.update(state, batch, job.algo, job.adamw)
+            state, metrics = job.programs.update(state, batch, job.algo, job.adamw, job.router)
             all_metrics.append(metrics)
     state = job.programs.close(state, before, credit.baseline, skipped)
     return state, {**credit.metrics, **job.programs.mean(all_metrics)}
@@ -72,6 +72,6 @@ def supervise(job: Job, state: TrainState) -> tuple[TrainState, dict[str, Array]
     plan = place_plan(job, pack.plan(lengths, job.sft_shape, 0, 1))
     one = jax.device_put(np.float32(1), replicated(job.mesh))
     batch = job.programs.pack_sft(place(tokens), place(action_mask), plan, one)
-    state, metrics = job.programs.update_sft(state, batch, None, job.sft_adamw)
+    state, metrics = job.programs.update_sft(state, batch, None, job.sft_adamw, job.router)
     state = job.programs.close_sft(state)
     return state, {**metrics, **{f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}}

@@ -18,11 +18,26 @@ from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
 from jrl.models.contract import Model, whole
+from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
 from jrl.pack import Plan, Shape, pack
 from jrl.sharding import constrain
-from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState
+from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState, traced
+
+
+@traced
+class RouterLoss:
+    """Terms added to the loss of a mixture of experts, over the tokens that are learned from, mean over sparse layers.
+    None switches a term off."""
+
+    balance: float | None = None  # weight of the load-balancing loss, which is 1 where load is even
+    z: float | None = None  # weight of the squared logsumexp of the router's logits
+
+    def __post_init__(self) -> None:
+        for name, value in (("balance", self.balance), ("z", self.z)):
+            if isinstance(value, (int, float)) and not value > 0:
+                raise ValueError(f"RouterLoss.{name} must be above 0, or None for off; got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,7 @@ class Learner:
     logprob_chunk: int = 128  # positions of a row whose logits exist at once
     layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
     prompts: Literal["repeated", "shared"] = "repeated"  # a group's prompt is computed with each sample, or once
+    router: RouterLoss | None = None  # what a mixture of experts adds to the loss; None: nothing
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -176,11 +192,14 @@ def _micro_batch(batch: TrainBatch, i: Array) -> TrainBatch:
     )
 
 
-def _forward(params: PyTree, micro: TrainBatch, mask: Array, model: Model, cfg: Any, chunk: int) -> tuple[Array, Array]:
+def _forward(
+    params: PyTree, micro: TrainBatch, mask: Array, model: Model, cfg: Any, chunk: int
+) -> tuple[Array, Array, Array | None]:
+    """Returns log-prob and entropy of the tokens in `mask`, and the logits of the model's routers."""
     segment = micro.segment if micro.trunk is None else jnp.stack([micro.segment, micro.trunk], axis=-1)
-    hidden, _ = model.forward(params, micro.tokens, micro.positions, segment, cfg)
+    hidden, logits = model.routed(params, micro.tokens, micro.positions, segment, cfg)
     unembed = lambda h: model.unembed(params, h, cfg)
-    return token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk)
+    return *token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk), logits
 
 
 def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
@@ -188,7 +207,7 @@ def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk
 
     def body(i: Array, out: Array) -> Array:
         micro = _micro_batch(batch, i)
-        values, _ = _forward(params, micro, micro.action_mask, model, cfg, chunk)
+        values, _, _ = _forward(params, micro, micro.action_mask, model, cfg, chunk)
         values = constrain(values, "batch", None)  # reshapes of a single row have lost its axes
         return jax.lax.dynamic_update_index_in_dim(out, values.astype(out.dtype), i, 0)
 
@@ -203,12 +222,14 @@ class Sums(NamedTuple):
     loss: Array  # [], weighted sum
     magnitude: Array  # [], sum of the absolute values of the loss's terms
     metrics: dict[str, Array]  # sums over tokens of the loss mask
+    load: Array | None  # [sparse layers, experts], tokens of the loss mask that went to each; None without experts
 
 
 def loss_sums(
     params: PyTree,
     batch: TrainBatch,
     algo: PyTree,
+    router: RouterLoss | None = None,
     *,
     algorithm: Algorithm,
     model: Model,
@@ -220,11 +241,14 @@ def loss_sums(
 
     Args:
       params: what is trained, and what the gradient is of; `base` is frozen under it.
+      router: what a mixture of experts adds to the loss, its floats as arrays.
     """
     places = batch.sequence.shape[-1]
+    # The terms of routers are means over tokens: said as a share of the algorithm's own denominator they are sums too.
+    share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
 
-    def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array]]]:
-        new, entropy = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
+    def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array], Array | None]]:
+        new, entropy, logits = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
         entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
         old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs
         tokens = Tokens(
@@ -244,23 +268,54 @@ def loss_sums(
         difference = jnp.abs(new - micro.sampler_logprobs)
         metrics = {**metrics, "policy/entropy": entropy, "policy/logprob": new, "policy/sampler_difference": difference}
         sums = {name: jnp.where(micro.loss_mask, value, 0).sum() for name, value in metrics.items()}
-        return terms.sum(), (jnp.abs(terms).sum(), jax.lax.stop_gradient(sums))
+        loss, magnitude, load = terms.sum(), jnp.abs(terms).sum(), None
+        if logits is not None:
+            own, load = _router_sums(logits, micro, places, cfg.experts.per_token)
+            weights = {} if router is None else {"balance": router.balance, "z": router.z}
+            for name, weight in weights.items():
+                if weight is not None:
+                    term = weight * share * own[name]
+                    loss, magnitude = loss + term, magnitude + term
+            sums |= {f"router/{name}": value for name, value in own.items()}
+        return loss, jax.lax.stop_gradient((magnitude, sums, load))
 
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     shapes = jax.eval_shape(grad_fn, params, _micro_batch(batch, 0))
-    (loss_shape, (_, metric_shapes)), _ = shapes
+    (loss_shape, (_, metric_shapes, load_shape)), _ = shapes
     zero = Sums(
         gradient=jax.tree.map(jnp.zeros_like, params),
         loss=jnp.zeros((), loss_shape.dtype),
         magnitude=jnp.zeros((), loss_shape.dtype),
         metrics={name: jnp.zeros((), s.dtype) for name, s in metric_shapes.items()},
+        load=None if load_shape is None else jnp.zeros(load_shape.shape, load_shape.dtype),
     )
 
     def body(i: Array, sums: Sums) -> Sums:
-        (loss, (magnitude, metrics)), gradient = grad_fn(params, _micro_batch(batch, i))
-        return jax.tree.map(jnp.add, sums, Sums(gradient, loss, magnitude, metrics))
+        (loss, (magnitude, metrics, load)), gradient = grad_fn(params, _micro_batch(batch, i))
+        return jax.tree.map(jnp.add, sums, Sums(gradient, loss, magnitude, metrics, load))
 
     return jax.lax.fori_loop(0, batch.num_real, body, zero)
+
+
+def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
+    """Returns sums over the tokens that are learned from, mean over sparse layers, and each expert's load.
+
+    A router decides on the token before the one that it helps to predict: that is where it is judged.
+
+    Args:
+      logits: [sparse layers, R, L, experts].
+
+    Returns:
+      name -> []; load: [sparse layers, experts].
+    """
+    mask = jnp.concatenate([micro.loss_mask[:, 1:], jnp.zeros_like(micro.loss_mask[:, :1])], axis=1)
+    balance = lambda z: routers.balance_sum(z, mask, micro.segment, num_segments=places, per_token=per_token)
+    sums = {
+        "balance": jax.vmap(balance)(logits).mean(),
+        "z": jax.vmap(lambda z: routers.z_sum(z, mask))(logits).mean(),
+        "entropy": jax.vmap(lambda z: routers.entropy_sum(z, mask))(logits).mean(),
+    }
+    return sums, jax.vmap(lambda z: routers.load(z, mask, per_token))(logits)
 
 
 def update(
@@ -268,6 +323,7 @@ def update(
     batch: TrainBatch,
     algo: PyTree,
     adamw: AdamW,
+    router: RouterLoss | None = None,
     *,
     algorithm: Algorithm,
     model: Model,
@@ -280,7 +336,7 @@ def update(
     as they were, bit for bit, and is counted.
     """
     static = dict(algorithm=algorithm, model=model, cfg=cfg, chunk=chunk)
-    sums = loss_sums(state.params, batch, algo, **static, base=state.base)
+    sums = loss_sums(state.params, batch, algo, router, **static, base=state.base)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
     norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator
@@ -299,6 +355,7 @@ def update(
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **{name: value / tokens for name, value in sums.metrics.items()},
+        **({} if sums.load is None else _load_metrics(sums.load, num_tokens * cfg.experts.per_token)),
         "update/tokens": num_tokens,
     }
     state = state.replace(
@@ -307,6 +364,20 @@ def update(
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
+
+
+def _load_metrics(load: Array, expected: Array) -> dict[str, Array]:
+    """Returns what the experts' loads of a whole optimiser step say, mean over sparse layers.
+
+    Args:
+      load: [sparse layers, experts], tokens that went to each. expected: [], visits asked for in a layer.
+    """
+    mean = jnp.maximum(load.mean(-1), 1e-9)
+    return {
+        "router/load_max": (load.max(-1) / mean).mean(),  # busiest expert over the mean: 1 where load is even
+        "router/unused": (load == 0).mean(),  # share of experts without a token
+        "router/dropped": (expected - load.sum(-1).mean()) / jnp.maximum(expected, 1),  # share that no expert took
+    }
 
 
 def close_step(state: TrainState, before: PyTree | None, baseline: Array, skipped: Array) -> TrainState:

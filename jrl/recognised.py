@@ -10,7 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from jrl import paths
-from jrl.checkpoints.published import COMPANIONS, GENERATION, Published, account, decoder_of, plans, read_config
+from jrl.checkpoints.published import (
+    COMPANIONS,
+    GENERATION,
+    Published,
+    account,
+    as_stored,
+    decoder_of,
+    plans,
+    read_config,
+)
 from jrl.checkpoints.tensors import INDEX, SINGLE, open_tensors
 from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES, family_of
@@ -57,13 +66,15 @@ def shape(cfg: Decoder) -> str:
     """Returns the decoder in a line."""
     heads = f"{cfg.heads} heads of {cfg.head_dim} over {cfg.kv_heads} of keys and values"
     tied = "tied to the head" if cfg.tied else "apart from the head"
-    return f"{cfg.layers} layers of width {cfg.width}, {heads}, {cfg.vocab_size} rows of the embedding, {tied}"
+    own = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token, "
+    return f"{cfg.layers} layers of width {cfg.width}, {heads}, {own}{cfg.vocab_size} rows of the embedding, {tied}"
 
 
 def tensors(folder: Path, family: Family, cfg: Decoder) -> Iterator[Finding]:
     """Yields whether every tensor is accounted for. Reads headers only, and a head that should be tied."""
     try:
         with open_tensors(folder) as found:
+            family = as_stored(family, found)
             names = account(family, cfg, found)
             kinds = collections.Counter(found.dtypes[name] for name in names.values())
             extra = sorted(found.shapes.keys() - set(names.values()))

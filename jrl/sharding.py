@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ TRAIN = {
     "kv_heads": "tensor",
     "mlp": "tensor",
     "vocab": "tensor",
+    "experts": None,
     "head_dim": None,
     "layers": None,
     "norm": None,
@@ -141,6 +142,30 @@ def take_rows(table: Array, index: Array, out: Sequence[str | None]) -> Array:
     if jax.sharding.get_abstract_mesh().empty:
         return table[index]
     return table.at[index].get(out_sharding=spec(out, ACTIVATIONS))
+
+
+def mapped(
+    fn: Callable[..., Array],
+    args: Sequence[Array],
+    ins: Sequence[Sequence[str | None]],
+    out: Sequence[str | None],
+    *,
+    summed: str,
+) -> Array:
+    """Returns `fn` of each device's own share of `args`, summed over the mesh axis of the logical axis `summed`.
+
+    Args:
+      ins, out: logical activation axes of the arguments, as they lie, and of the result.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return fn(*args)
+    return jax.shard_map(
+        lambda *shares: jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),
+        in_specs=tuple(spec(axes, ACTIVATIONS) for axes in ins),
+        out_specs=spec(out, ACTIVATIONS),
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+    )(*args)
 
 
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:

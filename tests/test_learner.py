@@ -1,5 +1,6 @@
 """Loss and gradient do not depend on row order, packing, micro-batches or the mesh."""
 
+import dataclasses
 import functools
 import re
 
@@ -11,9 +12,10 @@ import pytest
 from jrl import learner
 from jrl.algos import ALGOS
 from jrl.algos.supervised import SUPERVISED
-from jrl.learner import Learner, loss_sums, packed_shape
+from jrl.learner import Learner, RouterLoss, loss_sums, packed_shape
 from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL, Decoder
+from jrl.models.experts import Experts
 from jrl.optimizer import AdamW, optimizer
 from jrl.pack import pack, pack_rollout, plan, unpack
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
@@ -23,10 +25,11 @@ B, G, P, C, V = 8, 4, 5, 7, 40
 N, T = B * G, P + C
 
 
-def model_config(dtype):
+def model_config(dtype, experts=None):
     return Decoder(
-        vocab_size=V, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, dtype=dtype, param_dtype=dtype
-    )
+        vocab_size=V, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, dtype=dtype, param_dtype=dtype,
+        experts=experts,
+    )  # fmt: skip
 
 
 def sequences(seed=0, dtype=np.float32):
@@ -63,12 +66,12 @@ def sequences(seed=0, dtype=np.float32):
 
 
 @functools.cache
-def program(mesh_shape, config, algo, dtype):
+def program(mesh_shape, config, algo, dtype, experts):
     """Returns (mesh, params, jitted (params, rollout, scores, plan) -> loss, magnitude, gradient); compiled once."""
     devices = jax.devices()[: np.prod(mesh_shape.sizes(8))]
     mesh = make_mesh(mesh_shape, devices)
-    cfg, algorithm = model_config(dtype), ALGOS[algo]
-    hyper = jax.tree.map(jnp.float32, algorithm.config())
+    cfg, algorithm = model_config(dtype, experts), ALGOS[algo]
+    hyper, router = jax.tree.map(jnp.float32, (algorithm.config(), config.router))
     static = dict(algorithm=algorithm, model=MODEL, cfg=cfg, chunk=config.logprob_chunk)
 
     @jax.jit
@@ -78,7 +81,7 @@ def program(mesh_shape, config, algo, dtype):
             rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C
         )
         batch = learner.finish(batch, plan, credit, hyper, algorithm=algorithm, max_completion=C)
-        sums = loss_sums(params, batch, hyper, **static)
+        sums = loss_sums(params, batch, hyper, router, **static)
         return (
             sums.loss / batch.denominator,
             sums.magnitude / batch.denominator,
@@ -86,20 +89,21 @@ def program(mesh_shape, config, algo, dtype):
         )
 
     with jax.set_mesh(mesh):
-        params = jax.tree.map(jax.device_put, weights(dtype), shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+        params = jax.tree.map(jax.device_put, weights(dtype, experts), shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
     return mesh, params, run
 
 
 @functools.cache
-def weights(dtype):
+def weights(dtype, experts=None):
     """Returns random parameters as numpy."""
+    spec = MODEL.spec(model_config(dtype, experts))
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        return jax.tree.map(np.asarray, jax.jit(lambda k: init(k, MODEL.spec(model_config(dtype))))(jax.random.key(3)))
+        return jax.tree.map(np.asarray, jax.jit(lambda k: init(k, spec))(jax.random.key(3)))
 
 
-def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None):
+def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None):
     """Returns (loss, magnitude, gradient as numpy) of one optimiser step."""
-    mesh, params, run = program(mesh_shape, config, algo, dtype)
+    mesh, params, run = program(mesh_shape, config, algo, dtype, experts)
     rollout, scores = sequences()
     if order is not None:
         rollout, scores = permute(rollout, scores, order)
@@ -180,6 +184,69 @@ def test_in_float64_only_a_wrong_formula_can_differ():
             other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], dtype="float64")
             assert abs(other_loss - loss) <= 1e-12 * magnitude
             assert distance(gradient, other_gradient) <= 1e-12
+
+
+EXPERTS = Experts(count=4, per_token=2, width=8)
+
+
+@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes"])
+def test_terms_of_routers_do_not_depend_on_layout(layout):
+    heavy = RouterLoss(balance=0.5, z=0.1)  # so that they cannot hide behind the policy's loss
+
+    def sums(mesh_shape, config, router=heavy, dtype="float64"):
+        return step_sums(mesh_shape, dataclasses.replace(config, router=router), dtype=dtype, experts=EXPERTS)
+
+    with jax.enable_x64(True):
+        loss, magnitude, gradient = sums(MeshShape(), Learner(row_length=T))
+        other_loss, _, other_gradient = sums(*LAYOUTS[layout])
+        assert abs(other_loss - loss) <= 1e-12 * magnitude
+        assert distance(gradient, other_gradient) <= 1e-12
+        plain, _, _ = sums(MeshShape(), Learner(row_length=T), None)
+        assert loss - plain > 0.4  # balance is about 1
+
+
+@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp, tensor"])
+def test_a_mixture_of_experts_learns_the_same_in_float32(layout):
+    loss, magnitude, gradient = step_sums(MeshShape(), Learner(row_length=T), experts=EXPERTS)
+    other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], experts=EXPERTS)
+    assert abs(other_loss - loss) <= 1e-6 * magnitude
+    assert distance(gradient, other_gradient) <= 1e-5
+
+
+def test_router_metrics_are_means_over_the_tokens_that_are_learned_from(mesh):
+    state, batch, update = update_program(EXPERTS)
+    _, metrics = update(state, batch)
+    cfg = model_config("float32", EXPERTS)
+    routed = jax.jit(lambda p, b: MODEL.routed(p, b.tokens[0], b.positions[0], b.segment[0], cfg)[1])
+    logits = routed(state.params, batch)
+    law = np.asarray(jax.nn.softmax(np.asarray(logits, np.float64)))  # [layers, R, L, experts]
+    before = np.roll(np.asarray(batch.loss_mask[0]), -1, axis=1)  # a router is judged where the token is predicted
+    assert batch.tokens.shape[0] == 1 and not before[:, -1].any()
+    tokens = before.sum()
+    entropy = -(law * np.log(law)).sum(-1)
+    assert float(metrics["router/entropy"]) == pytest.approx(entropy[:, before].mean(), rel=1e-5)
+    z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1)) ** 2
+    assert float(metrics["router/z"]) == pytest.approx(z[:, before].mean(), rel=1e-5)
+    chosen = (np.argsort(np.argsort(-law, axis=-1), axis=-1) < 2)[:, before]  # [layers, tokens, experts]
+    load = chosen.sum(1)
+    assert float(metrics["router/load_max"]) == pytest.approx((load.max(-1) / load.mean(-1)).mean(), rel=1e-5)
+    assert float(metrics["router/dropped"]) == 0 and load.sum() == 2 * 2 * tokens
+    assert 0.5 < float(metrics["router/balance"]) < 2  # of at most experts / per token
+
+
+def test_router_terms_pull_on_the_router_alone_where_nothing_else_is_learned(mesh):
+    state, batch, _ = update_program(EXPERTS)
+    still = batch.replace(advantages=jnp.zeros_like(batch.advantages))
+    static = dict(algorithm=ALGOS["GRPO"], model=MODEL, cfg=model_config("float32", EXPERTS), chunk=16)
+    hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
+    gradient = jax.jit(lambda router: loss_sums(state.params, still, hyper, router, **static).gradient)
+    nothing = gradient(None)
+    assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(nothing))
+    for term in (RouterLoss(balance=1.0), RouterLoss(z=1.0)):
+        pulled = gradient(jax.tree.map(jnp.float32, term))
+        assert np.abs(pulled["layers"]["router"]).max() > 0
+        # The last layer's experts come after the last router.
+        assert (np.asarray(pulled["layers"]["expert_down"][-1]) == 0).all()
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -273,14 +340,14 @@ def test_no_buffer_of_the_update_holds_all_logits():
 
 
 @functools.cache
-def update_program():
+def update_program(experts=None):
     """Returns (state, batch, jitted update): compiled once for every test of an update."""
-    cfg = model_config("float32")
+    cfg = model_config("float32", experts)
     adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2))
     algorithm = ALGOS["GRPO"]
     hyper = jax.tree.map(jnp.float32, algorithm.config())
     rollout, scores = jax.tree.map(jnp.asarray, sequences())
-    params = jax.tree.map(jnp.asarray, weights("float32"))
+    params = jax.tree.map(jnp.asarray, weights("float32", experts))
     zero = jnp.int32(0)
     state = TrainState(
         step=zero, version=zero, params=params, opt_state=optimizer(adamw).init(params), key=jax.random.key(0),

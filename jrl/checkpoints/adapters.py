@@ -116,32 +116,34 @@ def modules_of(params: PyTree, config: LoRA, plans: Mapping[str, Any]) -> Iterat
       plans: published name -> plan, of checkpoints.published.
     """
     adapters, weights = params[ADAPTER], params["layers"]
-    fetch = lambda leaf, layer: np.asarray(jax.device_get(layer_of(leaf, layer)), np.float32)
+    fetch = lambda leaf, at: np.asarray(jax.device_get(part_of(leaf, at)), np.float32)
     for name, plan in plans.items():
-        slots = [slot for slot in plan.slots if slot.layer is not None and slot.path[-1] in adapters]
+        slots = [slot for slot in plan.slots if len(slot.at) == 1 and slot.path[-1] in adapters]
         if not slots:
             continue
-        rank, layer = config.rank, slots[0].layer
+        rank, at = config.rank, slots[0].at
         outputs = plan.shape[1 if transposed(slots[0].place) else 0]
         a, b, magnitude = [], np.zeros((outputs, rank * len(slots)), np.float32), None
         for number, slot in enumerate(slots):
             leaf, shape = adapters[slot.path[-1]], weights[slot.path[-1]].shape[1:]
             into, out = inputs_and_outputs(slot.place)
-            a.append(fold(fetch(leaf["a"], layer), into, shape).T)
-            rows = fold(np.moveaxis(fetch(leaf["b"], layer), 0, -1), out, shape)
+            a.append(fold(fetch(leaf["a"], at), into, shape).T)
+            rows = fold(np.moveaxis(fetch(leaf["b"], at), 0, -1), out, shape)
             b[slot.start : slot.start + len(rows), number * rank : (number + 1) * rank] += rows
         if config.kind == "dora":
             magnitude = np.zeros(outputs, np.float32)
             for slot in plan.slots:  # an output that is not adapted keeps its length
                 path = slot.path[-1]
-                long = length(fetch(weights[path], layer), INPUTS[path])
-                long = long + fetch(adapters[path]["d"], layer) if path in adapters else long
+                long = length(fetch(weights[path], at), INPUTS[path])
+                long = long + fetch(adapters[path]["d"], at) if path in adapters else long
                 rows = fold(long, inputs_and_outputs(slot.place)[1], weights[path].shape[1:])
                 magnitude[slot.start : slot.start + len(rows)] += rows
         yield name.removesuffix(".weight"), Module(np.concatenate(a), b, magnitude, config.scale)
 
 
 @jax.jit
-def layer_of(leaf: jax.Array, layer: int) -> jax.Array:
-    """Returns one layer of a stacked leaf."""
-    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+def part_of(leaf: jax.Array, at: tuple[int, ...]) -> jax.Array:
+    """Returns one layer of a stacked leaf, or one expert of one layer; all of it where `at` is empty."""
+    for i in at:
+        leaf = jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False)
+    return leaf

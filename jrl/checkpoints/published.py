@@ -20,7 +20,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.checkpoints import adapters, peft
-from jrl.checkpoints.adapters import layer_of
+from jrl.checkpoints.adapters import part_of
 from jrl.checkpoints.peft import Module
 from jrl.checkpoints.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
 from jrl.models import decoder
@@ -54,10 +54,10 @@ class Published:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A leaf's share of one published tensor: which leaf, which layer of it, where it lies in the tensor."""
+    """A leaf's share of one published tensor: which leaf, which part of it, where it lies in the tensor."""
 
     path: tuple[str, ...]
-    layer: int | None
+    at: tuple[int, ...]  # the part: (), (row,) where layers are stacked, (row, expert) where experts are apart too
     place: Place
     start: int  # along place.join
 
@@ -106,25 +106,29 @@ def decoder_of(published: Published) -> tuple[Family, Decoder]:
 def plans(family: Family, cfg: Decoder) -> dict[str, Plan]:
     """Returns published name -> plan of every tensor that `cfg` needs."""
     spec = decoder.spec(cfg)
-    leaves = [((name,), leaf, None) for name, leaf in spec.items() if is_spec(leaf)]
-    for name, leaf in spec["layers"].items():
-        leaves += [(("layers", name), leaf, i) for i in range(cfg.layers)]
     order = {name: number for number, name in enumerate(family.places)}
-    leaves.sort(key=lambda row: (-1 if row[2] is None else row[2], order[row[0][-1]]))
+    # (numbers of the tensor, the leaf's place in the family's table), path, shape of the part, where the part is
+    leaves = [((), order[name], (name,), leaf.shape, ()) for name, leaf in spec.items() if is_spec(leaf)]
+    for name, leaf in spec["layers"].items():
+        each = range(cfg.experts.count) if family.places[name].each_expert else None
+        for row, layer in enumerate(decoder.layers_of(cfg, name)):
+            if each is None:
+                leaves.append(((layer,), order[name], ("layers", name), leaf.shape[1:], (row,)))
+            else:
+                leaves += [((layer, i), order[name], ("layers", name), leaf.shape[2:], (row, i)) for i in each]
     found: dict[str, Plan] = {}
-    for path, leaf, layer in leaves:
+    for numbers, _, path, shape, at in sorted(leaves):
         place = family.places[path[-1]]
-        shape = leaf.shape if layer is None else leaf.shape[1:]
         sizes = [_size(dims, shape) for dims in place.dims]
-        name, start = place.name.format(layer), 0
+        name, start = place.name.format(*numbers), 0
         if name in found:
             whole = found[name]
             if place.join is not None:
                 start = whole.shape[place.join]
                 sizes[place.join] += start
-            found[name] = Plan(tuple(sizes), (*whole.slots, Slot(path, layer, place, start)))
+            found[name] = Plan(tuple(sizes), (*whole.slots, Slot(path, at, place, start)))
         else:
-            found[name] = Plan(tuple(sizes), (Slot(path, layer, place, 0),))
+            found[name] = Plan(tuple(sizes), (Slot(path, at, place, 0),))
     return found
 
 
@@ -160,6 +164,14 @@ def account(family: Family, cfg: Decoder, tensors: Tensors) -> dict[str, str]:
     return names
 
 
+def as_stored(family: Family, tensors: Tensors) -> Family:
+    """Returns the family with its experts where the folder keeps them: a tensor for each, or one for a layer."""
+    ends = tuple(place.name.split("{}")[-1] for place in family.fused.values())
+    if not any(name.endswith(ends) for name in tensors.shapes):
+        return family
+    return family._replace(places={**family.places, **family.fused})
+
+
 def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[str, str]:
     """Returns name that is due -> name in the files. A folder may leave out, or put before, the base model's prefix, or
     have a larger model's in its place, for all of its tensors at once."""
@@ -174,7 +186,8 @@ def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[s
     inside = {name: other + name.removeprefix(prefix) for name in due if name.startswith(prefix)}
     head = {name: next((there for there in (name, f"language_model.{name}") if there in tensors.shapes), name)
             for name in due.keys() - inside.keys()}  # fmt: skip
-    return {name: {**inside, **head}[name] for name in due}
+    found = {**inside, **head}
+    return {name: found[name] for name in due}
 
 
 Where = tuple[str, Plan, Slot, Module | None]  # the tensor that holds a leaf's layer, and the adapter to it
@@ -210,13 +223,14 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
     family, cfg = decoder_of(published)
     spec = decoder.spec(cfg)
     with jax.set_mesh(mesh), open_tensors(published.path) as tensors:
+        family = as_stored(family, tensors)
         names = account(family, cfg, tensors)
         due = plans(family, cfg)
         modules = {} if published.adapter is None else adapter_to(due, names, published.adapter)
-        slots: dict[tuple[str, ...], dict[int | None, Where]] = {}
+        slots: dict[tuple[str, ...], dict[tuple[int, ...], Where]] = {}
         for name, plan in due.items():
             for slot in plan.slots:
-                slots.setdefault(slot.path, {})[slot.layer] = names[name], plan, slot, modules.get(name)
+                slots.setdefault(slot.path, {})[slot.at] = names[name], plan, slot, modules.get(name)
         placed = shardings(axes(spec), mesh, TRAIN)
         sizes = jax.tree.map(lambda leaf, sharding: _host_bytes(leaf, sharding), spec, placed, is_leaf=is_spec)
         total, done = sum(jax.tree.leaves(sizes)), 0
@@ -262,7 +276,7 @@ def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice,
 
 def _block(
     tensors: Tensors,
-    where: dict[int | None, Where],
+    where: dict[tuple[int, ...], Where],
     shape: tuple[int, ...],
     box: tuple[slice, ...],
     dtype: np.dtype,
@@ -270,13 +284,15 @@ def _block(
 ) -> np.ndarray:
     """Returns a box of a leaf, read from the tensors that hold it and changed as an adapter says. `count` is told the
     bytes as they come."""
-    if None in where:
-        out = _read(tensors, *where[None], shape, box).astype(dtype, copy=False)
+    apart = len(next(iter(where)))
+    if apart == 0:
+        out = _read(tensors, *where[()], shape, box).astype(dtype, copy=False)
         count(out.nbytes)
         return out
     out = np.empty([s.stop - s.start for s in box], dtype)
-    for row, layer in enumerate(range(box[0].start, box[0].stop)):
-        data = _read(tensors, *where[layer], shape[1:], box[1:]).astype(dtype, copy=False)
+    for row in np.ndindex(out.shape[:apart]):
+        at = tuple(s.start + i for s, i in zip(box, row))
+        data = _read(tensors, *where[at], shape[apart:], box[apart:]).astype(dtype, copy=False)
         out.view(bits_of(dtype))[row] = data.view(bits_of(dtype))
         count(data.nbytes)
     return out
@@ -392,7 +408,7 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
             leaf = params
             for key in slot.path:
                 leaf = leaf[key]
-            leaf = np.asarray(jax.device_get(leaf if slot.layer is None else layer_of(leaf, slot.layer)))
+            leaf = np.asarray(jax.device_get(part_of(leaf, slot.at)))
             fine, inner, order = [], [], []
             ranges = []
             for number, dims in enumerate(slot.place.dims):

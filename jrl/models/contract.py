@@ -42,6 +42,7 @@ class Model(NamedTuple):
 
     spec: Callable  # (cfg) -> tree of ParamSpec
     forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
+    routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
@@ -49,12 +50,15 @@ class Model(NamedTuple):
 
 
 def unrolled(model: Model) -> Model:
-    """Returns the model whose forward pass takes stacked parameters and computes the layers one by one."""
+    """Returns the model whose forward passes take stacked parameters and compute the layers one by one."""
 
     def forward(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
         return model.forward(model.unstack(params, cfg), tokens, positions, segment, cfg, cache)
 
-    return model._replace(forward=forward)
+    def routed(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any):
+        return model.routed(model.unstack(params, cfg), tokens, positions, segment, cfg)
+
+    return model._replace(forward=forward, routed=routed)
 
 
 def split(params: PyTree) -> tuple[PyTree | None, PyTree]:

@@ -16,8 +16,10 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrl.models import experts
 from jrl.models.attention import attend
 from jrl.models.contract import ADAPTER, Cache, Model, ParamSpec, axes
+from jrl.models.experts import Experts
 from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate
 from jrl.sharding import constrain, einsum, gather, take_rows
 from jrl.types import Array, PyTree
@@ -54,6 +56,7 @@ class Decoder:
     mlp: Literal["gated", "plain"] = "gated"
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     mlp_bias: bool = False
+    experts: Experts | None = None  # of sparse layers, which have them instead of the MLP; None: no layer is sparse
     embed_scale: float | None = None  # of the embedding, on its way in
     tied: bool = True  # the head is the embedding
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
@@ -87,6 +90,9 @@ class Decoder:
     def rotates(self, layer: int) -> bool:
         return self.rotated > 0 and self.rotary_layers[layer % len(self.rotary_layers)]
 
+    def sparse(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.sparse(layer)
+
 
 class Kind(NamedTuple):
     """What sets a layer apart from the others: a bool where all agree, else a traced [] bool."""
@@ -102,8 +108,8 @@ def spec(cfg: Decoder) -> PyTree:
     # Two-digit addition after 200 supervised steps: 24 % right; with 0.02 everywhere, as GPT-2 has it, 4 %.
     inward, added = width**-0.5, (2 * layers) ** -0.5
 
-    def stacked(shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None) -> ParamSpec:
-        return ParamSpec((layers, *shape), dtype, ("layers", *axes), scale)
+    def stacked(shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None, count: int = layers) -> ParamSpec:
+        return ParamSpec((count, *shape), dtype, ("layers", *axes), scale)
 
     kv = (cfg.kv_heads, cfg.head_dim)
     block = {
@@ -113,11 +119,23 @@ def spec(cfg: Decoder) -> PyTree:
         "o": stacked(
             (cfg.heads, cfg.head_dim, width), ("heads", "head_dim", "embed"), (cfg.heads * cfg.head_dim) ** -0.5 * added
         ),
-        "up": stacked((width, cfg.mlp_width), ("embed", "mlp"), inward),
-        "down": stacked((cfg.mlp_width, width), ("mlp", "embed"), cfg.mlp_width**-0.5 * added),
     }
-    if cfg.mlp == "gated":
-        block["gate"] = stacked((width, cfg.mlp_width), ("embed", "mlp"), inward)
+    sparse = sum(map(cfg.sparse, range(layers)))
+    if dense := layers - sparse:
+        block["up"] = stacked((width, cfg.mlp_width), ("embed", "mlp"), inward, dense)
+        block["down"] = stacked((cfg.mlp_width, width), ("mlp", "embed"), cfg.mlp_width**-0.5 * added, dense)
+        if cfg.mlp == "gated":
+            block["gate"] = stacked((width, cfg.mlp_width), ("embed", "mlp"), inward, dense)
+        if cfg.mlp_bias:
+            for name in ("gate", "up") if cfg.mlp == "gated" else ("up",):
+                block[f"{name}_bias"] = stacked((cfg.mlp_width,), ("mlp",), 0.0, dense)
+            block["down_bias"] = stacked((width,), ("norm",), 0.0, dense)
+    if sparse:
+        count, own = cfg.experts.count, cfg.experts.width
+        block["router"] = stacked((width, count), ("embed", "experts"), inward, sparse)
+        for name in ("expert_gate", "expert_up"):
+            block[name] = stacked((count, width, own), ("experts", "embed", "mlp"), inward, sparse)
+        block["expert_down"] = stacked((count, own, width), ("experts", "mlp", "embed"), own**-0.5 * added, sparse)
     identity = 0.0 if cfg.norm == "rms_plus_one" else None
     for name in norms(cfg):
         block[name] = stacked((width,), ("norm",), identity)
@@ -135,10 +153,6 @@ def spec(cfg: Decoder) -> PyTree:
         block["v_bias"] = stacked(kv, ("kv_heads", "head_dim"), 0.0)
     if cfg.output_bias:
         block["o_bias"] = stacked((width,), ("norm",), 0.0)
-    if cfg.mlp_bias:
-        for name in ("gate", "up") if cfg.mlp == "gated" else ("up",):
-            block[f"{name}_bias"] = stacked((cfg.mlp_width,), ("mlp",), 0.0)
-        block["down_bias"] = stacked((width,), ("norm",), 0.0)
     tree = {
         "embed": ParamSpec((cfg.vocab_size, width), dtype, ("vocab", "embed"), inward),
         "layers": block,
@@ -151,6 +165,18 @@ def spec(cfg: Decoder) -> PyTree:
     if not cfg.tied:
         tree["head"] = ParamSpec((cfg.vocab_size, width), dtype, ("vocab", "embed"), inward)
     return tree
+
+
+MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a layer that is not sparse
+
+
+def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
+    """Returns which layers have a leaf of that name: what its first dimension counts."""
+    if name in experts.LEAVES:
+        return tuple(filter(cfg.sparse, range(cfg.layers)))
+    if name in MLP_LEAVES:
+        return tuple(i for i in range(cfg.layers) if not cfg.sparse(i))
+    return tuple(range(cfg.layers))
 
 
 def norms(cfg: Decoder) -> tuple[str, ...]:
@@ -203,6 +229,33 @@ def forward(
     Returns:
       hidden: [B, L, D] in cfg.dtype, after the final norm. cache: as given, written; None where none was given.
     """
+    hidden, cache, _ = _run(params, tokens, positions, segment, cfg, cache)
+    return hidden, cache
+
+
+def routed(
+    params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Decoder
+) -> tuple[Array, Array | None]:
+    """Returns the last hidden states as `forward` does, and the logits of every router on the way.
+
+    Returns:
+      logits: [sparse layers, B, L, experts] float32 or wider; None where no layer is sparse.
+    """
+    hidden, _, logits = _run(params, tokens, positions, segment, cfg, None, routed=True)
+    return hidden, logits
+
+
+def _run(
+    params: PyTree,
+    tokens: Array,
+    positions: Array,
+    segment: Array | None,
+    cfg: Decoder,
+    cache: Cache | None,
+    *,
+    routed: bool = False,
+) -> tuple[Array, Cache | None, Array | None]:
+    """Returns hidden states, the cache, and the routers' logits where they are asked for."""
     dtype = jnp.dtype(cfg.dtype)
     # Rows of the table must be whole for a lookup: exchange its vocabulary shards for shards of the width.
     table = constrain(params["embed"].astype(dtype), None, "embed_shard")
@@ -222,10 +275,14 @@ def forward(
         y, k_cache, v_cache = _attention(h, weights, kind, positions, mask, k_cache, v_cache, cfg)
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         h = _norm(between, weights, "mlp_norm", cfg) if before else between
-        z = _mlp(h, weights, cfg)
+        if "router" in weights:
+            z, logits = experts.mix(h, weights, cfg.experts, ACTIVATIONS[cfg.activation])
+        else:
+            z, logits = _mlp(h, weights, cfg), None
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        return between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z), (k_cache, v_cache)
+        x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
+        return x, (k_cache, v_cache, logits if routed else None)
 
     kinds = [Kind(cfg.windowed(i), cfg.rotates(i)) for i in range(cfg.layers)]
     # Where layers differ the scan carries along which kind each is.
@@ -237,27 +294,31 @@ def forward(
         run = functools.partial(block, kind)
         return jax.checkpoint(run) if cfg.remat == "layer" and cache is None else run
 
+    found = []  # of each scan, or layer
     if isinstance(params["layers"], tuple):
         keys, values = [], []
         for i, weights in enumerate(params["layers"]):
-            x, (k, v) = layer(kinds[i])(x, weights, cache and cache.k[i], cache and cache.v[i])
+            x, (k, v, logits) = layer(kinds[i])(x, weights, cache and cache.k[i], cache and cache.v[i])
             keys.append(k)
             values.append(v)
+            found.append(None if logits is None else jnp.expand_dims(logits, 0))
         cache = cache and Cache(k=tuple(keys), v=tuple(values))
-    elif cache is None:
-        step = lambda x, xs: (layer(kind_of(xs[1]))(x, xs[0])[0], None)
-        x, _ = jax.lax.scan(step, x, (params["layers"], flags))
     else:
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
-        def step(carry: tuple[Array, Cache], xs: tuple) -> tuple[tuple[Array, Cache], None]:
+        def step(carry: tuple[Array, Cache | None], xs: tuple) -> tuple[tuple[Array, Cache | None], Array | None]:
             (x, cache), (weights, flags, i) = carry, xs
             own = jax.tree.map(lambda c: jax.lax.dynamic_index_in_dim(c, i, keepdims=False), cache)
-            x, (k, v) = layer(kind_of(flags))(x, weights, own.k, own.v)
+            x, (k, v, logits) = layer(kind_of(flags))(x, weights, own and own.k, own and own.v)
             put = lambda whole, new: jax.lax.dynamic_update_index_in_dim(whole, new, i, 0)
-            return (x, jax.tree.map(put, cache, Cache(k=k, v=v))), None
+            return (x, cache and jax.tree.map(put, cache, Cache(k=k, v=v))), logits
 
-        (x, cache), _ = jax.lax.scan(step, (x, cache), (params["layers"], flags, jnp.arange(cfg.layers)))
-    return _norm(x, params, "final_norm", cfg), cache
+        for start, stop in _stretches(cfg):
+            some = {name: flag[start:stop] for name, flag in flags.items()}
+            stack = _some_layers(params["layers"], cfg, start, stop)
+            (x, cache), logits = jax.lax.scan(step, (x, cache), (stack, some, jnp.arange(start, stop)))
+            found.append(logits)
+    found = [logits for logits in found if logits is not None]
+    return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(found) if found else None
 
 
 def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
@@ -288,7 +349,8 @@ def check_length(cfg: Decoder, length: int) -> None:
 
 def unstack(params: PyTree, cfg: Decoder) -> PyTree:
     """Returns the same parameters with the layers as a tuple of trees."""
-    layers = tuple(jax.tree.map(lambda w, i=i: w[i], params["layers"]) for i in range(cfg.layers))
+    one = lambda w, rows: w[rows[0]]
+    layers = tuple(_rows(params["layers"], cfg, range(i, i + 1), one) for i in range(cfg.layers))
     return {**params, "layers": layers}
 
 
@@ -298,6 +360,30 @@ def ready(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     narrow = lambda tree, names: {k: v.astype(cfg.dtype) if k in names else v for k, v in tree.items()}
     layers = narrow(params["layers"], ("q", "k", "v", "o", "gate", "up", "down"))
     return {**narrow(params, ("embed", "positions", "head")), "layers": layers}, axes(spec(cfg))
+
+
+def _stretches(cfg: Decoder) -> list[tuple[int, int]]:
+    """Returns (first, last + 1) of every stretch of layers that are all sparse, or all not: what one scan runs over."""
+    ends = [i for i in range(1, cfg.layers) if cfg.sparse(i) != cfg.sparse(i - 1)]
+    return list(zip([0, *ends], [*ends, cfg.layers]))
+
+
+def _some_layers(stacked: PyTree, cfg: Decoder, start: int, stop: int) -> PyTree:
+    """Returns the leaves of the layers from `start` to `stop`, which have the same, still stacked."""
+    if (start, stop) == (0, cfg.layers):
+        return stacked
+    return _rows(stacked, cfg, range(start, stop), lambda w, rows: w[rows[0] : rows[-1] + 1])
+
+
+def _rows(stacked: PyTree, cfg: Decoder, layers: range, cut: Callable[[Array, list[int]], Array]) -> PyTree:
+    """Returns the leaves that `layers` have, each cut to its rows of them; adapters as what they belong to."""
+    found = {}
+    for name, leaf in stacked.items():
+        if name == ADAPTER:
+            found[name] = _rows(leaf, cfg, layers, cut)
+        elif rows := [row for row, i in enumerate(layers_of(cfg, name)) if i in layers]:
+            found[name] = jax.tree.map(lambda w, rows=rows: cut(w, rows), leaf)
+    return found
 
 
 def _mask(positions: Array, segment: Array | None) -> Array:
@@ -422,4 +508,6 @@ ACTIVATIONS = {
     "relu": jax.nn.relu,
 }
 
-MODEL = Model(spec=spec, forward=forward, unembed=unembed, init_cache=init_cache, unstack=unstack, ready=ready)
+MODEL = Model(
+    spec=spec, forward=forward, routed=routed, unembed=unembed, init_cache=init_cache, unstack=unstack, ready=ready
+)

@@ -103,6 +103,9 @@ def adapted(model: Model, config: LoRA) -> Model:
     def forward(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None):
         return model.forward(inside(params, cfg), tokens, positions, segment, cfg, cache)
 
+    def routed(params: PyTree, tokens: Array, positions: Array, segment: Array | None, cfg: Any):
+        return model.routed(inside(params, cfg), tokens, positions, segment, cfg)
+
     def unstack(params: PyTree, cfg: Any) -> PyTree:
         return model.unstack(inside(params, cfg), cfg)
 
@@ -114,7 +117,7 @@ def adapted(model: Model, config: LoRA) -> Model:
                     for name, tree in names.pop(ADAPTER).items()}  # fmt: skip
         return inside(params, cfg), {**names, "layers": {**names["layers"], ADAPTER: adapters}}
 
-    return model._replace(spec=whole_spec, forward=forward, unstack=unstack, ready=ready)
+    return model._replace(spec=whole_spec, forward=forward, routed=routed, unstack=unstack, ready=ready)
 
 
 def attach(params: PyTree, config: LoRA, names: PyTree) -> PyTree:

@@ -13,7 +13,7 @@ import jax
 
 from jrl.models.contract import is_spec
 from jrl.plan.case import Case, evaluated_case, share, supervised_case
-from jrl.plan.estimate import adapter_bytes, cache_bytes, held_bytes, itemsize, trained_bytes
+from jrl.plan.estimate import adapter_bytes, cache_bytes, held_bytes, itemsize, mlp_entries, trained_bytes
 from jrl.plan.flops import decoded_apart
 from jrl.sharding import GATHERED, TRAIN
 
@@ -64,7 +64,7 @@ def sample(case: Case) -> Memory:
     length = case.config.data.prompt_length
     a_column = 2 * cfg.layers * cfg.kv_heads // tensor * cfg.head_dim * itemsize(cfg.dtype)
     scores = prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
-    hidden = prompts * length * (2 * cfg.width + cfg.mlp_width // tensor) * FLOAT32
+    hidden = prompts * length * (2 * cfg.width + mlp_entries(cfg, tensor) // 3) * FLOAT32
     logits = 3 * case.slots * cfg.vocab_size * FLOAT32
     ends = 2 * head(case) * itemsize(cfg.dtype)
     return kept(case)._replace(
@@ -108,7 +108,7 @@ def at_work(case: Case, tokens: int, scores: int) -> int:
     cfg, tensor = case.cfg, case.sizes["tensor"]
     narrow = itemsize(cfg.dtype)
     projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // tensor
-    wide = 2 * cfg.width + projected + 3 * cfg.mlp_width // tensor
+    wide = 2 * cfg.width + projected + mlp_entries(cfg, tensor)
     a_score = case.rows * queries(case, case.shape.row_length) * cfg.heads // tensor * case.shape.row_length * FLOAT32
     return tokens * wide * (narrow + FLOAT32) + scores * a_score
 

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jrl import paths, programs
 from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
-from jrl.job import check_divides
+from jrl.job import check_divides, check_router
 from jrl.models import decoder
 from jrl.models.contract import ADAPTER, ParamSpec
 from jrl.models.decoder import Decoder
@@ -106,6 +106,7 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     mesh = abstract_mesh(config.mesh, num_devices)
     cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
+    check_router(config, cfg)
     decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import is_spec
+from jrl.models.decoder import Decoder
 from jrl.plan import flops
 from jrl.plan.case import Case, evaluated_case, share, supervised_case
 from jrl.plan.chips import Chip
@@ -24,6 +25,7 @@ FLOAT32_PASSES = 6  # bfloat16 products of one float32 product at the precision 
 ASSUMPTIONS = (
     "every unit at its peak, and the slowest alone counts: memory, links and matrix unit overlap within a program",
     f"float32 products take {FLOAT32_PASSES} bfloat16 passes (precision 'highest'); attention is in float32",
+    "experts are visited evenly, and those that no slot goes to are not read",
     "every completion is as long as it may be, every packed row is full, nothing is refilled",
     "a mesh axis moves data around one ring of the torus, both ways",
     "host time (scoring, data, dispatch) is not in it",
@@ -99,7 +101,7 @@ def add(*parts: dict[str, float]) -> dict[str, float]:
 def sample_traffic(case: Case) -> Traffic:
     """Returns the traffic of sampling: weights gathered once, then read at every turn with the whole cache."""
     cfg = case.cfg
-    weights = held_bytes(case, GATHERED, cfg.dtype) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
+    weights = turn_bytes(case) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
     cache = cache_bytes(case)
     prompts = case.prompts // case.shards * case.config.data.prompt_length
     gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype))
@@ -117,11 +119,31 @@ def cache_bytes(case: Case) -> int:
     return 2 * cfg.layers * case.slots * heads * case.width * cfg.head_dim * itemsize(cfg.dtype)
 
 
+def mlp_entries(cfg: Decoder, tensor: int) -> int:
+    """Returns the entries that the widest layer's MLP makes of a token on one device: gate, up and their product. With
+    experts a token is copied to each that it goes to, and so is what comes out."""
+    dense = sparse = 0
+    if not all(map(cfg.sparse, range(cfg.layers))):
+        dense = 3 * cfg.mlp_width // tensor
+    if cfg.experts is not None:
+        sparse = cfg.experts.per_token * (2 * cfg.width + 3 * cfg.experts.width // tensor) + cfg.experts.count
+    return max(dense, sparse)
+
+
+def turn_bytes(case: Case) -> float:
+    """Returns the weights that a turn of decoding reads on one device, bytes: of experts, those that a slot goes to."""
+    cfg = case.cfg
+    leaves = jax.tree.leaves(case.spec, is_leaf=is_spec)
+    own = sum(share(leaf, GATHERED, case.sizes) for leaf in leaves if flops.of_experts(leaf)) * itemsize(cfg.dtype)
+    untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** case.slots
+    return held_bytes(case, GATHERED, cfg.dtype) - own * untouched
+
+
 def layer_traffic(case: Case, tokens: float) -> float:
     """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
     of every product once, and the float32 scores written and read around the softmax."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    wide = 2 * cfg.width + (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim / tensor + 3 * cfg.mlp_width / tensor
+    wide = 2 * cfg.width + (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim / tensor + mlp_entries(cfg, tensor)
     scores = 4 * 4 * cfg.heads / tensor * case.shape.row_length
     return cfg.layers * tokens * (2 * wide * itemsize(cfg.dtype) + scores)
 

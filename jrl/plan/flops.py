@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import jax
 
-from jrl.models.contract import is_spec
+from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.decoder import Decoder
+from jrl.models.experts import Experts
 from jrl.plan.case import Case, evaluated_case, supervised_case
 from jrl.types import PyTree
 
@@ -28,10 +29,22 @@ class Flops(NamedTuple):
         return self.weights + self.attention
 
 
-def layer_weights(spec: PyTree) -> int:
-    """Returns the elements of all layers' matrices: what every token is multiplied with."""
+def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
+    """Returns the elements of all layers' matrices that a token is multiplied with: of experts, those it goes to."""
     leaves = jax.tree.leaves(spec["layers"], is_leaf=is_spec)
-    return sum(math.prod(leaf.shape) for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2)
+    whole = [leaf for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2 and not of_experts(leaf)]
+    some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
+    chosen = 0 if experts is None else some // experts.count * experts.per_token
+    return sum(math.prod(leaf.shape) for leaf in whole) + chosen
+
+
+def of_experts(leaf: ParamSpec) -> bool:
+    """Whether a parameter has a part for each expert; a router, whose columns they are, has not."""
+    return leaf.axes[1:2] == ("experts",)
+
+
+def layers_of(case: Case) -> int:
+    return layer_weights(case.spec, case.cfg.experts)
 
 
 def adapter_weights(case: Case) -> int:
@@ -42,7 +55,7 @@ def adapter_weights(case: Case) -> int:
 
 def decoded_weights(case: Case) -> int:
     """Returns what a token is multiplied with in the layers while it is sampled. Merging is not counted."""
-    return layer_weights(case.spec) + (adapter_weights(case) if decoded_apart(case) else 0)
+    return layers_of(case) + (adapter_weights(case) if decoded_apart(case) else 0)
 
 
 def decoded_apart(case: Case) -> bool:
@@ -92,24 +105,25 @@ def read_positions(case: Case) -> int:
 def logprobs(case: Case) -> Flops:
     """Returns the operations of one log-prob pass over a full batch of packed rows."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
-    layers = layer_weights(case.spec) + adapter_weights(case)
+    layers = layers_of(case) + adapter_weights(case)
     weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
     return Flops(weights, float(tokens * attention(case.cfg, case.shape.row_length)))
 
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
-    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so; and
-    once more the scores of attention, which are half of it, where they are computed a block at a time. Frozen weights
-    have no gradient, which is half of their backward pass."""
+    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so (what
+    experts give is needed: their weights' gradient is its product with what comes back); and once more the scores of
+    attention, which are half of it, where they are computed a block at a time. Frozen weights have no gradient, which
+    is half of their backward pass."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
-    layers, adapters = (2.0 * tokens * n for n in (layer_weights(case.spec), adapter_weights(case)))
+    layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
     attended = float(tokens * attention(case.cfg, case.shape.row_length))
     head = 2.0 * read_positions(case) * head_weights(case.cfg)
     passes = 3 if case.adapters is None else 2
     weights, again = passes * layers + 3 * adapters + (passes + 1) * head, 0.0
     if case.cfg.remat == "layer":
-        last = math.prod(case.spec["layers"]["down"].shape)
+        last = math.prod(case.spec["layers"]["down"].shape) if "down" in case.spec["layers"] else 0
         weights, again = weights + layers + adapters - 2.0 * tokens * last, attended
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
         again += attended / 2

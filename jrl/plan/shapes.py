@@ -66,6 +66,7 @@ class Shapes:
     algo: PyTree
     adamw: PyTree
     sft_adamw: PyTree | None
+    router: PyTree | None
     shape: Shape
     sft_shape: Shape | None
 
@@ -92,6 +93,7 @@ def lower(config: Config, parts: Parts, mesh: Mesh) -> dict[str, Any]:
         algo=numbers(config.algo),
         adamw=numbers(config.optimizer),
         sft_adamw=None if config.sft is None else numbers(config.sft.optimizer),
+        router=numbers(config.learner.router),
         shape=programs.train_shape(config, mesh),
         sft_shape=None if config.sft is None else programs.sft_shape(config, mesh),
     )

@@ -85,6 +85,25 @@ SHAPES = {
         NEOX | dict(attention_bias=False, hidden_act="gelu_new", num_hidden_layers=3,
                     rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=5000.0, partial_rotary_factor=1.0)),
     ],
+    "Qwen3Moe": [
+        BASE | dict(head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True),
+        BASE | dict(head_dim=8, num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3], num_experts=5,
+                    num_experts_per_tok=3, moe_intermediate_size=20, tie_word_embeddings=True),
+        BASE | dict(head_dim=8, attention_bias=True, num_experts=3, num_experts_per_tok=1, moe_intermediate_size=16,
+                    use_sliding_window=True, sliding_window=5, norm_topk_prob=True, rope_parameters=YARN),
+    ],
+    "Mixtral": [
+        BASE | dict(num_local_experts=4),
+        BASE | dict(num_local_experts=7, num_experts_per_tok=3, sliding_window=5, tie_word_embeddings=True),
+        BASE | dict(num_local_experts=3, num_experts_per_tok=1, num_hidden_layers=3, head_dim=16,
+                    rope_parameters=dict(rope_type="default", rope_theta=5000.0)),
+    ],
+    "OLMoE": [
+        BASE | dict(num_experts=6, num_experts_per_tok=2, pad_token_id=0, eos_token_id=1),
+        BASE | dict(num_experts=8, num_experts_per_tok=8, norm_topk_prob=True, pad_token_id=0, eos_token_id=1),
+        BASE | dict(num_experts=4, num_experts_per_tok=3, attention_bias=True, num_key_value_heads=4,
+                    num_hidden_layers=3, pad_token_id=0, eos_token_id=1),
+    ],
     "GPT2": [
         GPT2,
         GPT2 | dict(n_inner=40, n_head=2, activation_function="gelu", tie_word_embeddings=False),
@@ -92,7 +111,8 @@ SHAPES = {
     ],
 }  # fmt: skip
 
-CLASSES = {name: name for name in SHAPES} | {"Gemma3": "Gemma3Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3"}
+CLASSES = {name: name for name in SHAPES} | {"Gemma3": "Gemma3Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3",
+                                             "OLMoE": "Olmoe"}  # fmt: skip
 
 
 def weight(name, shape, seed=0):

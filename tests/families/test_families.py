@@ -12,9 +12,11 @@ from families.published import logits, opened
 from safetensors.numpy import load_file, save_file
 
 from jrl.checkpoints.published import Published, decoder_of, export
-from jrl.models.decoder import Decoder
+from jrl.models.contract import num_params
+from jrl.models.decoder import Decoder, spec
 from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
+from jrl.resolve import load_config
 from jrl.sharding import MeshShape, make_mesh
 
 
@@ -65,8 +67,57 @@ def test_a_mesh_holds_the_same_parameters(name, tmp_path):
     _, one = opened(folder)
     _, many = opened(folder, make_mesh(MeshShape(data=2, fsdp=2)))
     jax.tree.map(np.testing.assert_array_equal, many, one)
-    assert len(many["layers"]["down"].sharding.device_set) == 4
-    assert many["layers"]["down"].addressable_shards[0].data.shape[2] * 2 == many["layers"]["down"].shape[2]
+    down = many["layers"]["down"] if "down" in many["layers"] else many["layers"]["expert_down"]
+    assert len(down.sharding.device_set) == 4
+    assert down.addressable_shards[0].data.shape[-1] * 2 == down.shape[-1]
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.fused])
+def test_experts_of_a_layer_in_one_tensor_are_the_same_parameters(name, tmp_path):
+    """As transformers 5 holds them: [experts, 2 x width, D] for gate and up, [experts, D, width] for down."""
+    folder = golden.write(tmp_path / "apart", name)
+    found = load_file(folder / "model.safetensors")
+    layers = sorted({label.split(".experts.")[0] for label in found if ".experts." in label})
+    gate, up, down = ("w1", "w3", "w2") if name == "Mixtral" else ("gate_proj", "up_proj", "down_proj")
+    count = opened(folder)[0].experts.count
+    for layer in layers:
+        take = lambda part, layer=layer: np.stack(
+            [found.pop(f"{layer}.experts.{i}.{part}.weight") for i in range(count)]
+        )
+        place = layer.replace(".block_sparse_moe", ".mlp")
+        found[f"{place}.gate.weight"] = found.pop(f"{layer}.gate.weight")
+        found[f"{place}.experts.gate_up_proj"] = np.concatenate([take(gate), take(up)], axis=1)
+        found[f"{place}.experts.down_proj"] = take(down)
+    (tmp_path / "fused").mkdir()
+    (tmp_path / "fused" / "config.json").write_text((folder / "config.json").read_text())
+    save_file(found, tmp_path / "fused" / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, opened(tmp_path / "fused")[1], opened(folder)[1])
+
+
+def test_the_published_shape_of_30b_has_its_parameters():
+    # A layer: q and o 2048 x 4096 each, k and v 2048 x 512 each, router 2048 x 128, 128 experts of 3 x 2048 x 768 each,
+    # norms 2 x 2048 + 2 x 128: 623,120,640. 48 of them, embedding and head of 151936 x 2048, a norm of 2048.
+    config = dict(
+        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", attention_bias=False, decoder_sparse_step=1,
+        head_dim=128, hidden_act="silu", hidden_size=2048, intermediate_size=6144, max_position_embeddings=40960,
+        max_window_layers=48, mlp_only_layers=[], moe_intermediate_size=768, norm_topk_prob=True, num_experts=128,
+        num_attention_heads=32, num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, rms_norm_eps=1e-6,
+        output_router_logits=False, rope_scaling=None, rope_theta=1e6, router_aux_loss_coef=0.001, sliding_window=None,
+        tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+    )  # fmt: skip
+    cfg = read(FAMILIES["Qwen3Moe"], config)
+    assert num_params(spec(cfg)) == 30_532_122_624
+    planned, _ = load_config("configs/plan/30b_moe.gin")
+    assert canonical(planned.model) == canonical(cfg)
+
+
+def test_a_missing_expert_is_named(tmp_path):
+    folder = golden.write(tmp_path / "model", "Qwen3Moe")
+    found = load_file(folder / "model.safetensors")
+    del found["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_file(found, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"missing \(1\): model.layers.1.mlp.experts.2.up_proj.weight"):
+        opened(folder)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

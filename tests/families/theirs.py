@@ -19,7 +19,21 @@ def random_model(name, fields, seed):
 
 
 def parameters(model):
-    """Yields (published name, tensor); of a tied head and embedding only the embedding."""
-    neox = model.config.model_type == "gpt_neox"  # renames its head while it loads and saves
+    """Yields (published name, tensor); of a tied head and embedding only the embedding. Experts, which transformers 5
+    joins while it loads and takes apart while it saves, come one at a time."""
+    kind = model.config.model_type
     for label, tensor in model.named_parameters():
-        yield "embed_out.weight" if neox and label == "lm_head.weight" else label, tensor
+        if kind == "gpt_neox" and label == "lm_head.weight":
+            label = "embed_out.weight"
+        if kind == "mixtral":
+            label = label.replace(".mlp.", ".block_sparse_moe.")
+        if ".experts." not in label:
+            yield label, tensor
+            continue
+        place, name = label.split(".experts.")
+        gate, up, down = ("w1", "w3", "w2") if kind == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+        for i, expert in enumerate(tensor.data):
+            half = len(expert) // 2
+            parts = {down: expert} if name == "down_proj" else {gate: expert[:half], up: expert[half:]}
+            for part, own in parts.items():
+                yield f"{place}.experts.{i}.{part}.weight", own

@@ -42,6 +42,8 @@ def older(config):
         config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     if config["model_type"] == "gemma3_text":
         config["sliding_window_pattern"] = config.pop("_sliding_window_pattern", types.index("full_attention") + 1)
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
     config["transformers_version"] = "4.55.0"
     return config
 

@@ -11,6 +11,7 @@ import pytest
 
 from jrl.models.contract import abstract, axes, init
 from jrl.models.decoder import MODEL, Decoder, layer_norm
+from jrl.models.experts import Experts
 from jrl.models.rope import YarnRope
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
@@ -25,6 +26,9 @@ OPTIONS = {
                   window_rope_theta=100.0, rope=YarnRope(factor=2, original_length=8)),
     "olmo": dict(norm_place="after", qk_norm="all"),
     "nope": dict(rotary_layers=(True, False), window=4, mlp_bias=True, activation="relu"),
+    "moe": dict(experts=Experts(count=4, per_token=2, width=8)),
+    "some layers sparse": dict(experts=Experts(count=3, per_token=2, width=8, softmax="all", layers=(True, False)),
+                               norm_place="both", window=4, window_layers=(True, True, False)),
     "smollm": dict(rotary_layers=(True, False), qk_norm=None),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)

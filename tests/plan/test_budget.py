@@ -8,6 +8,7 @@ from jrl.plan import budget, cheaper, estimate, flops
 from jrl.plan.case import make_case
 from jrl.plan.chips import CHIPS
 from jrl.resolve import load_config
+from jrl.sharding import GATHERED
 
 # Matrices of two layers and the tied embedding; then norms: two of 64 and two of a head, 16, a layer; one of 64 last.
 PARAMETERS = 73728 + 32768 + 2 * (2 * 64 + 2 * 16) + 64
@@ -48,6 +49,34 @@ def test_shards_share_matrices_and_not_norms(small):
     assert found.weights == 4 * ((73728 + 32768) // 4 + 2 * (2 * 64 + 2 * 16) + 64)
     copies = budget.kept(small("MeshShape.data=4", devices=4))
     assert copies.weights == 4 * PARAMETERS
+
+
+def test_every_expert_is_kept_and_cut_by_width(small):
+    # A layer: attention 12288, router 64x4, four experts of 3 x 64 x 32, norms 160; embedding 32768; last norm 64.
+    experts = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
+    matrices = 2 * (12288 + 4 * 3 * 64 * 32) + 32768
+    assert budget.kept(small(*experts)).weights == 4 * (matrices + 2 * (256 + 160) + 64)
+    cut = budget.kept(small(*experts, "MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
+    assert cut.weights == 4 * (matrices // 4 + 2 * (256 // 2 + 160) + 64)  # the router is cut over fsdp alone
+    with pytest.raises(ValueError, match=r"Experts\.width = 32 does not divide"):
+        small(*experts, "Decoder.heads=64", "Decoder.kv_heads=64", "Decoder.mlp_width=192", "Decoder.vocab_size=576",
+              "MeshShape.tensor=64", devices=64)  # fmt: skip
+
+
+def test_a_turn_of_decoding_reads_the_experts_that_slots_go_to(small):
+    # Three slots go to 2 of 4 experts each: one is left alone with 1/2 to the third, 1/8.
+    experts = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
+    case = small(*experts)
+    every = 4 * (2 * (12288 + 256 + 160 + 4 * 3 * 64 * 32) + 32768 + 64)
+    assert case.slots == 3
+    assert estimate.turn_bytes(case) == every - 4 * 2 * 4 * 3 * 64 * 32 / 8
+    dense = small()
+    assert estimate.turn_bytes(dense) == estimate.held_bytes(dense, GATHERED, "float32")
+
+
+def test_a_loss_of_routers_needs_routers(small):
+    with pytest.raises(ValueError, match=r"Learner\.router"):
+        small("Learner.router=@RouterLoss()", "RouterLoss.z=0.001")
 
 
 def test_the_cache_by_hand(small):

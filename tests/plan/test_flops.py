@@ -8,6 +8,7 @@ import pytest
 
 from jrl.models.contract import abstract, split, whole
 from jrl.models.decoder import MODEL, Decoder
+from jrl.models.experts import Experts
 from jrl.models.lora import LoRA, adapted
 from jrl.ops.logprobs import token_logprobs
 from jrl.plan import flops
@@ -96,6 +97,58 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, small):
     apart = lambda adapters, base, tokens: loss(adapted(MODEL, config).unstack(whole(base, adapters), cfg), tokens)
     ours = flops.update(case).total
     assert counted_by_xla(jax.value_and_grad(apart), adapters, base, ids) == pytest.approx(ours, rel=0.03)
+
+
+MOE = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
+
+
+def test_a_mixture_of_experts_by_hand(small):
+    # A layer: attention as above, 12288; the router 64x4; of four experts two, gate, up and down 64x32 each.
+    layers = 2 * (12288 + 64 * 4 + 2 * 3 * 64 * 32)
+    case = small(*MOE)
+    assert flops.layer_weights(case.spec, case.cfg.experts) == layers == 49664
+    forward = flops.logprobs(case)
+    assert forward == (2 * 256 * (layers + HEAD), 256 * 2 * 2 * 2 * 4 * 16 * 32)
+    assert flops.decode(case).weights == 2 * 216 * (layers + HEAD)
+    assert flops.update(case).weights == 2 * 256 * (3 * layers + 4 * HEAD)
+    # What an expert gives is multiplied with its weight, whose gradient needs it: down is computed again.
+    assert flops.update(small(*MOE, "Decoder.remat='layer'")).weights == 2 * 256 * (4 * layers + 4 * HEAD)
+    # Every second layer sparse: the first has an MLP.
+    mixed = small(*MOE, "Experts.layers=(False, True)")
+    assert flops.layer_weights(mixed.spec, mixed.cfg.experts) == LAYERS // 2 + layers // 2
+
+
+@pytest.mark.parametrize("remat", ["none", "layer"])
+def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_computes_for_nothing(remat, small):
+    """On CPU `ragged_dot` multiplies every token with every expert: its products count `experts.count` times."""
+    own = Experts(count=3, per_token=2, width=512)
+    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=128, experts=own,
+                  remat=remat)  # fmt: skip
+    rows, length = 4, 128
+    bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
+        "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "remat")]  # fmt: skip
+    case = small(*bindings, *MOE[:1], "Experts.count=3", "Experts.per_token=2", "Experts.width=512",
+                 "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
+                 "Loop.prompts=2")  # fmt: skip
+    assert case.cfg == cfg and case.shape.micro_batches * case.shape.rows == rows
+    params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+
+    def loss(params, tokens):
+        positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
+        hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
+        unembed = lambda h: MODEL.unembed(params, h, cfg)
+        wanted = jnp.ones_like(tokens, bool)
+        logprobs, _ = token_logprobs(hidden, tokens, wanted, unembed, temperature=jnp.float32(1), chunk=length)
+        return logprobs.sum()
+
+    visits = 2.0 * rows * length * cfg.layers * own.per_token * 3 * cfg.width * own.width
+    for_nothing = (own.count - 1) * visits
+    passes = 3 if remat == "none" else 4
+    found = counted_by_xla(loss, params, ids)
+    assert found == pytest.approx(flops.logprobs(case).total + for_nothing, rel=0.05)
+    found = counted_by_xla(jax.value_and_grad(loss), params, ids)
+    assert found == pytest.approx(flops.update(case).total + passes * for_nothing, rel=0.05)
 
 
 def test_decoding_one_token_as_the_compiler_counts_it():

@@ -13,9 +13,12 @@ from jrl.models.families.gpt2 import GPT2
 from jrl.models.families.gpt_neox import GPT_NEOX
 from jrl.models.families.llama import LLAMA
 from jrl.models.families.mistral import MISTRAL
+from jrl.models.families.mixtral import MIXTRAL
 from jrl.models.families.olmo2 import OLMO2, OLMO3
+from jrl.models.families.olmoe import OLMOE
 from jrl.models.families.phi3 import PHI3
 from jrl.models.families.qwen import QWEN2, QWEN3
+from jrl.models.families.qwen_moe import QWEN3_MOE
 from jrl.models.families.smollm3 import SMOLLM3
 
 # Where a decoder fits several, the first that can say it is what it is exported as.
@@ -32,6 +35,9 @@ FAMILIES: dict[str, Family] = {
     "Phi3": PHI3,
     "GPTNeoX": GPT_NEOX,
     "GPT2": GPT2,
+    "Qwen3Moe": QWEN3_MOE,
+    "Mixtral": MIXTRAL,
+    "OLMoE": OLMOE,
 }
 
 

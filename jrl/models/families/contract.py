@@ -17,16 +17,21 @@ class Pick(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a leaf lies in a published tensor.
+    """Where a leaf lies in published tensors, one for each layer, or for each expert of each layer.
 
-    `dims` has an entry for each published dimension: the leaf's own axes (without the layers'), flattened in row-major
-    order, with Picks between them. A torch linear weight [out, in] of a leaf [D, H, K] is ((1, 2), (0,)). Leaves that
-    name the same tensor are joined along dimension `join`, in the order of the family's table.
+    `dims` has an entry for each dimension of a tensor: the leaf's own axes (without the layers' and, where every expert
+    has its tensor, the experts'), flattened in row-major order, with Picks between them. A torch linear weight
+    [out, in] of a leaf [D, H, K] is ((1, 2), (0,)). Leaves that name the same tensor are joined along dimension `join`,
+    in the order of the family's table.
     """
 
-    name: str  # "{}" is the number of the layer
+    name: str  # the first "{}" is the number of the layer, a second that of the expert
     dims: tuple[tuple[int | Pick, ...], ...]
     join: int | None = None
+
+    @property
+    def each_expert(self) -> bool:
+        return self.name.count("{}") == 2
 
 
 class Wrapped(NamedTuple):
@@ -52,6 +57,7 @@ class Family(NamedTuple):
     places: Mapping[str, Place]  # leaf of a layer, or of the tree -> where it is published
     ignored: tuple[str, ...] = ()  # patterns of published tensors that hold nothing learned
     wrapped: Wrapped | None = None
+    fused: Mapping[str, Place] = {}  # leaves of experts where a folder keeps a layer's in one tensor; never written
 
 
 REQUIRED = object()
@@ -205,6 +211,7 @@ def canonical(cfg: Decoder) -> Decoder:
     """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat,
     attention_block) as default."""
     layers = range(cfg.layers)
+    sparse = tuple(map(cfg.sparse, layers))
     windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))
     same_rope = cfg.window_rope_theta == cfg.rope_theta and cfg.rope is None
     plain = Decoder()
@@ -217,6 +224,10 @@ def canonical(cfg: Decoder) -> Decoder:
         rotary_layers=rotates,
         rope_theta=cfg.rope_theta if any(rotates) else plain.rope_theta,
         query_scale=cfg.head_dim**-0.5 if cfg.query_scale is None else cfg.query_scale,
+        experts=dataclasses.replace(cfg.experts, layers=sparse) if any(sparse) else None,
+        mlp=cfg.mlp if not all(sparse) else plain.mlp,
+        mlp_width=cfg.mlp_width if not all(sparse) else plain.mlp_width,
+        mlp_bias=cfg.mlp_bias and not all(sparse),
         dtype=plain.dtype,
         param_dtype=plain.param_dtype,
         remat=plain.remat,

@@ -1,0 +1,107 @@
+"""Mixture of experts: in a sparse layer a router sends every token to a few of many MLPs. No token is dropped.
+
+    weights, ids = the likeliest of softmax(x router)          y = sum_i weights_i * expert_ids_i(x)
+
+Each batch shard sorts its own tokens by expert, so that an expert's are neighbours, and multiplies them with
+`jax.lax.ragged_dot`. A token's result does not depend on the tokens beside it. Experts are cut by width over tensor,
+as any MLP is, and not by number; see docs/decisions/mixture-of-experts.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops.router import route
+from jrl.sharding import constrain, einsum, gather, mapped
+from jrl.types import Array, PyTree
+
+LEAVES = ("router", "expert_gate", "expert_up", "expert_down")  # of a sparse layer, instead of an MLP's
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The gated MLPs of sparse layers."""
+
+    count: int  # MLPs of a layer
+    per_token: int  # of them that a token goes through
+    width: int  # of each
+    softmax: Literal["chosen", "all"] = "chosen"  # a token's weights are of this softmax: over those it goes to, or all
+    layers: tuple[bool, ...] = (True,)  # which layers are sparse: a cycle
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.count:
+            raise ValueError(
+                f"Experts.per_token must be between 1 and count; got per_token={self.per_token}, count={self.count}"
+            )
+        if self.width < 1:
+            raise ValueError(f"Experts.width must be at least 1; got {self.width}")
+        if not any(self.layers):
+            raise ValueError(f"Experts.layers is a cycle in which a layer is sparse; got {self.layers}")
+
+    def sparse(self, layer: int) -> bool:
+        return self.layers[layer % len(self.layers)]
+
+
+def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Returns what the experts make of h, [B, L, D], and the router's logits, [B, L, experts] float32 or wider.
+
+    Args:
+      h: [B, L, D]. weights: LEAVES of one layer: router [D, experts], expert_gate and expert_up [experts, D, width],
+        expert_down [experts, width, D].
+    """
+    # The router in float32 or wider: a rounding may send a token elsewhere, in the learner or the sampler alone.
+    wide = jnp.promote_types(h.dtype, jnp.float32)
+    router = gather(weights["router"], "embed", "experts").astype(wide)
+    logits = einsum("bld,de->ble", h.astype(wide), router, ("batch", None, None))
+    gate, up = (gather(weights[f"expert_{name}"], "experts", "embed", "mlp").astype(h.dtype) for name in ("gate", "up"))
+    down = gather(weights["expert_down"], "experts", "mlp", "embed").astype(h.dtype)
+    local = functools.partial(_mix_shard, cfg=cfg, activation=activation)
+    rows = ("batch", None, None)
+    out = mapped(
+        local,
+        (constrain(h, *rows), constrain(logits, *rows), gate, up, down),
+        (rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None)),
+        rows,
+        summed="mlp",
+    )
+    return out, logits
+
+
+def _mix_shard(
+    h: Array, logits: Array, gate: Array, up: Array, down: Array, *, cfg: Experts, activation: Callable[[Array], Array]
+) -> Array:
+    """Returns the mixture of one batch shard, of its share of every expert's width."""
+    x = h.reshape(-1, h.shape[-1])
+    weights, ids = route(logits.reshape(len(x), -1), cfg.per_token, cfg.softmax)
+    expert = ids.reshape(-1)
+    order = jnp.argsort(expert, stable=True)
+    back = jnp.argsort(order)
+    sizes = (expert[:, None] == jnp.arange(cfg.count, dtype=expert.dtype)[None]).sum(0, dtype=jnp.int32)
+    copies = jnp.broadcast_to(x[:, None], (len(x), cfg.per_token, x.shape[1])).reshape(-1, x.shape[1])
+    sorted_ = permute(copies, order, back)
+    product = activation(jax.lax.ragged_dot(sorted_, gate, sizes)) * jax.lax.ragged_dot(sorted_, up, sizes)
+    found = permute(jax.lax.ragged_dot(product, down, sizes), back, order).reshape(len(x), cfg.per_token, -1)
+    return (found * weights[..., None].astype(found.dtype)).sum(1).reshape(h.shape)
+
+
+@jax.custom_vjp
+def permute(x: Array, order: Array, back: Array) -> Array:
+    """Returns x[order]. `back` undoes `order`; the gradient is a gather along it, where JAX's own is a scatter."""
+    return x[order]
+
+
+def _permute_forward(x: Array, order: Array, back: Array) -> tuple[Array, Array]:
+    return x[order], back
+
+
+def _permute_backward(back: Array, gradient: Array) -> tuple[Array, None, None]:
+    return gradient[back], None, None
+
+
+permute.defvjp(_permute_forward, _permute_backward)

@@ -1,0 +1,75 @@
+"""A router of tokens over experts: where each goes, and the two terms that keep a router healthy.
+
+Logits are [..., experts]. Sums only: numerators stay apart from their denominators, the number of tokens, until the
+end of an optimiser step, so that nothing depends on packing, micro-batches or the mesh.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def route(logits: Array, per_token: int, softmax: Literal["chosen", "all"]) -> tuple[Array, Array]:
+    """Returns (weights, ids) of the experts that each token goes to, the likeliest first, [..., per_token].
+
+        all:     exp(z_i) / sum over all experts          (OLMoE; Qwen3-MoE without norm_topk_prob)
+        chosen:  exp(z_i) / sum over the chosen           (Mixtral; Qwen3-MoE with norm_topk_prob)
+
+    A softmax over all, divided by what the chosen have of it, is the softmax over the chosen. Of equal logits the
+    expert with the lower number comes first. Source: 2401.04088, 2409.02060, 2505.09388.
+    """
+    top, ids = jax.lax.top_k(logits, per_token)
+    if softmax == "chosen":
+        return jax.nn.softmax(top, axis=-1), ids
+    return jnp.exp(top - jax.nn.logsumexp(logits, axis=-1, keepdims=True)), ids
+
+
+def visits(logits: Array, per_token: int) -> Array:
+    """Returns [..., experts] bool: does the token go to the expert?"""
+    _, ids = jax.lax.top_k(logits, per_token)
+    experts = jnp.arange(logits.shape[-1], dtype=ids.dtype).reshape((1,) * ids.ndim + (-1,))
+    return (ids[..., None] == experts).any(-2)
+
+
+def balance_sum(logits: Array, mask: Array, segment: Array, *, num_segments: int, per_token: int) -> Array:
+    """Returns the sum over tokens of the load-balancing loss, a sequence at a time: [].
+
+        sum over sequences of n * sum_e f_e P_e,    f_e = E / (K n) * (visits of e),    P_e = mean softmax_e
+
+    n is the sequence's tokens in the mask, E the experts, K those of a token. Divided by the number of tokens it is 1
+    where load is even, and E / K where K experts have everything. Gradients go through P alone. The usual product of
+    means over a batch is no sum over micro-batches; a sequence is in one micro-batch whole.
+
+    Args:
+      logits: [R, L, experts] of one layer. mask: [R, L] bool. segment: [R, L] int32, place of the sequence in its row.
+
+    Source: 2101.03961, equations 4 to 6; a sequence at a time as 2412.19437, equations 17 to 20, weighted by n.
+    """
+    place = jnp.arange(num_segments, dtype=segment.dtype)
+    member = ((segment[..., None] == place[None, None]) & mask[..., None]).astype(logits.dtype)  # [R, L, S]
+    inside = lambda x: jnp.where(mask[..., None], x, 0)
+    count = jnp.einsum("rls,rle->rse", member, inside(visits(logits, per_token)).astype(logits.dtype))
+    share = jnp.einsum("rls,rle->rse", member, inside(jax.nn.softmax(jnp.where(mask[..., None], logits, 0))))
+    tokens = jnp.maximum(member.sum(1), 1)[..., None]  # [R, S, 1]
+    return (count * share / tokens).sum() * (logits.shape[-1] / per_token)
+
+
+def z_sum(logits: Array, mask: Array) -> Array:
+    """Returns the sum over tokens of logsumexp(z)^2, which keeps logits small: []. Source: 2202.08906, equation 5."""
+    return (jax.nn.logsumexp(jnp.where(mask[..., None], logits, 0), axis=-1) ** 2 * mask).sum()
+
+
+def entropy_sum(logits: Array, mask: Array) -> Array:
+    """Returns the sum over tokens of the entropy of softmax(z) over all experts, nats: []."""
+    law = jax.nn.log_softmax(jnp.where(mask[..., None], logits, 0))
+    return (-(jnp.exp(law) * law).sum(-1) * mask).sum()
+
+
+def load(logits: Array, mask: Array, per_token: int) -> Array:
+    """Returns how many tokens go to each expert, [experts] in the dtype of `logits`. logits: [R, L, experts]."""
+    return jnp.where(mask[..., None], visits(logits, per_token), False).sum((0, 1)).astype(logits.dtype)

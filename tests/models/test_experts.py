@@ -1,0 +1,150 @@
+"""A mixture of experts: each token by itself, whatever lies beside it, on one device or many."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import sampler
+from jrl.models import experts
+from jrl.models.contract import axes, init, num_params, unrolled
+from jrl.models.decoder import MODEL, Decoder, layers_of
+from jrl.models.experts import Experts
+from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.types import PromptBatch
+
+OWN = Experts(count=5, per_token=2, width=6)
+CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, experts=OWN)
+MIXED = dataclasses.replace(CFG, layers=4, experts=dataclasses.replace(OWN, width=8, layers=(False, True, True)))
+
+
+def random_layer(seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    shapes = {"router": (8, 5), "expert_gate": (5, 8, 6), "expert_up": (5, 8, 6), "expert_down": (5, 6, 8)}
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def by_hand(h, w, cfg):
+    """One token after the other, one expert after the other."""
+    out = np.zeros_like(h)
+    for at in np.ndindex(h.shape[:2]):
+        z = h[at] @ w["router"]
+        chosen = np.argsort(-z)[: cfg.per_token]
+        law = np.exp(z - z.max())
+        weights = law[chosen] / (law[chosen].sum() if cfg.softmax == "chosen" else law.sum())
+        for i, weight in zip(chosen, weights):
+            gate, up = h[at] @ w["expert_gate"][i], h[at] @ w["expert_up"][i]
+            out[at] += weight * ((gate / (1 + np.exp(-gate)) * up) @ w["expert_down"][i])
+    return out
+
+
+@pytest.mark.parametrize("softmax", ["chosen", "all"])
+def test_a_layer_by_hand(softmax):
+    cfg, w = dataclasses.replace(OWN, softmax=softmax), random_layer()
+    h = np.random.default_rng(1).normal(size=(2, 7, 8))
+    with jax.enable_x64(True):
+        out, logits = jax.jit(lambda h, w: experts.mix(h, w, cfg, jax.nn.silu))(h, w)
+        np.testing.assert_allclose(logits, h @ w["router"], atol=1e-12)
+        np.testing.assert_allclose(out, by_hand(h, w, cfg), atol=1e-12)
+
+
+def test_a_token_does_not_depend_on_those_beside_it():
+    w, h = random_layer(), np.random.default_rng(1).normal(size=(3, 8, 8))
+    with jax.enable_x64(True):
+        run = jax.jit(lambda h: experts.mix(h, w, OWN, jax.nn.silu)[0])
+        together = run(h)
+        for at in [(0, 0), (1, 5), (2, 7)]:
+            alone = run(h[at][None, None])[0, 0]
+            np.testing.assert_allclose(together[at], alone, rtol=0, atol=1e-12 * np.abs(alone).max())
+
+
+def test_no_token_is_dropped_where_all_want_the_same_expert():
+    w, h = random_layer(), np.abs(np.random.default_rng(1).normal(size=(2, 9, 8)))
+    w["router"] = np.zeros_like(w["router"])
+    w["router"][:, 3] = w["router"][:, 1] = 1.0  # all go to 1 and 3, the ties' lower first
+    with jax.enable_x64(True):
+        out, _ = experts.mix(jnp.asarray(h), w, OWN, jax.nn.silu)
+        np.testing.assert_allclose(out, by_hand(h, w, OWN), atol=1e-11)
+
+
+def test_the_gradient_is_that_of_the_formula():
+    """Against a dense form: every expert computes every token, and weights that are 0 leave it out."""
+    w, h = random_layer(), np.random.default_rng(1).normal(size=(2, 5, 8))
+
+    def dense(w, h):
+        z = h @ w["router"]
+        top, ids = jax.lax.top_k(z, OWN.per_token)
+        weights = (jax.nn.softmax(top)[..., None] * jax.nn.one_hot(ids, OWN.count, dtype=z.dtype)).sum(-2)
+        each = lambda name: jnp.einsum("bld,edf->blef", h, w[f"expert_{name}"])
+        out = jnp.einsum("blef,efd->bled", jax.nn.silu(each("gate")) * each("up"), w["expert_down"])
+        return ((out * weights[..., None]).sum(2) ** 3).sum()
+
+    with jax.enable_x64(True):
+        ours = jax.jit(jax.grad(lambda w, h: (experts.mix(h, w, OWN, jax.nn.silu)[0] ** 3).sum(), (0, 1)))(w, h)
+        theirs = jax.grad(dense, (0, 1))(w, jnp.asarray(h))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-11 * np.abs(b).max())
+
+
+def test_parameters_are_counted():
+    # A sparse layer of CFG: q 16*16, k and v 16*8, o 16*16, norms 40; router 16*5, experts 5 * 3*16*6.
+    layer = 256 + 128 + 128 + 256 + 40 + 80 + 5 * 288
+    assert num_params(MODEL.spec(CFG)) == 48 * 16 + 3 * layer + 16
+    # Of four layers with (False, True, True) the first and the last have an MLP, 3*16*32.
+    spec = MODEL.spec(MIXED)["layers"]
+    assert layers_of(MIXED, "expert_up") == (1, 2) and layers_of(MIXED, "up") == (0, 3)
+    assert spec["expert_up"].shape == (2, 5, 16, 8) and spec["up"].shape == (2, 16, 32) and spec["q"].shape[0] == 4
+
+
+@pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["all", "mixed"])
+def test_routers_say_what_they_decided_by(cfg):
+    tokens = np.random.default_rng(0).integers(0, 48, (2, 6)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(6, dtype=np.int32), tokens.shape)
+    params = init(jax.random.key(0), MODEL.spec(cfg))
+    plain, _ = MODEL.forward(params, tokens, positions, None, cfg)
+    for model in (MODEL, unrolled(MODEL)):
+        hidden, logits = model.routed(params, tokens, positions, None, cfg)
+        np.testing.assert_allclose(hidden, plain, atol=1e-5)
+        assert logits.shape == (len(layers_of(cfg, "router")), 2, 6, 5) and logits.dtype == jnp.float32
+    no_experts = dataclasses.replace(cfg, experts=None)
+    params = init(jax.random.key(0), MODEL.spec(no_experts))
+    assert MODEL.routed(params, tokens, positions, None, no_experts)[1] is None
+
+
+@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
+@pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["all", "mixed"])
+def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(cfg, layers):
+    params = init(jax.random.key(0), MODEL.spec(cfg))
+    rng = np.random.default_rng(0)
+    prompts = PromptBatch(
+        tokens=rng.integers(0, 48, (4, 3)).astype(np.int32),
+        length=np.array([3, 1, 2, 3], np.int32),
+        uid=rng.integers(0, 2**32, (4, 2), dtype=np.uint32),
+    )
+    found = []
+    for shape in (MeshShape(), MeshShape(data=2, tensor=2)):
+        mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
+        with jax.set_mesh(mesh):
+            spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+        out = sampler.sample(
+            spread, prompts, jax.random.key(1), stream=0, version=0, mesh=mesh, samples=2, stop_ids=(7,), pad_id=0,
+            config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=MODEL, model_cfg=cfg,
+        )  # fmt: skip
+        found.append(jax.tree.map(np.asarray, out))
+    one, many = found
+    np.testing.assert_array_equal(one.tokens, many.tokens)
+    np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
+    positions = np.broadcast_to(np.arange(9, dtype=np.int32), one.tokens.shape)
+    hidden, _ = MODEL.forward(params, one.tokens, positions, None, cfg)
+    law = np.asarray(jax.nn.log_softmax(MODEL.unembed(params, hidden, cfg)))
+    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
+    difference = np.where(one.action_mask[:, 1:], one.sampler_logprobs[:, 1:] - expected, 0)
+    assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(law).max())
+
+
+@pytest.mark.parametrize("wrong", [dict(per_token=6), dict(per_token=0), dict(width=0), dict(layers=(False,))])
+def test_experts_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"Experts.{next(iter(wrong))}"):
+        dataclasses.replace(OWN, **wrong)
