@@ -358,7 +358,8 @@ def ready(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     """Returns the parameters as a decode loop reads them, and their logical axes: matrices already in the dtype that
     every use casts them to, so that no wider ones are gathered."""
     narrow = lambda tree, names: {k: v.astype(cfg.dtype) if k in names else v for k, v in tree.items()}
-    layers = narrow(params["layers"], ("q", "k", "v", "o", "gate", "up", "down"))
+    matrices = ("q", "k", "v", "o", "gate", "up", "down", "expert_gate", "expert_up", "expert_down")
+    layers = narrow(params["layers"], matrices)
     return {**narrow(params, ("embed", "positions", "head")), "layers": layers}, axes(spec(cfg))
 
 

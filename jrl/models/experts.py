@@ -57,10 +57,10 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     """
     # The router in float32 or wider: a rounding may send a token elsewhere, in the learner or the sampler alone.
     wide = jnp.promote_types(h.dtype, jnp.float32)
-    router = gather(weights["router"], "embed", "experts").astype(wide)
+    router = gather(weights["router"].astype(wide), "embed", "experts")
     logits = einsum("bld,de->ble", h.astype(wide), router, ("batch", None, None))
-    gate, up = (gather(weights[f"expert_{name}"], "experts", "embed", "mlp").astype(h.dtype) for name in ("gate", "up"))
-    down = gather(weights["expert_down"], "experts", "mlp", "embed").astype(h.dtype)
+    gate, up = (gather(weights[f"expert_{name}"].astype(h.dtype), "experts", "embed", "mlp") for name in ("gate", "up"))
+    down = gather(weights["expert_down"].astype(h.dtype), "experts", "mlp", "embed")
     local = functools.partial(_mix_shard, cfg=cfg, activation=activation)
     rows = ("batch", None, None)
     out = mapped(
