@@ -333,6 +333,11 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> No
     if not paths.exists(folder / "manifest.json"):
         return
     identity, environment = compare(read_manifest(folder / "manifest.json"), manifest, free_places(config))
+    if identity and all(": not there, now " in line for line in identity):
+        raise RefusedIdentity(
+            f"{folder} was begun by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
+            "Go on with that version, or name another folder with --run"
+        )
     if identity:
         raise RefusedIdentity(
             f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"

@@ -93,8 +93,8 @@ def begin_rl(job: Job, progress: Progress) -> Progress:
 def leave_if_asked(job: Job) -> None:
     """Raises Preempted where someone asked the run to stop. Only where the last step is saved."""
     if job.stop.is_set():
-        raise Preempted(f"stopped before an evaluation was done, after step {job.done} of {job.total}, which is saved; "
-                        "the same command goes on from there")  # fmt: skip
+        raise Preempted(f"stopped before an evaluation was done, after step {job.done} of {job.total}; nothing is "
+                        "lost, and the same command goes on from there")  # fmt: skip
 
 
 def sft_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
@@ -115,7 +115,7 @@ def rl_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         return before() if lag else (weights(state), state.version)
 
     job.display.phase("scoring")
-    batch, batches = collect(job, current, refill_with, lambda rollout, lengths: packed(job, state, rollout, lengths))
+    batch, batches = collect(job, current, refill_with, lambda rollout, host: packed(job, state, rollout, host))
     job.display.phase("updating")
     state, metrics = learn(job, state, batches, batch)
     step = Step(job.done + 1, "rl", {**metrics, **batch.metrics}, batch)

@@ -8,8 +8,8 @@ import pytest
 from jrl.config import load
 from jrl.doctor import examine
 from jrl.experiment import TABLES, Config, config_classes
-from jrl.job import RefusedIdentity, free_places, refuse_strange
-from jrl.report.manifest import compare
+from jrl.job import RefusedIdentity, free_places, refuse_another, refuse_strange
+from jrl.report.manifest import compare, make_manifest, write_manifest
 from jrl.report.text import printable_lines
 from jrl.signals import stop_on_signals
 
@@ -35,6 +35,19 @@ def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_p
         refuse_strange(tmp_path)
     (tmp_path / "manifest.json").touch()
     refuse_strange(tmp_path)
+
+
+def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
+    config = load("configs/tiny.gin", (), Config, config_classes(TABLES))
+    say = lambda told, **learner: make_manifest(
+        config_identity=told, config={"learner": learner}, tokenizer="t", data="d", parts={}, seed=0
+    )
+    write_manifest(tmp_path / "manifest.json", say("old", row_length=8))
+    with pytest.raises(RefusedIdentity, match="version of jrl that did not have these") as refused:
+        refuse_another(tmp_path, say("new", row_length=8, prompts="repeated"), config)
+    assert "config.gin" not in str(refused.value)
+    with pytest.raises(RefusedIdentity, match="holds another run"):
+        refuse_another(tmp_path, say("new", row_length=9, prompts="repeated"), config)
 
 
 def test_a_refusal_names_only_what_makes_another_run():

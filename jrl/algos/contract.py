@@ -43,7 +43,7 @@ class Tokens:
     entropy: Array  # [..., L] float32, nats; differentiated where the algorithm needs its gradient
     advantages: Array  # [..., L] float32
     mask: Array  # [..., L] bool, the loss mask
-    segment: Array  # [..., L] int32, place of the token's sequence in its row, num_segments on padding
+    segment: Array  # [..., L] int32, place of the token's sequence in its row, num_segments or more off every sequence
     num_segments: int = struct.field(pytree_node=False)
 
 

@@ -40,7 +40,8 @@ def sequence_weights(
     The sum is clamped to +-20 (E9). Unbiased without the cap; its variance grows with the length.
 
     Args:
-      old_logprobs, behaviour_logprobs: [..., L] float. mask: [..., L] bool. segment: [..., L] int32, S on padding.
+      old_logprobs, behaviour_logprobs: [..., L] float. mask: [..., L] bool. segment: [..., L] int32, S or more
+        elsewhere.
 
     Returns:
       [..., L] float32 or wider, without gradient.

@@ -125,11 +125,10 @@ def update(case: Case) -> Memory:
     ends = 2 * head(case) * itemsize(cfg.dtype)
     chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
     logits = 3 * case.rows * chunk * cfg.vocab_size // case.sizes["tensor"] * FLOAT32
-    every = cfg.remat == "none"
+    every, blocked = cfg.remat == "none", queries(case, case.shape.row_length) < case.shape.row_length
     return kept(case)._replace(
         gradients=2 * trained_bytes(case, TRAIN),
-        activations=inputs
-        + (cfg.layers * at_work(case, tokens, 2 if cfg.attention_block is None else 0) if every else 0),
+        activations=inputs + (cfg.layers * at_work(case, tokens, 0 if blocked else 2) if every else 0),
         temporary=working + weights + ends + logits,
     )
 

@@ -1,4 +1,4 @@
-"""The layout of a run on a topology: mesh, micro-batch, rematerialisation, slots. Arithmetic first, then the compiler.
+"""The layout of a run on a topology: mesh, micro-batch, what is computed again, slots. Arithmetic first, then compiled.
 
 Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
 not fit is refused too.
@@ -27,8 +27,7 @@ BEST = 5  # layouts that are shown
 COMPILED = 2  # layouts that must pass the compiler before the search ends
 TRIES = 6  # layouts that are compiled at most
 
-# The two programs that decide: the others hold less (see budget.of_programs).
-DECIDING = ("sample", "update")
+LEARNING = ("update", "update_sft", "logprobs")  # programs that have no slots; the others have no micro-batches
 
 Say = Callable[[str], None]
 
@@ -91,10 +90,13 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             yield over
             continue
         local = case.sequences // case.shards
+        own = case.cfg.attention_block
         rows = sorted({min(n, local) for n in ROWS})
         slots = sorted({min(n, local) for n in SLOTS})
-        blocks = (None, BLOCK) if case.shape.row_length > BLOCK else (case.cfg.attention_block,)
-        for row, remat, block, slot in itertools.product(rows, REMAT, blocks, slots):
+        blocks = {None, BLOCK, own} if case.shape.row_length > BLOCK else {own}
+        for row, remat, block, slot in itertools.product(
+            rows, REMAT, sorted(blocks, key=lambda n: n or math.inf), slots
+        ):
             yield {
                 **over,
                 "Learner.micro_batch_tokens": row * case.shape.row_length * case.shards,
@@ -137,9 +139,12 @@ def confirmed(
     known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
     rest, tried = list(found), 0
+    # A few small programs aside, all that a run compiles: see budget.of_programs. The first state is no larger.
+    first = make_case(applied(config, found[0].bindings), parts, topology.num_devices)
+    deciding = [name for name in budget.of_programs(first) if name != "init"]
     while rest and len(good) < COMPILED and tried < TRIES:
         candidate = rest.pop(0)
-        told = [known[key] for name in DECIDING if (key := depends_on(name, candidate.bindings)) in known]
+        told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
         if told:
             bad.append(candidate._replace(refused=told[0]))
             continue
@@ -149,7 +154,7 @@ def confirmed(
         case = make_case(over, parts, topology.num_devices)
         lowered = lower(over, parts, compiled.topology_mesh(topology, over.mesh))
         done = lambda name, result, cached: say(f"  {name}: {result.total / GIB:.2f} GiB")
-        said = compiled.compile_all({name: lowered[name] for name in DECIDING}, topology, done)
+        said = compiled.compile_all({name: lowered[name] for name in deciding}, topology, done)
         name, size = largest(said, budget.kept(case).total)
         if size > limit:
             why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
@@ -162,7 +167,7 @@ def confirmed(
 
 def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
     """Returns the bindings that a program's memory depends on: an update has no slots, a sampler no micro-batch."""
-    strange = "Sampler." if program == "update" else "Learner."
+    strange = "Sampler." if program in LEARNING else "Learner."
     return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
 
 

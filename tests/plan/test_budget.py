@@ -122,6 +122,14 @@ def test_a_run_that_cannot_be_laid_out_is_refused(small):
         small("MeshShape.tensor=4", devices=4)
 
 
+def test_blocks_that_a_row_fits_into_are_none(small):
+    whole, same = small(), small("Decoder.attention_block=32")
+    assert budget.update(same) == budget.update(whole)
+    # Two layers keep two arrays of scores [2 rows, 4 heads, 32 queries, 32 keys] in float32 each; in blocks, none.
+    blocked = budget.update(small("Decoder.attention_block=16"))
+    assert budget.update(whole).activations - blocked.activations == 2 * 2 * (2 * 4 * 32 * 32) * 4
+
+
 def test_the_warm_start_and_evaluations_are_counted_by_their_own_shapes(small):
     case = small("Config.sft=@SFT()", "SFT.steps=1", "SFT.sequences=64", "GRPO.kl=0.01", "Config.eval=@Eval()",
                  "Data.held_out_every=5", "Eval.batch=16", "Eval.samples=2")  # fmt: skip
