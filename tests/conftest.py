@@ -5,6 +5,7 @@ session compiled is never found.
 """
 
 import atexit
+import fnmatch
 import os
 import shutil
 import tempfile
@@ -45,12 +46,15 @@ def mesh():
 # Files whose tests compile much or start many processes. All others make up the fast set, `pytest -m fast`.
 LONG = (
     "algos/test_promises.py",
+    "checkpoints/test_peft.py",
     "checkpoints/test_run_state.py",
     "contracts/test_algos.py",
     "contracts/test_envs.py",
     "envs/test_reasoning_gym_tasks.py",
     "models/test_decoder_contract.py",
     "models/test_decoder_options.py",
+    "models/test_experts.py",
+    "models/test_lora.py",
     "ops/test_draw.py",
     "plan/test_collectives.py",
     "plan/test_flops.py",
@@ -60,6 +64,7 @@ LONG = (
     "test_lora_run.py",
     "test_learner.py",
     "test_loop.py",
+    "test_lora_run.py",
     "test_published_run.py",
     "test_sampler.py",
     "tokenizers/test_template.py",
@@ -68,8 +73,32 @@ LONG = (
 )
 
 
+# Further cases of what a shorter case shows: with them the suite would take more than twelve minutes. `pytest -m slow`.
+REPEATS = (
+    "checkpoints/test_peft.py::test_an_adapter_that_is_written_*[Gemma*", "checkpoints/test_peft.py::*[Mistral*",
+    "checkpoints/test_peft.py::*[OLMo2*", "checkpoints/test_peft.py::*[OLMo3*", "checkpoints/test_peft.py::*[Qwen2*",
+    "checkpoints/test_peft.py::*[Qwen3-*", "checkpoints/test_peft.py::*[SmolLM3*",
+    "checkpoints/test_peft.py::*[Mixtral*",
+    "models/test_experts.py::test_routers_say_*[all]",
+    "models/test_experts.py::test_the_samplers_*[all-scanned]",
+    "models/test_experts.py::test_the_samplers_*[mixed-unrolled]",
+    "models/test_lora.py::test_a_mesh_*[config0]",
+    "models/test_lora.py::test_merged_weights_*[config0-cfg0]",
+    "models/test_lora.py::test_the_first_policy_*[lora-cfg0]",
+    "models/test_lora.py::test_merged_and_unmerged_*[config0-*",
+    "test_learner.py::test_a_mixture_of_experts_learns_*[data, fsdp, tensor]",
+    "test_learner.py::test_terms_of_routers_*[data, fsdp, tensor]",
+    "test_lora_run.py::*[plain]",
+    "test_lora_run.py::test_an_adapter_written_apart_*[lora]",
+    "test_lora_run.py::test_an_adapter_written_apart_*[rslora]",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(config, items):
     long = {config.rootpath / "tests" / name for name in LONG}
+    repeats = [f"tests/{pattern.replace('[', '[[]')}" for pattern in REPEATS]  # brackets as they are
     for item in items:
+        if any(fnmatch.fnmatchcase(item.nodeid, pattern) for pattern in repeats):
+            item.add_marker("slow")
         if item.path not in long and "slow" not in item.keywords:
             item.add_marker("fast")
