@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
 _SERIAL = itertools.count()
+MOST_OBJECT_BYTES = 16 << 20
 TEMPORARY = ".jrl-tmp-"  # a name that starts so was never committed
 
 
@@ -73,6 +75,19 @@ def make_dir(path: str | os.PathLike[str]) -> Path:
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     return local(path).read_bytes()
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the JSON object in a file of somebody else. Raises ValueError where it is none, or too large."""
+    if size(path) > MOST_OBJECT_BYTES:
+        raise ValueError(f"{path} has {size(path)} bytes; at most {MOST_OBJECT_BYTES} are read")
+    try:
+        found = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}; it must be an object")
+    return found
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -186,15 +185,7 @@ def not_drawn(folder: Path) -> list[str]:
 
 def generation_config(folder: Path) -> dict[str, Any]:
     """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
-    if not paths.exists(folder / GENERATION):
-        return {}
-    try:
-        said = json.loads(paths.read_bytes(folder / GENERATION))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / GENERATION} is not JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"{folder / GENERATION} holds a {type(said).__name__}; it must be an object")
-    return said
+    return paths.read_object(folder / GENERATION) if paths.exists(folder / GENERATION) else {}
 
 
 @dataclasses.dataclass(frozen=True)

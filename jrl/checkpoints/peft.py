@@ -22,7 +22,6 @@ from jrl.checkpoints.tensors import DTYPES, PICKLED, open_file, write_file
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-MOST_CONFIG_BYTES = 16 << 20
 
 # Of adapter_config.json: what the tensors say themselves, what only training reads, who wrote it.
 HARMLESS = frozenset(
@@ -98,14 +97,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not paths.exists(path):
         raise ValueError(f"{folder} is no adapter: it holds no {CONFIG}")
-    if paths.size(path) > MOST_CONFIG_BYTES:
-        raise ValueError(f"{path} has {paths.size(path)} bytes; at most {MOST_CONFIG_BYTES} are read")
-    try:
-        config = json.loads(paths.read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}; it must be an object")
+    config = paths.read_object(path)
     allowed = {"peft_type": ("LORA",), "task_type": ("CAUSAL_LM", None), "bias": ("none", None)}
     for name, values in (allowed | {"init_lora_weights": BEGINNINGS}).items():
         if config.get(name) not in values:

@@ -31,7 +31,6 @@ from jrl.models.families.contract import Family, Pick, Place, read
 from jrl.sharding import TRAIN, shardings
 from jrl.types import PyTree
 
-MOST_CONFIG_BYTES = 16 << 20
 # What describes a tokenizer, or how answers are drawn; copied when a folder is exported from another.
 GENERATION = "generation_config.json"
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -75,15 +74,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = paths.local(folder) / "config.json"
     if not paths.exists(path):
         raise ValueError(f"{folder} is no published model: it holds no config.json")
-    if paths.size(path) > MOST_CONFIG_BYTES:
-        raise ValueError(f"{path} has {paths.size(path)} bytes; a config.json has at most {MOST_CONFIG_BYTES}")
-    try:
-        config = json.loads(paths.read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}; it must be an object")
-    return config
+    return paths.read_object(path)
 
 
 def decoder_of(published: Published) -> tuple[Family, Decoder]:

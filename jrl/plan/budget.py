@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.models.contract import is_spec
-from jrl.plan.case import Case, evaluated_case, share, supervised_case
+from jrl.plan.case import Case, programs_of, share
 from jrl.plan.estimate import adapter_bytes, cache_bytes, held_bytes, itemsize, mlp_entries, trained_bytes
 from jrl.plan.flops import decoded_apart
 from jrl.sharding import GATHERED, TRAIN
@@ -145,14 +145,8 @@ def logprobs(case: Case) -> Memory:
 
 def of_programs(case: Case) -> dict[str, Memory]:
     """Returns the memory of every program that decides whether a run fits."""
-    found = {"init": init(case), "sample": sample(case)}
-    if case.config.sft is not None:
-        found["update_sft"] = update(supervised_case(case))
-    if case.config.eval is not None:
-        found["sample_eval"] = sample(evaluated_case(case))
-    if case.passes:
-        found["logprobs"] = logprobs(case)
-    return {**found, "update": update(case)}
+    count = {"sample": sample, "logprobs": logprobs, "update": update}
+    return {"init": init(case), **{name: count[p.kind](p.case) for name, p in programs_of(case).items()}}
 
 
 def peak(case: Case) -> tuple[str, int]:

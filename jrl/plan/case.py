@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from jax.sharding import AbstractMesh, AxisType
 
@@ -140,6 +140,26 @@ def evaluated_case(case: Case) -> Case:
     e, shards = case.config.eval, case.shards
     config = dataclasses.replace(case.config, loop=dataclasses.replace(case.config.loop, samples=e.samples))
     return dataclasses.replace(case, config=config, prompts=-(-e.batch // shards) * shards)
+
+
+class Program(NamedTuple):
+    """A program that multiplies matrices: what it does, and on which shapes."""
+
+    kind: Literal["sample", "logprobs", "update"]
+    case: Case
+
+
+def programs_of(case: Case) -> dict[str, Program]:
+    """Returns the programs of a run that decide what it takes, by name. The warm start and evaluations have shapes of
+    their own."""
+    found = {"sample": Program("sample", case)}
+    if case.config.sft is not None:
+        found["update_sft"] = Program("update", supervised_case(case))
+    if case.config.eval is not None:
+        found["sample_eval"] = Program("sample", evaluated_case(case))
+    if case.passes:
+        found["logprobs"] = Program("logprobs", case)
+    return {**found, "update": Program("update", case)}
 
 
 def abstract_mesh(shape: MeshShape, num_devices: int) -> AbstractMesh:

@@ -156,7 +156,7 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, the
     most positions that an array of logits has, and the arrays of the cache that a loop carries."""
     from jrl.plan import waste
-    from jrl.plan.case import evaluated_case, make_case, supervised_case, with_known_shape
+    from jrl.plan.case import Program, make_case, programs_of, with_known_shape
     from jrl.plan.shapes import lower
     from jrl.resolve import load_config
     from jrl.sharding import make_mesh
@@ -164,21 +164,18 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     resolved, parts = load_config(config, bindings)
     resolved, _ = with_known_shape(resolved)
     case = make_case(resolved, parts, devices)
-    trips = {"sample": case.turns}
-    if resolved.eval is not None:
-        trips["sample_eval"] = evaluated_case(case).turns
-    if resolved.sft is not None:
-        trips["update_sft"] = supervised_case(case).shape.micro_batches
+    known = programs_of(case)
     found = {}
     lowered = lower(resolved, parts, make_mesh(resolved.mesh))
     for name, program in lowered.items():
+        kind, own = known.get(name, Program("update", case))
         text = program.compile().as_text()
-        rows = collectives(text, list(case.sizes.items()), trips.get(name, case.shape.micro_batches))
+        trips = own.turns if kind == "sample" else own.shape.micro_batches
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         found[name] = {
-            "collectives": [row._asdict() for row in rows],
+            "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],
             "logits": waste.widest_logits(text, shares),
-            "caches": waste.caches_carried(text, evaluated_case(case) if name == "sample_eval" else case),
+            "caches": waste.caches_carried(text, own),
         }
     Path(out).write_text(json.dumps(found), encoding="utf-8")
 

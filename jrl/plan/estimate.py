@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jrl.models.contract import is_spec
 from jrl.models.decoder import Decoder
 from jrl.plan import flops
-from jrl.plan.case import Case, evaluated_case, share, supervised_case
+from jrl.plan.case import Case, programs_of, share
 from jrl.plan.chips import Chip
 from jrl.plan.flops import Flops
 from jrl.sharding import GATHERED, TRAIN
@@ -160,6 +160,11 @@ def pass_traffic(case: Case, passes: int) -> Traffic:
     )
 
 
+def logprobs_traffic(case: Case) -> Traffic:
+    """Returns the traffic of one log-prob pass over a batch."""
+    return pass_traffic(case, 1)
+
+
 def update_traffic(case: Case) -> Traffic:
     """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees. Frozen
     weights have no gradient, which is half of a backward pass."""
@@ -175,14 +180,8 @@ def update_traffic(case: Case) -> Traffic:
 
 def of_programs(case: Case) -> dict[str, Traffic]:
     """Returns the traffic of one call of each program that is counted."""
-    found = {"sample": sample_traffic(case)}
-    if case.config.sft is not None:
-        found["update_sft"] = update_traffic(supervised_case(case))
-    if case.config.eval is not None:
-        found["sample_eval"] = sample_traffic(evaluated_case(case))
-    if case.passes:
-        found["logprobs"] = pass_traffic(case, 1)
-    return {**found, "update": update_traffic(case)}
+    count = {"sample": sample_traffic, "logprobs": logprobs_traffic, "update": update_traffic}
+    return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}
 
 
 def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate:

@@ -14,7 +14,7 @@ import jax
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.decoder import Decoder
 from jrl.models.experts import Experts
-from jrl.plan.case import Case, evaluated_case, supervised_case
+from jrl.plan.case import Case, programs_of
 from jrl.types import PyTree
 
 
@@ -132,11 +132,5 @@ def update(case: Case) -> Flops:
 
 def of_programs(case: Case) -> dict[str, Flops]:
     """Returns the operations of one call of each program that multiplies matrices."""
-    found = {"sample": sample(case)}
-    if case.config.sft is not None:
-        found["update_sft"] = update(supervised_case(case))
-    if case.config.eval is not None:
-        found["sample_eval"] = sample(evaluated_case(case))
-    if case.passes:
-        found["logprobs"] = logprobs(case)
-    return {**found, "update": update(case)}
+    count = {"sample": sample, "logprobs": logprobs, "update": update}
+    return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}

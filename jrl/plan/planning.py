@@ -16,7 +16,7 @@ from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper, compiled, estimate, flops, waste
 from jrl.plan.budget import Memory
-from jrl.plan.case import Case, before_rl, evaluated_case, make_case, with_known_shape
+from jrl.plan.case import Case, before_rl, make_case, programs_of, with_known_shape
 from jrl.plan.cheaper import Change
 from jrl.plan.chips import GIB, Topology
 from jrl.plan.compiled import Compiled
@@ -150,13 +150,15 @@ def wastes_of(case: Case, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
       found: what the texts of the programs say, by name; see `jrl.plan.collectives`.
     """
     said: list[str | None] = []
-    for name, body in found.items():
-        if name in ("update", "logprobs"):
-            said.append(waste.full_logits(name, case, body["logits"]))
-        if name in ("sample", "sample_eval"):
-            own = evaluated_case(case) if name == "sample_eval" else case
+    for name, (kind, own) in programs_of(case).items():
+        body = found.get(name)
+        if body is None:
+            continue
+        if kind == "sample":
             said += waste.gathers_in_loop(name, own, body["collectives"])
             said.append(waste.second_cache(name, own, body["caches"]))
+        else:
+            said.append(waste.full_logits(name, own, body["logits"]))
     return [line for line in said if line is not None]
 
 

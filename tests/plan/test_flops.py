@@ -68,6 +68,21 @@ def counted_by_xla(fn, *args):
     return jax.jit(fn).lower(*args).compile().cost_analysis()["flops"]
 
 
+def unrolled_loss(cfg, rows, length):
+    """Returns (loss of parameters and tokens, the shapes of both): layers one by one, all logits at once."""
+
+    def loss(params, tokens):
+        positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
+        hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
+        unembed = lambda h: MODEL.unembed(params, h, cfg)
+        wanted = jnp.ones_like(tokens, bool)
+        logprobs, _ = token_logprobs(hidden, tokens, wanted, unembed, temperature=jnp.float32(1), chunk=length)
+        return logprobs.sum()
+
+    params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
+    return loss, params, jax.ShapeDtypeStruct((rows, length), jnp.int32)
+
+
 @pytest.mark.parametrize("remat", ["none", "layer"])
 def test_the_compiler_counts_the_same_within_3_percent(remat, small):
     cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=1024, remat=remat)
@@ -78,16 +93,7 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, small):
                  "Loop.prompts=2"]  # fmt: skip
     case = small(*bindings)
     assert case.shape.micro_batches * case.shape.rows == rows
-    params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
-    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-
-    def loss(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
-        hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
-        unembed = lambda h: MODEL.unembed(params, h, cfg)
-        wanted = jnp.ones_like(tokens, bool)
-        logprobs, _ = token_logprobs(hidden, tokens, wanted, unembed, temperature=jnp.float32(1), chunk=length)
-        return logprobs.sum()
+    loss, params, ids = unrolled_loss(cfg, rows, length)
 
     assert counted_by_xla(loss, params, ids) == pytest.approx(flops.logprobs(case).total, rel=0.03)
     assert counted_by_xla(jax.value_and_grad(loss), params, ids) == pytest.approx(flops.update(case).total, rel=0.03)
@@ -131,16 +137,7 @@ def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_c
                  "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
                  "Loop.prompts=2")  # fmt: skip
     assert case.cfg == cfg and case.shape.micro_batches * case.shape.rows == rows
-    params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
-    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-
-    def loss(params, tokens):
-        positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
-        hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
-        unembed = lambda h: MODEL.unembed(params, h, cfg)
-        wanted = jnp.ones_like(tokens, bool)
-        logprobs, _ = token_logprobs(hidden, tokens, wanted, unembed, temperature=jnp.float32(1), chunk=length)
-        return logprobs.sum()
+    loss, params, ids = unrolled_loss(cfg, rows, length)
 
     visits = 2.0 * rows * length * cfg.layers * own.per_token * 3 * cfg.width * own.width
     for_nothing = (own.count - 1) * visits
