@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jrl.algos.promises import PROMISES, default_config
 from jrl.envs.check import check_source
 from jrl.example import Example, Message
+from jrl.models.promises import PROMISES as MODEL_PROMISES
 from jrl.parts import Parts, load_parts
 from jrl.report.text import printable_lines
 from jrl.scoring import Scoring
@@ -47,7 +48,20 @@ def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
         found += check_environment(name, loaded)
     for name in loaded.added["tokenizers"]:
         found += check_tokenizer(name, loaded)
+    for name in loaded.added["models"]:
+        found += check_model(name, loaded.tables["models"][name])
     return found
+
+
+def check_model(name: str, row: Any) -> Iterator[Finding]:
+    """Yields the promises of jrl.models.promises, of the default shape with a small vocabulary."""
+    try:
+        cfg = dataclasses.replace(row.config(), vocab_size=24)
+    except TypeError as error:
+        yield Finding(name, "has defaults to be tried with", str(error))
+        return
+    for promise, holds in MODEL_PROMISES.items():
+        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
 def check_algorithm(name: str, algorithm: Any) -> Iterator[Finding]:

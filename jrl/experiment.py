@@ -96,7 +96,7 @@ class Config:
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
-    model: Decoder | Published = dataclasses.field(default_factory=Decoder)
+    model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
     adapter: LoRA | None = None  # what is trained beside frozen weights; None: all weights are trained
     sft: SFT | None = None  # warm start; None: RL from the first step
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
@@ -121,7 +121,8 @@ FREE = (
 
 Tables = Mapping[str, Mapping[str, Any]]
 
-TABLES: Tables = {"algos": ALGOS, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS}
+TABLES: Tables = {"algos": ALGOS, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS,
+                  "models": {}}  # fmt: skip
 
 
 def config_classes(tables: Tables) -> dict[str, dict[str, type]]:
@@ -150,6 +151,8 @@ def check(config: Config, tables: Tables) -> None:
         ),
     )
     name = type(config.model).__name__
+    if config.adapter is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(f"LoRA knows the matrices of a Decoder, and not those of {name}; leave Config.adapter out")
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
             f"{name}.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "

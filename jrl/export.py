@@ -16,6 +16,7 @@ from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import modules_of, transposed
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.contract import axes
+from jrl.models.decoder import Decoder
 from jrl.models.lora import merge
 from jrl.policy import NoTokenizer, Trained, open_trained
 from jrl.tokenizers.published import PublishedTokenizer
@@ -50,6 +51,8 @@ def export_policy(
     most_bytes = size_of(max_shard)
     trained = open_trained(source, (), step, announce=announce)
     model = trained.policy.config.model
+    if not isinstance(trained.policy.cfg, Decoder):
+        raise ValueError(f"{type(model).__name__} is a model of your own, and has no published form to be written in")
     family = decoder_of(model)[0] if isinstance(model, Published) else None
     tokenizer, companions = trained.policy.tokenizer, {}
     if isinstance(tokenizer, PublishedTokenizer):

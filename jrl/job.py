@@ -69,7 +69,7 @@ class Policy:
     parts: Parts
     mesh: Mesh
     tokenizer: Any
-    cfg: Decoder
+    cfg: Any  # a Decoder, but where the model is the user's own
     model: Model
     algorithm: Algorithm
     lattice: Lattice
@@ -166,11 +166,13 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     lattice = Lattice(announce)
     algorithm = row_of(parts.tables, "algos", config.algo)
     cfg = programs.model_config(config, tokenizer)
-    check_divides(cfg, mesh)
+    model = programs.model_of(config, parts.tables)
+    if isinstance(cfg, Decoder):
+        check_divides(cfg, mesh)
+        decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     check_router(config, cfg)
-    decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-    built = programs.build(config, algorithm, tokenizer, mesh, lattice)
-    return Policy(config, parts, mesh, tokenizer, cfg, programs.model_of(config), algorithm, lattice, built)
+    built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)
 
 
 def check_divides(cfg: Decoder, mesh: Mesh) -> None:
@@ -185,9 +187,9 @@ def check_divides(cfg: Decoder, mesh: Mesh) -> None:
             raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
 
 
-def check_router(config: Config, cfg: Decoder) -> None:
+def check_router(config: Config, cfg: Any) -> None:
     """Raises ValueError for a loss of routers where the model has none."""
-    if config.learner.router is not None and cfg.experts is None:
+    if config.learner.router is not None and getattr(cfg, "experts", None) is None:
         raise ValueError("Learner.router is a loss of a mixture of experts, and this model is none; leave it out")
 
 

@@ -19,8 +19,7 @@ from jrl.collect import collect, draw
 from jrl.evaluate import evaluate, numbers
 from jrl.job import Job
 from jrl.learn import learn, packed, supervise
-from jrl.models import decoder
-from jrl.models.contract import ADAPTER, num_params, whole
+from jrl.models.contract import num_params, split, whole
 from jrl.records import Preempted, Progress, Step
 from jrl.types import PyTree, TrainState
 
@@ -69,9 +68,10 @@ def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
     loop, data, s = job.config.loop, job.config.data, job.shape
     mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
-    size = f"{num_params(decoder.spec(job.cfg)):,} parameters"
-    if job.config.adapter is not None:
-        size += f" under {num_params(job.model.spec(job.cfg)[ADAPTER]):,} of adapters"
+    base, trained = split(job.model.spec(job.cfg))
+    size = f"{num_params(trained if base is None else base):,} parameters"
+    if base is not None:
+        size += f" under {num_params(trained):,} of adapters"
     return (
         f"{size} on {mesh}; shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} "
         f"sequences of {s.width}, at most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"

@@ -1,8 +1,8 @@
 """A user's own parts: files or objects that add rows to the tables for one run, without touching the package.
 
-A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS. From Python,
-`parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) -> float, which
-become verifiers under their own name and reach the verifier workers by their source.
+A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS.
+From Python, `parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) ->
+float, which become verifiers under their own name and reach the verifier workers by their source.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import Any
 from jrl.algos.contract import Algorithm
 from jrl.envs.contract import Environment
 from jrl.experiment import TABLES, Tables
+from jrl.models.contract import OWN_FIELDS, Own
 from jrl.tokenizers.contract import Tokenizer
 from jrl.verifiers import Verifier, as_verifier
 from jrl.verifiers.source import PartSource, load_module, part_of
 
-NAMES = {"algos": "ALGOS", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS"}
-ROWS = {"algos": Algorithm, "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer}
+NAMES = {"algos": "ALGOS", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
+         "models": "MODELS"}  # fmt: skip
+ROWS = {"algos": Algorithm, "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer,
+        "models": Own}  # fmt: skip
 
 Part = str | Path | Callable[..., Any] | Mapping[str, Mapping[str, Any]]
 
@@ -111,6 +114,8 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
                         f"{row.config.__name__!r}: that is how gin text calls it")  # fmt: skip
+    if table == "models" and (missing := set(OWN_FIELDS) - {field.name for field in dataclasses.fields(row.config)}):
+        raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
     return row
 
 

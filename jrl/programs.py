@@ -18,11 +18,11 @@ from jrl.algos.supervised import SUPERVISED
 from jrl.checkpoints.published import Published, decoder_of
 from jrl.data.batch import prompt_batch
 from jrl.data.prompts import Visit
-from jrl.experiment import Config, Eval
+from jrl.experiment import Config, Eval, Tables, row_of
 from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
-from jrl.models.contract import Model, init, split, unrolled
+from jrl.models.contract import Model, split, unrolled
 from jrl.models.decoder import Decoder
 from jrl.models.lora import adapted
 from jrl.optimizer import optimizer
@@ -60,8 +60,11 @@ class Programs(NamedTuple):
     update_sft: Callable[..., tuple[TrainState, dict[str, Array]]] | None
 
 
-def model_config(config: Config, tokenizer: Any) -> Decoder:
-    """Returns the decoder of the run, its vocabulary filled in. Raises ValueError where it is too small."""
+def model_config(config: Config, tokenizer: Any) -> Any:
+    """Returns the shape of the run's model, a Decoder but where it is the user's own, its vocabulary filled in.
+
+    Raises: ValueError where that is too small.
+    """
     cfg, vocab_size = config.model, tokenizer.vocab_size
     if isinstance(cfg, Published):
         cfg = decoder_of(cfg)[1]
@@ -74,12 +77,16 @@ def model_config(config: Config, tokenizer: Any) -> Decoder:
     if cfg.vocab_size is None:
         return dataclasses.replace(cfg, vocab_size=vocab_size)
     if cfg.vocab_size < vocab_size:
-        raise ValueError(f"Decoder.vocab_size={cfg.vocab_size} is smaller than the tokenizer's {vocab_size}")
+        raise ValueError(
+            f"{type(cfg).__name__}.vocab_size={cfg.vocab_size} is smaller than the tokenizer's {vocab_size}"
+        )
     return cfg
 
 
-def model_of(config: Config) -> Model:
+def model_of(config: Config, tables: Tables) -> Model:
     """Returns the functions of the run's model."""
+    if not isinstance(config.model, Decoder | Published):
+        return row_of(tables, "models", config.model).model
     return decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
 
 
@@ -110,9 +117,9 @@ def sft_shape(config: Config, mesh: Mesh) -> Shape:
     return learner.packed_shape(plain, config.sft.sequences, width, batch_shards(mesh))
 
 
-def initial_state(key: Array, config: Config, cfg: Decoder, model: Model) -> TrainState:
+def initial_state(key: Array, config: Config, cfg: Any, model: Model) -> TrainState:
     """Returns the state before the first step, parameters sharded for training. `key` is the run's root."""
-    drawn = init(jax.random.fold_in(key, INIT_NAME), model.spec(cfg), lambda names: spec(names, TRAIN))
+    drawn = model.init(jax.random.fold_in(key, INIT_NAME), cfg, lambda names: spec(names, TRAIN))
     base, params = split(drawn)
     first = config.optimizer if config.sft is None else config.sft.optimizer
     zero = jnp.zeros((), jnp.int32)
@@ -141,9 +148,9 @@ def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainSt
     )
 
 
-def build(config: Config, algorithm: Algorithm, tokenizer: Any, mesh: Mesh, lattice: Lattice) -> Programs:
+def build(config: Config, algorithm: Algorithm, model: Model, tokenizer: Any, mesh: Mesh, lattice: Lattice) -> Programs:
     """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
-    model, cfg = model_of(config), model_config(config, tokenizer)
+    cfg = model_config(config, tokenizer)
     model.spec(cfg)  # refuses adapters to projections that are not there
     learned = model if config.learner.layers == "scanned" else unrolled(model)
     static = dict(model=learned, cfg=cfg, chunk=config.learner.logprob_chunk)

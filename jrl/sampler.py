@@ -21,7 +21,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
-from jrl.models.contract import Cache, Model
+from jrl.models.contract import Model
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -233,7 +233,7 @@ class _Written(NamedTuple):
 class _Loop(NamedTuple):
     waiting: Array  # [] int32, the first sequence that has had no slot yet
     slots: _Slots
-    cache: Cache
+    cache: PyTree  # of the model
     written: _Written
 
 
@@ -396,10 +396,9 @@ def _draw(keys: Array, logits: Array, law: Law) -> tuple[Array, Array, Array | N
     return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)
 
 
-def _unstack_cache(cache: Cache) -> Cache:
-    """Returns the cache as a tuple of layers."""
-    unstacked = lambda stack: tuple(stack[i] for i in range(stack.shape[0]))
-    return Cache(k=unstacked(cache.k), v=unstacked(cache.v))
+def _unstack_cache(cache: PyTree) -> PyTree:
+    """Returns the cache with a tuple of layers for each stack."""
+    return jax.tree.map(lambda stack: tuple(stack[i] for i in range(stack.shape[0])), cache)
 
 
 def _vary(literals: PyTree) -> PyTree:

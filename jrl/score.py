@@ -15,6 +15,7 @@ from jrl import learner, pack, paths
 from jrl.example import Message
 from jrl.models import decoder
 from jrl.models.contract import Model
+from jrl.models.decoder import Decoder
 from jrl.policy import Trained
 from jrl.sharding import BATCH_AXES, batch_sharding, batch_shards, replicated
 from jrl.types import Array, PyTree
@@ -47,7 +48,8 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     shards = batch_shards(policy.mesh)
     width = 128
     longest = max(map(len, sequences), default=0)
-    decoder.check_length(policy.cfg, longest)
+    if isinstance(policy.cfg, Decoder):
+        decoder.check_length(policy.cfg, longest)
     while width < longest:
         width *= 2
     budget = max(1, policy.config.learner.micro_batch_tokens // width)

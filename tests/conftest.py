@@ -50,6 +50,7 @@ LONG = (
     "checkpoints/test_run_state.py",
     "contracts/test_algos.py",
     "contracts/test_envs.py",
+    "contracts/test_models.py",
     "envs/test_reasoning_gym_tasks.py",
     "families/test_families.py",
     "models/test_decoder_contract.py",

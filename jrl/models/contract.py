@@ -26,7 +26,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     dtype: Any
     axes: Names
-    scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones
+    scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones; NaN: see Model.init
 
 
 @struct.dataclass
@@ -41,12 +41,23 @@ class Model(NamedTuple):
     """The functions of a model. `cfg` is hashable and static; parameters are an explicit pytree."""
 
     spec: Callable  # (cfg) -> tree of ParamSpec
+    init: Callable  # (key, cfg, place) -> fresh parameters; `init` of the spec, unless a module draws its own
     forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
     routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
     ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
+
+
+class Own(NamedTuple):
+    """A row of MODELS: a model of the user's own, chosen by its configuration class."""
+
+    config: type  # a frozen dataclass with the fields of OWN_FIELDS
+    model: Model
+
+
+OWN_FIELDS = ("vocab_size", "dtype", "param_dtype")  # int | None (None: the tokenizer's), and two names of dtypes
 
 
 def unrolled(model: Model) -> Model:

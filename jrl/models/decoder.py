@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jrl.models import experts
 from jrl.models.attention import attend
-from jrl.models.contract import ADAPTER, Cache, Model, ParamSpec, axes
+from jrl.models.contract import ADAPTER, Cache, Model, ParamSpec, axes, init
 from jrl.models.experts import Experts
 from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate
 from jrl.sharding import constrain, einsum, gather, take_rows
@@ -265,7 +265,7 @@ def _run(
     if cfg.learned_positions is not None:
         table = constrain(params["positions"].astype(dtype), None, "embed_shard")
         x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
-    mask = _mask(positions, segment) if cache is None else None
+    mask = visible(positions, segment) if cache is None else None
 
     def block(
         kind: Kind, x: Array, weights: PyTree, k_cache: Array | None = None, v_cache: Array | None = None
@@ -387,7 +387,8 @@ def _rows(stacked: PyTree, cfg: Decoder, layers: range, cut: Callable[[Array, li
     return found
 
 
-def _mask(positions: Array, segment: Array | None) -> Array:
+def visible(positions: Array, segment: Array | None) -> Array:
+    """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence."""
     column = jnp.arange(positions.shape[1])
     causal = (column[:, None] >= column[None, :])[None]
     if segment is None:
@@ -510,5 +511,12 @@ ACTIVATIONS = {
 }
 
 MODEL = Model(
-    spec=spec, forward=forward, routed=routed, unembed=unembed, init_cache=init_cache, unstack=unstack, ready=ready
+    spec=spec,
+    init=lambda key, cfg, place=lambda names: None: init(key, spec(cfg), place),
+    forward=forward,
+    routed=routed,
+    unembed=unembed,
+    init_cache=init_cache,
+    unstack=unstack,
+    ready=ready,
 )

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jrl.models.contract import ADAPTER, Model, ParamSpec, axes
+from jrl.models.contract import ADAPTER, Model, ParamSpec, axes, init
 from jrl.sharding import TRAIN, spec
 from jrl.types import Array, PyTree
 
@@ -97,6 +97,11 @@ def adapted(model: Model, config: LoRA) -> Model:
         base = model.spec(cfg)
         return {**base, ADAPTER: adapter_spec(config, base)}
 
+    def whole_init(key: Array, cfg: Any, place: Any = lambda names: None) -> PyTree:
+        # The name of a parameter gives its draw: those of the base are what they are without adapters.
+        adapters = {ADAPTER: whole_spec(cfg)[ADAPTER]}
+        return {**model.init(key, cfg, place), **init(key, adapters, place)}
+
     def inside(params: PyTree, cfg: Any) -> PyTree:
         return attach(params, config, axes(whole_spec(cfg))) if ADAPTER in params else params
 
@@ -117,7 +122,9 @@ def adapted(model: Model, config: LoRA) -> Model:
                     for name, tree in names.pop(ADAPTER).items()}  # fmt: skip
         return inside(params, cfg), {**names, "layers": {**names["layers"], ADAPTER: adapters}}
 
-    return model._replace(spec=whole_spec, forward=forward, routed=routed, unstack=unstack, ready=ready)
+    return model._replace(
+        spec=whole_spec, init=whole_init, forward=forward, routed=routed, unstack=unstack, ready=ready
+    )
 
 
 def attach(params: PyTree, config: LoRA, names: PyTree) -> PyTree:

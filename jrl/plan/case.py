@@ -94,6 +94,8 @@ def decoder_of_run(config: Config) -> Decoder:
     """
     if isinstance(config.model, Published):
         return decoder_of(config.model)[1]
+    if not isinstance(config.model, Decoder):
+        raise ValueError(f"a plan counts what a Decoder computes; {type(config.model).__name__} is a model of your own")
     vocab_size = vocab_size_of(config)
     if vocab_size is None:
         raise ValueError("a plan needs the size of the vocabulary: set Decoder.vocab_size")
@@ -115,7 +117,7 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
         cfg=cfg,
         sizes=sizes,
         spec=decoder.spec(cfg),
-        adapters=None if config.adapter is None else programs.model_of(config).spec(cfg)[ADAPTER],
+        adapters=None if config.adapter is None else programs.model_of(config, parts.tables).spec(cfg)[ADAPTER],
         shape=programs.train_shape(config, mesh),
         prompts=programs.padded_prompts(config, mesh),
         reference=reference,

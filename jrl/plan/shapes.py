@@ -80,7 +80,8 @@ def lower(config: Config, parts: Parts, mesh: Mesh) -> dict[str, Any]:
     algorithm = row_of(parts.tables, "algos", config.algo)
     numbers = lambda tree: jax.tree.map(np.float32, tree)
     vocab_size = decoder_of_run(config).vocab_size
-    built = programs.build(config, algorithm, Vocabulary(vocab_size), mesh, lattice)
+    model = programs.model_of(config, parts.tables)
+    built = programs.build(config, algorithm, model, Vocabulary(vocab_size), mesh, lattice)
     run = Shapes(
         config=config,
         mesh=mesh,

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from jrl.checkpoints.published import Published
 from jrl.experiment import Config
+from jrl.models.decoder import Decoder
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper
 from jrl.plan.case import make_case, vocab_size_of
@@ -26,6 +28,9 @@ def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> Non
     """
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None:
+        return
+    if not isinstance(config.model, Decoder | Published):
+        _log.warning("memory is not predicted: %s is a model of your own", type(config.model).__name__)
         return
     if vocab_size_of(config) is None:
         _log.warning("memory is not predicted: the configuration does not say Decoder.vocab_size")

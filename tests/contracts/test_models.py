@@ -1,0 +1,194 @@
+"""Our decoder and the two models that docs/bring-your-own.md brings keep every promise, on one device and on many."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+import jrl
+from jrl import contents, sampler
+from jrl.check import check_parts
+from jrl.config import ConfigError
+from jrl.export import export_policy
+from jrl.models.bring import from_linen
+from jrl.models.contract import Own
+from jrl.models.decoder import MODEL, Decoder
+from jrl.models.promises import PROMISES
+from jrl.parts import PartError, load_parts
+from jrl.policy import open_trained
+from jrl.sampler import Sampler
+from jrl.score import score
+from jrl.sharding import MeshShape, make_mesh
+from jrl.types import PromptBatch
+
+OWN = Path(__file__).parents[2] / "configs" / "own"
+FILES = {"Small": OWN / "linen_model.py", "Bag": OWN / "nnx_model.py"}
+
+
+@functools.cache
+def row(name):
+    if name == "Decoder":
+        return Own(Decoder, MODEL)
+    return load_parts([FILES[name]]).tables["models"][name]
+
+
+@functools.cache
+def shape(name):
+    cfg = dataclasses.replace(row(name).config(), vocab_size=24, layers=2, width=16)
+    return dataclasses.replace(cfg, kv_heads=2, head_dim=4, mlp_width=32) if name == "Decoder" else cfg
+
+
+NAMES = ["Decoder", *FILES]
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_keeps_the_promise(name, promise):
+    PROMISES[promise](row(name).model, shape(name))
+
+
+def sampled(name, devices, layers):
+    """Returns what is drawn over so many devices, along data."""
+    model, cfg = row(name).model, shape(name)
+    mesh = make_mesh(MeshShape(data=devices), jax.devices()[:devices])
+    rng = np.random.default_rng(5)
+    prompts = PromptBatch(
+        tokens=rng.integers(0, 24, (4, 5)).astype(np.int32),
+        length=rng.integers(1, 6, 4).astype(np.int32),
+        uid=rng.integers(0, 2**32, (4, 2), dtype=np.uint32),
+    )
+    with jax.set_mesh(mesh):
+        params = jax.jit(lambda key: model.init(key, cfg))(jax.random.key(0))
+        out = sampler.sample(
+            params, prompts, jax.random.key(11), stream=0, version=4, stop_ids=(3, 7), pad_id=0, samples=2,
+            config=Sampler(completion_length=6, slots=3, layers=layers), model=model, model_cfg=cfg, mesh=mesh,
+        )  # fmt: skip
+        positions = np.broadcast_to(np.arange(out.tokens.shape[1], dtype=np.int32), out.tokens.shape)
+
+        @jax.jit
+        def plain(params, tokens):
+            hidden, _ = model.forward(params, tokens, positions, None, cfg)
+            return jax.nn.log_softmax(model.unembed(params, hidden, cfg))
+
+        law = np.asarray(plain(params, out.tokens))
+    return jax.tree.map(np.asarray, out), law
+
+
+@pytest.mark.parametrize("name, layers", [("Small", "unrolled"), ("Bag", "scanned")])
+def test_sampler_and_learner_are_one_model(name, layers):
+    one, law = sampled(name, 1, layers)
+    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
+    assert one.action_mask.any(1).all()
+    np.testing.assert_allclose(one.sampler_logprobs[:, 1:], np.where(one.action_mask[:, 1:], expected, 0), atol=2e-5)
+    if name == "Small":
+        two, _ = sampled(name, 2, layers)
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_allclose(one.sampler_logprobs, two.sampler_logprobs, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_jrl_check_holds_it_to_the_same(name):
+    found = check_parts([FILES[name]])
+    assert {row.promise for row in found} == {promise.replace("_", " ") for promise in PROMISES}
+    assert not [row for row in found if row.problem]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Broken:
+    vocab_size: int | None = None
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+
+class Sees(linen.Module):
+    """Every token sees the mean of its whole row, whatever the mask says."""
+
+    cfg: Broken
+
+    def setup(self):
+        self.embed, self.head = linen.Embed(self.cfg.vocab_size, 8), linen.Dense(self.cfg.vocab_size)
+
+    def __call__(self, tokens, positions, mask):
+        x = self.embed(tokens)
+        return x + x.mean(1, keepdims=True)
+
+    def unembed(self, hidden):
+        return self.head(hidden)
+
+
+def test_a_model_that_looks_ahead_or_across_sequences_is_caught():
+    model, cfg = from_linen(Broken, Sees).model, Broken(vocab_size=24)
+    for name in ("a_token_does_not_see_later_ones", "packed_sequences_see_only_themselves"):
+        with pytest.raises(AssertionError):
+            PROMISES[name](model, cfg)
+
+
+class Remembers(Sees):
+    def setup(self):
+        super().setup()
+        self.norm = linen.BatchNorm(use_running_average=True)
+
+    def __call__(self, tokens, positions, mask):
+        return self.norm(self.embed(tokens))
+
+
+def test_a_module_with_state_beside_its_parameters_is_refused():
+    with pytest.raises(ValueError, match=r"Broken keeps state beside its parameters \(batch_stats\)"):
+        from_linen(Broken, Remembers).model.spec(Broken(vocab_size=24))
+
+
+def test_a_configuration_without_the_fields_that_jrl_reads_is_refused(tmp_path):
+    file = tmp_path / "part.py"
+    file.write_text(FILES["Small"].read_text().replace('    param_dtype: str = "float32"\n', ""))
+    with pytest.raises(PartError, match=r"MODELS\['Small'\] has no param_dtype"):
+        load_parts([file])
+
+
+TINY = ["Loop.steps=4", "Loop.prompts=4", "Loop.samples=4", "Checkpoint.every=2", "Log.samples=0", "Log.writers=()",
+        "Scoring.workers=1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, file, cut", [("Small", "linen.gin", True), ("Bag", "nnx.gin", False)])
+def test_it_trains_resumes_and_scores(name, file, cut, tmp_path, monkeypatch):
+    monkeypatch.chdir(OWN.parents[1])
+    config, bindings = f"configs/own/{file}", [*TINY, f"{name}.width=16", f"{name}.layers=1"]
+    jrl.train(config, bindings, run=tmp_path / "run")
+    if cut:
+        with contextlib.closing(jrl.steps(config, bindings, run=tmp_path / "cut")) as steps:
+            while next(steps).step < 3:  # the save of step 2 is done by then
+                pass
+        jrl.train(config, bindings, run=tmp_path / "cut")
+        assert contents.run_fingerprint(tmp_path / "cut", 4) == contents.run_fingerprint(tmp_path / "run", 4)
+    values = score(open_trained(tmp_path / "run"), [[1, 2, 3, 40], [9]])
+    assert np.isfinite(values[0]).all() and (values[0][1:] < 0).all()
+    with pytest.raises(ValueError, match=f"{name} is a model of your own, and has no published form"):
+        export_policy(tmp_path / "run", tmp_path / "out")
+    with pytest.raises(ConfigError, match=f"not those of {name}"):
+        jrl.load_config(config, ["Config.adapter=@LoRA()"])
+
+
+def test_gradients_over_two_devices_are_those_of_one():
+    model, cfg = row("Small").model, shape("Small")
+    tokens = np.random.default_rng(0).integers(0, 24, (4, 6)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(6, dtype=np.int32), tokens.shape)
+    found = []
+    for devices in (1, 2):
+        mesh = make_mesh(MeshShape(data=devices), jax.devices()[:devices])
+        with jax.set_mesh(mesh):
+            put = lambda x, mesh=mesh: jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
+            params = jax.jit(lambda key: model.init(key, cfg))(jax.random.key(0))
+
+            def loss(params, tokens, positions):
+                hidden, _ = model.forward(params, tokens, positions, None, cfg)
+                return jnp.mean(jax.nn.logsumexp(model.unembed(params, hidden, cfg), -1) ** 2)
+
+            found.append(jax.tree.map(np.asarray, jax.jit(jax.grad(loss))(params, put(tokens), put(positions))))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *found)
