@@ -21,7 +21,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
-from jrl.models.contract import Model
+from jrl.models.contract import Model, unstack_cache
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -270,10 +270,11 @@ def _sample_shard(
     prefix = _vary(model.init_cache(model_cfg, local_prompts, prompt_width))
     _, prefix = model.forward(params, prompts.tokens, columns, None, model_cfg, prefix)
     cache = _vary(model.init_cache(model_cfg, slots, width))
+    prefix, cache = model.cut_cache(prefix, width), model.cut_cache(cache, width)
     batch_dimension = 1
     if layers == "unrolled":
         params = model.unstack(params, model_cfg)
-        prefix, cache = _unstack_cache(prefix), _unstack_cache(cache)
+        prefix, cache = unstack_cache(prefix), unstack_cache(cache)
         batch_dimension = 0
 
     def admit(_: Array, loop: _Loop) -> _Loop:
@@ -332,7 +333,7 @@ def _sample_shard(
         after = _Slots(
             sequence=jnp.where(ended, count, now.sequence),
             token=token,
-            position=jnp.minimum(place, width - 1),
+            position=jnp.where(ended | (at == count), 0, place),  # an idle slot looks at nothing that costs
             drawn=drawn,
             state=state,
         )
@@ -394,11 +395,6 @@ def _draw(keys: Array, logits: Array, law: Law) -> tuple[Array, Array, Array | N
     chosen = at(scaled, token)
     logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
     return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)
-
-
-def _unstack_cache(cache: PyTree) -> PyTree:
-    """Returns the cache with a tuple of layers for each stack."""
-    return jax.tree.map(lambda stack: tuple(stack[i] for i in range(stack.shape[0])), cache)
 
 
 def _vary(literals: PyTree) -> PyTree:

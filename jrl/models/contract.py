@@ -31,10 +31,17 @@ class ParamSpec:
 
 @struct.dataclass
 class Cache:
-    """Keys and values of tokens already seen: [layers, B, J, M, K], or a tuple of [B, J, M, K], one a layer."""
+    """Keys and values of tokens already seen, each a tuple of blocks of columns: [layers, B, J, m, K]. Where layers are
+    computed one by one there is a tuple of caches, one a layer, of blocks [B, J, m, K]."""
 
     k: Any
     v: Any
+
+
+def unstack_cache(cache: Cache) -> tuple[Cache, ...]:
+    """Returns the caches of the layers, one by one."""
+    layers = jax.tree.leaves(cache)[0].shape[0]
+    return tuple(jax.tree.map(lambda stack, i=i: stack[i], cache) for i in range(layers))
 
 
 class Model(NamedTuple):
@@ -45,7 +52,8 @@ class Model(NamedTuple):
     forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
     routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
     unembed: Callable  # (params, hidden, cfg) -> logits
-    init_cache: Callable  # (cfg, batch, length) -> Cache
+    init_cache: Callable  # (cfg, batch, length) -> Cache, in one block
+    cut_cache: Callable  # (cache, length) -> the cache in the blocks in which `length` columns are decoded
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
     ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
 

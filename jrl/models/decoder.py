@@ -18,9 +18,10 @@ import jax.numpy as jnp
 
 from jrl.models import experts
 from jrl.models.attention import attend
+from jrl.models.cached_attention import attend_cached, edges
 from jrl.models.contract import ADAPTER, Cache, Model, ParamSpec, axes, init
 from jrl.models.experts import Experts
-from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate
+from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate, turns
 from jrl.sharding import constrain, einsum, gather, take_rows
 from jrl.types import Array, PyTree
 
@@ -99,6 +100,13 @@ class Kind(NamedTuple):
 
     windowed: bool | Array
     rotates: bool | Array
+
+
+class Turns(NamedTuple):
+    """(cos, sin) of rotated pairs, [B, L, 1, rotated / 2] each."""
+
+    far: tuple[Array, Array]
+    near: tuple[Array, Array]  # in windowed layers
 
 
 def spec(cfg: Decoder) -> PyTree:
@@ -266,13 +274,14 @@ def _run(
         table = constrain(params["positions"].astype(dtype), None, "embed_shard")
         x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
     mask = visible(positions, segment) if cache is None else None
+    turned = _turns(positions, cfg)
 
     def block(
-        kind: Kind, x: Array, weights: PyTree, k_cache: Array | None = None, v_cache: Array | None = None
-    ) -> tuple[Array, tuple]:
+        kind: Kind, x: Array, weights: PyTree, own: Cache | None = None, at: Array | None = None
+    ) -> tuple[Array, Cache | None, Array | None]:
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
         h = _norm(x, weights, "attention_norm", cfg) if before else x
-        y, k_cache, v_cache = _attention(h, weights, kind, positions, mask, k_cache, v_cache, cfg)
+        y, own = _attention(h, weights, kind, positions, turned, mask, own, at, cfg)
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         h = _norm(between, weights, "mlp_norm", cfg) if before else between
         if "router" in weights:
@@ -282,7 +291,7 @@ def _run(
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
-        return x, (k_cache, v_cache, logits if routed else None)
+        return x, own, logits if routed else None
 
     kinds = [Kind(cfg.windowed(i), cfg.rotates(i)) for i in range(cfg.layers)]
     # Where layers differ the scan carries along which kind each is.
@@ -290,27 +299,24 @@ def _run(
     flags = {name: jnp.array([getattr(kind, name) for kind in kinds]) for name in vary}
     kind_of = lambda flags: kinds[0]._replace(**flags)
 
-    def layer(kind: Kind) -> Callable[..., tuple[Array, tuple]]:
+    def layer(kind: Kind) -> Callable[..., tuple[Array, Cache | None, Array | None]]:
         run = functools.partial(block, kind)
         return jax.checkpoint(run) if cfg.remat == "layer" and cache is None else run
 
     found = []  # of each scan, or layer
     if isinstance(params["layers"], tuple):
-        keys, values = [], []
+        caches = []
         for i, weights in enumerate(params["layers"]):
-            x, (k, v, logits) = layer(kinds[i])(x, weights, cache and cache.k[i], cache and cache.v[i])
-            keys.append(k)
-            values.append(v)
+            x, own, logits = layer(kinds[i])(x, weights, cache and cache[i])
+            caches.append(own)
             found.append(None if logits is None else jnp.expand_dims(logits, 0))
-        cache = cache and Cache(k=tuple(keys), v=tuple(values))
+        cache = cache and tuple(caches)
     else:
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
         def step(carry: tuple[Array, Cache | None], xs: tuple) -> tuple[tuple[Array, Cache | None], Array | None]:
             (x, cache), (weights, flags, i) = carry, xs
-            own = jax.tree.map(lambda c: jax.lax.dynamic_index_in_dim(c, i, keepdims=False), cache)
-            x, (k, v, logits) = layer(kind_of(flags))(x, weights, own and own.k, own and own.v)
-            put = lambda whole, new: jax.lax.dynamic_update_index_in_dim(whole, new, i, 0)
-            return (x, cache and jax.tree.map(put, cache, Cache(k=k, v=v))), logits
+            x, cache, logits = layer(kind_of(flags))(x, weights, cache, i)
+            return (x, cache), logits
 
         for start, stop in _stretches(cfg):
             some = {name: flag[start:stop] for name, flag in flags.items()}
@@ -331,14 +337,22 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
 
 
 def init_cache(cfg: Decoder, batch: int, length: int) -> Cache:
-    """Returns an empty cache of `length` columns, stacked. Create it inside the program that uses it.
+    """Returns an empty cache of `length` columns in one block, stacked. Create it inside the program that uses it.
 
     Raises: ValueError for more columns than there are learned positions.
     """
     check_length(cfg, length)
     shape = (cfg.layers, batch, cfg.kv_heads, length, cfg.head_dim)
     zeros = constrain(jnp.zeros(shape, jnp.dtype(cfg.dtype)), None, "batch", "kv_heads", None, None)
-    return Cache(k=zeros, v=zeros)
+    return Cache(k=(zeros,), v=(zeros,))
+
+
+def cut_cache(cache: Cache, length: int) -> Cache:
+    """Returns a stacked cache of one block in the blocks that `length` columns have; some of them are empty where it
+    has fewer."""
+    starts = (0, *edges(length)[:-1])
+    cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
+    return Cache(k=cut(*cache.k), v=cut(*cache.v))
 
 
 def check_length(cfg: Decoder, length: int) -> None:
@@ -404,11 +418,14 @@ def _attention(
     weights: PyTree,
     kind: Kind,
     positions: Array,
+    turned: Turns | None,
     mask: Array | None,
-    k_cache: Array,
-    v_cache: Array,
+    cache: Cache | None,
+    layer: Array | None,
     cfg: Decoder,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Cache | None]:
+    """Returns attention's output, and the cache with the new keys and values in it: of this layer alone, or of all
+    layers where `layer` says which this is."""
     q = _multiply("bld,dhk->blhk", h, weights, "q", ("embed", "heads", "head_dim"))
     k = _multiply("bld,dhk->blhk", h, weights, "k", ("embed", "kv_heads", "head_dim"))
     v = _multiply("bld,dhk->blhk", h, weights, "v", ("embed", "kv_heads", "head_dim"))
@@ -419,36 +436,47 @@ def _attention(
     elif cfg.qk_norm == "all":
         q = _norm_all(q, _weight(weights["q_norm"], cfg), cfg.norm_eps)
         k = _norm_all(k, _weight(weights["k_norm"], cfg), cfg.norm_eps)
-    q, k = _rotate(q, positions, kind, cfg), _rotate(k, positions, kind, cfg)
+    q, k = _rotate(q, turned, kind), _rotate(k, turned, kind)
     # Heads before columns: one head's keys lie together, and a decode step reads them without a copy.
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    if k_cache is not None:
-        k = k_cache = _write(k_cache, k, positions[:, 0])
-        v = v_cache = _write(v_cache, v, positions[:, 0])
-        mask = jnp.arange(k.shape[2])[None, None, :] <= positions[:, :, None]
+    if cache is not None:
+        cache = Cache(k=_write(cache.k, k, positions[:, 0], layer), v=_write(cache.v, v, positions[:, 0], layer))
+        column = jnp.arange(sum(block.shape[-2] for block in cache.k))[None]
+        mask = column[:, None] <= positions[:, :, None]
     if kind.windowed is not False:
-        place = positions if k_cache is None else jnp.arange(k.shape[2])[None]
-        near = positions[:, :, None] - place[:, None, :] < cfg.window
+        near = positions[:, :, None] - (positions if cache is None else column)[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
-    out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, block=cfg.attention_block)
+    if cache is not None and q.shape[1] == 1:
+        out = attend_cached(q, cache.k, cache.v, layer, mask, scale=cfg.query_scale, cap=cfg.attention_cap)
+    else:
+        if cache is not None:
+            k, v = (_of_layer(*blocks, layer) for blocks in (cache.k, cache.v))
+        out = attend(q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, block=cfg.attention_block)
     out = _multiply("blhk,hkd->bld", out, weights, "o", ("heads", "head_dim", "embed"))
-    return _plus(out, weights, "o_bias"), k_cache, v_cache
+    return _plus(out, weights, "o_bias"), cache
 
 
-def _rotate(x: Array, positions: Array, kind: Kind, cfg: Decoder) -> Array:
+def _turns(positions: Array, cfg: Decoder) -> Turns | None:
+    """Returns how far tokens have turned, in the layers that look far and in those that have a window; None where no
+    layer rotates."""
+    if not any(map(cfg.rotates, range(cfg.layers))):
+        return None
+    wide, half = jnp.promote_types(jnp.dtype(cfg.dtype), jnp.float32), cfg.rotated // 2
+    far = turns(positions, frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope))
+    if cfg.window_rope_theta is None:
+        return Turns(far, far)
+    return Turns(far, turns(positions, frequencies(cfg.window_rope_theta, half, wide)))
+
+
+def _rotate(x: Array, turned: Turns | None, kind: Kind) -> Array:
     if kind.rotates is False:
         return x
-    wide, half = jnp.promote_types(x.dtype, jnp.float32), cfg.rotated // 2
-    frequency, scale = frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope)
-    if cfg.window_rope_theta is not None and kind.windowed is not False:
-        near = frequencies(cfg.window_rope_theta, half, wide)
-        if kind.windowed is True:
-            frequency, scale = near, 1.0
-        else:
-            frequency, scale = jnp.where(kind.windowed, near, frequency), jnp.where(kind.windowed, 1.0, scale)
+    cos, sin = turned.near if kind.windowed is True else turned.far
+    if not isinstance(kind.windowed, bool) and turned.near is not turned.far:
+        cos, sin = (jnp.where(kind.windowed, near, far) for near, far in zip(turned.near, turned.far))
     if kind.rotates is not True:  # a turn by 0 is none
-        frequency, scale = jnp.where(kind.rotates, frequency, 0), jnp.where(kind.rotates, scale, 1.0)
-    return rotate(x, positions, frequency, scale)
+        cos, sin = jnp.where(kind.rotates, cos, 1), jnp.where(kind.rotates, sin, 0)
+    return rotate(x, cos, sin)
 
 
 def _norm_all(x: Array, scale: Array, eps: float) -> Array:
@@ -486,9 +514,27 @@ def _plus(x: Array, weights: PyTree, name: str) -> Array:
     return x + weights[name][None, None].astype(x.dtype) if name in weights else x
 
 
-def _write(cache: Array, new: Array, start: Array) -> Array:
-    """Returns cache [B, J, M, K] with new [B, J, L, K] at the columns from start [B] on."""
-    return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))(cache, new, start)
+def _write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | None) -> tuple[Array, ...]:
+    """Returns the cache's blocks with new [B, J, L, K] at the columns from start [B] on, of `layer` if they hold all.
+    More than one token a row is written to a cache in one block."""
+    if new.shape[2] > 1:
+        (whole,) = blocks
+        put = jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))
+        if layer is None:
+            return (put(whole, new, start),)
+        return (jax.lax.dynamic_update_index_in_dim(whole, put(_of_layer(whole, layer), new, start), layer, 0),)
+    rows, found, first = jnp.arange(new.shape[0]), [], 0
+    for block in blocks:
+        width = block.shape[-2]
+        column = jnp.where(start < first, width, start - first)  # what does not lie in this block is dropped
+        at = block.at[rows, :, column] if layer is None else block.at[layer, rows, :, column]
+        found.append(at.set(new[:, :, 0], mode="drop"))
+        first += width
+    return tuple(found)
+
+
+def _of_layer(stack: Array, layer: Array | None) -> Array:
+    return stack if layer is None else jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
 
 
 def _mlp(h: Array, weights: PyTree, cfg: Decoder) -> Array:
@@ -517,6 +563,7 @@ MODEL = Model(
     routed=routed,
     unembed=unembed,
     init_cache=init_cache,
+    cut_cache=cut_cache,
     unstack=unstack,
     ready=ready,
 )

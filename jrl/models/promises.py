@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.models.contract import Model, abstract
+from jrl.models.contract import Model, abstract, unstack_cache
 from jrl.types import Array, PyTree
 
 ROWS, LENGTH = 3, 10
@@ -65,7 +65,7 @@ def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
         cache = model.init_cache(cfg, ROWS, LENGTH)
         if not stacked:
             params = model.unstack(params, cfg)
-            cache = jax.tree.map(lambda x: tuple(x[i] for i in range(x.shape[0])), cache)
+            cache = unstack_cache(cache)
         step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
         found = []
         for start, stop in [(0, 4), *((t, t + 1) for t in range(4, LENGTH))]:

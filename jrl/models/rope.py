@@ -93,24 +93,30 @@ def _pair(turns: float, theta: float, half: int, stretch: YarnRope) -> float:
     return half * math.log(stretch.original_length / (turns * 2 * math.pi)) / math.log(theta)
 
 
-def rotate(x: Array, positions: Array, frequency: Array, scale: float | Array = 1.0) -> Array:
+def turns(positions: Array, frequency: Array, scale: float = 1.0) -> tuple[Array, Array]:
+    """Returns (cos, sin) of how far every pair has turned, both [B, L, 1, half] in the dtype of `frequency`.
+
+    Args:
+      positions: [B, L] int32.
+      frequency: [half] radians a position.
+      scale: of the rotated entries.
+    """
+    angle = positions[:, :, None, None].astype(frequency.dtype) * frequency[None, None, None, :]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Returns `x` with rotary position embedding.
 
     Args:
       x: [B, L, H, K]. Of the first 2 * half entries the two halves are real and imaginary parts; the rest stays.
-      positions: [B, L] int32.
-      frequency: [half] radians a position.
-      scale: of the rotated entries.
+      cos, sin: of `turns`. They are made once for all layers: each would compute them anew for every head.
 
     Source: RoFormer (2104.09864), in the half-split form that published Llama weights use.
     """
-    half = frequency.shape[0]
-    wide = frequency.dtype
-    angle = positions[:, :, None, None].astype(wide) * frequency[None, None, None, :]
+    half = cos.shape[-1]
     turned, rest = (x, None) if 2 * half == x.shape[-1] else (x[..., : 2 * half], x[..., 2 * half :])
-    real, imaginary = jnp.split(turned.astype(wide), 2, axis=-1)
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    if not (isinstance(scale, float) and scale == 1.0):
-        cos, sin = cos * scale, sin * scale
+    real, imaginary = jnp.split(turned.astype(cos.dtype), 2, axis=-1)
     out = jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1).astype(x.dtype)
     return out if rest is None else jnp.concatenate([out, rest], axis=-1)

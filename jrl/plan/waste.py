@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from jrl.models.cached_attention import edges
 from jrl.plan.case import Case
 
 _WHILE = re.compile(r" = \((.*)\) while\(")
@@ -37,19 +38,25 @@ def full_logits(name: str, case: Case, positions: int) -> str | None:
 
 
 def caches_carried(text: str, case: Case) -> int:
-    """Returns how many arrays of a layer's cache, or of all layers', a loop of a compiled sampler carries at most."""
+    """Returns how many blocks of a layer's cache, or of all layers', a loop of a compiled sampler carries at most."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    layer = f"{case.slots},{cfg.kv_heads // tensor},{case.width},{cfg.head_dim}]"
-    shapes = (f"[{cfg.layers},{layer}", f"[{layer}")
+    layers = [f"{case.slots},{cfg.kv_heads // tensor},{columns},{cfg.head_dim}]" for columns in set(_blocks(case))]
+    shapes = [shape for layer in layers for shape in (f"[{cfg.layers},{layer}", f"[{layer}")]
     return max((sum(line.count(shape) for shape in shapes) for line in _WHILE.findall(text)), default=0)
 
 
 def second_cache(name: str, case: Case, carried: int) -> str | None:
     """Returns what is wrong with a sampler whose loop carries more than keys and values once."""
-    once = 2 if case.config.sampler.layers == "scanned" else 2 * case.cfg.layers
+    once = 2 * len(_blocks(case)) * (1 if case.config.sampler.layers == "scanned" else case.cfg.layers)
     if carried <= once:
         return None
-    return f"{name} carries {carried} arrays of the cache through a loop, where {once} hold it once"
+    return f"{name} carries {carried} blocks of the cache through a loop, where {once} hold it once"
+
+
+def _blocks(case: Case) -> tuple[int, ...]:
+    """Returns the columns of every block that the sampler's cache lies in."""
+    ends = edges(case.width)
+    return tuple(end - start for start, end in zip((0, *ends), ends))
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.contract import abstract, init, num_params, unrolled
+from jrl.models.contract import abstract, init, num_params, unrolled, unstack_cache
 from jrl.models.decoder import MODEL, Decoder
 from jrl.ops.logprobs import token_logprobs
 
@@ -47,8 +47,7 @@ def test_prefill_and_decode_equal_one_full_forward(layers):
     weights = params() if layers == "scanned" else MODEL.unstack(params(), CFG)
     cache = MODEL.init_cache(CFG, 3, 10)
     if layers == "unrolled":
-        split = lambda x: tuple(x[i] for i in range(CFG.layers))
-        cache = cache.replace(k=split(cache.k), v=split(cache.v))
+        cache = unstack_cache(cache)
     found = []
     for start, stop in [(0, 4), *((t, t + 1) for t in range(4, 10))]:
         hidden, cache = MODEL.forward(weights, TOKENS[:, start:stop], POSITIONS[:, start:stop], None, CFG, cache)
@@ -75,7 +74,7 @@ def test_a_decode_loop_holds_its_cache_once(layers):
     def decode(params):
         cache = MODEL.init_cache(cfg, rows, columns)
         if layers == "unrolled":
-            params, cache = MODEL.unstack(params, cfg), cache.replace(k=tuple(cache.k), v=tuple(cache.v))
+            params, cache = MODEL.unstack(params, cfg), unstack_cache(cache)
 
         def step(at):
             i, cache = at
@@ -83,7 +82,8 @@ def test_a_decode_loop_holds_its_cache_once(layers):
             hidden, cache = MODEL.forward(params, token, jnp.broadcast_to(i, token.shape), None, cfg, cache)
             return i + 1 + (0 * hidden.sum()).astype(jnp.int32), cache
 
-        return jax.lax.while_loop(lambda at: at[0] < 9, step, (jnp.int32(0), cache))[1].k[0].sum()
+        cache = jax.lax.while_loop(lambda at: at[0] < 9, step, (jnp.int32(0), cache))[1]
+        return jax.tree.leaves(cache)[0].sum()
 
     compiled = jax.jit(decode).lower(abstract(MODEL.spec(cfg))).compile()
     whole = 2 * 4 * rows * columns * 2 * 4 * 4  # k and v, layers, rows, columns, heads of 4, float32

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.contract import abstract, axes, init
+from jrl.models.contract import abstract, axes, init, unstack_cache
 from jrl.models.decoder import MODEL, Decoder, layer_norm
 from jrl.models.experts import Experts
 from jrl.models.rope import YarnRope
@@ -75,7 +75,7 @@ def test_prefill_and_decode_equal_one_full_forward(name, layers):
         found = [MODEL.unembed(params, hidden, cfg)]
         if layers == "unrolled":
             params = MODEL.unstack(params, cfg)
-            cache = cache.replace(k=tuple(cache.k), v=tuple(cache.v))
+            cache = unstack_cache(cache)
 
         def step(cache, column):
             token, position = column

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate
+from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate, turns
 
 
 def test_plain_frequencies_are_powers_of_the_base():
@@ -41,9 +41,9 @@ def test_yarn_divides_pairs_by_how_often_they_turn():
 def test_only_the_first_entries_turn_and_the_rest_stays():
     # A quarter turn takes (1, 0) to (0, 1) and (0, 2) to (-2, 0); entries 2 to 3 are not of the rotation.
     x = jnp.array([1.0, 0.0, 5.0, 6.0]).reshape(1, 1, 1, 4)
-    found = rotate(x, jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2]))
+    found = rotate(x, *turns(jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2])))
     np.testing.assert_allclose(found[0, 0, 0], [0, 1, 5, 6], atol=1e-7)
-    doubled = rotate(x, jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2]), 2.0)
+    doubled = rotate(x, *turns(jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2]), 2.0))
     np.testing.assert_allclose(doubled[0, 0, 0], [0, 2, 5, 6], atol=1e-6)
 
 

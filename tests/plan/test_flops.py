@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jrl.models.contract import abstract, split, whole
+from jrl.models.contract import abstract, split, unstack_cache, whole
 from jrl.models.decoder import MODEL, Decoder
 from jrl.models.experts import Experts
 from jrl.models.lora import LoRA, adapted
@@ -154,7 +154,7 @@ def test_decoding_one_token_as_the_compiler_counts_it():
     params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
     ids = jax.ShapeDtypeStruct((slots, 1), jnp.int32)
     stack = jax.eval_shape(lambda: MODEL.init_cache(cfg, slots, columns))
-    cache = jax.eval_shape(lambda c: type(c)(k=tuple(c.k), v=tuple(c.v)), stack)
+    cache = jax.eval_shape(unstack_cache, stack)
 
     def turn(params, tokens, cache):
         hidden, cache = MODEL.forward(params, tokens, tokens, None, cfg, cache)

@@ -8,6 +8,7 @@ import pytest
 
 from jrl import sampler
 from jrl.models import decoder
+from jrl.models.contract import Cache
 from jrl.plan import waste
 from jrl.plan.case import make_case
 from jrl.plan.collectives import collectives
@@ -60,8 +61,8 @@ def test_a_second_cache_is_flagged(monkeypatch, layers):
 
     def wasteful(params, tokens, positions, segment, cfg, cache=None):
         hidden, cache = usual(params, tokens, positions, segment, cfg, cache)
-        if cache is not None and isinstance(cache.k, jax.Array):  # through a scan, as its inputs and its outputs
-            nothing = 0 * hidden.sum().astype(cache.k.dtype)
+        if isinstance(cache, Cache):  # through a scan, as its inputs and its outputs
+            nothing = 0 * hidden.sum().astype(cache.k[0].dtype)
             again = lambda carry, layer: (carry, jax.tree.map(lambda x: x + nothing, layer))
             cache = jax.lax.scan(again, 0, cache)[1]
         return hidden, cache

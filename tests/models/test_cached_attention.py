@@ -1,0 +1,79 @@
+"""Attention over a cache in blocks is attention over all of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.attention import attend
+from jrl.models.cached_attention import attend_cached, edges
+
+COLUMNS = 400  # blocks of 96, 96, 192 and 16
+
+
+def operands(rows=3, dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    make = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+    return make(rows, 1, 4, 8), make(rows, 2, COLUMNS, 8), make(rows, 2, COLUMNS, 8)
+
+
+def cut(x):
+    starts = (0, *edges(COLUMNS)[:-1])
+    return tuple(x[:, :, a:b] for a, b in zip(starts, edges(COLUMNS)))
+
+
+def up_to(*last):
+    return jnp.arange(COLUMNS)[None, None] <= jnp.array(last)[:, None, None]
+
+
+cached = jax.jit(lambda q, k, v, mask, cap=None: attend_cached(q, cut(k), cut(v), None, mask, cap=cap))
+
+
+def test_blocks_double():
+    assert edges(5) == (5,) and edges(96) == (96,) and edges(97) == (96, 97)
+    assert edges(COLUMNS) == (96, 192, 384, 400)
+
+
+def test_a_mean_by_hand():
+    # Queries of 0 score all alike: a row that sees columns 0 to 99 gets their mean, (0 + 99) / 2.
+    v = jnp.broadcast_to(jnp.arange(COLUMNS, dtype=jnp.float32)[None, None, :, None], (1, 1, COLUMNS, 2))
+    found = attend_cached(jnp.zeros((1, 1, 1, 2)), cut(v), cut(v), None, up_to(99))
+    np.testing.assert_allclose(found.ravel(), [49.5, 49.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("last", [(0, 40, 95), (96, 3, 191), (399, 200, 0)], ids=str)
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_it_is_attention(last, cap):
+    q, k, v = operands()
+    np.testing.assert_allclose(
+        cached(q, k, v, up_to(*last), cap), attend(q, k, v, up_to(*last), cap=cap), rtol=0, atol=1e-6
+    )
+
+
+def test_a_window_may_leave_the_first_block_unseen():
+    q, k, v = operands()
+    mask = up_to(300, 150, 20) & (jnp.arange(COLUMNS)[None, None] > jnp.array([290, 100, 10])[:, None, None])
+    np.testing.assert_allclose(cached(q, k, v, mask), attend(q, k, v, mask), rtol=0, atol=1e-6)
+
+
+def test_a_row_does_not_depend_on_how_far_the_others_are():
+    q, k, v = operands()
+    alone = cached(q, k, v, up_to(50, 50, 50))
+    np.testing.assert_array_equal(alone[1], cached(q, k, v, up_to(399, 50, 180))[1])
+
+
+def test_a_block_that_no_row_sees_is_not_read():
+    q, k, v = operands()
+    spoiled = [x.at[:, :, 192:].set(jnp.nan) for x in (k, v)]
+    np.testing.assert_array_equal(cached(q, *spoiled, up_to(191, 4, 80)), cached(q, k, v, up_to(191, 4, 80)))
+    assert np.isnan(cached(q, *spoiled, up_to(192, 4, 80))).any()
+
+
+def test_a_layer_of_a_stack_and_float64():
+    with jax.enable_x64(True):
+        q, k, v = operands(dtype=jnp.float64)
+        stack = lambda x: tuple(jnp.stack([block * 0, block]) for block in cut(x))
+        mask = up_to(399, 200, 0)
+        found = attend_cached(q, stack(k), stack(v), jnp.int32(1), mask)
+        assert found.dtype == jnp.float64
+        np.testing.assert_allclose(found, attend(q, k, v, mask), rtol=0, atol=1e-14)
