@@ -267,8 +267,14 @@ def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.policy import open_trained
-    from jrl.score import score_file
+    from jrl.score import is_classifier, judge_file, score_file
 
+    if is_classifier(args.source):
+        if args.bindings or args.step is not None:
+            raise ValueError(f"{args.source} is a classifier, which has neither bindings nor steps; leave them out")
+        count = judge_file(args.source, args.rows, args.out, reading_bar())
+        print(f"{count} rows judged; rewards are in {args.out}")
+        return DONE
     trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
     count = score_file(trained, args.rows, args.out)
     print(f"{count} rows scored with the weights of step {trained.step}; log-probs are in {args.out}")
@@ -451,7 +457,8 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
                              '[...]}, of which the last is the assistant\'s')  # fmt: skip
     _bindings(parser, "the run's configuration")
     parser.add_argument("--out", metavar="OUT.jsonl", type=Path, required=True,
-                        help='rows {"tokens", "logprobs"} in order, at temperature 1; logprobs[0] = 0')  # fmt: skip
+                        help='rows {"tokens", "logprobs"} in order, at temperature 1; logprobs[0] = 0; of a classifier '
+                             'rows {"tokens", "rewards"}')  # fmt: skip
     _step(parser)
     _devices(parser)
 
@@ -537,7 +544,7 @@ COMMANDS: dict[str, Command] = {
         plan,
     ),
     "score": Command(
-        "Write the log-probs of given tokens or texts under a trained policy.",
+        "Write the log-probs of given tokens or texts under a trained policy, or a classifier's rewards.",
         "jrl score runs/tiny rows.jsonl --out scored.jsonl",
         _score_arguments,
         score,

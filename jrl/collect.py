@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.data.prompts import Visit
+from jrl.example import Message
 from jrl.job import Job
 from jrl.programs import TRAIN_STREAM, place_prompts
+from jrl.rewards import add_rewards, judge_texts
 from jrl.scoring import HostScores
 from jrl.sharding import batch_sharding, replicated
 from jrl.types import Array, PyTree, Rollout, Scores
@@ -71,7 +73,7 @@ def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array
     most = job.algorithm.refill(job.config.algo)
     host, ticket, texts = begin_scoring(job, first)
     busy = meanwhile(first.rollout, host)
-    rounds = [scored(job, first, host, job.scorer.collect(ticket), texts)]
+    rounds = [scored(job, first, host, judged(job, first, job.scorer.collect(ticket), texts), texts)]
     if most is None:
         return rounds[0], busy
     kept = [kept_groups(job, rounds[0])]
@@ -80,7 +82,7 @@ def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array
         params, version = refill_with()
         again = draw(job, params, version)
         host, ticket, texts = begin_scoring(job, again)
-        rounds.append(scored(job, again, host, job.scorer.collect(ticket), texts))
+        rounds.append(scored(job, again, host, judged(job, again, job.scorer.collect(ticket), texts), texts))
         kept.append(kept_groups(job, rounds[-1]))
     counters = {
         "refill/rounds": float(len(rounds) - 1),
@@ -109,6 +111,17 @@ def begin_scoring(job: Job, drawn: Draw) -> tuple[dict[str, np.ndarray], Any, li
 def completion_text(tokenizer: Any, host: dict[str, np.ndarray], row: int) -> str:
     """Returns what the policy said in a row, control tokens left out."""
     return tokenizer.decode(host["tokens"][row][host["action_mask"][row]].tolist())
+
+
+def judged(job: Job, drawn: Draw, said: HostScores, texts: list[str]) -> HostScores:
+    """Returns the scores with the reward model's word added, where the run has one."""
+    if job.judge is None:
+        return said
+    samples = job.config.loop.samples
+    spoken = [
+        [*drawn.visits[row // samples].example.messages, Message("assistant", text)] for row, text in enumerate(texts)
+    ]
+    return add_rewards(said, job.judge, *judge_texts(job.judge, spoken))
 
 
 def scored(job: Job, drawn: Draw, host: dict[str, np.ndarray], said: HostScores, texts: list[str]) -> Collected:

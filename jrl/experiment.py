@@ -18,6 +18,7 @@ from jrl.models.decoder import Decoder
 from jrl.models.lora import LoRA
 from jrl.optimizer import AdamW
 from jrl.report import Log
+from jrl.rewards import RewardModel
 from jrl.sampler import Sampler
 from jrl.scoring import Scoring
 from jrl.sharding import MeshShape
@@ -100,6 +101,7 @@ class Config:
     adapter: LoRA | None = None  # what is trained beside frozen weights; None: all weights are trained
     sft: SFT | None = None  # warm start; None: RL from the first step
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
+    reward: RewardModel | None = None  # a classifier whose word is added to that of the verifiers
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)
     learner: Learner = dataclasses.field(default_factory=Learner)
     loop: Loop = dataclasses.field(default_factory=Loop)
@@ -118,6 +120,9 @@ FREE = (
     "Log.*",
     "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
 )
+
+# Fields that are newer than some runs. None is what those did, and is left out of what names a run.
+LATER = ("Config.reward",)
 
 Tables = Mapping[str, Mapping[str, Any]]
 

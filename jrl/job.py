@@ -28,11 +28,12 @@ from jrl.data.stream import Stream, open_stream
 from jrl.data.survey import texts_of
 from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
-from jrl.experiment import FREE, Config, config_classes, row_of
+from jrl.experiment import FREE, LATER, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.models import decoder
 from jrl.models.contract import Model
 from jrl.models.decoder import Decoder
+from jrl.ops.fingerprint import fingerprint
 from jrl.pack import Shape
 from jrl.parts import Parts
 from jrl.programs import Programs
@@ -41,9 +42,10 @@ from jrl.report.manifest import compare, make_manifest, read_manifest, write_man
 from jrl.report.memory import PeakMemory
 from jrl.report.metrics import Metrics
 from jrl.report.rollouts import RolloutStore
+from jrl.rewards import Judge, open_judge
 from jrl.sampler import Law
 from jrl.scoring import Scorer, open_scoring
-from jrl.sharding import TRAIN, make_mesh, replicated
+from jrl.sharding import make_mesh, replicated
 from jrl.stop import StopTable
 from jrl.tokenizers import load as load_tokenizer
 from jrl.types import Array, PyTree
@@ -51,9 +53,10 @@ from jrl.types import Array, PyTree
 _log = logging.getLogger(__name__)
 
 PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
+REWARD_WEIGHTS = "reward.json"  # which weights Config.reward began with
 # What a run writes into its folder, but for `lock`, which is the first.
 WRITTEN = {"config.gin", "config.json", "metrics.jsonl", "journal.jsonl", "summary.json", "rollouts", "checkpoints",
-           "tokenizer", "parts", PUBLISHED}  # fmt: skip
+           "tokenizer", "parts", PUBLISHED, REWARD_WEIGHTS}  # fmt: skip
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
 
@@ -86,6 +89,7 @@ class Job:
     stream: Stream
     sft_stream: Stream
     scorer: Scorer
+    judge: Judge | None  # the reward model
     run_state: RunState
     display: Display
     memory: PeakMemory
@@ -168,23 +172,11 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
     if isinstance(cfg, Decoder):
-        check_divides(cfg, mesh)
+        decoder.check_divides(cfg, mesh)
         decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     check_router(config, cfg)
     built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)
-
-
-def check_divides(cfg: Decoder, mesh: Mesh) -> None:
-    """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
-    fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
-    sizes = [(name, f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
-    if cfg.experts is not None:
-        sizes.append(("mlp", "Experts.width", cfg.experts.width))
-    for name, field, size in sizes:
-        axis = TRAIN[name]
-        if size % mesh.shape[axis]:
-            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
 
 
 def check_router(config: Config, cfg: Any) -> None:
@@ -240,6 +232,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             also=sorted(named_verifiers(source)),
         )
         stack.callback(scorer.close)
+        judge = None if config.reward is None else open_reward(config, policy, folder, display)
         run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep)
         stack.callback(run_state.close)
         everywhere = replicated(policy.mesh)
@@ -251,6 +244,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             stream=streams[0],
             sft_stream=streams[1],
             scorer=scorer,
+            judge=judge,
             run_state=run_state,
             display=display,
             memory=PeakMemory(),
@@ -280,6 +274,25 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
                     resource.close()
 
 
+def open_reward(config: Config, policy: Policy, folder: Path, display: Display) -> Judge:
+    """Returns the run's reward model, its weights on the mesh.
+
+    Raises: RefusedIdentity where they are not those that the run began with.
+    """
+    told = lambda done, total: display.phase(f"reading the reward model: {100 * done // total} %")
+    judge = open_judge(config.reward, policy.mesh, policy.lattice.program, told)
+    found = json.dumps({"fingerprint": f"{int(jax.jit(fingerprint)(judge.params)):08x}"}).encode() + b"\n"
+    kept = folder / REWARD_WEIGHTS
+    if not paths.exists(kept) or not paths.exists(folder / "manifest.json"):
+        paths.write_bytes_atomic(kept, found)
+    elif paths.read_bytes(kept) != found:
+        raise RefusedIdentity(
+            f"the weights in {config.reward.path} are not those that {folder} began with; put those back, or name "
+            "another folder with --run"
+        )
+    return judge
+
+
 def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -> Any:
     """Returns the run's tokenizer: the one in the folder, or one trained on the run's own texts and saved there."""
     saved = folder / "tokenizer"
@@ -296,9 +309,11 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -
 
 def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
     """Returns the manifest: what the run is, and where it runs."""
+    unsaid = [name for name in LATER if getattr(config, name.removeprefix("Config.")) is None]
+    said = {name: value for name, value in gin.to_json(config).items() if f"Config.{name}" not in unsaid}
     return make_manifest(
-        config_identity=gin.identity(config, FREE),
-        config=gin.to_json(config),
+        config_identity=gin.identity(config, (*FREE, *unsaid)),
+        config=said,
         tokenizer=tokenizer.fingerprint,
         data=getattr(source, "fingerprint", ""),
         parts=parts.hashes,

@@ -16,16 +16,20 @@ from jrl.checkpoints.published import (
     Published,
     account,
     as_stored,
+    classifier_of,
     decoder_of,
     plans,
     read_config,
 )
 from jrl.checkpoints.tensors import INDEX, SINGLE, open_tensors
+from jrl.models import decoder
 from jrl.models.decoder import Decoder
-from jrl.models.families import FAMILIES, family_of
+from jrl.models.families import FAMILIES, family_of, labels_of
 from jrl.models.families.contract import Family, sort_keys
+from jrl.models.heads import REWARD, Head, head_spec
 from jrl.policy import not_drawn, told_sampling, without_tokenizer
 from jrl.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
+from jrl.types import PyTree
 
 SHOWN = 12  # names of a list
 
@@ -51,12 +55,19 @@ def recognised(folder: Path) -> Iterator[Finding]:
     if keys.unknown:
         yield Finding(False, f"config.json: {len(keys.unknown)} keys that are not known ({_some(keys.unknown)})")
     try:
-        cfg = decoder_of(Published(path=str(folder)))[1]
+        labels = labels_of(config, str(folder / "config.json"))
+        if labels is None:
+            cfg, spec = decoder_of(Published(path=str(folder)))[1], None
+        else:
+            family, cfg, _ = classifier_of(Published(path=str(folder)))
+            spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
     except ValueError as error:
         yield Finding(False, f"the model is refused: {error}")
         return
+    if labels is not None:
+        yield Finding(True, f"a classifier, for `jrl score` and Config.reward; its labels: {_some(labels)}")
     yield Finding(True, shape(cfg))
-    yield from tensors(folder, family, cfg)
+    yield from tensors(folder, family, cfg, spec)
     yield from tokenizer(folder, cfg)
     yield from sampling(folder)
     yield from others(folder)
@@ -70,18 +81,18 @@ def shape(cfg: Decoder) -> str:
     return f"{cfg.layers} layers of width {cfg.width}, {heads}, {own}{cfg.vocab_size} rows of the embedding, {tied}"
 
 
-def tensors(folder: Path, family: Family, cfg: Decoder) -> Iterator[Finding]:
+def tensors(folder: Path, family: Family, cfg: Decoder, spec: PyTree | None) -> Iterator[Finding]:
     """Yields whether every tensor is accounted for. Reads headers only, and a head that should be tied."""
     try:
         with open_tensors(folder) as found:
             family = as_stored(family, found)
-            names = account(family, cfg, found)
+            names = account(family, cfg, found, spec)
             kinds = collections.Counter(found.dtypes[name] for name in names.values())
             extra = sorted(found.shapes.keys() - set(names.values()))
     except (ValueError, ImportError) as error:
         yield Finding(False, str(error))
         return
-    size = sum(int(np.prod(plan.shape, dtype=np.int64)) for plan in plans(family, cfg).values())
+    size = sum(int(np.prod(plan.shape, dtype=np.int64)) for plan in plans(family, cfg, spec).values())
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     yield Finding(True, f"{len(names)} tensors hold {size:,} parameters ({said}), all accounted for")
     if extra:

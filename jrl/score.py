@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ import jax
 import numpy as np
 
 from jrl import learner, pack, paths
+from jrl.checkpoints.published import Published, classifier_of, read_config
 from jrl.example import Message
 from jrl.models import decoder
 from jrl.models.contract import Model
 from jrl.models.decoder import Decoder
-from jrl.policy import Trained
-from jrl.sharding import BATCH_AXES, batch_sharding, batch_shards, replicated
+from jrl.models.families import labels_of
+from jrl.policy import Trained, is_published, without_tokenizer
+from jrl.rewards import RewardModel, judge, open_judge
+from jrl.sharding import BATCH_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated
+from jrl.tokenizers.published import VOCABULARIES, HuggingFace, build
 from jrl.types import Array, PyTree
 
 MOST_TOKENS = 16_384  # of a row: attention as written holds a score for every pair of tokens
@@ -39,6 +43,48 @@ def score_file(trained: Trained, rows: str | Path, out: str | Path) -> int:
     return len(lines)
 
 
+def is_classifier(folder: Path) -> bool:
+    """Whether a folder is a published classifier's."""
+    return is_published(folder) and labels_of(read_config(folder), str(folder / "config.json")) is not None
+
+
+def judge_file(
+    folder: Path, rows: str | Path, out: str | Path, announce: Callable[[int, int], None] | None = None
+) -> int:
+    """Writes {"tokens","rewards": {label: number}} of a published classifier for every row of a file. Returns how many.
+
+    A conversation is judged as the classifier's own chat template writes the whole of it.
+
+    Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
+    """
+    published = Published(path=str(folder))
+    _, cfg, labels = classifier_of(published)
+    there = any(paths.exists(folder / name) for name in VOCABULARIES)
+    tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+    sequences = read_rows(rows, tokenizer, cfg.vocab_size, whole=True)
+    width = _width(max(map(len, sequences), default=0))
+    config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=width, batch=max(1, 8192 // width))
+    mesh = make_mesh(MeshShape())
+    jax.set_mesh(mesh)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer)
+    found = judge(opened, sequences)
+    lines = [
+        json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
+        for tokens, values in zip(sequences, found)
+    ]
+    paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
+    return len(lines)
+
+
+def _width(longest: int) -> int:
+    """Returns the columns of rows as long as the longest sequence: a power of two of at least 128."""
+    width = 128
+    while width < longest:
+        width *= 2
+    return width
+
+
 def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
 
@@ -46,12 +92,10 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     """
     policy = trained.policy
     shards = batch_shards(policy.mesh)
-    width = 128
     longest = max(map(len, sequences), default=0)
     if isinstance(policy.cfg, Decoder):
         decoder.check_length(policy.cfg, longest)
-    while width < longest:
-        width *= 2
+    width = _width(longest)
     budget = max(1, policy.config.learner.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
     config = learner.Learner(
@@ -108,16 +152,17 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
     return by_row(tokens), by_row(mask), plan, place(np.float32(1))
 
 
-def read_rows(path: str | Path, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+def read_rows(path: str | Path, tokenizer: Any, vocab_size: int, *, whole: bool = False) -> list[list[int]]:
     """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
-    {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end.
+    {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end, or,
+    with `whole`, as the chat template writes all of it.
 
     Raises: ValueError naming file and line.
     """
-    return [list(ids) for ids in _rows(path, tokenizer, vocab_size)]
+    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, whole)]
 
 
-def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[int]]:
+def _rows(path: str | Path, tokenizer: Any, vocab_size: int, whole: bool) -> Iterator[list[int]]:
     try:
         lines = paths.read_bytes(path).split(b"\n")
     except OSError as error:
@@ -139,7 +184,7 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[in
                 )
             ids = [*tokenizer.start_ids, *tokenizer.encode(row["text"])]
         elif "messages" in row:
-            ids = _conversation(row["messages"], tokenizer, place)
+            ids = _conversation(row["messages"], tokenizer, place, whole)
         else:
             ids = row["tokens"]
             if not isinstance(ids, list) or not ids:
@@ -155,7 +200,7 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int) -> Iterator[list[in
         yield ids
 
 
-def _conversation(rows: Any, tokenizer: Any, place: str) -> list[int]:
+def _conversation(rows: Any, tokenizer: Any, place: str, whole: bool) -> list[int]:
     try:
         messages = [Message(**row) for row in rows]
         if any(type(text) is not str for message in messages for text in (message.role, message.content)):
@@ -165,6 +210,8 @@ def _conversation(rows: Any, tokenizer: Any, place: str) -> list[int]:
     if len(messages) < 2 or messages[-1].role != "assistant":
         raise ValueError(f"{place}: messages end with what the assistant says, after at least one other")
     try:
+        if whole:
+            return tokenizer.encode_conversation(messages, add_generation_prompt=False)
         prompt = tokenizer.encode_prompt(messages[:-1])
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error

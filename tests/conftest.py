@@ -70,6 +70,7 @@ LONG = (
     "test_lora_run.py",
     "test_published_folder.py",
     "test_published_run.py",
+    "test_rewards.py",
     "test_sampler.py",
     "tokenizers/test_template.py",
     "verifiers/test_launch.py",

@@ -26,7 +26,7 @@ LAYERS = (
     ("algos",),
     ("sampler",),
     ("scoring",),
-    ("pack",),
+    ("pack", "rewards"),
     ("learner",),
     ("report",),
     ("experiment",),

@@ -26,8 +26,9 @@ from jrl.checkpoints.tensors import DTYPES, Tensors, bits_of, open_tensors, writ
 from jrl.models import decoder
 from jrl.models.contract import axes, is_spec
 from jrl.models.decoder import Decoder
-from jrl.models.families import describe, family_of, say
-from jrl.models.families.contract import Family, Pick, Place, read
+from jrl.models.families import describe, family_of, labels_of, say
+from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
+from jrl.models.heads import REWARD, Head, head_spec
 from jrl.sharding import TRAIN, shardings
 from jrl.types import PyTree
 
@@ -78,7 +79,30 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def decoder_of(published: Published) -> tuple[Family, Decoder]:
-    """Returns the family of a folder, and its decoder in the dtypes asked for. Reads config.json only."""
+    """Returns the family of a folder, and its decoder in the dtypes asked for. Reads config.json only.
+
+    Raises: ValueError for a folder that is no such model, or a classifier, which says no tokens.
+    """
+    if labels_of(read_config(published.path)) is not None:
+        raise ValueError(f"{published.path} is a classifier: it judges texts and says none. `jrl score` takes it, and "
+                         "Config.reward = @RewardModel()")  # fmt: skip
+    return _decoder_of(published)
+
+
+def classifier_of(published: Published) -> tuple[Family, Decoder, tuple[str, ...]]:
+    """Returns the family of a classifier's folder with its head among the places, its decoder, and its labels.
+
+    Raises: ValueError for a folder that is no such model.
+    """
+    labels = labels_of(read_config(published.path), str(Path(published.path) / "config.json"))
+    if labels is None:
+        raise ValueError(f"{published.path} is no classifier: its architecture does not end in {CLASSIFIER}")
+    family, cfg = _decoder_of(published)
+    # There is no head of tokens, tied or not.
+    return family._replace(places={**family.places, REWARD: SCORE}), dataclasses.replace(cfg, tied=True), labels
+
+
+def _decoder_of(published: Published) -> tuple[Family, Decoder]:
     config, where = read_config(published.path), str(Path(published.path) / "config.json")
     family = family_of(config, where)
     try:
@@ -94,9 +118,9 @@ def decoder_of(published: Published) -> tuple[Family, Decoder]:
     )
 
 
-def plans(family: Family, cfg: Decoder) -> dict[str, Plan]:
-    """Returns published name -> plan of every tensor that `cfg` needs."""
-    spec = decoder.spec(cfg)
+def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str, Plan]:
+    """Returns published name -> plan of every tensor that `cfg` needs, or `spec` where it has further leaves."""
+    spec = decoder.spec(cfg) if spec is None else spec
     order = {name: number for number, name in enumerate(family.places)}
     # (numbers of the tensor, the leaf's place in the family's table), path, shape of the part, where the part is
     leaves = [((), order[name], (name,), leaf.shape, ()) for name, leaf in spec.items() if is_spec(leaf)]
@@ -123,12 +147,12 @@ def plans(family: Family, cfg: Decoder) -> dict[str, Plan]:
     return found
 
 
-def account(family: Family, cfg: Decoder, tensors: Tensors) -> dict[str, str]:
+def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None = None) -> dict[str, str]:
     """Returns name that is due -> name in the files, once every tensor is accounted for.
 
     Raises: ValueError listing together what is missing, left over, of another shape, or of a type that is no float.
     """
-    due = plans(family, cfg)
+    due = plans(family, cfg, spec)
     names = renamed(due, tensors, family)
     missing = sorted(name for name in due if names[name] not in tensors.shapes)
     shapes = [
@@ -212,11 +236,30 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
     Raises: ValueError for anything in the folder that is not as its config.json says.
     """
     family, cfg = decoder_of(published)
-    spec = decoder.spec(cfg)
+    return _load(published, family, cfg, decoder.spec(cfg), mesh, announce)
+
+
+def load_classifier(
+    published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None
+) -> PyTree:
+    """Returns the parameters of a classifier's folder, its head as the entry REWARD, [1, D, labels]. As `load`."""
+    family, cfg, labels = classifier_of(published)
+    spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
+    return _load(published, family, cfg, spec, mesh, announce)
+
+
+def _load(
+    published: Published,
+    family: Family,
+    cfg: Decoder,
+    spec: PyTree,
+    mesh: jax.sharding.Mesh,
+    announce: Callable[[int, int], None] | None,
+) -> PyTree:
     with jax.set_mesh(mesh), open_tensors(published.path) as tensors:
         family = as_stored(family, tensors)
-        names = account(family, cfg, tensors)
-        due = plans(family, cfg)
+        names = account(family, cfg, tensors, spec)
+        due = plans(family, cfg, spec)
         modules = {} if published.adapter is None else adapter_to(due, names, published.adapter)
         slots: dict[tuple[str, ...], dict[tuple[int, ...], Where]] = {}
         for name, plan in due.items():

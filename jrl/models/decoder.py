@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jrl.models.cached_attention import attend_cached, edges
 from jrl.models.contract import ADAPTER, Cache, Model, ParamSpec, axes, init
 from jrl.models.experts import Experts
 from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate, turns
-from jrl.sharding import constrain, einsum, gather, take_rows
+from jrl.sharding import TRAIN, constrain, einsum, gather, take_rows
 from jrl.types import Array, PyTree
 
 
@@ -359,6 +359,18 @@ def check_length(cfg: Decoder, length: int) -> None:
     """Raises ValueError where a sequence of `length` tokens is longer than the table of positions."""
     if cfg.learned_positions is not None and length > cfg.learned_positions:
         raise ValueError(f"{length} tokens are more than the {cfg.learned_positions} positions that this model learned")
+
+
+def check_divides(cfg: Decoder, mesh: Any) -> None:
+    """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
+    fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
+    sizes = [(name, f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    if cfg.experts is not None:
+        sizes.append(("mlp", "Experts.width", cfg.experts.width))
+    for name, field, size in sizes:
+        axis = TRAIN[name]
+        if size % mesh.shape[axis]:
+            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
 
 
 def unstack(params: PyTree, cfg: Decoder) -> PyTree:

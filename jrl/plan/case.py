@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jrl import paths, programs
 from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
-from jrl.job import check_divides, check_router
+from jrl.job import check_router
 from jrl.models import decoder
 from jrl.models.contract import ADAPTER, ParamSpec
 from jrl.models.decoder import Decoder
@@ -21,6 +22,8 @@ from jrl.parts import Parts
 from jrl.sharding import AXES, BATCH_AXES, MeshShape
 from jrl.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +110,11 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     sizes = dict(zip(AXES, config.mesh.sizes(num_devices)))
     mesh = abstract_mesh(config.mesh, num_devices)
     cfg = decoder_of_run(config)
-    check_divides(cfg, mesh)
+    decoder.check_divides(cfg, mesh)
     check_router(config, cfg)
     decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+    if config.reward is not None:
+        _log.warning("the memory and the time of Config.reward are not counted")
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)
     return Case(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl.models.decoder import Decoder
-from jrl.models.families.contract import Family, canonical, read
+from jrl.models.families.contract import CLASSIFIER, Family, canonical, read
 from jrl.models.families.gemma import GEMMA2, GEMMA3
 from jrl.models.families.gpt2 import GPT2
 from jrl.models.families.gpt_neox import GPT_NEOX
@@ -51,8 +51,9 @@ def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
     kind, said = config.get("model_type"), config.get("architectures") or []
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
         raise ValueError(f"{where}: architectures is {said!r:.200}; it must be a list of names")
+    judges = any(name.endswith(CLASSIFIER) for name in said)
     for family in FAMILIES.values():
-        if kind == family.model_type and (not said or family.architecture in said):
+        if kind == family.model_type and (not said or family.architecture in said or judges):
             return family
         if kind is None and family.architecture in said:
             return family
@@ -62,6 +63,22 @@ def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
     raise ValueError(
         f"{where}: the architecture {', '.join(said) or None} of model_type {kind!r} is not known. Known: {known()}"
     )
+
+
+def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[str, ...] | None:
+    """Returns what the outputs of a classifier are called, and None for a model that says tokens.
+
+    Raises: ValueError for labels that are not numbered from 0.
+    """
+    if not any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or []):
+        return None
+    said = config.get("id2label")
+    if said is None:
+        count = config.get("num_labels")
+        said = {str(i): f"LABEL_{i}" for i in range(2 if count is None else count)}  # 2 is left out there
+    if not isinstance(said, Mapping) or not said or {str(i) for i in range(len(said))} != set(map(str, said)):
+        raise ValueError(f"{where}: id2label is {said!r:.200}; it must name the labels 0, 1, ...")
+    return tuple(str(said[key]) for key in sorted(said, key=int))
 
 
 def describe(cfg: Decoder) -> tuple[Family, dict[str, Any]]:

@@ -34,6 +34,10 @@ class Place(NamedTuple):
         return self.name.count("{}") == 2
 
 
+CLASSIFIER = "ForSequenceClassification"  # how architectures end that have a head of labels, and none of tokens
+SCORE = Place("score.weight", ((2,), (0, 1)))  # of a reward head [1, D, outputs], in every family
+
+
 class Wrapped(NamedTuple):
     """A larger published model that holds one of the family in its `text_config`: of it only the text model is read."""
 
@@ -71,9 +75,9 @@ HARMLESS = frozenset(
     {
         "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map",
         "bos_token_id", "cache_implementation", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id",
-        "max_position_embeddings", "model_type", "output_attentions", "output_hidden_states", "pad_token_id",
-        "return_dict", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version",
-        "unsloth_fixed", "unsloth_version", "use_cache",
+        "max_position_embeddings", "model_type", "num_labels", "output_attentions", "output_hidden_states",
+        "pad_token_id", "problem_type", "return_dict", "task_specific_params", "tokenizer_class", "torch_dtype",
+        "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
     }
 )  # fmt: skip
 

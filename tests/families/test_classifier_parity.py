@@ -1,0 +1,47 @@
+"""Classifiers against transformers, live: every family that has one, padded and not. `pytest -m slow -s`, extra
+`reference`."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from families.published import one_device
+from families.shapes import CLASSES, SHAPES, weight
+
+from jrl.checkpoints.published import Published, load_classifier
+from jrl.rewards import RewardModel, judge, open_judge
+
+pytestmark = pytest.mark.slow
+LABELS = {"Llama": 1, "Qwen2": 1, "Mistral": 3}  # others: 2, which a config.json leaves out
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rewards_are_those_of_transformers(name, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    made = getattr(transformers, f"{CLASSES[name]}ForSequenceClassification", None)
+    if made is None:
+        pytest.skip(f"transformers {transformers.__version__} has no classifier of {name}")
+    count = LABELS.get(name, 2)
+    config = getattr(transformers, f"{CLASSES[name]}Config")(
+        **{**SHAPES[name][0], "num_labels": count, "pad_token_id": 0}
+    )
+    config._attn_implementation = "eager"
+    model = made(config).eval().float()
+    with torch.no_grad():
+        for label, tensor in model.named_parameters():
+            tensor.copy_(torch.tensor(weight(label, tuple(tensor.shape), 0)))
+    model.save_pretrained(tmp_path / "model")
+    lengths = [20, 7, 1]
+    tokens = np.random.default_rng(1).integers(1, config.vocab_size, (3, 20))
+    tokens = np.where(np.arange(20)[None] < np.array(lengths)[:, None], tokens, 0)
+    with torch.no_grad():
+        mask = torch.tensor(tokens != 0).long()
+        theirs = model(torch.tensor(tokens), attention_mask=mask).logits.double().numpy()
+    settings = RewardModel(path=str(tmp_path / "model"), weights=(1.0,) * count, length=24, batch=2)
+    opened = open_judge(settings, one_device(), lambda name, fn: jax.jit(fn), tokenizer=object())
+    ours = judge(opened, [row[:length].tolist() for row, length in zip(tokens, lengths)])
+    absolute = np.abs(ours - theirs).max()
+    print(f"FIGURE {name} classifier of {count}: abs {absolute:.2e} of {np.abs(theirs).max():.2f}")
+    assert ours.shape == theirs.shape and absolute <= 2e-4
+    assert load_classifier(Published(path=str(tmp_path / "model")), one_device())["reward"].shape[2] == count

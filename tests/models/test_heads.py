@@ -1,0 +1,52 @@
+"""Heads: by hand, an ensemble as its members one by one, and drawn beside a model without moving it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.models.contract import init
+from jrl.models.decoder import MODEL, Decoder
+from jrl.models.heads import REWARD, Head, head_spec, read_head
+
+CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
+
+
+def test_two_objectives_of_two_members_by_hand():
+    # h = [1, 2]. First member: [1*1 + 2*0, 1*2 + 2*3] = [1, 8]; second: [1*(-1) + 2*1, 0 + 2*0.5] = [1, 1].
+    w = jnp.array([[[1.0, 2], [0, 3]], [[-1, 0], [1, 0.5]]])
+    np.testing.assert_array_equal(read_head(w, jnp.array([1.0, 2])), [[1, 8], [1, 1]])
+
+
+def test_an_ensemble_is_its_members_one_by_one():
+    rng = np.random.default_rng(0)
+    w, hidden = rng.normal(size=(3, 6, 2)).astype(np.float32), rng.normal(size=(4, 5, 6)).astype(np.float32)
+    found = jax.jit(read_head)(w, hidden)
+    assert found.shape == (3, 4, 5, 2)
+    for member in range(3):
+        np.testing.assert_allclose(found[member], hidden @ w[member], atol=1e-6)
+
+
+def test_hidden_states_in_bfloat16_are_summed_wide():
+    hidden = jnp.full((1, 512), 1.0, jnp.bfloat16)
+    w = jnp.full((1, 512, 1), 1.001, jnp.float32)
+    assert float(read_head(w, hidden)[0, 0, 0]) == pytest.approx(512 * 1.001, rel=1e-6)
+
+
+def test_a_head_is_drawn_beside_the_weights_and_moves_none_of_them():
+    spec = MODEL.spec(CFG)
+    head = Head(outputs=2, members=3)
+    both = init(jax.random.key(0), {**spec, REWARD: head_spec(head, CFG.width, "bfloat16")})
+    own = both.pop(REWARD)
+    assert own.shape == (3, 16, 2) and own.dtype == jnp.float32
+    assert len({float(own[i, 0, 0]) for i in range(3)}) == 3  # members begin apart
+    np.testing.assert_allclose(float((own**2).mean()), 1 / 16, rtol=0.4)  # variance 1 / width
+    jax.tree.map(np.testing.assert_array_equal, both, init(jax.random.key(0), spec))
+
+
+@pytest.mark.parametrize("field", ["outputs", "members"])
+def test_a_head_of_nothing_is_refused(field):
+    with pytest.raises(ValueError, match=f"Head.{field} must be at least 1"):
+        Head(**{field: 0})

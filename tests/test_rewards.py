@@ -1,0 +1,193 @@
+"""Published classifiers: read, asked by `jrl score`, and part of a run's reward. Against transformers, live, in
+tests/families/test_classifier_parity.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import published_forms as forms
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import jrl
+from jrl import cli
+from jrl.checkpoints.published import Published, decoder_of, export, load_classifier
+from jrl.example import Message
+from jrl.job import RefusedIdentity
+from jrl.models import decoder
+from jrl.models.contract import init
+from jrl.models.decoder import Decoder
+from jrl.models.families import FAMILIES, labels_of
+from jrl.models.heads import REWARD
+from jrl.recognised import recognised
+from jrl.rewards import RewardModel, add_rewards, judge, judge_texts, open_judge
+from jrl.scoring import HostScores
+from jrl.sharding import MeshShape, make_mesh
+from jrl.tokenizers.published import HuggingFace, build, read_files
+from jrl.verdict import Status
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+QWEN = dict(layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=32, qk_norm=None, qkv_bias=True)
+LABELS = {"0": "helpful", "1": "honest"}
+
+
+def one_device():
+    return make_mesh(MeshShape(), jax.devices()[:1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_one():
+    with jax.set_mesh(one_device()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Qwen2 classifier of two labels, with a tokenizer and a chat template."""
+    there = tmp_path_factory.mktemp("made")
+    words = forms.byte_level("llama3", there / "tokenizer", template=forms.PHI.replace("<|end|>", "<|eot_id|>"))
+    tokenizer = build(HuggingFace(path=str(words)), ())
+    cfg = Decoder(vocab_size=tokenizer.vocab_size, **QWEN)
+    params = init(jax.random.key(3), decoder.spec(cfg))
+    files = {name: data for name, data in read_files(words).items() if name != "config.json"}
+    export(params, cfg, there / "model", dtype="float32", most_bytes=10**9, family=FAMILIES["Qwen2"], companions=files)
+    tensors = load_file(there / "model" / "model.safetensors")
+    tensors["score.weight"] = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    save_file(tensors, there / "model" / "model.safetensors", {"format": "pt"})
+    change(there / "model", architectures=["Qwen2ForSequenceClassification"], id2label=LABELS,
+           label2id={name: int(i) for i, name in LABELS.items()}, tie_word_embeddings=False)  # fmt: skip
+    return there / "model"
+
+
+def change(folder, **fields):
+    place = folder / "config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), **fields}))
+
+
+def opened(folder, **fields):
+    config = RewardModel(path=str(folder), **{"weights": (1.0, 0.5), "length": 32, "batch": 2, **fields})
+    return open_judge(config, one_device(), lambda name, fn: jax.jit(fn))
+
+
+def test_labels_by_what_config_says():
+    named = {"architectures": ["LlamaForSequenceClassification"]}
+    assert labels_of({"architectures": ["LlamaForCausalLM"]}) is None
+    assert labels_of(named) == ("LABEL_0", "LABEL_1")  # two are what a config.json leaves out
+    assert labels_of({**named, "num_labels": 1}) == ("LABEL_0",)
+    assert labels_of({**named, "id2label": {"1": "b", "0": "a"}}) == ("a", "b")
+    with pytest.raises(ValueError, match=r"id2label .* must name the labels 0, 1"):
+        labels_of({**named, "id2label": {"1": "a"}})
+
+
+def test_a_row_is_given_its_heads_numbers_at_its_last_token_whatever_lies_beside_it(folder):
+    params = load_classifier(Published(path=str(folder)), one_device())
+    w = load_file(folder / "model.safetensors")["score.weight"]
+    np.testing.assert_array_equal(params[REWARD], w.T[None])
+    found = opened(folder)
+    rows = [[5, 6, 7], [9], list(range(30)), [5, 6, 7]]
+    said = judge(found, rows)
+    assert said.shape == (4, 2)
+    for ids, values in zip(rows, said):
+        tokens = np.array([ids], np.int32)
+        hidden, _ = decoder.forward(params, tokens, np.arange(len(ids), dtype=np.int32)[None], None, found.cfg)
+        np.testing.assert_allclose(values, np.asarray(hidden)[0, -1] @ w.T, atol=1e-5)
+    np.testing.assert_array_equal(said[0], said[3])
+
+
+def test_conversations_that_cannot_be_judged_are_named(folder):
+    asked = [Message("user", "1+1?")]
+    ids = opened(folder).tokenizer.encode_conversation([*asked, answer("2")], add_generation_prompt=False)
+    exact = opened(folder, length=len(ids))
+    said, why = judge_texts(exact, [[*asked, answer("2")], [*asked, answer("2" * 99)]])
+    assert np.isfinite(said[0]).all() and np.isnan(said[1]).all()
+    assert why[0] == "" and f"RewardModel.length is {len(ids)}" in why[1]
+    np.testing.assert_allclose(judge(opened(folder), [ids])[0], said[0], atol=1e-6)
+
+
+def answer(text):
+    return Message("assistant", text)
+
+
+def test_rewards_are_added_by_hand(folder):
+    scores = HostScores(
+        reward=np.float32([1, 0, 0, 1]), valid=np.array([True, True, False, True]),
+        verdict=np.int8([Status.CORRECT, Status.WRONG, Status.CRASH, Status.CORRECT]),
+        outcome=np.float32([1, 0, 0, 1]), parts={"Exact": np.float32([1, 0, np.nan, 1])}, details=["", "no", "", ""],
+        counts={}, replayed=0,
+    )  # fmt: skip
+    labels = np.float32([[2, 4], [-1, 2], [5, 5], [np.nan, np.nan]])
+    out = add_rewards(scores, opened(folder), labels, ["", "", "", "too long"])
+    # 1 + 1*2 + 0.5*4 = 5; 0 - 1 + 0.5*2 = 0; a crash stays masked; what was not judged is masked.
+    np.testing.assert_array_equal(out.reward, [5, 0, 0, 0])
+    np.testing.assert_array_equal(out.valid, [True, True, False, False])
+    np.testing.assert_array_equal(out.verdict, [Status.CORRECT, Status.WRONG, Status.CRASH, Status.FORBIDDEN])
+    np.testing.assert_array_equal(out.outcome, [1, 0, 0, 0])
+    np.testing.assert_array_equal(out.parts["RewardModel/honest"], np.float32([4, 2, 5, np.nan]))
+    assert out.details == ["", "no", "", "RewardModel: too long"] and out.counts["FORBIDDEN"] == 1
+
+
+def test_a_classifier_is_no_policy_and_a_policy_no_classifier(folder, tmp_path):
+    with pytest.raises(ValueError, match="is a classifier: it judges texts and says none"):
+        decoder_of(Published(path=str(folder)))
+    shutil.copytree(folder, tmp_path / "model")
+    change(tmp_path / "model", architectures=["Qwen2ForCausalLM"])
+    with pytest.raises(ValueError, match="is no classifier"):
+        opened(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"weights has 1 numbers; .* has the 2 labels helpful, honest"):
+        opened(folder, weights=(1.0,))
+    change(tmp_path / "model", architectures=["Qwen2ForSequenceClassification"], id2label={"0": "one"})
+    with pytest.raises(ValueError, match=r"score.weight is \[2, 16\] and not \[1, 16\]"):
+        load_classifier(Published(path=str(tmp_path / "model")), one_device())
+
+
+def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ({"tokens": [5, 6, 7]}, {"messages": talk})))
+    assert cli.main(["score", str(folder), str(rows), "--out", str(out)]) == 0
+    said = [json.loads(line) for line in out.read_text().splitlines()]
+    assert said[0]["rewards"].keys() == {"helpful", "honest"}
+    expected = judge(opened(folder), [row["tokens"] for row in said])
+    np.testing.assert_allclose([list(row["rewards"].values()) for row in said], expected, atol=1e-6)
+    tokenizer = opened(folder).tokenizer
+    assert tokenizer.spelled(said[1]["tokens"]) == "<|user|>\n1+1?<|eot_id|>\n<|assistant|>\n2<|eot_id|>\n<|eot_id|>"
+    found = list(recognised(folder))
+    assert all(line.good for line in found)
+    assert any("labels: helpful, honest" in line.text for line in found)
+    assert cli.main(["score", str(folder), str(rows), "--out", str(out), "--step", "3"]) == 2
+    assert "neither bindings nor steps" in capsys.readouterr().err
+
+
+def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "judge")
+    bindings = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+                "Decoder.mlp_width=32", "Loop.prompts=4", "Loop.samples=2", "Loop.steps=1", "Scoring.workers=1",
+                "Log.samples=0", "Log.writers=()", "Config.reward=@RewardModel()", "RewardModel.weights=(0.5, -1.0)",
+                "RewardModel.length=64", f"RewardModel.path={str(tmp_path / 'judge')!r}"]  # fmt: skip
+    step = next(iter(list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path / "run"))))
+    conversations = [[Message("user", prompt), answer(text)] for prompt, text in step.texts]
+    labels, why = judge_texts(opened(folder, length=64), conversations)
+    assert why == [""] * 8
+    verified = [float(any(c in "0123456789" for c in text)) for _, text in step.texts]
+    expected = verified + labels @ [0.5, -1.0]
+    np.testing.assert_allclose(step.batch.said.reward, expected, atol=1e-4)
+    assert step.metrics["reward_part/RewardModel/honest"] == pytest.approx(labels[:, 1].mean(), abs=1e-4)
+    tensors = load_file(tmp_path / "judge" / "model.safetensors")
+    tensors["score.weight"] = tensors["score.weight"] * 2
+    save_file(tensors, tmp_path / "judge" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(RefusedIdentity, match=r"are not those that .* began with"):
+        more = [*(binding for binding in bindings if binding != "Loop.steps=1"), "Loop.steps=2"]
+        jrl.train("configs/tiny.gin", more, run=tmp_path / "run")
+
+
+def test_padding_of_the_batch_changes_nothing(folder):
+    one, many = opened(folder, batch=1), opened(folder, batch=5)
+    rows = [[1, 2, 3], [4, 5], [6]]
+    np.testing.assert_allclose(judge(one, rows), judge(many, rows), atol=1e-6)
+    assert judge(one, []).shape == (0, 2)
