@@ -2,7 +2,7 @@
 
     python -m benchmarks --out FILE.json                     everything; builds the peers' environments when first run
     python -m benchmarks --out FILE.json --only jrl          jrl alone
-    python -m benchmarks --out FILE.json --what sampler      one of the parts
+    python -m benchmarks --out FILE.json --what sampler      one of the parts: sampler, update, step, start, sweeps
 
 Prints medians, ratios and the share of what the hardware could do, measured in the same run. A run that other
 processes disturbed is thrown away and counted. Use it on a machine that does nothing else.
@@ -16,62 +16,112 @@ import functools
 import json
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import limits as hardware
-from benchmarks import quiet, table
+from benchmarks import plots, quiet, table
+from benchmarks.environments import PEERS, Missing, cache_folder, python_of
 from benchmarks.limits import Limits
-from benchmarks.shapes import SAMPLING, SHAPES, ModelShape
-from benchmarks.system import System, ask, close, open_jrl
+from benchmarks.shapes import LEARNING, SAMPLING, SHAPES, SWEEPS, Learning, ModelShape
+from benchmarks.system import System, ask, close, open_system
 
-WHATS = ("sampler", "update", "step")
+Rows = Iterator[tuple[str, dict]]  # name of a row, and what was found
+WHATS = ("sampler", "update", "step", "start", "sweeps")
+
+
+class Bench(NamedTuple):
+    """What a run of the command measures with."""
+
+    shape: ModelShape
+    limits: Limits
+    pythons: dict[str, str]  # system -> its interpreter
+    missing: dict[str, str]  # peer -> why it is not there
+    folder: Path  # the model, and room for what is written
+    repeats: int
+    watch: Callable[[Callable[[], float]], tuple[float, bool]]
+    bindings: list[str]  # of jrl's configuration
+    rows: str  # only rows whose name holds this
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, help="JSON file with every figure")
-    parser.add_argument("--only", choices=("jrl", "peers"))
-    parser.add_argument("--what", choices=WHATS)
+    parser.add_argument("--out", required=True, help="JSON file with every figure; one that is there is added to")
+    parser.add_argument("--only", choices=("jrl", "peers", *PEERS))
+    parser.add_argument("--what", choices=WHATS, nargs="+", default=WHATS)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="cpu", help="of the model")
-    parser.add_argument("--rows", help="only rows whose name holds this text")
+    parser.add_argument("--rows", default="", help="only rows whose name holds this text")
     parser.add_argument("--repeats", type=int, default=quiet.REPEATS, help="undisturbed runs of each row")
     parser.add_argument("--bind", action="append", default=[], metavar="NAME=VALUE", help="of jrl's configuration")
-    parser.add_argument(
-        "--in-use", action="store_true", help="keep disturbed runs: to try it out, not to claim anything"
-    )
+    parser.add_argument("--cache", help="folder of the peers' environments")
+    parser.add_argument("--in-use", action="store_true", help="keep disturbed runs: to try it out, not for a claim")
     args = parser.parse_args()
-    shape = SHAPES[args.shape]
-    results: dict = {"in_use": args.in_use, "shape": dataclasses.asdict(shape), "rows": {}}
+    shape, out = SHAPES[args.shape], Path(args.out)
+    results = json.loads(out.read_text()) if out.exists() else {"rows": {}}
     with tempfile.TemporaryDirectory() as scratch:
-        model = str(Path(scratch) / "model")
-        first = open_jrl()
-        ask(first, "publish", folder=model, shape=dataclasses.asdict(shape))
+        folder = Path(scratch)
+        first = open_system("jrl", sys.executable, folder)
+        ask(first, "publish", folder=str(folder / "model"), shape=dataclasses.asdict(shape))
         limits = Limits(**ask(first, "measure_limits", dtype=shape.dtype))
         close(first)
-        results["limits"] = dataclasses.asdict(limits)
         print(table.limits_line(limits), flush=True)
-        if args.what in (None, "sampler"):
-            sampler(args, shape, limits, model, results)
-            save(args.out, results)
+        pythons, missing = interpreters(args.only, cache_folder(args.cache))
+        bench = Bench(
+            shape=shape,
+            limits=limits,
+            pythons=pythons,
+            missing=missing,
+            folder=folder,
+            repeats=args.repeats,
+            watch=quiet.unwatched if args.in_use else quiet.watched,
+            bindings=args.bind,
+            rows=args.rows,
+        )
+        for what in args.what:
+            for name, row in MEASURES[what](bench):
+                results["rows"][name] = {**row, "limits": dataclasses.asdict(limits), "in_use": args.in_use,
+                                         "shape": args.shape}  # fmt: skip
+                out.write_text(json.dumps(results, indent=2) + "\n")
+        if "sweeps" in args.what:
+            plots.draw(results["rows"], out.with_suffix(""))
 
 
-def sampler(args: argparse.Namespace, shape: ModelShape, limits: Limits, model: str, results: dict) -> None:
-    """Measures every sampling case in every system."""
-    systems: dict[str, System] = {"jrl": open_jrl()}
-    print(table.SAMPLING_HEAD, flush=True)
-    for case in SAMPLING:
-        if args.rows is not None and args.rows not in case.name:
+def interpreters(only: str | None, cache: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns (system -> its interpreter, peer -> why it has none)."""
+    pythons = {"jrl": sys.executable} if only in (None, "jrl") else {}
+    missing = {}
+    for name in PEERS:
+        if only not in (None, "peers", name):
             continue
-        ask(systems["jrl"], "open_sampling", folder=model, case=case, bindings=args.bind)
-        row = {"roofline_seconds": hardware.sampling_seconds(shape, case, limits)}
-        results["rows"][case.name] = row | side_by_side(args, systems, "sample", case=case)
-        print(table.sampling_line(case.name, results["rows"][case.name]), flush=True)
-    for system in systems.values():
-        close(system)
+        try:
+            pythons[name] = python_of(name, cache)
+        except Missing as why:
+            missing[name] = str(why)
+            print(missing[name], flush=True)
+    return pythons, missing
 
 
-def side_by_side(args: argparse.Namespace, systems: dict[str, System], do: str, **arguments: Any) -> dict[str, dict]:
+def open_all(bench: Bench) -> dict[str, System]:
+    return {name: open_system(name, python, bench.folder) for name, python in bench.pythons.items()}
+
+
+def prepare(bench: Bench, systems: dict[str, System], do: str, **arguments: Any) -> dict[str, str]:
+    """Asks every system for something once. Returns system -> why it could not, and forgets those."""
+    failed = {}
+    for name in list(systems):
+        settings = {"bindings": bench.bindings} if name == "jrl" else {}
+        try:
+            ask(systems[name], do, folder=str(bench.folder / "model"), **arguments, **settings)
+        except RuntimeError as why:
+            failed[name] = str(why)
+            print(why, file=sys.stderr, flush=True)
+            systems.pop(name).process.kill()
+    return failed
+
+
+def side_by_side(bench: Bench, systems: dict[str, System], do: str, **arguments: Any) -> dict[str, dict]:
     """Returns system -> its runs of one row, made in turn. Every run has a seed of its own, the same in each system."""
     answers: dict[str, list[dict]] = {name: [] for name in systems}
 
@@ -79,17 +129,132 @@ def side_by_side(args: argparse.Namespace, systems: dict[str, System], do: str, 
         answers[name].append(ask(systems[name], do, seed=len(answers[name]) + 1, **arguments))
         return answers[name][-1]["seconds"]
 
-    runs = quiet.in_turn(
-        [functools.partial(call, name) for name in systems],
-        repeats=args.repeats,
-        watch=quiet.unwatched if args.in_use else quiet.watched,
-    )
+    calls = [functools.partial(call, name) for name in systems]
+    runs = quiet.in_turn(calls, repeats=bench.repeats, watch=bench.watch)
     return {name: {**answers[name][-1], **run._asdict()} for name, run in zip(systems, runs)}
 
 
-def save(out: str, results: dict) -> None:
-    Path(out).write_text(json.dumps(results, indent=2) + "\n")
+def absent(reasons: dict[str, str]) -> dict[str, dict]:
+    return {name: {"missing": why.strip().splitlines()[-1]} for name, why in reasons.items()}
 
+
+def sampler(bench: Bench) -> Rows:
+    """Measures every sampling case in every system."""
+    systems = open_all(bench)
+    print(table.SAMPLING_HEAD, flush=True)
+    for case in SAMPLING:
+        if bench.rows not in case.name:
+            continue
+        failed = prepare(bench, systems, "open_sampling", case=case)
+        row = {"roofline_seconds": hardware.sampling_seconds(bench.shape, case, bench.limits)}
+        row |= side_by_side(bench, systems, "sample", case=case) | absent(bench.missing | failed)
+        print(table.sampling_lines(case.name, row), flush=True)
+        yield case.name, row
+    for system in systems.values():
+        close(system)
+
+
+def update(bench: Bench) -> Rows:
+    """Measures one update in every system, in processes that do nothing else, and the most memory of each."""
+    case, systems = LEARNING[0], open_all(bench)
+    failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
+    said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
+    print(table.equal_work(said), flush=True)
+    row = {"roofline_seconds": hardware.update_seconds(bench.shape, case, bench.limits), "equal_work": said}
+    row |= side_by_side(bench, systems, "update", case=case)
+    for name, system in systems.items():
+        row[name]["peak_bytes"] = ask(system, "peak_bytes")
+        close(system)
+    row |= absent(bench.missing | failed)
+    print(table.LEARNING_HEAD, table.learning_lines("update", row), sep="\n", flush=True)
+    yield "update", row
+
+
+def step(bench: Bench) -> Rows:
+    """Measures whole steps of GRPO in every system."""
+    print(table.LEARNING_HEAD, flush=True)
+    for case in LEARNING:
+        if bench.rows not in case.name:
+            continue
+        systems = open_all(bench)
+        failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
+        for system in systems.values():
+            ask(system, "step", case=case, seed=0)
+        row = {"roofline_seconds": hardware.step_seconds(bench.shape, case, bench.limits)}
+        row |= side_by_side(bench, systems, "step", case=case)
+        if "jrl" in systems:
+            row["jrl"]["parts"] = ask(systems["jrl"], "parts", case=case)
+        for name, system in systems.items():
+            row[name]["peak_bytes"] = ask(system, "peak_bytes")
+            close(system)
+        row |= absent(bench.missing | failed)
+        print(table.learning_lines(f"step, {case.name}", row), flush=True)
+        if "jrl" in systems:
+            print(table.parts_line(row["jrl"]["parts"]), flush=True)
+        yield f"step, {case.name}", row
+
+
+def start(bench: Bench) -> Rows:
+    """Measures from the start of a process to the end of its first step: nothing compiled before, and then from the
+    compilation cache that jrl and Tunix fill on the way. TRL compiles nothing."""
+    case, caches = LEARNING[0], {name: bench.folder / f"compiled-{name}" for name in bench.pythons}
+
+    def first_step(name: str, cached: bool) -> float:
+        settings = {"bindings": bench.bindings} if name == "jrl" else {}
+        environment = {}
+        if cached:
+            environment = {
+                "JAX_COMPILATION_CACHE_DIR": str(caches[name]),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            }
+        begun = time.monotonic()
+        system = open_system(name, bench.pythons[name], bench.folder, environment)
+        model, scratch = str(bench.folder / "model"), str(bench.folder)
+        ask(system, "open_learning", folder=model, scratch=scratch, case=case, **settings)
+        ask(system, "step", case=case, seed=0)
+        seconds = time.monotonic() - begun
+        system.process.kill()
+        return seconds
+
+    print(table.START_HEAD, flush=True)
+    for cached, title in ((False, "start, cold"), (True, "start, from the cache")):
+        names = [name for name in bench.pythons if not cached or name != "trl"]
+        if cached:
+            for name in names:
+                first_step(name, cached)
+        calls = [functools.partial(first_step, name, cached) for name in names]
+        runs = quiet.in_turn(calls, repeats=bench.repeats, watch=bench.watch)
+        row = {name: run._asdict() for name, run in zip(names, runs)} | absent(bench.missing)
+        print(table.start_lines(title, row), flush=True)
+        yield title, row
+
+
+def sweeps(bench: Bench) -> Rows:
+    """Measures jrl's step against sequences, length, vocabulary and layers, one at a time."""
+    for title, points in SWEEPS.items():
+        found = []
+        for value, change in points:
+            shape = dataclasses.replace(bench.shape, **change.shape)
+            case = Learning("sweep")._replace(**change.case)
+            folder = bench.folder / "model"
+            if change.shape:
+                folder = bench.folder / f"{title}-{value}"
+            system = open_system("jrl", sys.executable, bench.folder)
+            if change.shape:
+                ask(system, "publish", folder=str(folder), shape=dataclasses.asdict(shape))
+            ask(system, "open_learning", folder=str(folder), scratch=str(bench.folder), case=case,
+                bindings=bench.bindings)  # fmt: skip
+            ask(system, "step", case=case, seed=0)
+            row = side_by_side(bench, {"jrl": system}, "step", case=case)["jrl"]
+            peak = ask(system, "peak_bytes")
+            close(system)
+            least = hardware.step_seconds(shape, case, bench.limits)
+            found.append({"value": value, **row, "peak_bytes": peak, "roofline_seconds": least})
+            print(table.sweep_line(title, found[-1]), flush=True)
+        yield f"sweep, {title}", {"points": found}
+
+
+MEASURES = {"sampler": sampler, "update": update, "step": step, "start": start, "sweeps": sweeps}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
 import os
 import shutil
+import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,17 +19,25 @@ import numpy as np
 
 from benchmarks import shapes
 from benchmarks.child import peak_bytes, serve, timed
-from benchmarks.shapes import ModelShape, Sampling
-from jrl import programs
+from benchmarks.shapes import Learning, ModelShape, Sampling
+from jrl import config as gin
+from jrl import loop, pack, programs, records
 from jrl.checkpoints.published import export
-from jrl.collect import completion_text
+from jrl.collect import collect, completion_text, draw
 from jrl.data.prompts import Visit
 from jrl.example import Example, Message, visit_uid
+from jrl.experiment import TABLES, Config, config_classes
+from jrl.job import Job, Policy, open_job
+from jrl.learn import learn, packed, place_plan
+from jrl.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.models.decoder import Decoder
+from jrl.parts import load_parts
 from jrl.policy import Trained, open_trained
+from jrl.records import Progress
 from jrl.sharding import batch_sharding, replicated
+from jrl.types import Finish, Rollout
 
 
 def decoder_of(shape: ModelShape) -> Decoder:
@@ -130,6 +144,149 @@ def visit(place: int, text: str, seed: int, tokenizer: Any) -> Visit:
     return Visit(example, visit_uid(example.id, 0), tuple(tokenizer.encode_prompt(example.messages)))
 
 
+class Run:
+    """A run of GRPO that is open in this process, and what it carries from step to step."""
+
+    def __init__(self, job: Job, progress: Progress, case: Learning) -> None:
+        self.job, self.progress, self.case = job, progress, case
+
+
+OPEN: dict[str, Run] = {}  # learning case -> its run
+HELD = contextlib.ExitStack()  # what those runs hold open, until the process ends
+
+# What this machine wants: unrolled layers compute faster on a CPU, and small micro-batches stay in its caches.
+SETTINGS = ("Learner.layers='unrolled'", "Learner.micro_batch_tokens=1536", "Checkpoint.every=1000000")
+
+
+def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str]) -> None:
+    """Opens a run of GRPO from the published model, up to where its first step begins."""
+    case = Learning(*case)
+    place = Path(tempfile.mkdtemp(dir=scratch))
+    vocab_size = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    asked = Sampling("", 64 * case.prompts, 1, case.prompt_length)
+    rows = [json.dumps({"prompt": text}) + "\n" for text in shapes.prompts(asked, vocab_size, 0)]
+    (place / "prompts.jsonl").write_text("".join(rows))
+    said = [
+        "Config.task=@Jsonl()",
+        f"Jsonl.path={str(place / 'prompts.jsonl')!r}",
+        "Jsonl.needs_answer=False",
+        f"Data.prompt_length={case.prompt_length}",
+        "Data.held_out_every=None",
+        f"Sampler.completion_length={case.completion_length}",
+        f"Sampler.slots={case.sequences}",
+        "Config.algo=@GRPO()",
+        "Config.model=@Published()",
+        f"Published.path={folder!r}",
+        "Config.tokenizer=@HuggingFace()",
+        f"HuggingFace.path={folder!r}",
+        "Scoring.verifiers=[@Regex()]",
+        f"Regex.pattern={shapes.PATTERN!r}",
+        f"AdamW.learning_rate={shapes.LEARNING_RATE}",
+        "Loop.steps=1000000",
+        f"Loop.prompts={case.prompts}",
+        f"Loop.samples={case.samples}",
+        *SETTINGS,
+        *bindings,
+    ]
+    config = gin.load(None, said, Config, config_classes(TABLES))
+    job = HELD.enter_context(open_job(config, load_parts(()), place / "run", threading.Event()))
+    if case.lengths != "full":
+        job.policy = with_lengths(job.policy, shapes.lengths(case))
+    progress = loop.begin_rl(job, records.restore(job))
+    OPEN[case.name] = Run(job, progress, case)
+
+
+def with_lengths(policy: Policy, wanted: np.ndarray) -> Policy:
+    """Returns the policy with a sampling program that is told the most tokens of every row, which a run leaves out."""
+    budget = jax.device_put(wanted, batch_sharding(policy.mesh, 1))
+    drawn = policy.programs.sample
+    told = lambda *arguments: drawn(*arguments[:-1], budget)
+    return dataclasses.replace(policy, programs=policy.programs._replace(sample=told))
+
+
+def step(case: list[Any], seed: int) -> dict[str, Any]:
+    """Makes a whole step: draw, verify, learn, write down what happened. Returns its seconds and useful tokens."""
+    del seed  # the run's own prompts follow each other
+    run = OPEN[Learning(*case).name]
+
+    def call() -> dict[str, Any]:
+        with jax.transfer_guard("disallow"):
+            run.progress, made = loop.rl_step(run.job, run.progress)
+        run.job.done += 1
+        jax.block_until_ready(run.progress)
+        return records.emit(run.job, made).metrics
+
+    seconds, metrics = timed(call)
+    wanted = shapes.lengths(run.case)
+    if metrics["loss/tokens"] not in (0, wanted.sum()):
+        raise ValueError(f"{run.case.name}: {metrics['loss/tokens']} tokens were learned from, not {wanted.sum()}")
+    return {"seconds": seconds, "tokens": int(wanted.sum()), "reward": metrics["reward/mean"]}
+
+
+def parts(case: list[Any]) -> dict[str, float]:
+    """Makes a step as `step` does, and waits for the device after each of its parts. Returns the seconds of each."""
+    run = OPEN[Learning(*case).name]
+    job, state = run.job, run.progress.state
+    ready = jax.block_until_ready
+    drawing, drawn = timed(lambda: ready(draw(job, loop.weights(state), state.version)))
+    scoring, (batch, batches) = timed(
+        lambda: ready(collect(job, drawn, None, lambda rollout, host: packed(job, state, rollout, host)))
+    )
+    learning, (state, metrics) = timed(lambda: ready(learn(job, state, batches, batch)))
+    run.progress = run.progress._replace(state=state)
+    made = records.Step(job.done + 1, "rl", {**metrics, **batch.metrics}, batch)
+    writing, _ = timed(lambda: (records.keep(job, made), records.emit(job, made)))
+    job.done += 1
+    return {"sampling": drawing, "verifying and packing": scoring, "update": learning, "writing": writing}
+
+
+def update(case: list[Any], seed: int) -> dict[str, Any]:
+    """Learns from a given batch: packing and one optimiser step. Returns its seconds, tokens, loss and the like."""
+    run = OPEN[Learning(*case).name]
+    job, state = run.job, run.progress.state
+    given = shapes.batch(run.case, job.cfg.vocab_size, seed)
+    place = lambda x: jax.device_put(x, batch_sharding(job.mesh, np.ndim(x)))
+    lengths = given.prompt_length + given.lengths
+    column = np.arange(given.tokens.shape[1])[None, :]
+    mask = (column >= given.prompt_length) & (column < lengths[:, None])
+    zeros = np.zeros(given.tokens.shape, np.float32)
+    rollout = Rollout(
+        tokens=place(given.tokens),
+        length=place(lengths),
+        action_mask=place(mask),
+        sampler_logprobs=place(zeros),
+        truncated_logprobs=None,
+        kept=None,
+        finish=place(np.full(len(lengths), Finish.LENGTH, np.int8)),
+        group=place(np.arange(len(lengths), dtype=np.int32) // run.case.samples),
+        sample=place(np.arange(len(lengths), dtype=np.int32) % run.case.samples),
+        version=place(np.where(mask, 0, -1).astype(np.int32)),
+        turn=place(np.zeros(given.tokens.shape, np.int8)),
+        weights_fingerprint=jnp.uint32(0),
+    )
+    advantages = place(np.where(mask, given.advantages[:, None], 0).astype(np.float32))
+    weights = job.algorithm.weights(job.algo, rollout.action_mask, run.case.completion_length)
+    credit = Credit(advantages, rollout.action_mask, weights, state.baseline, {})
+
+    def call() -> dict[str, float]:
+        prompts = np.full(len(lengths), given.prompt_length)
+        plan = place_plan(job, pack.plan(lengths, job.shape, 0, 1, prompts))
+        batch = job.programs.pack(rollout, plan, job.temperature)
+        batch = job.programs.finish(batch, plan, credit, job.algo)
+        state, metrics = job.programs.update(run.progress.state, batch, job.algo, job.adamw, job.router)
+        run.progress = run.progress._replace(state=jax.block_until_ready(state))
+        return jax.device_get(metrics)
+
+    seconds, metrics = timed(call)
+    return {
+        "seconds": seconds,
+        "tokens": int(lengths.sum()),
+        "loss": float(metrics["loss"]),
+        "gradient_norm": float(metrics["grad_norm"]),
+        "logprobs": float(metrics["policy/logprob"]) * int(mask.sum()),
+    }
+
+
 def measure_limits(dtype: str) -> dict[str, float]:
     """Returns the fields of `Limits`: the best of several runs each, on one device with all its cores."""
     on_cpu = jax.default_backend() == "cpu"
@@ -163,8 +320,13 @@ FUNCTIONS = {
     "publish": publish,
     "open_sampling": open_sampling,
     "sample": sample,
+    "open_learning": open_learning,
+    "step": step,
+    "parts": parts,
+    "update": update,
     "peak_bytes": peak_bytes,
 }
 
 if __name__ == "__main__":
-    serve(FUNCTIONS)
+    with HELD:
+        serve(FUNCTIONS)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import shapes
-from benchmarks.shapes import ModelShape, Sampling
+from benchmarks.shapes import Learning, ModelShape, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,14 @@ def sampling_seconds(shape: ModelShape, case: Sampling, limits: Limits) -> float
     return first + steps * least_seconds(decode_step(shape, rows, seen), limits)
 
 
-def update_seconds(shape: ModelShape, sequences: int, length: int, limits: Limits) -> float:
-    """Returns the least time of forward and backward: three products for each weight and token."""
-    each = 2 * shape.matmul_weights + attention(shape, (length + 1) / 2)
-    return 3 * sequences * length * each / limits.matmul
+def update_seconds(shape: ModelShape, case: Learning, limits: Limits) -> float:
+    """Returns the least time of forward and backward on whole sequences: three products for each weight and token."""
+    lengths = case.prompt_length + shapes.lengths(case)
+    seen = float(np.average((lengths + 1) / 2, weights=lengths))
+    return 3 * lengths.sum() * (2 * shape.matmul_weights + attention(shape, seen)) / limits.matmul
+
+
+def step_seconds(shape: ModelShape, case: Learning, limits: Limits) -> float:
+    """Returns the least time of a step of GRPO: its sampling call and one update."""
+    call = Sampling("", case.prompts, case.samples, case.prompt_length, case.completion_length, lengths=case.lengths)
+    return sampling_seconds(shape, call, limits) + update_seconds(shape, case, limits)

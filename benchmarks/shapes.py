@@ -89,10 +89,46 @@ SAMPLING = (
     Sampling("prompts of 512, repeated", 32, 1, prompt_length=512, completion_length=64, distinct=False),
 )
 
+
+class Learning(NamedTuple):
+    """A step of GRPO, or only its update: prompts of one length, samples of each, completions of given lengths."""
+
+    name: str
+    prompts: int = 4
+    samples: int = 8
+    prompt_length: int = 64
+    completion_length: int = 128
+    lengths: Literal["full", "geometric"] = "full"
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.samples
+
+
+LEARNING = (Learning("fixed lengths"), Learning("skewed lengths", lengths="geometric"))
+
+
+class Change(NamedTuple):
+    """What one point of a sweep changes."""
+
+    shape: dict[str, int] = {}
+    case: dict[str, int] = {}
+
+
+SWEEPS = {  # axis -> (value, what it changes)
+    "sequences": [(8 * n, Change(case={"prompts": n})) for n in (1, 2, 4, 8)],
+    "completion length": [(n, Change(case={"completion_length": n})) for n in (32, 64, 128, 256)],
+    "vocabulary": [(n, Change(shape={"vocab_size": n})) for n in (2048, 8192, 16384, 32768)],
+    "layers": [(n, Change(shape={"layers": n})) for n in (2, 4, 8, 16)],
+}
+
+PATTERN = ".*[a-m]"  # what the reward looks for: half of all completions end so
+LEARNING_RATE = 1e-6
+
 MEAN_LENGTH = 32  # of geometric lengths, before the cut
 
 
-def lengths(case: Sampling) -> np.ndarray:
+def lengths(case: Sampling | Learning) -> np.ndarray:
     """Returns the tokens of every completion, [prompts * samples] int32: the same in every system and every run."""
     count = case.prompts * case.samples
     if case.lengths == "full":
@@ -108,6 +144,24 @@ def words(vocab_size: int) -> list[str]:
     """Returns the words that are one token each with the blank before them, of ids from FIRST_WORD on."""
     letters = itertools.product(string.ascii_lowercase, repeat=3)
     return ["".join(three) for three in itertools.islice(letters, vocab_size - FIRST_WORD - 2)]
+
+
+class Batch(NamedTuple):
+    """A batch to learn from, the same in every system: N sequences of the same prompt and completion length."""
+
+    tokens: np.ndarray  # [N, P + C] int32
+    prompt_length: int
+    lengths: np.ndarray  # [N] int32, tokens of each completion
+    advantages: np.ndarray  # [N] float32
+
+
+def batch(case: Learning, vocab_size: int, seed: int) -> Batch:
+    """Returns words at random, rows of a group with one prompt, and advantages at random."""
+    rng = np.random.default_rng((seed, 1))
+    draw = lambda *shape: rng.integers(FIRST_WORD, vocab_size - 2, size=shape, dtype=np.int32)
+    prompt = np.repeat(draw(case.prompts, case.prompt_length), case.samples, axis=0)
+    tokens = np.concatenate([prompt, draw(case.sequences, case.completion_length)], axis=1)
+    return Batch(tokens, case.prompt_length, lengths(case), rng.normal(size=case.sequences).astype(np.float32))
 
 
 def prompts(case: Sampling, vocab_size: int, seed: int) -> list[str]:

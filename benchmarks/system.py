@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +15,24 @@ ROOT = Path(__file__).parents[1]
 class System(NamedTuple):
     name: str
     process: subprocess.Popen
+    log: Path  # what it prints
 
 
-def open_system(name: str, python: str, module: str, environment: dict[str, str] | None = None) -> System:
-    """Starts `module` under the interpreter `python`. What it prints to standard error is shown when it fails."""
+def open_system(name: str, python: str, scratch: Path, environment: dict[str, str] | None = None) -> System:
+    """Starts a system under the interpreter `python` of its environment."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
-    process = subprocess.Popen(
-        [python, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=variables
-    )
-    return System(name, process)
-
-
-def open_jrl() -> System:
-    return open_system("jrl", sys.executable, "benchmarks.jrl_side")
+    log = Path(tempfile.mkdtemp(dir=scratch)) / f"{name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [python, "-m", f"benchmarks.{name}_side"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            cwd=ROOT,
+            env=variables,
+        )
+    return System(name, process, log)
 
 
 def ask(system: System, do: str, **arguments: Any) -> Any:
@@ -38,7 +43,8 @@ def ask(system: System, do: str, **arguments: Any) -> Any:
     except BrokenPipeError:
         line = ""
     if not line:
-        raise RuntimeError(f"{system.name} ended while it did {do!r}, with {system.process.wait()}")
+        said = system.log.read_text()[-3000:]
+        raise RuntimeError(f"{system.name} ended while it did {do!r}, with {system.process.wait()}:\n{said}")
     answer = json.loads(line)
     if "failed" in answer:
         raise RuntimeError(f"{system.name} failed at {do!r}:\n{answer['failed']}")

@@ -11,6 +11,12 @@ SAMPLING_HEAD = (
 )
 
 
+LEARNING_HEAD = (
+    f"{'learning':<26} {'system':<13} {'seconds':>8} {'tokens/s':>9} {'of limit':>8} {'jrl':>6} {'GiB':>6}  "
+    "runs (thrown)"
+)
+
+
 def limits_line(limits: Limits) -> str:
     return (
         f"this machine: {limits.matmul / 1e9:.0f} G matmul operations/s, reads {limits.read / 1e9:.1f} GB/s, "
@@ -18,20 +24,89 @@ def limits_line(limits: Limits) -> str:
     )
 
 
-def sampling_line(name: str, row: dict) -> str:
-    """Returns a line for each system of a row."""
-    lines = []
+def lines(name: str, row: dict, memory: bool) -> str:
+    """Returns a line for each system of a row: medians, the share of what the hardware could do, and the ratio to jrl.
+
+    Args:
+      row: system -> {"seconds": of its runs, "thrown", "tokens", perhaps "peak_bytes"}, and "roofline_seconds".
+    """
+    said = []
     systems = {system: found for system, found in row.items() if isinstance(found, dict)}
     for system, found in systems.items():
+        if "missing" in found:
+            said.append(f"{name:<26} {system:<13} {found['missing']}")
+            continue
         if not found["seconds"]:
-            lines.append(f"{name:<26} {system:<13} disturbed {found['thrown']} times, nothing measured")
+            said.append(f"{name:<26} {system:<13} disturbed {found['thrown']} times, nothing measured")
             continue
         median = statistics.median(found["seconds"])
         ratio = ""
         if system != "jrl" and systems.get("jrl", {}).get("seconds"):
             ratio = f"{median / statistics.median(systems['jrl']['seconds']):.2f}x"
-        lines.append(
-            f"{name:<26} {system:<13} {median:8.3f} {found['tokens'] / median:9.0f} "
-            f"{100 * row['roofline_seconds'] / median:7.0f}% {ratio:>6}  {len(found['seconds'])} ({found['thrown']})"
+        peak = f" {found['peak_bytes'] / 2**30:6.2f}" if memory else ""
+        share = 100 * row["roofline_seconds"] / median
+        said.append(
+            f"{name:<26} {system:<13} {median:8.3f} {found['tokens'] / median:9.0f} {share:7.0f}% {ratio:>6}{peak}  "
+            f"{len(found['seconds'])} ({found['thrown']})"
         )
-    return "\n".join(lines)
+    return "\n".join(said)
+
+
+def sampling_lines(name: str, row: dict) -> str:
+    return lines(name, row, memory=False)
+
+
+def learning_lines(name: str, row: dict) -> str:
+    return lines(name, row, memory=True)
+
+
+def parts_line(parts: dict[str, float]) -> str:
+    """Returns where the time of one of jrl's steps went, waiting for the device between the parts."""
+    return f"{'':<26} {'jrl':<13} " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items())
+
+
+START_HEAD = f"{'process to first step':<26} {'system':<13} {'seconds':>8}  runs (thrown)"
+
+
+def start_lines(name: str, row: dict) -> str:
+    said = []
+    for system, found in row.items():
+        if not found.get("seconds"):
+            said.append(f"{name:<26} {system:<13} {found.get('missing', 'always disturbed')}")
+        else:
+            median = statistics.median(found["seconds"])
+            said.append(f"{name:<26} {system:<13} {median:8.1f}  {len(found['seconds'])} ({found['thrown']})")
+    return "\n".join(said)
+
+
+def sweep_line(axis: str, point: dict) -> str:
+    if not point["seconds"]:
+        return f"{axis:<20} {point['value']:>6}  always disturbed"
+    median = statistics.median(point["seconds"])
+    share = 100 * point["roofline_seconds"] / median
+    return (
+        f"{axis:<20} {point['value']:>6} {median:8.3f} s  {share:4.0f}% of the limit  "
+        f"{point['peak_bytes'] / 2**30:5.2f} GiB  {len(point['seconds'])} ({point['thrown']})"
+    )
+
+
+FIELDS = ("loss", "gradient_norm", "logprobs")
+AGREE = 1e-3  # relative difference to jrl up to which two systems do the same work
+
+
+def agrees(jrl: dict, peer: dict) -> bool:
+    """Returns whether two systems computed the same loss, gradient norm and summed log-probs on the same batch."""
+    return all(abs(peer[field] - jrl[field]) <= AGREE * abs(jrl[field]) for field in FIELDS)
+
+
+def equal_work(said: dict[str, dict]) -> str:
+    """Returns a line for each system: what it computed on the same batch of sequences."""
+    found = [f"{'on one batch':<26} {'system':<13} {'loss':>12} {'gradient norm':>14} {'log-probs':>12}"]
+    for system, row in said.items():
+        verdict = (
+            "" if system == "jrl" else "  agrees" if agrees(said["jrl"], row) else "  differs: its rows do not count"
+        )
+        found.append(
+            f"{'':<26} {system:<13} {row['loss']:12.6f} {row['gradient_norm']:14.6f} {row['logprobs']:12.2f}{verdict}"
+        )
+    return "\n".join(found)
