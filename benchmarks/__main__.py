@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ class Bench(NamedTuple):
     missing: dict[str, str]  # peer -> why it is not there
     folder: Path  # the model, and room for what is written
     repeats: int
-    watch: Callable[[Callable[[], float]], tuple[float, bool]]
+    in_use: bool  # disturbed runs count
     bindings: list[str]  # of jrl's configuration
     rows: str  # only rows whose name holds this
 
@@ -75,7 +75,7 @@ def main() -> None:
             missing=missing,
             folder=folder,
             repeats=args.repeats,
-            watch=quiet.unwatched if args.in_use else quiet.watched,
+            in_use=args.in_use,
             bindings=args.bind,
             rows=args.rows,
         )
@@ -130,7 +130,7 @@ def side_by_side(bench: Bench, systems: dict[str, System], do: str, **arguments:
         return answers[name][-1]["seconds"]
 
     calls = [functools.partial(call, name) for name in systems]
-    runs = quiet.in_turn(calls, repeats=bench.repeats, watch=bench.watch)
+    runs = quiet.in_turn(calls, repeats=bench.repeats, keep_disturbed=bench.in_use)
     return {name: {**answers[name][-1], **run._asdict()} for name, run in zip(systems, runs)}
 
 
@@ -147,7 +147,7 @@ def sampler(bench: Bench) -> Rows:
             continue
         failed = prepare(bench, systems, "open_sampling", case=case)
         row = {"roofline_seconds": hardware.sampling_seconds(bench.shape, case, bench.limits)}
-        row |= side_by_side(bench, systems, "sample", case=case) | absent(bench.missing | failed)
+        row["systems"] = side_by_side(bench, systems, "sample", case=case) | absent(bench.missing | failed)
         print(table.sampling_lines(case.name, row), flush=True)
         yield case.name, row
     for system in systems.values():
@@ -161,11 +161,11 @@ def update(bench: Bench) -> Rows:
     said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
     print(table.equal_work(said), flush=True)
     row = {"roofline_seconds": hardware.update_seconds(bench.shape, case, bench.limits), "equal_work": said}
-    row |= side_by_side(bench, systems, "update", case=case)
+    runs = side_by_side(bench, systems, "update", case=case)
     for name, system in systems.items():
-        row[name]["peak_bytes"] = ask(system, "peak_bytes")
+        runs[name]["peak_bytes"] = ask(system, "peak_bytes")
         close(system)
-    row |= absent(bench.missing | failed)
+    row["systems"] = runs | absent(bench.missing | failed)
     print(table.LEARNING_HEAD, table.learning_lines("update", row), sep="\n", flush=True)
     yield "update", row
 
@@ -181,16 +181,16 @@ def step(bench: Bench) -> Rows:
         for system in systems.values():
             ask(system, "step", case=case, seed=0)
         row = {"roofline_seconds": hardware.step_seconds(bench.shape, case, bench.limits)}
-        row |= side_by_side(bench, systems, "step", case=case)
+        runs = side_by_side(bench, systems, "step", case=case)
         if "jrl" in systems:
-            row["jrl"]["parts"] = ask(systems["jrl"], "parts", case=case)
+            runs["jrl"]["parts"] = ask(systems["jrl"], "parts", case=case)
         for name, system in systems.items():
-            row[name]["peak_bytes"] = ask(system, "peak_bytes")
+            runs[name]["peak_bytes"] = ask(system, "peak_bytes")
             close(system)
-        row |= absent(bench.missing | failed)
+        row["systems"] = runs | absent(bench.missing | failed)
         print(table.learning_lines(f"step, {case.name}", row), flush=True)
         if "jrl" in systems:
-            print(table.parts_line(row["jrl"]["parts"]), flush=True)
+            print(table.parts_line(runs["jrl"]["parts"]), flush=True)
         yield f"step, {case.name}", row
 
 
@@ -223,8 +223,8 @@ def start(bench: Bench) -> Rows:
             for name in names:
                 first_step(name, cached)
         calls = [functools.partial(first_step, name, cached) for name in names]
-        runs = quiet.in_turn(calls, repeats=bench.repeats, watch=bench.watch)
-        row = {name: run._asdict() for name, run in zip(names, runs)} | absent(bench.missing)
+        runs = quiet.in_turn(calls, repeats=bench.repeats, keep_disturbed=bench.in_use)
+        row = {"systems": {name: run._asdict() for name, run in zip(names, runs)} | absent(bench.missing)}
         print(table.start_lines(title, row), flush=True)
         yield title, row
 

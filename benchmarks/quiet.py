@@ -17,7 +17,7 @@ PROC = Path("/proc")
 SHARE = 0.02  # of all processors' time, that others may use in a run
 TICKS = 6  # and so many clock ticks more: the kernel counts in hundredths of a second, on each processor
 REPEATS = 7  # a row is the median of so many runs
-MOST_THROWN = 14  # so many thrown away end a row with what there is
+MOST_DISTURBED = 14  # so many thrown away end a row with what there is
 
 
 class Usage(NamedTuple):
@@ -72,7 +72,7 @@ class Runs(NamedTuple):
     """The runs of one row in one system."""
 
     seconds: list[float]
-    thrown: int
+    disturbed: int
 
     @property
     def median(self) -> float:
@@ -83,28 +83,28 @@ def in_turn(
     calls: Sequence[Callable[[], float]],
     *,
     repeats: int = REPEATS,
-    most_thrown: int = MOST_THROWN,
+    most_disturbed: int = MOST_DISTURBED,
+    keep_disturbed: bool = False,
     watch: Callable[[Callable[[], float]], tuple[float, bool]] | None = None,
 ) -> list[Runs]:
     """Returns the runs of every call, one of each in turn, until each has `repeats` that nobody disturbed.
 
-    A call that was disturbed more than `most_thrown` times is asked no more, and has fewer runs.
+    A call that was disturbed more than `most_disturbed` times is asked no more, and has fewer runs.
 
     Args:
       calls: each does its work once and returns the seconds that it took.
+      keep_disturbed: a disturbed run counts like any other, and is counted beside: for trying the command out.
       watch: makes a call, and says whether it was disturbed.
     """
     watch = watched if watch is None else watch
     runs = [Runs([], 0) for _ in calls]
     waiting = range(len(calls))
-    while waiting := [i for i in waiting if len(runs[i].seconds) < repeats and runs[i].thrown <= most_thrown]:
+    while waiting := [i for i in waiting if len(runs[i].seconds) < repeats and runs[i].disturbed <= most_disturbed]:
         for i in waiting:
-            seconds, thrown = watch(calls[i])
+            seconds, disturbed = watch(calls[i])
             kept = runs[i]
-            if thrown:
-                runs[i] = kept._replace(thrown=kept.thrown + 1)
-            else:
-                runs[i] = kept._replace(seconds=[*kept.seconds, seconds])
+            counted = [*kept.seconds, seconds] if keep_disturbed or not disturbed else kept.seconds
+            runs[i] = Runs(counted, kept.disturbed + disturbed)
     return runs
 
 
@@ -114,8 +114,3 @@ def watched(call: Callable[[], float]) -> tuple[float, bool]:
     seconds = call()
     wall, after = time.monotonic() - start, usage()
     return seconds, disturbed(before, after, wall, os.cpu_count() or 1, os.sysconf("SC_CLK_TCK"))
-
-
-def unwatched(call: Callable[[], float]) -> tuple[float, bool]:
-    """Returns (the seconds that `call` says it took, False): for trying a command out on a machine in use."""
-    return call(), False

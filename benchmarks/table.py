@@ -7,13 +7,13 @@ import statistics
 from benchmarks.limits import Limits
 
 SAMPLING_HEAD = (
-    f"{'sampling':<26} {'system':<13} {'seconds':>8} {'tokens/s':>9} {'of limit':>8} {'jrl':>6}  runs (thrown)"
+    f"{'sampling':<26} {'system':<13} {'seconds':>8} {'tokens/s':>9} {'of limit':>8} {'jrl':>6}  runs (disturbed)"
 )
 
 
 LEARNING_HEAD = (
     f"{'learning':<26} {'system':<13} {'seconds':>8} {'tokens/s':>9} {'of limit':>8} {'jrl':>6} {'GiB':>6}  "
-    "runs (thrown)"
+    "runs (disturbed)"
 )
 
 
@@ -28,16 +28,17 @@ def lines(name: str, row: dict, memory: bool) -> str:
     """Returns a line for each system of a row: medians, the share of what the hardware could do, and the ratio to jrl.
 
     Args:
-      row: system -> {"seconds": of its runs, "thrown", "tokens", perhaps "peak_bytes"}, and "roofline_seconds".
+      row: "systems": name -> {"seconds": of its runs, "disturbed", "tokens", perhaps "peak_bytes"}, and
+        "roofline_seconds".
     """
     said = []
-    systems = {system: found for system, found in row.items() if isinstance(found, dict)}
+    systems = row["systems"]
     for system, found in systems.items():
         if "missing" in found:
             said.append(f"{name:<26} {system:<13} {found['missing']}")
             continue
         if not found["seconds"]:
-            said.append(f"{name:<26} {system:<13} disturbed {found['thrown']} times, nothing measured")
+            said.append(f"{name:<26} {system:<13} disturbed {found['disturbed']} times, nothing measured")
             continue
         median = statistics.median(found["seconds"])
         ratio = ""
@@ -47,7 +48,7 @@ def lines(name: str, row: dict, memory: bool) -> str:
         share = 100 * row["roofline_seconds"] / median
         said.append(
             f"{name:<26} {system:<13} {median:8.3f} {found['tokens'] / median:9.0f} {share:7.0f}% {ratio:>6}{peak}  "
-            f"{len(found['seconds'])} ({found['thrown']})"
+            f"{len(found['seconds'])} ({found['disturbed']})"
         )
     return "\n".join(said)
 
@@ -65,17 +66,17 @@ def parts_line(parts: dict[str, float]) -> str:
     return f"{'':<26} {'jrl':<13} " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in parts.items())
 
 
-START_HEAD = f"{'process to first step':<26} {'system':<13} {'seconds':>8}  runs (thrown)"
+START_HEAD = f"{'process to first step':<26} {'system':<13} {'seconds':>8}  runs (disturbed)"
 
 
 def start_lines(name: str, row: dict) -> str:
     said = []
-    for system, found in row.items():
+    for system, found in row["systems"].items():
         if not found.get("seconds"):
             said.append(f"{name:<26} {system:<13} {found.get('missing', 'always disturbed')}")
         else:
             median = statistics.median(found["seconds"])
-            said.append(f"{name:<26} {system:<13} {median:8.1f}  {len(found['seconds'])} ({found['thrown']})")
+            said.append(f"{name:<26} {system:<13} {median:8.1f}  {len(found['seconds'])} ({found['disturbed']})")
     return "\n".join(said)
 
 
@@ -86,7 +87,7 @@ def sweep_line(axis: str, point: dict) -> str:
     share = 100 * point["roofline_seconds"] / median
     return (
         f"{axis:<20} {point['value']:>6} {median:8.3f} s  {share:4.0f}% of the limit  "
-        f"{point['peak_bytes'] / 2**30:5.2f} GiB  {len(point['seconds'])} ({point['thrown']})"
+        f"{point['peak_bytes'] / 2**30:5.2f} GiB  {len(point['seconds'])} ({point['disturbed']})"
     )
 
 

@@ -8,9 +8,11 @@ from benchmarks import environments, plots, table
 
 ROW = {
     "roofline_seconds": 0.5,
-    "jrl": {"seconds": [1.0, 9.0, 2.0], "thrown": 1, "tokens": 4096, "peak_bytes": 2**30},
-    "tunix": {"seconds": [4.0], "thrown": 0, "tokens": 4096, "peak_bytes": 3 * 2**30},
-    "trl": {"missing": "trl cannot be installed: no such version"},
+    "systems": {
+        "jrl": {"seconds": [1.0, 9.0, 2.0], "disturbed": 1, "tokens": 4096, "peak_bytes": 2**30},
+        "tunix": {"seconds": [4.0], "disturbed": 0, "tokens": 4096, "peak_bytes": 3 * 2**30},
+        "trl": {"missing": "trl cannot be installed: no such version"},
+    },
 }
 
 
@@ -22,7 +24,9 @@ def test_a_line_has_median_rate_share_and_ratio():
 
 
 def test_a_row_that_was_always_disturbed_has_no_figure():
-    line = table.sampling_lines("32 rows", {"roofline_seconds": 1.0, "jrl": {"seconds": [], "thrown": 15}})
+    line = table.sampling_lines(
+        "32 rows", {"roofline_seconds": 1.0, "systems": {"jrl": {"seconds": [], "disturbed": 15}}}
+    )
     assert line.endswith("disturbed 15 times, nothing measured")
 
 
