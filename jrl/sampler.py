@@ -1,10 +1,11 @@
 """Samples completions on the device: every batch shard decodes its own queue of sequences through a few slots.
 
-One jitted program. Inside `shard_map`, manual over the batch axes, each shard runs its prompts once through the model,
-then one `while_loop` decodes its B * G / shards sequences in `slots` rows at a time. A row that ends hands its slot to
-the next sequence at once, so that the longest completion does not hold up the rest. Shards take different numbers of
-turns, therefore no collective over a batch axis may stand inside the loop: weights are replicated over those axes, and
-sharded over tensor only.
+One jitted program. Inside `shard_map`, manual over the batch axes, one `while_loop` decodes a shard's B * G / shards
+sequences in `slots` rows at a time. A row that ends hands its slot to the next sequence at once, so that the longest
+completion does not hold up the rest. A prompt runs through the model once for its G samples, when the first of them
+gets a slot, together with the next ones in the queue: slots / G + 2 prompts are resident, however long the queue is.
+Shards take different numbers of turns, therefore no collective over a batch axis may stand inside the loop: weights are
+replicated over those axes, and sharded over tensor only.
 
 A sequence always passes through the same computation, whatever slot it has: its prompt's keys and values are copied
 from the prefill, then the last prompt token is fed again and every logit comes from the one-token body of the loop.
@@ -230,8 +231,16 @@ class _Written(NamedTuple):
     finish: Array  # [n] int8
 
 
+class _Resident(NamedTuple):
+    """Prompts whose keys and values are at hand, side by side in the queue."""
+
+    first: Array  # [] int32, row of the shard's prompts
+    cache: PyTree
+
+
 class _Loop(NamedTuple):
     waiting: Array  # [] int32, the first sequence that has had no slot yet
+    resident: _Resident
     slots: _Slots
     cache: PyTree  # of the model
     written: _Written
@@ -266,24 +275,32 @@ def _sample_shard(
     budget = jnp.where(prompt_length > 0, jnp.minimum(budget, completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
-    columns = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), prompts.tokens.shape)
-    prefix = _vary(model.init_cache(model_cfg, local_prompts, prompt_width))
-    _, prefix = model.forward(params, prompts.tokens, columns, None, model_cfg, prefix)
-    cache = _vary(model.init_cache(model_cfg, slots, width))
-    prefix, cache = model.cut_cache(prefix, width), model.cut_cache(cache, width)
-    batch_dimension = 1
-    if layers == "unrolled":
-        params = model.unstack(params, model_cfg)
-        prefix, cache = unstack_cache(prefix), unstack_cache(cache)
-        batch_dimension = 0
+    resident = min(local_prompts, -(-slots // samples) + 2)
+    unrolled, batch_dimension = layers == "unrolled", 0 if layers == "unrolled" else 1
+    in_layers = unstack_cache if unrolled else lambda stacked: stacked
+    columns = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
+
+    def empty(batch: int, length: int) -> PyTree:
+        return _vary(model.init_cache(model_cfg, batch, length))
+
+    def prefill(first: Array) -> _Resident:
+        """Runs the prompts from `first` on through the model. Of stacked layers: they are scanned, as it is seldom."""
+        first = jnp.minimum(first, local_prompts - resident)
+        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, resident)
+        _, cache = model.forward(params, tokens, columns, None, model_cfg, empty(resident, prompt_width))
+        return _Resident(first, in_layers(model.cut_cache(cache, width)))
+
+    decoded = model.unstack(params, model_cfg) if unrolled else params
 
     def admit(_: Array, loop: _Loop) -> _Loop:
         """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
         slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
         sequence = loop.waiting
         prompt, last = prompt_of[sequence], jnp.maximum(prompt_length[sequence] - 1, 0)
+        absent = prompt >= loop.resident.first + resident
+        held = jax.lax.cond(absent, lambda _: prefill(prompt), lambda held: held, loop.resident)
         copy = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
-            whole, jax.lax.dynamic_slice_in_dim(part, prompt, 1, batch_dimension), slot, batch_dimension
+            whole, jax.lax.dynamic_slice_in_dim(part, prompt - held.first, 1, batch_dimension), slot, batch_dimension
         )
         # The slice is narrower than the slot: columns after it keep the last tenant's, and are never looked at
         # before they are written.
@@ -296,16 +313,17 @@ def _sample_shard(
         )
         return loop._replace(
             waiting=loop.waiting + 1,
+            resident=held,
             slots=jax.tree.map(lambda all_slots, new: all_slots.at[slot].set(new), loop.slots, fresh),
-            cache=jax.tree.map(copy, loop.cache, prefix),
+            cache=jax.tree.map(copy, loop.cache, held.cache),
         )
 
     def step(loop: _Loop) -> _Loop:
         idle = (loop.slots.sequence == count).sum(dtype=jnp.int32)
         loop = jax.lax.fori_loop(0, jnp.minimum(idle, count - loop.waiting), admit, loop)
         now = loop.slots
-        hidden, cache = model.forward(params, now.token[:, None], now.position[:, None], None, model_cfg, loop.cache)
-        logits = constrain(model.unembed(params, hidden, model_cfg), "batch", None, None)[:, 0]
+        hidden, cache = model.forward(decoded, now.token[:, None], now.position[:, None], None, model_cfg, loop.cache)
+        logits = constrain(model.unembed(decoded, hidden, model_cfg), "batch", None, None)[:, 0]
         place = now.position + 1
         keys = jax.vmap(token_key)(row_keys[jnp.minimum(now.sequence, count - 1)], place)
         token, logprob, truncated, kept = _draw(keys, logits, law)
@@ -337,7 +355,7 @@ def _sample_shard(
             drawn=drawn,
             state=state,
         )
-        return _Loop(waiting=loop.waiting, slots=after, cache=cache, written=written)
+        return loop._replace(slots=after, cache=cache, written=written)
 
     shape = (count, width)
     column = jnp.arange(width, dtype=jnp.int32)[None, :]
@@ -346,8 +364,9 @@ def _sample_shard(
     idle = _vary(jnp.full(slots, count, jnp.int32))
     start = _Loop(
         waiting=idle[0] * 0,
+        resident=_Resident(idle[0] * 0 - resident, in_layers(model.cut_cache(empty(resident, prompt_width), width))),
         slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
-        cache=cache,
+        cache=in_layers(model.cut_cache(empty(slots, width), width)),
         written=_Written(
             tokens=jnp.where(column < prompt_length[:, None], padded, pad_id),
             logprobs=_vary(jnp.zeros(shape, wide)),

@@ -308,17 +308,19 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
 # The program
 
 
-def compiled(mesh, completion_length=9, **law):
+def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolled", cfg=CFG, **law):
     """The compiled program of 8 prompts and 4 samples in 16 slots."""
     with jax.set_mesh(mesh):
         place = lambda shape, dtype, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         number = lambda dtype: place((), dtype, replicated(mesh))
         by_row = lambda shape, dtype: place(shape, dtype, batch_sharding(mesh, len(shape)))
-        spec = decoder.spec(CFG)
+        spec = decoder.spec(cfg)
         stored = shardings(axes(spec), mesh, TRAIN)
         params = jax.tree.map(lambda leaf, s: place(leaf.shape, leaf.dtype, s), abstract(spec), stored)
         batch = PromptBatch(
-            tokens=by_row((8, WIDTH), jnp.int32), length=by_row((8,), jnp.int32), uid=by_row((8, 2), jnp.uint32)
+            tokens=by_row((count, width), jnp.int32),
+            length=by_row((count,), jnp.int32),
+            uid=by_row((count, 2), jnp.uint32),
         )
         key = jax.eval_shape(lambda: jax.random.key(0))
         law = sampler.Law(
@@ -326,8 +328,8 @@ def compiled(mesh, completion_length=9, **law):
         )
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), law, None, None,
-            model=decoder.MODEL, model_cfg=CFG, samples=4, completion_length=completion_length,
-            slots=16, layers="unrolled", stop_ids=STOP_IDS, pad_id=PAD,
+            model=decoder.MODEL, model_cfg=cfg, samples=4, completion_length=completion_length,
+            slots=16, layers=layers, stop_ids=STOP_IDS, pad_id=PAD,
         ).compile()  # fmt: skip
 
 
@@ -368,6 +370,17 @@ def test_the_cache_is_held_once():
     temporary = compiled(one_device(), completion_length=columns).memory_analysis().temp_size_in_bytes
     cache = 2 * CFG.layers * 16 * CFG.kv_heads * (WIDTH + columns) * CFG.head_dim * 4
     assert cache <= temporary < 1.5 * cache
+
+
+@pytest.mark.parametrize("layers, number", [("unrolled", 2), ("scanned", 8)])
+def test_memory_is_that_of_the_slots_and_of_the_prompts_at_hand(layers, number):
+    # 32 prompts, 4 samples each: a queue of 8 times the 16 slots. At hand are 16 / 4 + 2 prompts.
+    cfg = dataclasses.replace(CFG, layers=number, kv_heads=4, head_dim=64)  # a column is large beside the outputs
+    width, columns = 40, 500
+    memory = compiled(one_device(), columns, count=32, width=width, layers=layers, cfg=cfg).memory_analysis()
+    column = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * 4
+    held = column * (16 * (width + columns) + 6 * width)
+    assert held <= memory.temp_size_in_bytes < 1.1 * held
 
 
 def test_traced_values_do_not_compile_again():
