@@ -28,11 +28,20 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the pr
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
+import numpy as np
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 from jrl.sharding import MeshShape, make_mesh
+
+
+@pytest.fixture(autouse=True)
+def no_mesh_is_left_set():
+    """A run sets its mesh for its whole process; the next test has a run of its own, or none."""
+    yield
+    if not jax.sharding.get_abstract_mesh().empty:
+        jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]).reshape(()), ()))
 
 
 @pytest.fixture

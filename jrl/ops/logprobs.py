@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jrl.ops.categorical import logprob_and_entropy
 from jrl.types import Array
 
 
@@ -43,14 +44,7 @@ def token_logprobs(
     filled = -(-mask.sum(axis=1).max() // chunk)  # chunks that hold a wanted position of some row
 
     def one(h: Array, t: Array) -> tuple[Array, Array]:
-        logits = unembed(h)
-        logits = logits / temperature.astype(logits.dtype)
-        norm = jax.nn.logsumexp(logits, axis=-1)
-        # A sum over the one matching entry, not a gather: the vocabulary may be sharded.
-        vocabulary = jnp.arange(logits.shape[-1], dtype=t.dtype)
-        chosen = jnp.where(t[..., None] == vocabulary[None, None, :], logits, 0).sum(-1)
-        probabilities = jnp.exp(logits - norm[..., None])
-        return chosen - norm, norm - (probabilities * logits).sum(-1)
+        return logprob_and_entropy(unembed(h), t, temperature)
 
     shapes = jax.eval_shape(one, before[:, 0], targets[:, 0])
 
