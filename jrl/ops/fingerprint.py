@@ -36,11 +36,18 @@ def _leaf(name: int, leaf: Array) -> Array:
         bits = jax.lax.bitcast_convert_type(leaf, {2: jnp.uint16, 4: jnp.uint32, 1: jnp.uint8}[size]).astype(jnp.uint32)
     index = jnp.zeros((), jnp.uint32)
     for dimension, extent in enumerate(leaf.shape):
-        place = jnp.arange(extent, dtype=jnp.uint32).reshape(
-            (1,) * dimension + (-1,) + (1,) * (leaf.ndim - dimension - 1)
-        )
-        index = index * jnp.uint32(extent) + place
+        index = index * jnp.uint32(extent) + _places(leaf, dimension)
     return _mix(bits * _mix(index ^ jnp.uint32(name))).sum(dtype=jnp.uint32)
+
+
+def _places(leaf: Array, dimension: int) -> Array:
+    """Returns 0, 1, ... along one dimension of `leaf`, cut over devices as that is: a device computes the index of what
+    it holds, not of the whole leaf."""
+    kind = jax.typeof(leaf)
+    places = jnp.arange(leaf.shape[dimension], dtype=jnp.uint32)
+    if not jax.sharding.get_abstract_mesh().empty:
+        places = jax.sharding.reshard(places, jax.sharding.PartitionSpec(kind.sharding.spec[dimension]))
+    return places.reshape((1,) * dimension + (-1,) + (1,) * (leaf.ndim - dimension - 1))
 
 
 def _mix(x: Array) -> Array:

@@ -1,8 +1,9 @@
 """The memory of a run's programs on one device, from arithmetic: by kind, before anything is compiled.
 
-What a program takes is what the run keeps (weights, optimiser) and what it makes for itself: gradients, activations,
-cache, and the rest, which is temporary. Copies are counted as the TPU compiler was seen to make them; `jrl plan` prints
-both numbers side by side where libtpu is installed.
+A program takes what the run keeps (weights, optimiser) and what it makes for itself. The latter is most at one of a few
+moments: prompts at work or a turn of decoding; a chunk of logits or a layer on its way back. Each moment is the sum of
+the arrays that the TPU compiler was seen to hold then (its buffer assignments, libtpu 0.0.42.1), and nothing is fitted:
+see docs/plan.md.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from jrl.sharding import GATHERED, TRAIN
 
 FLOAT32 = 4  # bytes
 
-# Arrays of the size of the scores that exist at once. Float32 products are of three bfloat16 parts each (1.5 times the
-# bytes); the backward pass has the softmax's gradient too. Calibrated: 8B, v5p:4x4x4, libtpu 0.0.42.1.
-FORWARD_SCORES, BACKWARD_SCORES = 4, 8
+SCORES = 2  # arrays of the size of the scores, float32, that exist at once: before and after the softmax, or gradients
 
 
 class Memory(NamedTuple):
@@ -57,20 +56,25 @@ def frozen(case: Case) -> int:
 
 
 def sample(case: Case) -> Memory:
-    """Returns the memory of sampling: weights gathered over fsdp as they multiply, embedding and head once more as they
-    are exchanged; the prompts' keys and values beside the slots'; the prefill's layer at work, or a turn's logits."""
+    """Returns the memory of sampling. All through it: weights gathered over fsdp as they multiply, and the prompts'
+    keys and values. Then the prompts at work, or later the slots' cache and a turn's logits of every token."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    prompts = case.prompts // case.shards
-    length = case.config.data.prompt_length
+    prompts, length = case.prompts // case.shards, case.config.data.prompt_length
     a_column = 2 * cfg.layers * cfg.kv_heads // tensor * cfg.head_dim * itemsize(cfg.dtype)
-    scores = prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
-    hidden = prompts * length * (2 * cfg.width + mlp_entries(cfg, tensor) // 3) * FLOAT32
-    logits = 3 * case.slots * cfg.vocab_size * FLOAT32
-    ends = 2 * head(case) * itemsize(cfg.dtype)
+    scores = SCORES * prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
+    prefill = scores + at_work(case, prompts * length)
+    turn = (SCORES * cfg.vocab_size + at_work(case, 1) // FLOAT32) * case.slots * FLOAT32
+    cache = cache_bytes(case)
     return kept(case)._replace(
-        cache=cache_bytes(case) + a_column * prompts * length,
-        temporary=gathered(case) + ends + max(FORWARD_SCORES * scores + hidden, logits),
+        cache=cache + a_column * prompts * length,
+        temporary=gathered(case) + exchanged(case) + max(prefill - cache, turn),
     )
+
+
+def exchanged(case: Case) -> int:
+    """Returns the bytes of the embedding as tokens are looked up in it, cut over its width: beside the head where they
+    are one, else in the place of its vocabulary's shards."""
+    return head(case) * itemsize(case.cfg.dtype) if case.cfg.tied and case.sizes["tensor"] > 1 else 0
 
 
 def gathered(case: Case) -> int:
@@ -102,45 +106,69 @@ def queries(case: Case, length: int) -> int:
     return length if block is None else min(block, length)
 
 
-def at_work(case: Case, tokens: int, scores: int) -> int:
-    """Returns the bytes of one layer at work on `tokens`: inputs and outputs of its products, and `scores` arrays of
-    the size of the attention's scores, float32."""
+def at_work(case: Case, tokens: int) -> int:
+    """Returns the bytes of one layer at work on `tokens`: inputs and outputs of its products, in float32 or narrow."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    narrow = itemsize(cfg.dtype)
     projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // tensor
-    wide = 2 * cfg.width + projected + mlp_entries(cfg, tensor)
-    a_score = case.rows * queries(case, case.shape.row_length) * cfg.heads // tensor * case.shape.row_length * FLOAT32
-    return tokens * wide * (narrow + FLOAT32) + scores * a_score
+    return tokens * (2 * cfg.width + projected + mlp_entries(cfg, tensor)) * (itemsize(cfg.dtype) + FLOAT32) // 2
+
+
+def row_scores(case: Case) -> int:
+    """Returns the bytes of one array of the attention's scores of a micro-batch."""
+    cfg, length = case.cfg, case.shape.row_length
+    return case.rows * queries(case, length) * cfg.heads // case.sizes["tensor"] * length * FLOAT32
+
+
+def a_layer_keeps(case: Case) -> int:
+    """Returns the bytes that a layer keeps for the backward pass beside its input, where nothing is computed again:
+    queries, keys and values before, between and after norm and rotation, in float32; the stream around its norms; the
+    MLP's entries before and after what is done to them; scores; and its weights, gathered."""
+    cfg, tensor, narrow = case.cfg, case.sizes["tensor"], itemsize(case.cfg.dtype)
+    queries_, keys = cfg.heads * cfg.head_dim // tensor, cfg.kv_heads * cfg.head_dim // tensor
+    wide = 3 * queries_ + 4 * keys + 4 * cfg.width
+    entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor)) * narrow
+    blocked = queries(case, case.shape.row_length) < case.shape.row_length  # blocks are always computed again
+    weights = a_layer(case) * narrow if case.sizes["fsdp"] > 1 else 0
+    return case.rows * case.shape.row_length * entries + weights + (0 if blocked else SCORES * row_scores(case))
+
+
+def narrowed(case: Case) -> int:
+    """Returns the bytes of the stored weights as they multiply: cast once, ahead of the loop over micro-batches."""
+    return 0 if case.cfg.param_dtype == case.cfg.dtype else held_bytes(case, TRAIN, case.cfg.dtype)
+
+
+def logits(case: Case) -> int:
+    """Returns the bytes of a chunk's logits, of what the loss makes of them, and of where its tokens are."""
+    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
+    return case.rows * chunk * case.cfg.vocab_size // case.sizes["tensor"] * (2 * FLOAT32 + 1)
 
 
 def update(case: Case) -> Memory:
-    """Returns the memory of an optimiser step: the gradient's sum and the micro-batch's own; the input of every layer;
-    one layer at work, or all that it keeps where nothing is computed again; a chunk of logits; head and embedding."""
-    cfg = case.cfg
+    """Returns the memory of an optimiser step. All through it: the gradient's sum, the weights as they multiply, and
+    what the forward pass keeps: every layer's input, or where nothing is computed again all that it needs. Then a chunk
+    of logits on its way back: the head gathered, its gradient in float32 and again, narrow, summed over shards. Later a
+    layer on its way back: the micro-batch's own gradient of all layers, and the layer's weights and theirs."""
+    cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
-    inputs = cfg.layers * tokens * cfg.width * itemsize(cfg.dtype)
-    working = at_work(case, tokens, BACKWARD_SCORES)
-    made = 2 * FLOAT32 if case.adapters is None else itemsize(cfg.param_dtype)  # frozen weights have no gradient
-    weights = a_layer(case) * (made + itemsize(cfg.dtype))
-    ends = 2 * head(case) * itemsize(cfg.dtype)
-    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
-    logits = 3 * case.rows * chunk * cfg.vocab_size // case.sizes["tensor"] * FLOAT32
-    every, blocked = cfg.remat == "none", queries(case, case.shape.row_length) < case.shape.row_length
+    gradient = trained_bytes(case, TRAIN)
+    whole = case.adapters is None  # frozen weights have no gradient
+    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if whole else narrow)
+    layer = gradient + a_layer(case) * (narrow + FLOAT32 if whole else narrow) + at_work(case, tokens)
+    layer += SCORES * row_scores(case)
     return kept(case)._replace(
-        gradients=2 * trained_bytes(case, TRAIN),
-        activations=inputs + (cfg.layers * at_work(case, tokens, 0 if blocked else 2) if every else 0),
-        temporary=working + weights + ends + logits,
+        gradients=gradient,
+        activations=cfg.layers * (tokens * cfg.width * narrow + (a_layer_keeps(case) if cfg.remat == "none" else 0)),
+        temporary=narrowed(case) + max(back, layer),
     )
 
 
 def logprobs(case: Case) -> Memory:
     """Returns the memory of a log-prob pass: a layer at work, or the head and a chunk of logits after the last."""
-    cfg = case.cfg
+    cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
-    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
-    logits = 3 * case.rows * chunk * cfg.vocab_size // case.sizes["tensor"] * FLOAT32
-    layers = at_work(case, tokens, FORWARD_SCORES) + a_layer(case) * (FLOAT32 + itemsize(cfg.dtype))
-    return kept(case)._replace(temporary=max(layers, 2 * head(case) * itemsize(cfg.dtype) + logits))
+    layer = at_work(case, tokens) + SCORES * row_scores(case) + a_layer(case) * narrow
+    last = tokens * cfg.width * narrow + logits(case) + head(case) * narrow
+    return kept(case)._replace(temporary=narrowed(case) + max(layer, last))
 
 
 def of_programs(case: Case) -> dict[str, Memory]:

@@ -1,5 +1,7 @@
 """The weights' hash sees every element and no layout."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,3 +42,13 @@ def test_it_does_not_depend_on_the_mesh():
         with jax.set_mesh(mesh):
             placed = jax.device_put(x, NamedSharding(mesh, spec))
             assert int(jax.jit(fingerprint)({"w": placed})) == expected
+
+
+def test_a_device_hashes_what_it_holds_and_no_index_of_the_rest():
+    """The index of every element of the whole leaf on every device took 0.6B over fsdp 8 a third of its sampling."""
+    mesh = make_mesh(MeshShape(fsdp=4, tensor=2))
+    leaf = jax.ShapeDtypeStruct((24, 40), np.float32, sharding=NamedSharding(mesh, PartitionSpec("fsdp", "tensor")))
+    with jax.set_mesh(mesh):
+        text = jax.jit(fingerprint).lower({"w": leaf}).compile().as_text()
+    sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in re.findall(r"u32\[([\d,]+)\]", text)]
+    assert max(sizes) == 24 * 40 // 8

@@ -30,7 +30,7 @@ def test_what_a_run_of_adapters_keeps_by_hand(small):
     case = small(*LORA, "Decoder.param_dtype='bfloat16'", "GRPO.kl=0.01")
     found = budget.kept(case)
     assert (found.weights, found.optimiser) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
-    assert budget.update(case).gradients == 2 * 4 * ADAPTERS
+    assert budget.update(case).gradients == 4 * ADAPTERS
     assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 8 * ADAPTERS)
 
 
@@ -87,8 +87,35 @@ def test_the_cache_by_hand(small):
 
 def test_gradients_and_layer_inputs_by_hand(small):
     found = budget.update(small("Decoder.remat='layer'"))
-    assert found.gradients == 2 * 4 * PARAMETERS  # the sum, and the micro-batch's own
+    assert found.gradients == 4 * PARAMETERS  # the sum; the micro-batch's own is there while a layer goes back
     assert found.activations == 2 * (2 * 32) * 64 * 4  # layers, rows x length, width, float32
+
+
+def test_a_layer_on_its_way_back_by_hand(small):
+    # The micro-batch's gradient; a layer's 36864 + 160 weights and their gradient; 64 tokens of 2 x 64 + 192 + 3 x 128
+    # entries; two arrays of scores [2 rows, 4 heads, 32, 32]. All in float32.
+    at_work = 64 * (2 * 64 + 192 + 3 * 128) * 4
+    scores = 2 * (2 * 4 * 32 * 32) * 4
+    expected = 4 * PARAMETERS + 2 * 4 * (36864 + 160) + at_work + scores
+    assert budget.update(small("Decoder.remat='layer'")).temporary == expected
+
+
+def test_a_chunk_of_logits_on_its_way_back_by_hand(small):
+    # The head of 2048 x 64 three times: gathered, its gradient, the sum of that over shards. Of 2 rows x 32 positions
+    # x 2048: logits, their gradient, and where the tokens are, a byte each.
+    found = budget.update(small("Decoder.remat='layer'", "Decoder.vocab_size=2048"))
+    assert found.temporary == 3 * 4 * 2048 * 64 + 2 * 32 * 2048 * (4 + 4 + 1)
+    # In bfloat16: gathered and summed narrow, the gradient wide, and every weight once more as it multiplies.
+    narrow = budget.update(small("Decoder.remat='layer'", "Decoder.vocab_size=2048", "Decoder.dtype='bfloat16'"))
+    weights = PARAMETERS + (2048 - 512) * 64
+    assert narrow.temporary == 2 * weights + (2 + 2 + 4) * 2048 * 64 + 2 * 32 * 2048 * (4 + 4 + 1)
+
+
+def test_a_tied_embedding_is_exchanged_beside_the_head(small):
+    cut = ("MeshShape.tensor=2",)
+    made = lambda *more: budget.sample(small(*cut, *more, devices=2)).temporary
+    # Untied there is a head more, gathered; tied, the embedding lies a second time, cut over its width: the same bytes.
+    assert made("Decoder.tied=False") == made()
 
 
 def test_computing_again_keeps_less(small):
@@ -101,9 +128,11 @@ def large():
     return make_case(config, parts, 64), parts
 
 
-def test_the_8b_update_is_within_a_tenth_of_the_compilers(large):
-    # jax 0.10.2, libtpu 0.0.42.1, v5p:4x4x4 as fsdp 16 x tensor 4: 1.434 GiB of arguments and 3.918 temporary.
-    assert budget.update(large[0]).total / 2**30 == pytest.approx(1.434 + 3.918, rel=0.1)
+def test_8b_is_within_a_twentieth_of_the_compilers(large):
+    # jax 0.10.2, libtpu 0.0.42.1, v5p:4x4x4 as fsdp 16 x tensor 4: 1.434 GiB of arguments and 2.607 temporary; the
+    # sampler's 4.937 hold the weights already, and the optimiser's 0.956 lie beside them.
+    assert budget.update(large[0]).total / 2**30 == pytest.approx(1.434 + 2.607, rel=0.05)
+    assert budget.sample(large[0]).total / 2**30 == pytest.approx(4.937 + 0.956, rel=0.05)
 
 
 def test_changes_save_what_they_say_and_those_that_fit_come_first(large):

@@ -136,3 +136,33 @@ def test_a_known_shape_stands_in_only_where_the_model_is_not_here(tmp_path):
     assert with_known_shape(here) == (here, None)
     strange = dataclasses.replace(config, model=dataclasses.replace(config.model, path="models/nobody-s"))
     assert with_known_shape(strange) == (strange, None)
+
+
+def test_memory_is_what_the_compiler_assigned():
+    space = "Memory Space: {} (color={})\nTotal bytes: {} (4.0KiB)\n  sizes\n"
+    report = space.format("default", 0, 4096) + space.format("vmem", 1, 7)
+    assert compiled.hbm_assigned(report) == 4096
+    with pytest.raises(RuntimeError, match="no total of HBM"):
+        compiled.hbm_assigned(space.format("vmem", 1, 7))
+
+
+def test_what_a_program_takes_is_counted_once():
+    """JAX's own temporary holds donated arguments a second time."""
+
+    class Sizes:
+        argument_size_in_bytes, output_size_in_bytes, alias_size_in_bytes = 100, 90, 80
+        temp_size_in_bytes, generated_code_size_in_bytes = 999, 5
+
+    class Lowered:
+        def compile(self, compiler_options):
+            folder = Path(compiler_options["xla_dump_to"])
+            (folder / "m.memory-usage-report.txt").write_text(
+                "Memory Space: default (color=0)\nTotal bytes: 150 (150B)"
+            )
+            return self
+
+        def memory_analysis(self):
+            return Sizes
+
+    found = compiled.compile_now(Lowered())
+    assert (found.arguments, found.outputs, found.temporary, found.total) == (100, 10, 40, 155)
