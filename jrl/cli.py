@@ -238,10 +238,11 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
     from jrl.plan import search
     from jrl.plan.chips import parse_chip, parse_topology
 
+    source = [args.config, *args.bindings]
     if ":" in args.topology:
-        done = search.search(config, parts, parse_topology(args.topology), say)
+        done = search.search(config, parts, parse_topology(args.topology), source, say)
     else:
-        done = search.smallest(config, parts, parse_chip(args.topology), say)
+        done = search.smallest(config, parts, parse_chip(args.topology), source, say)
     print(json.dumps(search.to_json(done), indent=1) if args.json else search.text(done))
     if done.found:
         out = args.out or Path(f"{Path(args.config).stem}-{done.topology.name.replace(':', '-')}.gin")

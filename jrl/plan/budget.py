@@ -172,9 +172,11 @@ def logprobs(case: Case) -> Memory:
 
 
 def of_programs(case: Case) -> dict[str, Memory]:
-    """Returns the memory of every program that decides whether a run fits."""
+    """Returns the memory of every program that decides whether a run fits, and of a restore, which is none: each device
+    is given its share of the state where it lies."""
     count = {"sample": sample, "logprobs": logprobs, "update": update}
-    return {"init": init(case), **{name: count[p.kind](p.case) for name, p in programs_of(case).items()}}
+    programs = {name: count[p.kind](p.case) for name, p in programs_of(case).items()}
+    return {"init": init(case), "restore": kept(case), **programs}
 
 
 def peak(case: Case) -> tuple[str, int]:

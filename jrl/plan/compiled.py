@@ -110,10 +110,14 @@ def compile_all(
 
 def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
     """Returns what the compiler says of one program, and whether an earlier plan had asked."""
-    place = cache_file(lowered.as_text(), topology)
+    return kept_or(compile_now, lowered, cache_file(lowered.as_text(), topology))
+
+
+def kept_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) -> tuple[Compiled, bool]:
+    """Returns what is kept at `place`, or what the compiler says now, kept from now on; and whether it was."""
     if place is not None and (kept := read_kept(place)) is not None:
         return kept, True
-    found = compile_now(lowered)
+    found = ask(lowered)
     if place is not None:
         paths.make_dir(place.parent)
         paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(found)).encode())
@@ -121,41 +125,61 @@ def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
 
 
 def compile_now(lowered: Any) -> Compiled:
+    """Returns what the compiler says of one program, compiled to the end."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
-        return _compile_into(folder, lowered, start)
+        try:
+            compiled = lowered.compile(compiler_options=writing_to(folder))
+        except jax.errors.JaxRuntimeError as error:
+            return refused(error, start)
+        found = assignment(folder)
+    if found is None:
+        raise RuntimeError(f"libtpu {libtpu_version()} wrote no buffer assignment of a program")
+    code = compiled.memory_analysis().generated_code_size_in_bytes
+    return dataclasses.replace(found, code=code, compile_seconds=time.monotonic() - start)
 
 
-def _compile_into(folder: str, lowered: Any, start: float) -> Compiled:
-    try:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-    except jax.errors.JaxRuntimeError as error:
-        needed = hbm_asked(str(error))
-        if needed is None:
-            raise
-        return Compiled(needed=needed, compile_seconds=time.monotonic() - start)
-    memory = compiled.memory_analysis()
-    arguments = memory.argument_size_in_bytes
-    outputs = max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0)
-    reports = [path.read_text(encoding="utf-8") for path in Path(folder).glob("*memory-usage-report.txt")]
-    if not reports:
-        raise RuntimeError(f"libtpu {libtpu_version()} wrote no report of a program's memory")
-    return Compiled(
-        arguments=arguments,
-        outputs=outputs,
-        temporary=max(max(map(hbm_assigned, reports)) - arguments - outputs, 0),
-        code=memory.generated_code_size_in_bytes,
-        compile_seconds=time.monotonic() - start,
-    )
+def writing_to(folder: str) -> dict[str, Any]:
+    """Returns the compiler's options that make it write what it did into a folder."""
+    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
 
 
-def hbm_assigned(report: str) -> int:
-    """Returns the bytes of HBM that a program's buffers take, arguments and results among them: the total of memory
-    space 0 in the compiler's report. Raises RuntimeError where there is none."""
+def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
+    """Returns the HBM that a program would have used. Raises `error` where it is of something else."""
+    needed = hbm_asked(str(error))
+    if needed is None:
+        raise error
+    return Compiled(needed=needed, compile_seconds=time.monotonic() - start)
+
+
+def assignment(folder: str) -> Compiled | None:
+    """Returns the memory of a program by the buffer assignment in a folder; None where there is no whole one. Where the
+    program was compiled in pieces, that of the largest."""
+    found = None
+    for report in Path(folder).glob("*memory-usage-report.txt"):
+        buffers = report.with_name(report.name.replace("memory-usage-report", "buffer-assignment"))
+        if not buffers.exists():
+            return None
+        read = hbm_assigned(buffers.read_text(encoding="utf-8"))
+        if read.total != hbm_total(report.read_text(encoding="utf-8")):
+            return None  # still being written
+        found = read if found is None or read.total > found.total else found
+    return found
+
+
+def hbm_assigned(text: str) -> Compiled:
+    """Returns what a buffer assignment puts into HBM, which is memory space 0 and has no color."""
+    sizes = {"parameter": 0, "live-out": 0, "": 0}
+    for size, what in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
+        if "color" not in what:
+            sizes[next(kind for kind in sizes if kind in what)] += int(size)
+    return Compiled(arguments=sizes["parameter"], outputs=sizes["live-out"], temporary=sizes[""])
+
+
+def hbm_total(report: str) -> int | None:
+    """Returns the bytes of memory space 0 in the compiler's report; None where it does not say."""
     match = re.search(r"^Memory Space: \S+ \(color=0\)\nTotal bytes: (\d+)", report, re.MULTILINE)
-    if match is None:
-        raise RuntimeError(f"no total of HBM in the compiler's report, which begins {report[:80]!r}")
-    return int(match[1])
+    return int(match[1]) if match else None
 
 
 def hbm_asked(message: str) -> int | None:
@@ -164,12 +188,13 @@ def hbm_asked(message: str) -> int | None:
     return int(float(match[1]) * UNITS[match[2]]) if match else None
 
 
-def cache_file(text: str, topology: Topology) -> Path | None:
-    """Returns where the result for a program's text on a topology is kept; None where there is no home to keep it."""
+def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | None:
+    """Returns where a result for a program's text on a topology is kept; None where there is no home to keep it."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(home):
         return None
-    parts = (KEPT_FORMAT, jax.__version__, libtpu_version(), topology.name, os.environ.get("LIBTPU_INIT_ARGS"), text)
+    flags = os.environ.get("LIBTPU_INIT_ARGS")
+    parts = (KEPT_FORMAT, jax.__version__, libtpu_version(), topology.name, flags, what, text)
     return Path(home) / "jrl" / "plan" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
 
 

@@ -123,7 +123,7 @@ def rows_of(
     """Returns a row for every program that was compiled, or that arithmetic knows."""
     known, counts, traffic = budget.of_programs(case), flops.of_programs(case), estimate.of_programs(case)
     rows = []
-    for name in said or known:
+    for name in [*said, "restore"] if said else known:  # nothing is compiled for a restore
         arithmetic, compiled_ = known.get(name), said.get(name)
         beside = budget.kept(before_rl(case) if name in BEFORE_RL else case)
         memory = arithmetic if compiled_ is None else by_kind(name, compiled_, arithmetic, beside)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jrl.experiment import Config
 from jrl.parts import Parts
-from jrl.plan import budget, compiled, estimate
-from jrl.plan.case import make_case, with_known_shape
+from jrl.plan import assigned, budget, compiled, estimate
+from jrl.plan.case import make_case, programs_of, with_known_shape
 from jrl.plan.cheaper import applied
 from jrl.plan.chips import GIB, Chip, Topology
 from jrl.plan.compiled import Compiled
@@ -51,8 +51,13 @@ class Search(NamedTuple):
     refused: list[Candidate]
 
 
-def search(config: Config, parts: Parts, topology: Topology, say: Say) -> Search:
-    """Returns every layout of a run on a topology, the best of them compiled where libtpu is installed."""
+def search(config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say) -> Search:
+    """Returns every layout of a run on a topology; the compiler has assigned the memory of the best of them where
+    libtpu is installed.
+
+    Args:
+      source: the configuration and bindings as the command line has them, for the process that asks the compiler.
+    """
     config, told = with_known_shape(config)
     if told is not None:
         say(told)
@@ -62,18 +67,18 @@ def search(config: Config, parts: Parts, topology: Topology, say: Say) -> Search
     found = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
     say(f"{len(found)} of {len(all_)} layouts fit by arithmetic")
     if found and compiled.libtpu_version() is not None:
-        found, rejected = confirmed(config, parts, topology, found, say)
+        found, rejected = confirmed(config, parts, topology, found, source, say)
         refused += rejected
     return Search(topology, judged(config, parts, topology, {}), found, refused)
 
 
-def smallest(config: Config, parts: Parts, chip: Chip, say: Say) -> Search:
+def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], say: Say) -> Search:
     """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none.
 
     Where libtpu is installed, the compiler must have agreed to the best layout.
     """
     for grid in chip.slices:
-        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), say)
+        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say)
         if done.found and (done.found[0].compiled or compiled.libtpu_version() is None):
             return done
     return done
@@ -130,18 +135,15 @@ def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[s
 
 
 def confirmed(
-    config: Config, parts: Parts, topology: Topology, found: Sequence[Candidate], say: Say
+    config: Config, parts: Parts, topology: Topology, found: Sequence[Candidate], source: Sequence[str], say: Say
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Returns (layouts that still stand, layouts that the compiler refused), after the fastest were compiled."""
-    from jrl.plan.shapes import lower
-
+    """Returns (layouts that still stand, layouts that the compiler refused), after it was asked about the fastest."""
     good, bad = [], []
     known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
     rest, tried = list(found), 0
-    # A few small programs aside, all that a run compiles: see budget.of_programs. The first state is no larger.
-    first = make_case(applied(config, found[0].bindings), parts, topology.num_devices)
-    deciding = [name for name in budget.of_programs(first) if name != "init"]
+    # A few small programs aside, all that a run compiles. The first state is no larger.
+    deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
     while rest and len(good) < COMPILED and tried < TRIES:
         candidate = rest.pop(0)
         told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
@@ -150,11 +152,10 @@ def confirmed(
             continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
         tried += 1
-        over = applied(config, candidate.bindings)
-        case = make_case(over, parts, topology.num_devices)
-        lowered = lower(over, parts, compiled.topology_mesh(topology, over.mesh))
-        done = lambda name, result, cached: say(f"  {name}: {result.total / GIB:.2f} GiB")
-        said = compiled.compile_all({name: lowered[name] for name in deciding}, topology, done)
+        case = make_case(applied(config, candidate.bindings), parts, topology.num_devices)
+        said = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
+        for name, result in said.items():
+            say(f"  {name}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
         name, size = largest(said, budget.kept(case).total)
         if size > limit:
             why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
@@ -183,6 +184,11 @@ def words(bindings: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in bindings.items()]
 
 
+def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
+    """Returns the bindings of a layout after those that were given and that it does not replace."""
+    return [*(line for line in given if line.split("=")[0].strip() not in layout), *words(layout)]
+
+
 def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
     """Returns the winner as a configuration of its own: the searched one, what was bound over it, and the layout.
 
@@ -190,10 +196,9 @@ def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
       source: the searched configuration, as a file in the winner's folder includes it.
     """
     winner = done.found[0]
-    over = [line for line in given if line.split("=")[0].strip() not in winner.bindings]
     lines = [f"# The fastest layout found for {done.topology.name}: at least {winner.step_seconds:.3g} s a step.",
              "#", f"# Topology: {done.topology.name}", f"include {source!r}", ""]  # fmt: skip
-    spaced = [line.replace("=", " = ", 1) for line in (*over, *words(winner.bindings))]
+    spaced = [line.replace("=", " = ", 1) for line in bound(given, winner.bindings)]
     return "\n".join([*lines, *spaced]) + "\n"
 
 

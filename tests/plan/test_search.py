@@ -6,11 +6,12 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jrl import cli
-from jrl.plan import compiled, every, search
+from jrl.plan import assigned, compiled, every, search
 from jrl.plan.case import vocab_size_of, with_known_shape
 from jrl.plan.chips import CHIPS, parse_topology
 from jrl.plan.compiled import Compiled
@@ -33,7 +34,7 @@ def test_meshes_use_every_device_once():
 
 def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu):
     config, parts = load_config("configs/plan/8b.gin")
-    done = search.search(config, parts, parse_topology("v6e:16x16"), lambda line: None)
+    done = search.search(config, parts, parse_topology("v6e:16x16"), [], lambda line: None)
     assert done.found[0].step_seconds < done.default.step_seconds
     assert [c.step_seconds for c in done.found] == sorted(c.step_seconds for c in done.found)
     assert all(c.refused is None and c.gib <= 31.75 for c in done.found)
@@ -48,17 +49,17 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
     config, parts = load_config("configs/plan/0.6b.gin")
     topology = parse_topology("v5e:2x4")
     monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
-    monkeypatch.setattr(compiled, "topology_mesh", lambda *args: None)
-    monkeypatch.setattr("jrl.plan.shapes.lower", lambda *args: {"sample": 0, "update": 1, "init": 2})
     asked = []
 
-    def compile_all(lowered, topology, announce):
-        asked.append(sorted(lowered))
+    def ask(source, topology, names):
+        asked.append((source[:2], names))
         return {"sample": Compiled(temporary=GIB), "update": Compiled(needed=99 * GIB if len(asked) == 1 else GIB)}
 
-    monkeypatch.setattr(compiled, "compile_all", compile_all)
-    done = search.search(config, parts, topology, lambda line: None)
-    assert asked == [["sample", "update"]] * (1 + search.COMPILED)
+    monkeypatch.setattr(assigned, "ask", ask)
+    source = ["0.6b.gin", "Loop.samples=16", "Sampler.slots=4"]
+    done = search.search(config, parts, topology, source, lambda line: None)
+    # What was given goes along, but for what the layout itself binds.
+    assert asked == [(["0.6b.gin", "Loop.samples=16"], ["sample", "update"])] * (1 + search.COMPILED)
     assert [c.compiled for c in done.found[:3]] == [True, True, False]
     as_compiled = [c for c in done.refused if c.refused.endswith("as compiled")]
     assert {c.refused for c in as_compiled} == {"update takes 99.00 of 15.75 GiB a device, as compiled"}
@@ -72,7 +73,7 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
 def test_the_smallest_slice_that_fits_is_found(without_libtpu):
     config, parts = load_config("configs/plan/8b.gin")
     tried = []
-    done = search.smallest(config, parts, CHIPS["v5p"], tried.append)
+    done = search.smallest(config, parts, CHIPS["v5p"], [], tried.append)
     slices = CHIPS["v5p"].slices
     place = slices.index("x".join(map(str, done.topology.grid)))
     assert done.found
@@ -138,31 +139,43 @@ def test_a_known_shape_stands_in_only_where_the_model_is_not_here(tmp_path):
     assert with_known_shape(strange) == (strange, None)
 
 
-def test_memory_is_what_the_compiler_assigned():
-    space = "Memory Space: {} (color={})\nTotal bytes: {} (4.0KiB)\n  sizes\n"
-    report = space.format("default", 0, 4096) + space.format("vmem", 1, 7)
-    assert compiled.hbm_assigned(report) == 4096
-    with pytest.raises(RuntimeError, match="no total of HBM"):
-        compiled.hbm_assigned(space.format("vmem", 1, 7))
+BUFFERS = """allocation 0: size 1000, parameter 2, shape |f32[250]| at ShapeIndex {}, maybe-live-out:
+ value: <1 p @0> (size=1000,offset=0): f32[250]
+allocation 1: size 200, maybe-live-out:
+allocation 2: size 30, preallocated-temp:
+allocation 3: size 4, thread-local:
+allocation 4: size 5000, color 1, preallocated-temp:
+"""
+REPORT = "Memory Space: default (color=0)\nTotal bytes: 1234 (1.2KiB)\nMemory Space: vmem (color=1)\nTotal bytes: 5000"
 
 
-def test_what_a_program_takes_is_counted_once():
-    """JAX's own temporary holds donated arguments a second time."""
+class FakeLowered:
+    """A program whose compiler writes what it assigned."""
 
-    class Sizes:
-        argument_size_in_bytes, output_size_in_bytes, alias_size_in_bytes = 100, 90, 80
-        temp_size_in_bytes, generated_code_size_in_bytes = 999, 5
+    buffers, report = BUFFERS, REPORT
 
-    class Lowered:
-        def compile(self, compiler_options):
-            folder = Path(compiler_options["xla_dump_to"])
-            (folder / "m.memory-usage-report.txt").write_text(
-                "Memory Space: default (color=0)\nTotal bytes: 150 (150B)"
-            )
-            return self
+    def compile(self, compiler_options):
+        folder = Path(compiler_options["xla_dump_to"])
+        (folder / "m.after_optimizations-buffer-assignment.txt").write_text(self.buffers)
+        (folder / "m.after_optimizations-memory-usage-report.txt").write_text(self.report)
+        return self
 
-        def memory_analysis(self):
-            return Sizes
+    def memory_analysis(self):
+        return SimpleNamespace(generated_code_size_in_bytes=5, temp_size_in_bytes=1234)
 
-    found = compiled.compile_now(Lowered())
-    assert (found.arguments, found.outputs, found.temporary, found.total) == (100, 10, 40, 155)
+
+def test_memory_is_what_the_compiler_assigned_counted_once():
+    """JAX's own number of temporary bytes holds donated arguments a second time."""
+    found = compiled.compile_now(FakeLowered())
+    assert (found.arguments, found.outputs, found.temporary, found.code) == (1000, 200, 34, 5)
+    assert found.total == 1239
+    early = assigned.assign_now(FakeLowered())
+    assert (early.arguments, early.outputs, early.temporary, early.code) == (1000, 200, 34, 0)
+
+
+def test_a_compiler_that_writes_nothing_whole_is_not_believed(monkeypatch):
+    monkeypatch.setattr(FakeLowered, "buffers", BUFFERS.replace("size 200", "size 20"))
+    with pytest.raises(RuntimeError, match="no buffer assignment"):
+        compiled.compile_now(FakeLowered())
+    with pytest.raises(RuntimeError, match="no buffer assignment"):
+        assigned.assign_now(FakeLowered())
