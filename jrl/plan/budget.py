@@ -56,37 +56,45 @@ def frozen(case: Case) -> int:
 
 
 def sample(case: Case) -> Memory:
-    """Returns the memory of sampling. All through it: weights gathered over fsdp as they multiply, and the prompts'
-    keys and values. Then the prompts at work, or later the slots' cache and a turn's logits of every token."""
+    """Returns the memory of sampling. All through it: weights gathered over fsdp as they multiply, the slots' cache,
+    and the keys and values of the prompts at hand. Then the next prompts at work, whose keys and values are made beside
+    the last ones', or a turn's logits of every token."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    prompts, length = case.prompts // case.shards, case.config.data.prompt_length
+    prompts, length = resident(case), case.config.data.prompt_length
     a_column = 2 * cfg.layers * cfg.kv_heads // tensor * cfg.head_dim * itemsize(cfg.dtype)
     scores = SCORES * prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
-    prefill = scores + at_work(case, prompts * length)
     turn = (SCORES * cfg.vocab_size + at_work(case, 1) // FLOAT32) * case.slots * FLOAT32
-    cache = cache_bytes(case)
     return kept(case)._replace(
-        cache=cache + a_column * prompts * length,
-        temporary=gathered(case) + exchanged(case) + max(prefill - cache, turn),
+        cache=cache_bytes(case) + 2 * a_column * prompts * length,
+        temporary=gathered(case) + relaid(case) + max(scores + at_work(case, prompts * length), turn),
     )
 
 
-def exchanged(case: Case) -> int:
-    """Returns the bytes of the embedding as tokens are looked up in it, cut over its width: beside the head where they
-    are one, else in the place of its vocabulary's shards."""
-    return head(case) * itemsize(case.cfg.dtype) if case.cfg.tied and case.sizes["tensor"] > 1 else 0
+def resident(case: Case) -> int:
+    """Returns the prompts of a batch shard that pass through the model together: see jrl.sampler."""
+    return min(case.prompts // case.shards, -(-case.slots // case.config.loop.samples) + 2)
+
+
+def relaid(case: Case) -> int:
+    """Returns the bytes of weights that sampling holds a second time, laid out for another use: the embedding cut over
+    its width, as tokens are looked up in it, and queries' and keys' matrices as prompts multiply with them."""
+    leaves = [case.spec["layers"][name] for name in ("q", "k")]
+    matrices = sum(share(leaf, GATHERED, case.sizes) for leaf in leaves)
+    return (matrices + (head(case) if case.sizes["tensor"] > 1 else 0)) * itemsize(case.cfg.dtype)
 
 
 def gathered(case: Case) -> int:
     """Returns the bytes of the weights that sampling makes for itself, gathered over fsdp and as they multiply. Frozen
-    ones that lie so already are read where they are, but for those that adapters are merged into."""
-    every = held_bytes(case, GATHERED, case.cfg.dtype)
+    ones that lie so already are read where they are, but for those that adapters are merged into. Unrolled layers are
+    apart beside the stack, which prompts go through."""
+    of = lambda leaves: sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
+    layers = jax.tree.leaves(case.spec["layers"], is_leaf=is_spec)
+    apart = of(layers) if case.config.sampler.layers == "unrolled" else 0
     if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
-        return every + (adapter_bytes(case) if decoded_apart(case) else 0)
-    if case.config.sampler.layers == "unrolled":
-        return every
-    leaves = [] if decoded_apart(case) else [case.spec["layers"][name] for name in case.adapters]
-    return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
+        adapters = adapter_bytes(case) if decoded_apart(case) else 0
+        return held_bytes(case, GATHERED, case.cfg.dtype) + adapters + apart
+    merged = [] if decoded_apart(case) else [case.spec["layers"][name] for name in case.adapters]
+    return of(merged) + apart
 
 
 def a_layer(case: Case) -> int:
