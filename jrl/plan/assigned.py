@@ -39,7 +39,11 @@ def ask(source: Sequence[str], topology: Topology, names: Sequence[str]) -> dict
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
         out = Path(folder) / "assigned.json"
         command = [sys.executable, "-m", "jrl.plan.assigned", str(out), topology.name, ",".join(names), *source]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        # What the compiler still writes when the process leaves goes with the folder.
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         if not out.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise ValueError(f"the compiler could not be asked: {' '.join(last)}")

@@ -77,24 +77,23 @@ def resident(case: Case) -> int:
 
 def relaid(case: Case) -> int:
     """Returns the bytes of weights that sampling holds a second time, laid out for another use: the embedding cut over
-    its width, as tokens are looked up in it, and queries' and keys' matrices as prompts multiply with them."""
-    leaves = [case.spec["layers"][name] for name in ("q", "k")]
+    its width, as tokens are looked up in it, and where layers are scanned, queries' and keys' matrices as prompts
+    multiply with them."""
+    leaves = [case.spec["layers"][name] for name in ("q", "k")] if case.config.sampler.layers == "scanned" else []
     matrices = sum(share(leaf, GATHERED, case.sizes) for leaf in leaves)
     return (matrices + (head(case) if case.sizes["tensor"] > 1 else 0)) * itemsize(case.cfg.dtype)
 
 
 def gathered(case: Case) -> int:
     """Returns the bytes of the weights that sampling makes for itself, gathered over fsdp and as they multiply. Frozen
-    ones that lie so already are read where they are, but for those that adapters are merged into. Unrolled layers are
-    apart beside the stack, which prompts go through."""
-    of = lambda leaves: sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
-    layers = jax.tree.leaves(case.spec["layers"], is_leaf=is_spec)
-    apart = of(layers) if case.config.sampler.layers == "unrolled" else 0
+    ones that lie so already are read where they are, but for those that adapters are merged into."""
+    every = held_bytes(case, GATHERED, case.cfg.dtype)
     if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
-        adapters = adapter_bytes(case) if decoded_apart(case) else 0
-        return held_bytes(case, GATHERED, case.cfg.dtype) + adapters + apart
-    merged = [] if decoded_apart(case) else [case.spec["layers"][name] for name in case.adapters]
-    return of(merged) + apart
+        return every + (adapter_bytes(case) if decoded_apart(case) else 0)
+    if case.config.sampler.layers == "unrolled":
+        return every
+    leaves = [] if decoded_apart(case) else [case.spec["layers"][name] for name in case.adapters]
+    return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
 def a_layer(case: Case) -> int:

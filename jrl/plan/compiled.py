@@ -3,9 +3,9 @@
 libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment.
 Results are kept by program and topology: the key is the program's own text.
 
-Memory is read from the compiler's buffer assignment, which it writes beside the program when asked. What JAX's
-`memory_analysis` calls temporary counts donated arguments too (libtpu 0.0.42.1): an update of 32B on 8 chips of the
-v5p would have taken 115 of their 95 GiB, and the compiler, which refuses what does not fit, compiled it.
+Memory is read from the compiler's buffer assignment, which it writes into a folder when asked. What JAX's
+`memory_analysis` calls temporary is more (libtpu 0.0.42.1): in updates about as much as the donated arguments again. By
+it an update of 32B took 115 GiB of a chip's 95, which the compiler, that refuses what does not fit, had compiled.
 """
 
 from __future__ import annotations
