@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,7 @@ class Bench(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="JSON file with every figure; one that is there is added to")
-    parser.add_argument("--only", choices=("jrl", "peers", *PEERS))
+    parser.add_argument("--only", choices=("jrl", "peers", *PEERS), nargs="+", default=("jrl", "peers"))
     parser.add_argument("--what", choices=WHATS, nargs="+", default=WHATS)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="cpu", help="of the model")
     parser.add_argument("--rows", default="", help="only rows whose name holds this text")
@@ -88,12 +88,12 @@ def main() -> None:
             plots.draw(results["rows"], out.with_suffix(""))
 
 
-def interpreters(only: str | None, cache: Path) -> tuple[dict[str, str], dict[str, str]]:
+def interpreters(only: Sequence[str], cache: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Returns (system -> its interpreter, peer -> why it has none)."""
-    pythons = {"jrl": sys.executable} if only in (None, "jrl") else {}
+    pythons = {"jrl": sys.executable} if "jrl" in only else {}
     missing = {}
     for name in PEERS:
-        if only not in (None, "peers", name):
+        if not {"peers", name} & set(only):
             continue
         try:
             pythons[name] = python_of(name, cache)

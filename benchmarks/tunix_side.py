@@ -171,7 +171,7 @@ def step(case: list[Any], seed: int) -> dict[str, Any]:
     """Makes a whole step with the learner's own loop. Returns its seconds and useful tokens."""
     del seed
     learner, case, texts = OPEN[Learning(*case).name]
-    batch = {"prompts": [next(texts) for _ in range(case.prompts)]}
+    batch = {"prompts": np.array([next(texts) for _ in range(case.prompts)])}  # a list would be taken apart
 
     def call() -> None:
         learner.train([batch])
