@@ -7,6 +7,7 @@ Needs the [reference] extra. What is run are the code blocks of the README's sec
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -30,7 +31,7 @@ def blocks() -> dict[str, str]:
 
 
 def test_a_folder_of_transformers_is_trained_exported_and_goes_on_there(tmp_path):
-    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
     code = blocks()
     (tmp_path / "make.py").write_text(code["make"])
     (tmp_path / "use.py").write_text(code["use"])
@@ -49,4 +50,12 @@ def test_a_folder_of_transformers_is_trained_exported_and_goes_on_there(tmp_path
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         print(done.stdout)
     print(f"{time.monotonic() - start:.0f} s")
-    assert re.fullmatch(r"12 \+ 5 = \d+\n#### \d+", done.stdout.strip()), done.stdout
+    *answers, last = re.split(r"\n(?=\d+ \+|logits)", done.stdout.strip())
+    assert len(answers) == 2, done.stdout
+    assert all(re.fullmatch(r"\d+ \+ \d+ = \d+\n#### \d+", said) for said in answers), done.stdout
+    assert float(re.fullmatch(r"logits differ by (\S+)", last)[1]) <= 2e-4
+    for name in ("try", "try-lora"):
+        found = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
+        before, after = (100 * found["eval"][place]["mean"] for place in ("before_rl", "after_rl"))
+        print(f"{name}: {before:.1f} % before RL, {after:.1f} % after, {found['seconds']['total']:.0f} s")
+        assert after > before + (10 if name == "try" else 0)
