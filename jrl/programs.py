@@ -23,7 +23,7 @@ from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import Model, split, unrolled
-from jrl.models.decoder import Decoder
+from jrl.models.decoder import Decoder, for_length
 from jrl.models.lora import adapted
 from jrl.optimizer import optimizer
 from jrl.pack import Plan, Shape
@@ -73,7 +73,7 @@ def model_config(config: Config, tokenizer: Any) -> Any:
                 f"the embedding in {config.model.path} has {cfg.vocab_size} rows, and the tokenizer has ids up to "
                 f"{tokenizer.filled - 1}; it belongs to another model"
             )
-        return cfg
+        return for_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     if cfg.vocab_size is None:
         return dataclasses.replace(cfg, vocab_size=vocab_size)
     if cfg.vocab_size < vocab_size:

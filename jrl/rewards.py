@@ -85,6 +85,7 @@ def open_judge(
         raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; {config.path} has the "
                          f"{len(labels)} labels {', '.join(labels)}")  # fmt: skip
     decoder.check_divides(cfg, mesh)
+    cfg = decoder.for_length(cfg, config.length)
     decoder.check_length(cfg, config.length)
     params = load_classifier(config.published, mesh, announce)
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)

@@ -22,7 +22,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
-from jrl.models.contract import Model, unstack_cache
+from jrl.models.contract import Model, has_state, unstack_cache
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -287,7 +287,11 @@ def _sample_shard(
         """Runs the prompts from `first` on through the model. Of stacked layers: they are scanned, as it is seldom."""
         first = jnp.minimum(first, local_prompts - resident)
         tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, resident)
-        _, cache = model.forward(params, tokens, columns, None, model_cfg, empty(resident, prompt_width))
+        cache, later = empty(resident, prompt_width), None
+        if has_state(cache):  # which must not have seen the last token, which is fed again, nor what fills the row up
+            length = jax.lax.dynamic_slice_in_dim(prompts.length, first, resident)
+            later = (columns >= length[:, None] - 1).astype(jnp.int32)
+        _, cache = model.forward(params, tokens, columns, later, model_cfg, cache)
         return _Resident(first, in_layers(model.cut_cache(cache, width)))
 
     decoded = model.unstack(params, model_cfg) if unrolled else params

@@ -93,8 +93,10 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     policy = trained.policy
     shards = batch_shards(policy.mesh)
     longest = max(map(len, sequences), default=0)
-    if isinstance(policy.cfg, Decoder):
-        decoder.check_length(policy.cfg, longest)
+    cfg = policy.cfg
+    if isinstance(cfg, Decoder):
+        cfg = decoder.for_length(cfg, longest)
+        decoder.check_length(cfg, longest)
     width = _width(longest)
     budget = max(1, policy.config.learner.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
@@ -106,9 +108,7 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     )
     shape = learner.packed_shape(config, count, width, shards)
     program = jax.jit(
-        functools.partial(
-            _logprobs, model=policy.model, cfg=policy.cfg, chunk=config.logprob_chunk, width=width, rows=count
-        )
+        functools.partial(_logprobs, model=policy.model, cfg=cfg, chunk=config.logprob_chunk, width=width, rows=count)
     )
     out: list[np.ndarray] = []
     for start in range(0, len(sequences), count):

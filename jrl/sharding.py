@@ -168,6 +168,28 @@ def mapped(
     )(*args)
 
 
+def per_shard(
+    fn: Callable[..., tuple[Array, ...]],
+    args: Sequence[Array],
+    ins: Sequence[Sequence[str | None]],
+    outs: Sequence[Sequence[str | None]],
+) -> tuple[Array, ...]:
+    """Returns `fn` of each device's own share of `args`: a tuple. No device needs another's.
+
+    Args:
+      ins, outs: logical activation axes of the arguments, which are laid out so, and of the results.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return fn(*args)
+    return jax.shard_map(
+        fn,
+        in_specs=tuple(spec(axes, ACTIVATIONS) for axes in ins),
+        out_specs=tuple(spec(axes, ACTIVATIONS) for axes in outs),
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+    )(*(constrain(x, *axes) for x, axes in zip(args, ins)))
+
+
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
     """Returns the NamedSharding of every leaf of `axes`, a tree whose leaves are tuples of logical names."""
     return jax.tree.map(lambda a: NamedSharding(mesh, spec(a, rules)), axes, is_leaf=lambda a: isinstance(a, tuple))

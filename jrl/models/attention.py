@@ -22,6 +22,7 @@ def attend(
     *,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Array | None = None,
     block: int | None = None,
 ) -> Array:
     """Returns softmax(q k scale) v over the positions that `mask` allows, [B, Q, H, K].
@@ -31,6 +32,8 @@ def attend(
       mask: [B, Q, M] bool. Every query must be allowed at least one position.
       scale: None: 1 / sqrt(K).
       cap: scores x become cap * tanh(x / cap), as in Gemma 2 (2408.00118, section 2); None: they stay.
+      sinks: [H], a logit of each head beside its scores: it takes its share of the softmax and gives nothing, as in
+        gpt-oss (2508.10925; 2309.17453). None: the scores share all.
       block: queries whose scores [B, H, block, M] exist at once, computed again by the backward pass. None: all, kept.
     """
     batch, queries, heads, head_dim = q.shape
@@ -46,7 +49,11 @@ def attend(
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)
         scores = jnp.where(mask[:, None, None], scores, jnp.finfo(wide).min)
-        weights = jax.nn.softmax(scores, axis=-1)
+        if sinks is None:
+            weights = jax.nn.softmax(scores, axis=-1)
+        else:
+            sink = reshape(sinks.astype(wide), grouped[2:4], "kv_heads", None)[None, :, :, None, None]
+            weights = jnp.exp(scores - jnp.logaddexp(jax.nn.logsumexp(scores, axis=-1, keepdims=True), sink))
         return jnp.einsum("bjgqm,bjmk->bqjgk", weights, v.astype(wide)).astype(v.dtype)
 
     out = some(q, mask) if block is None or queries <= block else _in_blocks(some, q, mask, block)

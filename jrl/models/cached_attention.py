@@ -44,6 +44,7 @@ def attend_cached(
     *,
     scale: float | None = None,
     cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """Returns what `attention.attend` does of one query a row, [B, 1, H, K], to rounding.
 
@@ -52,7 +53,7 @@ def attend_cached(
       k, v: blocks [B, J, m, K] of M columns in all, where J divides H; or [layers, B, J, m, K], of which `layer` is
         meant: cut out where it is read, or a block that is not needed would be copied all the same.
       mask: [B, 1, M] bool. Every query must be allowed at least one position.
-      scale, cap: as in `attend`.
+      scale, cap, sinks: as in `attend`.
     """
     batch, _, heads, head_dim = q.shape
     kv_heads = k[0].shape[-3]
@@ -89,8 +90,18 @@ def attend_cached(
         start += k_block.shape[-2]
         block = (q, k_block, v_block, seen)
         found = sums(*block) if found is None else jax.lax.cond(seen.any(), add, lambda found, *_: found, found, *block)
+    if sinks is not None:  # one more score, which adds its weight and no value
+        sink = reshape(sinks.astype(wide), grouped[1:3], "kv_heads", None)[None]
+        found = _add_sink(found, sink)
     out = (found.value / found.weight[..., None]).astype(v[0].dtype)
     return reshape(out, (batch, 1, heads, head_dim), "batch", None, "heads", None)
+
+
+def _add_sink(found: Sums, sink: Array) -> Sums:
+    """Returns the sums with a score more, [1, J, G], that has no value."""
+    top = jnp.maximum(found.top, sink)
+    share = jnp.exp(found.top - top)
+    return Sums(top, found.weight * share + jnp.exp(sink - top), found.value * share[..., None])
 
 
 def _scores(q: Array, k: Array) -> Array:

@@ -38,10 +38,38 @@ class Cache:
     v: Any
 
 
-def unstack_cache(cache: Cache) -> tuple[Cache, ...]:
-    """Returns the caches of the layers, one by one."""
+@struct.dataclass
+class State:
+    """What layers of linear attention keep of tokens already seen: nothing for each of them. [layers, B, ...], or of
+    one layer."""
+
+    matrix: Any  # [layers, B, H, K, V] float32 or wider
+    tap_q: Any  # [layers, B, taps - 1, J, K], what the convolutions see of the last tokens
+    tap_k: Any
+    tap_v: Any  # [layers, B, taps - 1, H, V]
+
+
+@struct.dataclass
+class Stacks:
+    """The caches of a decoder whose layers do not all keep the same: a stack for each kind of layer, or a tuple of what
+    its layers keep; None: there is no such layer."""
+
+    plain: Any  # Cache
+    full: Any  # Cache, of layers whose heads have a shape of their own
+    linear: Any  # State
+
+
+def unstack_cache(cache: Any) -> Any:
+    """Returns the caches of the layers, one by one: a tuple; of layers that keep different things, a tuple of each."""
+    if isinstance(cache, Stacks):
+        return Stacks(*(x and unstack_cache(x) for x in (cache.plain, cache.full, cache.linear)))
     layers = jax.tree.leaves(cache)[0].shape[0]
     return tuple(jax.tree.map(lambda stack, i=i: stack[i], cache) for i in range(layers))
+
+
+def has_state(cache: Any) -> bool:
+    """Whether something is kept that has no column for each token: it must not see a token twice."""
+    return isinstance(cache, Stacks) and cache.linear is not None
 
 
 class Model(NamedTuple):

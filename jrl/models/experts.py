@@ -21,7 +21,10 @@ from jrl.ops.router import route
 from jrl.sharding import constrain, einsum, gather, mapped
 from jrl.types import Array, PyTree
 
-LEAVES = ("router", "expert_gate", "expert_up", "expert_down")  # of a sparse layer, instead of an MLP's
+# Of a sparse layer, instead of an MLP's; those of a bias where it has one.
+LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "expert_gate_bias", "expert_up_bias",
+          "expert_down_bias")  # fmt: skip
+GAIN = 1.702  # of the sigmoid that a clamped expert gates with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,8 @@ class Experts:
     width: int  # of each
     softmax: Literal["chosen", "all"] = "chosen"  # a token's weights are of this softmax: over those it goes to, or all
     layers: tuple[bool, ...] = (True,)  # which layers are sparse: a cycle
+    bias: bool = False  # of the router and of every product
+    clamp: float | None = None  # g = min(gate, clamp), u = up within +-clamp: g sigmoid(1.702 g) (u + 1), as in gpt-oss
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.count:
@@ -41,6 +46,8 @@ class Experts:
             )
         if self.width < 1:
             raise ValueError(f"Experts.width must be at least 1; got {self.width}")
+        if self.clamp is not None and not self.clamp > 0:
+            raise ValueError(f"Experts.clamp must be above 0, or None for no clamp; got {self.clamp}")
         if not any(self.layers):
             raise ValueError(f"Experts.layers is a cycle in which a layer is sparse; got {self.layers}")
 
@@ -53,30 +60,48 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer: router [D, experts], expert_gate and expert_up [experts, D, width],
-        expert_down [experts, width, D].
+        expert_down [experts, width, D]; with cfg.bias a bias of each, [experts] and [experts, width] or [experts, D].
     """
     # The router in float32 or wider: a rounding may send a token elsewhere, in the learner or the sampler alone.
     wide = jnp.promote_types(h.dtype, jnp.float32)
     router = gather(weights["router"].astype(wide), "embed", "experts")
     logits = einsum("bld,de->ble", h.astype(wide), router, ("batch", None, None))
+    if cfg.bias:
+        logits = logits + weights["router_bias"][None, None].astype(wide)
     gate, up = (gather(weights[f"expert_{name}"].astype(h.dtype), "experts", "embed", "mlp") for name in ("gate", "up"))
     down = gather(weights["expert_down"].astype(h.dtype), "experts", "mlp", "embed")
+    inner = ("gate", "up") if cfg.bias else ()
+    biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
     local = functools.partial(_mix_shard, cfg=cfg, activation=activation)
     rows = ("batch", None, None)
     out = mapped(
         local,
-        (constrain(h, *rows), constrain(logits, *rows), gate, up, down),
-        (rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None)),
+        (constrain(h, *rows), constrain(logits, *rows), gate, up, down, *biases),
+        (rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None), *[(None, "mlp")] * len(biases)),
         rows,
         summed="mlp",
     )
-    return out, logits
+    if not cfg.bias:
+        return out, logits
+    # After the sum over tensor: a bias of what comes out is added once.
+    share, ids = route(logits, cfg.per_token, cfg.softmax)
+    visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
+    every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
+    bias = gather(weights["expert_down_bias"], "experts", "norm").astype(h.dtype)
+    return out + einsum("ble,ed->bld", every, bias, rows), logits
 
 
 def _mix_shard(
-    h: Array, logits: Array, gate: Array, up: Array, down: Array, *, cfg: Experts, activation: Callable[[Array], Array]
+    h: Array,
+    logits: Array,
+    gate: Array,
+    up: Array,
+    down: Array,
+    *biases: Array,
+    cfg: Experts,
+    activation: Callable[[Array], Array],
 ) -> Array:
-    """Returns the mixture of one batch shard, of its share of every expert's width."""
+    """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`."""
     x = h.reshape(-1, h.shape[-1])
     weights, ids = route(logits.reshape(len(x), -1), cfg.per_token, cfg.softmax)
     expert = ids.reshape(-1)
@@ -85,7 +110,17 @@ def _mix_shard(
     sizes = (expert[:, None] == jnp.arange(cfg.count, dtype=expert.dtype)[None]).sum(0, dtype=jnp.int32)
     copies = jnp.broadcast_to(x[:, None], (len(x), cfg.per_token, x.shape[1])).reshape(-1, x.shape[1])
     sorted_ = permute(copies, order, back)
-    product = activation(jax.lax.ragged_dot(sorted_, gate, sizes)) * jax.lax.ragged_dot(sorted_, up, sizes)
+
+    def multiply(matrix: Array, *bias: Array) -> Array:
+        y = jax.lax.ragged_dot(sorted_, matrix, sizes)
+        return y + bias[0][expert[order]] if bias else y
+
+    gated = multiply(gate, *biases[:1])
+    if cfg.clamp is None:
+        product = activation(gated) * multiply(up, *biases[1:])
+    else:
+        gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(multiply(up, *biases[1:]), -cfg.clamp, cfg.clamp)
+        product = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
     found = permute(jax.lax.ragged_dot(product, down, sizes), back, order).reshape(len(x), cfg.per_token, -1)
     return (found * weights[..., None].astype(found.dtype)).sum(1).reshape(h.shape)
 

@@ -29,6 +29,9 @@ from jrl.types import Array, PyTree
 
 # Projections of a layer, and how many of a weight's axes are its inputs; the others are its outputs.
 INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
+# Those of layers whose heads or MLP have a shape of their own, which a pattern meets by their plain names too.
+INPUTS |= {f"full_{name}": INPUTS[name] for name in "qkvo"} | {"wide_gate": 1, "wide_up": 1, "wide_down": 1}
+INPUTS["q_gate"] = 1
 READ = {"d": "c"}  # what the decoder reads in place of a leaf
 
 
@@ -40,7 +43,7 @@ class LoRA:
     alpha: float = 32.0
     scaling: Literal["alpha/rank", "alpha/sqrt(rank)"] = "alpha/rank"  # s; the root is rsLoRA's
     kind: Literal["lora", "dora"] = "lora"  # dora learns the length of each output's weights apart
-    targets: tuple[str, ...] = ("*",)  # patterns over q, k, v, o, gate, up, down; a decoder may lack some
+    targets: tuple[str, ...] = ("*",)  # patterns over q, k, v, o, gate, up, down and q_gate; a decoder may lack some
     sampling: Literal["unmerged", "merged"] = "unmerged"  # two small products a layer, or a merged copy for each call
 
     def __post_init__(self) -> None:
@@ -60,10 +63,13 @@ class LoRA:
 
 def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
     """Returns the names that a pattern matches. Raises ValueError for a pattern that matches none."""
+    meets = lambda name, pattern: any(
+        fnmatch.fnmatchcase(said, pattern) for said in (name, name.removeprefix("full_").removeprefix("wide_"))
+    )
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        if not any(meets(name, pattern) for name in names):
             raise ValueError(f"LoRA.targets: {pattern!r} matches no projection; there are {', '.join(names)}")
-    return tuple(name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+    return tuple(name for name in names if any(meets(name, pattern) for pattern in patterns))
 
 
 def adapter_spec(config: LoRA, base: PyTree) -> PyTree:

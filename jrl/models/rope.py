@@ -50,7 +50,40 @@ class YarnRope:
     truncate: bool = True  # the borders are whole pairs, as in the authors' code
 
 
-Stretch = LinearRope | Llama3Rope | YarnRope
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRope:
+    """LongRoPE (2402.13753): the frequency of every pair divided by a number of its own, queries and keys scaled. One
+    list of numbers is for sequences within the original length, one for longer ones; all of a run's sequences have the
+    same: docs/decisions/longrope.md."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_length: int  # tokens the model was first trained at
+    factor: float  # times that is the longest it is made for
+    attention_factor: float | None = None  # of queries and keys; None: sqrt(1 + ln(factor) / ln(original_length))
+    longest: int | None = None  # tokens of the longest sequence that will be read. None: within the original length
+
+    def __post_init__(self) -> None:
+        if len(self.short) != len(self.long):
+            raise ValueError(
+                f"LongRope.short has {len(self.short)} numbers, LongRope.long {len(self.long)}; a pair needs one"
+            )
+
+    @property
+    def divisors(self) -> tuple[float, ...]:
+        return self.short if self.longest is None or self.longest <= self.original_length else self.long
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProportionalRope:
+    """The first pairs of a head turn with the wavelengths that they have in the whole head, the others do not turn, as
+    in the full layers of Gemma 4. (`Decoder.rotary_dim` spreads all wavelengths over the entries that turn.)"""
+
+    share: float  # of the pairs
+    factor: float = 1.0  # frequencies are divided by it
+
+
+Stretch = LinearRope | Llama3Rope | YarnRope | LongRope | ProportionalRope
 
 
 def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | None = None) -> Array:
@@ -65,6 +98,10 @@ def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | No
         return plain
     if isinstance(stretch, LinearRope):
         return plain / stretch.factor
+    if isinstance(stretch, LongRope):
+        return plain / jnp.asarray(stretch.divisors, dtype)
+    if isinstance(stretch, ProportionalRope):
+        return jnp.where(jnp.arange(half) < int(stretch.share * half), plain, 0) / stretch.factor
     if isinstance(stretch, Llama3Rope):
         waves = stretch.original_length * plain / (2 * math.pi)  # turns within the original length
         kept = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
@@ -81,10 +118,12 @@ def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | No
 
 def amplitude(stretch: Stretch | None) -> float:
     """Returns the factor of rotated queries and keys."""
-    if not isinstance(stretch, YarnRope):
+    if not isinstance(stretch, YarnRope | LongRope):
         return 1.0
     if stretch.attention_factor is not None:
         return stretch.attention_factor
+    if isinstance(stretch, LongRope):
+        return math.sqrt(1 + math.log(max(stretch.factor, 1)) / math.log(stretch.original_length))
     return 0.1 * math.log(stretch.factor) + 1 if stretch.factor > 1 else 1.0
 
 

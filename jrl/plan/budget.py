@@ -13,8 +13,19 @@ from typing import NamedTuple
 import jax
 
 from jrl.models.contract import is_spec
+from jrl.models.decoder import Decoder
 from jrl.plan.case import Case, programs_of, share
-from jrl.plan.estimate import adapter_bytes, cache_bytes, held_bytes, itemsize, mlp_entries, trained_bytes
+from jrl.plan.estimate import (
+    adapter_bytes,
+    cache_bytes,
+    head_entries,
+    held_bytes,
+    itemsize,
+    kept_bytes,
+    mlp_entries,
+    trained_bytes,
+    widest_heads,
+)  # fmt: skip
 from jrl.plan.flops import decoded_apart
 from jrl.sharding import GATHERED, TRAIN
 
@@ -61,11 +72,10 @@ def sample(case: Case) -> Memory:
     the last ones', or a turn's logits of every token."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     prompts, length = resident(case), case.config.data.prompt_length
-    a_column = 2 * cfg.layers * cfg.kv_heads // tensor * cfg.head_dim * itemsize(cfg.dtype)
-    scores = SCORES * prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
+    scores = SCORES * prompts * score_heads(cfg) // tensor * queries(case, length) * length * FLOAT32
     turn = (SCORES * cfg.vocab_size + at_work(case, 1) // FLOAT32) * case.slots * FLOAT32
     return kept(case)._replace(
-        cache=cache_bytes(case) + 2 * a_column * prompts * length,
+        cache=cache_bytes(case) + 2 * kept_bytes(case, prompts, length),
         temporary=gathered(case) + relaid(case) + max(scores + at_work(case, prompts * length), turn),
     )
 
@@ -109,21 +119,26 @@ def head(case: Case) -> int:
 
 def queries(case: Case, length: int) -> int:
     """Returns how many of a row's queries have scores at once."""
-    block = case.cfg.attention_block
+    block = None if case.cfg.linear is not None else case.cfg.attention_block
     return length if block is None else min(block, length)
+
+
+def score_heads(cfg: Decoder) -> int:
+    """Returns the most heads that a layer has scores of; of linear attention shares, which are never in blocks."""
+    return max(cfg.heads, 0 if cfg.linear is None else cfg.linear.value_heads)
 
 
 def at_work(case: Case, tokens: int) -> int:
     """Returns the bytes of one layer at work on `tokens`: inputs and outputs of its products, in float32 or narrow."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    projected = (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim // tensor
+    projected = head_entries(cfg) // tensor
     return tokens * (2 * cfg.width + projected + mlp_entries(cfg, tensor)) * (itemsize(cfg.dtype) + FLOAT32) // 2
 
 
 def row_scores(case: Case) -> int:
     """Returns the bytes of one array of the attention's scores of a micro-batch."""
     cfg, length = case.cfg, case.shape.row_length
-    return case.rows * queries(case, length) * cfg.heads // case.sizes["tensor"] * length * FLOAT32
+    return case.rows * queries(case, length) * score_heads(cfg) // case.sizes["tensor"] * length * FLOAT32
 
 
 def a_layer_keeps(case: Case) -> int:
@@ -131,7 +146,7 @@ def a_layer_keeps(case: Case) -> int:
     queries, keys and values before, between and after norm and rotation, in float32; the stream around its norms; the
     MLP's entries before and after what is done to them; scores; and its weights, gathered."""
     cfg, tensor, narrow = case.cfg, case.sizes["tensor"], itemsize(case.cfg.dtype)
-    queries_, keys = cfg.heads * cfg.head_dim // tensor, cfg.kv_heads * cfg.head_dim // tensor
+    queries_, keys = (entries // tensor for entries in widest_heads(cfg))
     wide = 3 * queries_ + 4 * keys + 4 * cfg.width
     entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor)) * narrow
     blocked = queries(case, case.shape.row_length) < case.shape.row_length  # blocks are always computed again

@@ -96,7 +96,8 @@ def decoder_of_run(config: Config) -> Decoder:
     Raises: ValueError where the configuration does not say how large the vocabulary is.
     """
     if isinstance(config.model, Published):
-        return decoder_of(config.model)[1]
+        longest = config.data.prompt_length + config.sampler.completion_length
+        return decoder.for_length(decoder_of(config.model)[1], longest)
     if not isinstance(config.model, Decoder):
         raise ValueError(f"a plan counts what a Decoder computes; {type(config.model).__name__} is a model of your own")
     vocab_size = vocab_size_of(config)

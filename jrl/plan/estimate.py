@@ -7,13 +7,14 @@ Assumed, and printed with every estimate:
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import is_spec
-from jrl.models.decoder import Decoder
+from jrl.models.decoder import Decoder, cache_shapes
 from jrl.plan import flops
 from jrl.plan.case import Case, programs_of, share
 from jrl.plan.chips import Chip
@@ -113,10 +114,14 @@ def sample_traffic(case: Case) -> Traffic:
 
 
 def cache_bytes(case: Case) -> int:
-    """Returns the keys and values of all slots on one device, bytes."""
-    cfg = case.cfg
-    heads = cfg.kv_heads // case.sizes["tensor"]
-    return 2 * cfg.layers * case.slots * heads * case.width * cfg.head_dim * itemsize(cfg.dtype)
+    """Returns what all slots keep of the tokens they have seen on one device, bytes."""
+    return kept_bytes(case, case.slots, case.width)
+
+
+def kept_bytes(case: Case, rows: int, columns: int) -> int:
+    """Returns the bytes of a cache on one device: keys and values of every layer that has its own, and states."""
+    leaves = [leaf for stack in cache_shapes(case.cfg, rows, columns).values() for leaf in stack.values()]
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype, _ in leaves) // case.sizes["tensor"]
 
 
 def mlp_entries(cfg: Decoder, tensor: int) -> int:
@@ -124,10 +129,27 @@ def mlp_entries(cfg: Decoder, tensor: int) -> int:
     experts a token is copied to each that it goes to, and so is what comes out."""
     dense = sparse = 0
     if not all(map(cfg.sparse, range(cfg.layers))):
-        dense = 3 * cfg.mlp_width // tensor
+        dense = 3 * max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
     if cfg.experts is not None:
         sparse = cfg.experts.per_token * (2 * cfg.width + 3 * cfg.experts.width // tensor) + cfg.experts.count
     return max(dense, sparse)
+
+
+def widest_heads(cfg: Decoder) -> tuple[int, int]:
+    """Returns the entries of a token's queries, and of its keys, in the layer where both together are most."""
+    found = [(cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim)]
+    if cfg.full is not None:
+        found.append((cfg.heads * cfg.full.head_dim, cfg.full.kv_heads * cfg.full.head_dim))
+    if cfg.linear is not None:  # values, gate and result are of one size, queries and keys of another
+        found.append(
+            (3 * cfg.linear.value_heads * cfg.linear.value_dim // 2, cfg.linear.key_heads * cfg.linear.key_dim)
+        )
+    return max(found, key=sum)
+
+
+def head_entries(cfg: Decoder) -> int:
+    """Returns the entries that the widest layer's attention makes of a token: queries, keys, values, the result."""
+    return 2 * sum(widest_heads(cfg))
 
 
 def turn_bytes(case: Case) -> float:
@@ -143,7 +165,7 @@ def layer_traffic(case: Case, tokens: float) -> float:
     """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
     of every product once, and the float32 scores written and read around the softmax."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    wide = 2 * cfg.width + (2 * cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim / tensor + mlp_entries(cfg, tensor)
+    wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
     scores = 4 * 4 * cfg.heads / tensor * case.shape.row_length
     return cfg.layers * tokens * (2 * wide * itemsize(cfg.dtype) + scores)
 

@@ -39,12 +39,12 @@ def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
 
 
 def of_experts(leaf: ParamSpec) -> bool:
-    """Whether a parameter has a part for each expert; a router, whose columns they are, has not."""
-    return leaf.axes[1:2] == ("experts",)
+    """Whether a parameter has a matrix for each expert; a router, whose columns they are, has not."""
+    return len(leaf.axes) == 4 and leaf.axes[1] == "experts"
 
 
 def layers_of(case: Case) -> int:
-    return layer_weights(case.spec, case.cfg.experts)
+    return layer_weights(case.spec, case.cfg.experts) + input_weights(case)
 
 
 def adapter_weights(case: Case) -> int:
@@ -68,9 +68,37 @@ def head_weights(cfg: Decoder) -> int:
     return cfg.vocab_size * cfg.width
 
 
+def input_weights(case: Case) -> int:
+    """Returns the elements of the matrix that makes every layer's own input; 0 where they have none."""
+    leaf = case.spec.get("layer_project")
+    return 0 if leaf is None else math.prod(leaf.shape)
+
+
 def attention(cfg: Decoder, columns: int) -> int:
-    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values."""
-    return cfg.layers * 2 * (2 * cfg.heads * cfg.head_dim * columns)
+    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
+    linear attention, what a row takes: three products of the size of scores (keys with keys, queries with keys, and
+    their shares with corrections) and the triangular system, which is half of one."""
+    attends = [cfg.variant(i) for i in range(cfg.layers)]
+    full = sum(v.full for v in attends)
+    linear = sum(v.linear for v in attends)
+    total = (cfg.layers - full - linear) * 2 * (2 * cfg.heads * cfg.head_dim * columns)
+    if full:
+        total += full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns)
+    if linear:
+        shape = cfg.linear
+        total += linear * shape.value_heads * columns * (4 * shape.key_dim + 3 * shape.value_dim)
+    return total
+
+
+def stepping(cfg: Decoder, columns: int) -> int:
+    """Returns the operations of one token that is decoded: `attention` over the cache's columns, but of linear
+    attention three products with its state."""
+    if cfg.linear is None:
+        return attention(cfg, columns)
+    linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
+    shape = cfg.linear
+    whole = 2 * (2 * cfg.heads * cfg.head_dim * columns)
+    return (cfg.layers - linear) * whole + linear * shape.value_heads * 6 * shape.key_dim * shape.value_dim
 
 
 def prefill(case: Case) -> Flops:
@@ -90,7 +118,7 @@ def decode(case: Case) -> Flops:
     every slot of every shard, and looks at every column of its cache."""
     tokens = case.turns * case.slots * case.shards
     matrices = decoded_weights(case) + head_weights(case.cfg)
-    return Flops(2.0 * tokens * matrices, float(tokens * attention(case.cfg, case.width)))
+    return Flops(2.0 * tokens * matrices, float(tokens * stepping(case.cfg, case.width)))
 
 
 def read_positions(case: Case) -> int:

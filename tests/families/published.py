@@ -8,7 +8,7 @@ import numpy as np
 
 from jrl import sampler
 from jrl.checkpoints.published import Published, decoder_of, load
-from jrl.models.decoder import MODEL
+from jrl.models.decoder import MODEL, for_length
 from jrl.sharding import MeshShape, make_mesh
 from jrl.types import PromptBatch
 
@@ -26,6 +26,7 @@ def opened(folder, mesh=None, **fields):
 def logits(cfg, params, tokens, mesh=None):
     """Returns logits [B, L, V] of tokens [B, L], by one full forward."""
     tokens = np.asarray(tokens, np.int32)
+    cfg = for_length(cfg, tokens.shape[1])
     positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
     with jax.set_mesh(mesh or one_device()):
 

@@ -78,6 +78,12 @@ SHAPES = {
         BASE | dict(pad_token_id=0, num_key_value_heads=4, tie_word_embeddings=True),
         BASE | dict(pad_token_id=0, hidden_size=64, num_key_value_heads=1,
                     rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.75)),
+        BASE | dict(pad_token_id=0, original_max_position_embeddings=32, max_position_embeddings=128,
+                    rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.3, 1.8],
+                                         long_factor=[1.2, 2.0, 3.5, 4.0])),
+        BASE | dict(pad_token_id=0, hidden_size=64, original_max_position_embeddings=96, max_position_embeddings=384,
+                    rope_parameters=dict(rope_type="longrope", rope_theta=5000.0, partial_rotary_factor=0.5,
+                                         short_factor=[1.0, 1.2, 1.5, 2.0], long_factor=[1.5, 2.5, 3.0, 4.0])),
     ],
     "GPTNeoX": [
         NEOX,
@@ -104,6 +110,42 @@ SHAPES = {
         BASE | dict(num_experts=4, num_experts_per_tok=3, attention_bias=True, num_key_value_heads=4,
                     num_hidden_layers=3, pad_token_id=0, eos_token_id=1),
     ],
+    "GptOss": [
+        BASE | dict(head_dim=8, num_local_experts=5, num_experts_per_tok=2, sliding_window=6, num_hidden_layers=3,
+                    rope_parameters=YARN | dict(truncate=False), swiglu_limit=0.7),
+        BASE | dict(head_dim=16, num_local_experts=4, num_experts_per_tok=3, sliding_window=4, attention_bias=False,
+                    layer_types=["full_attention", "sliding_attention"], tie_word_embeddings=True,
+                    rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+        BASE | dict(head_dim=8, num_key_value_heads=1, num_local_experts=3, num_experts_per_tok=1,
+                    rope_parameters=YARN | dict(truncate=False, factor=8.0)),
+    ],
+    "Gemma4": [
+        BASE | dict(num_hidden_layers=6, head_dim=8, global_head_dim=16, vocab_size_per_layer_input=96,
+                    hidden_size_per_layer_input=8, num_kv_shared_layers=2, use_double_wide_mlp=True, sliding_window=6,
+                    final_logit_softcapping=5.0, layer_types=["sliding_attention", "sliding_attention",
+                    "full_attention"] * 2),
+        BASE | dict(num_hidden_layers=6, head_dim=8, global_head_dim=16, num_global_key_value_heads=1,
+                    attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=4),
+        BASE | dict(num_hidden_layers=4, head_dim=12, global_head_dim=8, num_key_value_heads=1, num_kv_shared_layers=2,
+                    vocab_size_per_layer_input=96, hidden_size_per_layer_input=6, sliding_window=5,
+                    layer_types=["full_attention", "sliding_attention"] * 2, rope_parameters=dict(
+                    full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=5000.0,
+                                        factor=2.0),
+                    sliding_attention=dict(rope_type="default", rope_theta=20000.0))),
+    ],
+    "Qwen3.5": [
+        BASE | dict(num_hidden_layers=4, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+                    linear_key_head_dim=8, linear_value_head_dim=6),
+        BASE | dict(num_hidden_layers=5, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2,
+                    linear_key_head_dim=6, linear_value_head_dim=8, linear_conv_kernel_dim=3, tie_word_embeddings=True,
+                    layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention",
+                                 "linear_attention"],
+                    rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.5)),
+        BASE | dict(num_hidden_layers=2, head_dim=16, num_key_value_heads=1, linear_num_key_heads=1,
+                    linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=4,
+                    layer_types=["linear_attention", "full_attention"],
+                    rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
+    ],
     "GPT2": [
         GPT2,
         GPT2 | dict(n_inner=40, n_head=2, activation_function="gelu", tie_word_embeddings=False),
@@ -111,13 +153,17 @@ SHAPES = {
     ],
 }  # fmt: skip
 
-CLASSES = {name: name for name in SHAPES} | {"Gemma3": "Gemma3Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3",
-                                             "OLMoE": "Olmoe"}  # fmt: skip
+CLASSES = {name: name for name in SHAPES} | {
+    "Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3", "OLMoE": "Olmoe",
+    "Qwen3.5": "Qwen3_5Text",
+}  # fmt: skip
 
 
 def weight(name, shape, seed=0):
     """Returns a published tensor, float32, that its name, its shape and `seed` decide: no file has to hold it."""
     draws = np.random.default_rng([zlib.crc32(name.encode()), seed]).standard_normal(shape)
+    if name.endswith("layer_scalar"):
+        return np.float32(0.8 + 0.1 * draws)
     if len(shape) == 1:
         return np.float32(0.3 * draws + (0.5 if "norm" in name or ".ln_" in name else 0))
     return np.float32(1.5 * shape[-1] ** -0.5 * draws)

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jrl.checkpoints.published import Published, decoder_of, export
 from jrl.models.contract import num_params
-from jrl.models.decoder import Decoder, spec
+from jrl.models.decoder import Decoder, check_length, for_length, spec
 from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.resolve import load_config
@@ -143,8 +143,8 @@ def test_keys_that_are_mapped_are_listed(name):
 def test_an_unknown_architecture_is_refused_with_those_that_are_known():
     with pytest.raises(ValueError, match=r"MambaForCausalLM.*LlamaForCausalLM"):
         family_of({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
-    with pytest.raises(ValueError, match="LlamaForSequenceClassification"):
-        family_of({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"})
+    with pytest.raises(ValueError, match="LlamaForTokenClassification"):
+        family_of({"architectures": ["LlamaForTokenClassification"], "model_type": "llama"})
 
 
 @pytest.mark.parametrize(
@@ -166,6 +166,72 @@ def test_a_config_that_cannot_be_is_refused(changes, said):
     config = config if "num_attention_heads" not in changes else {k: v for k, v in config.items() if k != "head_dim"}
     with pytest.raises(ValueError, match=said):
         read(FAMILIES["Llama"], config)
+
+
+def test_quantised_experts_are_refused_with_what_to_do():
+    config = golden.kept("GptOss")["config5"] | {"quantization_config": {"quant_method": "mxfp4"}}
+    with pytest.raises(ValueError, match=r"quantised.*mxfp4.*Mxfp4Config\(dequantize=True\)"):
+        read(FAMILIES["GptOss"], config)
+    with pytest.raises(ValueError, match=r"swiglu_alpha is 1\.5"):
+        read(FAMILIES["GptOss"], golden.kept("GptOss")["config5"] | {"swiglu_alpha": 1.5})
+
+
+LONG = {"model_type": "phi3", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "original_max_position_embeddings": 16, "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_longrope_is_read_from_both_layouts_and_written_back(key):
+    lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1, 2, 3, 4]}
+    cfg = read(FAMILIES["Phi3"], LONG | {key: {"type": "longrope", **lists}})
+    assert (cfg.rope.long, cfg.rope.original_length, cfg.rope.factor) == ((1.0, 2.0, 3.0, 4.0), 16, 4.0)
+    for length, divisors in [(16, cfg.rope.short), (17, cfg.rope.long)]:
+        for_this = for_length(cfg, length)
+        assert for_this.rope.divisors == divisors and canonical(for_this) == canonical(cfg)
+        check_length(for_this, length)
+    assert for_length(for_length(cfg, 17), 3).rope.divisors == cfg.rope.long
+    with pytest.raises(ValueError, match="17 tokens are more than the 16"):
+        check_length(cfg, 17)
+    written = FAMILIES["Phi3"].write(cfg)
+    assert canonical(read(FAMILIES["Phi3"], written)) == canonical(cfg)
+    assert (written["original_max_position_embeddings"], written["max_position_embeddings"]) == (16, 64)
+    with pytest.raises(ValueError, match="need a number for each of the 4 pairs"):
+        read(FAMILIES["Phi3"], LONG | {key: {"type": "longrope", **lists, "short_factor": [1.0], "long_factor": [2.0]}})
+    with pytest.raises(ValueError, match="long_factor is 'x'"):
+        read(FAMILIES["Phi3"], LONG | {key: {"type": "longrope", "short_factor": [1.0], "long_factor": "x"}})
+
+
+@pytest.mark.parametrize("name, changes, said", [
+    ("Gemma4", {"enable_moe_block": True}, "enable_moe_block is True"),
+    ("Gemma4", {"vocab_size_per_layer_input": 50}, "vocab_size_per_layer_input = 50 is not vocab_size = 96"),
+    ("Gemma4", {"per_layer_config": {"2": {"head_dim": 16}}}, "per_layer_config must say the same"),
+    ("Gemma4", {"per_layer_config": {"2": {"sliding_window": 3}}}, "this version knows only head_dim and num_key"),
+    ("Gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+    ("Gemma4", {"num_kv_shared_layers": "two"}, "num_kv_shared_layers is 'two'"),
+    ("Gemma4", {"num_kv_shared_layers": 6}, "shared_layers must be below"),
+    ("Gemma4", {"num_kv_shared_layers": 5}, "no layer before them"),
+    ("Qwen3.5", {"attn_output_gate": False}, "attn_output_gate is False"),
+    ("Qwen3.5", {"attention_bias": True}, "attention_bias is True"),
+    ("Qwen3.5", {"layer_types": ["linear_attention"] * 4}, "a cycle of both kinds"),
+    ("Qwen3.5", {"linear_num_value_heads": 3}, "key_heads must divide value_heads"),
+])  # fmt: skip
+def test_what_new_families_cannot_compute_is_refused(name, changes, said):
+    with pytest.raises(ValueError, match=said):
+        read(FAMILIES[name], golden.kept(name)["config5"] | changes)
+
+
+def test_mixtures_of_qwen35_are_refused_by_name():
+    with pytest.raises(ValueError, match="Qwen3_5MoeForCausalLM of model_type 'qwen3_5_moe_text' is not known"):
+        family_of({"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"})
+
+
+def test_a_larger_qwen35_says_beside_its_text_whether_the_head_is_tied():
+    inner = {key: value for key, value in golden.kept("Qwen3.5")["config5"].items() if key != "tie_word_embeddings"}
+    around = {"model_type": "qwen3_5", "text_config": inner, "vision_config": {}, "tie_word_embeddings": True}
+    assert family_of(around) is FAMILIES["Qwen3.5"] and read(FAMILIES["Qwen3.5"], around).tied
+    grids = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    rope = inner["rope_parameters"] | grids
+    assert read(FAMILIES["Qwen3.5"], around | {"text_config": inner | {"rope_parameters": rope}}).tied
 
 
 def test_our_own_decoder_is_exported_as_the_family_that_can_say_it():

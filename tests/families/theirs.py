@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import transformers
 from families.shapes import weight
@@ -18,16 +20,27 @@ def random_model(name, fields, seed):
     return model
 
 
+def strengthened(model, gain):
+    """Returns a copy of the model whose layers' matrices are `gain` times as large."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for label, tensor in parameters(model):
+            if ".layers." in f".{label}" or ".h." in label:
+                tensor.mul_(gain if tensor.ndim > 1 else 1)
+    return model
+
+
 def parameters(model):
     """Yields (published name, tensor); of a tied head and embedding only the embedding. Experts, which transformers 5
     joins while it loads and takes apart while it saves, come one at a time."""
     kind = model.config.model_type
-    for label, tensor in model.named_parameters():
+    scales = [pair for pair in model.named_buffers() if pair[0].endswith("layer_scalar")]  # published, not trained
+    for label, tensor in [*model.named_parameters(), *scales]:
         if kind == "gpt_neox" and label == "lm_head.weight":
             label = "embed_out.weight"
         if kind == "mixtral":
             label = label.replace(".mlp.", ".block_sparse_moe.")
-        if ".experts." not in label:
+        if ".experts." not in label or kind == "gpt_oss":  # which is published joined
             yield label, tensor
             continue
         place, name = label.split(".experts.")

@@ -26,6 +26,9 @@ LENGTH = 40  # past the windows, and past the original length of stretched ropes
 def older(config):
     """Returns a config.json of transformers 5 as version 4 wrote it."""
     config = dict(config)
+    if config["model_type"] == "gemma4_text":  # came with version 5: as its own files say it
+        config["global_head_dim"] = next(iter(config.pop("per_layer_config").values()))["head_dim"]
+        return {**config, "torch_dtype": config.pop("dtype")}
     rope = config.pop("rope_parameters", None)
     config["torch_dtype"] = config.pop("dtype")
     types = config.pop("layer_types", None)

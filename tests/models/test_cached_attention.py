@@ -26,7 +26,9 @@ def up_to(*last):
     return jnp.arange(COLUMNS)[None, None] <= jnp.array(last)[:, None, None]
 
 
-cached = jax.jit(lambda q, k, v, mask, cap=None: attend_cached(q, cut(k), cut(v), None, mask, cap=cap))
+cached = jax.jit(
+    lambda q, k, v, mask, cap=None, sinks=None: attend_cached(q, cut(k), cut(v), None, mask, cap=cap, sinks=sinks)
+)
 
 
 def test_blocks_double():
@@ -48,6 +50,10 @@ def test_it_is_attention(last, cap):
     np.testing.assert_allclose(
         cached(q, k, v, up_to(*last), cap), attend(q, k, v, up_to(*last), cap=cap), rtol=0, atol=1e-6
     )
+    if cap is None:
+        sinks = jnp.array([-1.0, 0.5, 9.0, 3.0])
+        expected = attend(q, k, v, up_to(*last), sinks=sinks)
+        np.testing.assert_allclose(cached(q, k, v, up_to(*last), None, sinks), expected, rtol=0, atol=1e-6)
 
 
 def test_a_window_may_leave_the_first_block_unseen():

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import agree_on_every_mesh
 
 from jrl.models.contract import abstract, axes, init, unstack_cache
-from jrl.models.decoder import MODEL, Decoder, layer_norm
+from jrl.models.decoder import MODEL, Decoder, FullHeads, layer_norm
 from jrl.models.experts import Experts
-from jrl.models.rope import YarnRope
+from jrl.models.linear import Linear
+from jrl.models.rope import ProportionalRope, YarnRope
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
@@ -27,8 +29,18 @@ OPTIONS = {
     "olmo": dict(norm_place="after", qk_norm="all"),
     "nope": dict(rotary_layers=(True, False), window=4, mlp_bias=True, activation="relu"),
     "moe": dict(experts=Experts(count=4, per_token=2, width=8)),
+    "gpt-oss": dict(experts=Experts(count=4, per_token=2, width=8, bias=True, clamp=0.8), sinks=True, qk_norm=None,
+                    qkv_bias=True, output_bias=True, window=4, window_layers=(True, False)),
     "some layers sparse": dict(experts=Experts(count=3, per_token=2, width=8, softmax="all", layers=(True, False)),
                                norm_place="both", window=4, window_layers=(True, True, False)),
+    "gemma4": dict(layers=6, window=4, window_layers=(True, True, False), window_rope_theta=100.0, layer_inputs=4,
+                   rope=ProportionalRope(share=0.5), full=FullHeads(head_dim=8, kv_heads=1), shared_layers=3,
+                   shared_mlp_width=40, value_norm=True, layer_scale=True, query_scale=1.0, norm_place="both"),
+    "keys are values": dict(window=4, window_layers=(True, True, False), value_norm=True, query_scale=1.0,
+                            full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True)),
+    "shared, of one shape": dict(layers=4, window=4, window_layers=(True, False), shared_layers=2, rotary_dim=2),
+    "qwen3.5": dict(layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4), output_gate=True,
+                    norm="rms_plus_one", rotary_dim=2),
     "smollm": dict(rotary_layers=(True, False), qk_norm=None),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)
@@ -39,7 +51,11 @@ POSITIONS = np.broadcast_to(np.arange(12, dtype=np.int32), TOKENS.shape)
 def made(name):
     """Returns (config, parameters), every parameter random: norms and biases too."""
     cfg = dataclasses.replace(CFG, **OPTIONS[name])
-    random = lambda path, s: jax.random.normal(jax.random.key(len(path) + sum(s.shape)), s.shape) * 0.3
+
+    def random(path, s):
+        draw = jax.random.normal(jax.random.key(len(path) + sum(s.shape)), s.shape) * 0.3
+        return 1 + 0.3 * draw if path[-1].key == "layer_scale" else draw
+
     return cfg, jax.tree_util.tree_map_with_path(random, abstract(MODEL.spec(cfg)))
 
 
@@ -97,7 +113,39 @@ def test_packed_equals_separate(name):
     close(packed[7:], logits(name)[1, :5])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma", "nope"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen3.5"])
+def test_a_trunk_that_branches_share_equals_separate(name):
+    # Rows 0 and 1 begin with the same 5 tokens; row 0 has 4 more and row 1 has 2. See pack.py.
+    trunk, a, b = TOKENS[0, :5], TOKENS[0, 5:9], TOKENS[1, 5:7]
+    tokens = np.concatenate([trunk, a, b, [0]])[None]
+    positions = np.concatenate([np.arange(9), np.arange(5, 7), [0]])[None].astype(np.int32)
+    own, other = [[9] * 5 + [0] * 4 + [1] * 2 + [8]], [[9] * 11 + [8]]
+    found = logits(name, tokens, positions, np.stack([own, other], -1).astype(np.int32))[0]
+    alone = lambda *parts: logits(name, np.concatenate(parts)[None], np.arange(sum(map(len, parts)))[None])[0]
+    close(found[:9], alone(trunk, a))
+    close(found[9:11], alone(trunk, b)[5:])
+
+
+def test_a_state_counts_the_tokens_it_is_told_to():
+    # Prompts of 7, 5 and 1 tokens in rows of 7; the last one of each is given again, as the sampler does.
+    cfg, params = made("qwen3.5")
+    length = np.array([7, 5, 1, 0])
+
+    @jax.jit
+    def run(params):
+        cache = MODEL.init_cache(cfg, 4, 12)
+        later = (np.arange(7) >= length[:, None] - 1).astype(np.int32)
+        _, cache = MODEL.forward(params, TOKENS[:, :7], POSITIONS[:, :7], later, cfg, cache)
+        last = np.maximum(length - 1, 0)[:, None]
+        hidden, _ = MODEL.forward(params, np.take_along_axis(TOKENS, last, 1), last, None, cfg, cache)
+        return MODEL.unembed(params, hidden, cfg)[:, 0]
+
+    found = run(params)
+    for i, n in enumerate(length[:3]):
+        close(found[i], logits("qwen3.5")[i, n - 1])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma", "nope", "gemma4", "qwen3.5"])
 def test_a_mesh_computes_the_same_loss_and_gradient(name):
     cfg, params = made(name)
 
@@ -116,7 +164,15 @@ def test_a_mesh_computes_the_same_loss_and_gradient(name):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 
-@pytest.mark.parametrize(("name", "layers"), [("gemma", "scanned"), ("smollm", "scanned"), ("nope", "unrolled")])
+def test_sampling_with_shared_keys_is_a_plain_forward_on_every_mesh():
+    shape = dict(window=4, window_layers=(True, False), shared_layers=2, full=FullHeads(head_dim=8, kv_heads=2))
+    agree_on_every_mesh(dataclasses.replace(CFG, layers=4, layer_inputs=4, **shape), "unrolled")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("gemma", "scanned"), ("smollm", "scanned"), ("nope", "unrolled"), ("gemma4", "scanned"), ("qwen3.5", "scanned")],
+)
 def test_what_is_computed_again_has_the_same_gradient(name, layers):
     cfg, params = made(name)
 

@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import agree_on_every_mesh
 
-from jrl import sampler
 from jrl.models import experts
-from jrl.models.contract import axes, init, num_params, unrolled
+from jrl.models.contract import init, num_params, unrolled
 from jrl.models.decoder import MODEL, Decoder, layers_of
 from jrl.models.experts import Experts
-from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
-from jrl.types import PromptBatch
 
 OWN = Experts(count=5, per_token=2, width=6)
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, experts=OWN)
@@ -116,35 +114,31 @@ def test_routers_say_what_they_decided_by(cfg):
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
 @pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["all", "mixed"])
 def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(cfg, layers):
-    params = init(jax.random.key(0), MODEL.spec(cfg))
-    rng = np.random.default_rng(0)
-    prompts = PromptBatch(
-        tokens=rng.integers(0, 48, (4, 3)).astype(np.int32),
-        length=np.array([3, 1, 2, 3], np.int32),
-        uid=rng.integers(0, 2**32, (4, 2), dtype=np.uint32),
-    )
-    found = []
-    for shape in (MeshShape(), MeshShape(data=2, tensor=2)):
-        mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
-        with jax.set_mesh(mesh):
-            spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
-        out = sampler.sample(
-            spread, prompts, jax.random.key(1), stream=0, version=0, mesh=mesh, samples=2, stop_ids=(7,), pad_id=0,
-            config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=MODEL, model_cfg=cfg,
-        )  # fmt: skip
-        found.append(jax.tree.map(np.asarray, out))
-    one, many = found
-    np.testing.assert_array_equal(one.tokens, many.tokens)
-    np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
-    positions = np.broadcast_to(np.arange(9, dtype=np.int32), one.tokens.shape)
-    hidden, _ = MODEL.forward(params, one.tokens, positions, None, cfg)
-    law = np.asarray(jax.nn.log_softmax(MODEL.unembed(params, hidden, cfg)))
-    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
-    difference = np.where(one.action_mask[:, 1:], one.sampler_logprobs[:, 1:] - expected, 0)
-    assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(law).max())
+    agree_on_every_mesh(cfg, layers)
 
 
 @pytest.mark.parametrize("wrong", [dict(per_token=6), dict(per_token=0), dict(width=0), dict(layers=(False,))])
 def test_experts_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=f"Experts.{next(iter(wrong))}"):
         dataclasses.replace(OWN, **wrong)
+
+
+def test_a_clamped_expert_with_biases_by_hand():
+    cfg = dataclasses.replace(OWN, bias=True, clamp=0.7)
+    rng, w = np.random.default_rng(1), random_layer()
+    h = rng.normal(size=(1, 4, 8))
+    for name in ("router", "expert_gate", "expert_up", "expert_down"):
+        w[f"{name}_bias"] = rng.normal(size=(*w[name].shape[:-2], w[name].shape[-1]))
+    expected = np.zeros_like(h)
+    for at in np.ndindex(h.shape[:2]):
+        z = h[at] @ w["router"] + w["router_bias"]
+        chosen = np.argsort(-z)[:2]
+        for i in chosen:
+            gate = np.minimum(h[at] @ w["expert_gate"][i] + w["expert_gate_bias"][i], 0.7)
+            up = np.clip(h[at] @ w["expert_up"][i] + w["expert_up_bias"][i], -0.7, 0.7)
+            product = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            out = product @ w["expert_down"][i] + w["expert_down_bias"][i]
+            expected[at] += np.exp(z[i]) / np.exp(z[chosen]).sum() * out
+    with jax.enable_x64(True):
+        out, _ = jax.jit(lambda h, w: experts.mix(h, w, cfg, jax.nn.silu))(h, w)
+        np.testing.assert_allclose(out, expected, atol=1e-12)

@@ -1,12 +1,23 @@
 """Rotary embedding and its stretches, by hand."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.rope import LinearRope, Llama3Rope, YarnRope, amplitude, frequencies, rotate, turns
+from jrl.models.rope import (
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    ProportionalRope,
+    YarnRope,
+    amplitude,
+    frequencies,
+    rotate,
+    turns,
+)
 
 
 def test_plain_frequencies_are_powers_of_the_base():
@@ -50,3 +61,24 @@ def test_only_the_first_entries_turn_and_the_rest_stays():
 def test_factors_in_the_wrong_order_are_refused():
     with pytest.raises(ValueError, match="low_freq_factor"):
         Llama3Rope(factor=8, low_freq_factor=4, high_freq_factor=4, original_length=1000)
+
+
+def test_longrope_divides_each_pair_by_its_own_number():
+    # Base 100, 2 pairs: 1 and 0.1. Short list (1, 2): 1 and 0.05; long list (2, 10): 0.5 and 0.01.
+    stretch = LongRope(short=(1, 2), long=(2, 10), original_length=16, factor=4)
+    np.testing.assert_allclose(frequencies(100.0, 2, jnp.float32, stretch), [1, 0.05], rtol=1e-6)
+    within, past = (dataclasses.replace(stretch, longest=n) for n in (16, 17))
+    np.testing.assert_allclose(frequencies(100.0, 2, jnp.float32, within), [1, 0.05], rtol=1e-6)
+    np.testing.assert_allclose(frequencies(100.0, 2, jnp.float32, past), [0.5, 0.01], rtol=1e-6)
+    # ln 4 / ln 16 is 1/2, for both lists.
+    assert amplitude(stretch) == amplitude(past) == pytest.approx(math.sqrt(1.5))
+    assert amplitude(dataclasses.replace(stretch, attention_factor=1.5)) == 1.5
+    with pytest.raises(ValueError, match=r"LongRope\.short has 1"):
+        dataclasses.replace(stretch, short=(1,))
+
+
+def test_proportional_leaves_the_last_pairs_as_they_are():
+    # Base 10^4, 4 pairs: 1, 0.1, 0.01, 0.001; half of them, divided by 2.
+    stretch = ProportionalRope(share=0.5, factor=2)
+    np.testing.assert_allclose(frequencies(1e4, 4, jnp.float32, stretch), [0.5, 0.05, 0, 0], rtol=1e-6)
+    assert amplitude(stretch) == 1

@@ -11,7 +11,7 @@ from jrl.models.decoder import MODEL, Decoder
 from jrl.models.experts import Experts
 from jrl.models.lora import LoRA, adapted
 from jrl.ops.logprobs import token_logprobs
-from jrl.plan import flops
+from jrl.plan import estimate, flops
 
 # A layer: q 64x64, k and v 64x32 each, o 64x64, gate, up and down 64x128 each.
 LAYERS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
@@ -122,6 +122,30 @@ def test_a_mixture_of_experts_by_hand(small):
     # Every second layer sparse: the first has an MLP.
     mixed = small(*MOE, "Experts.layers=(False, True)")
     assert flops.layer_weights(mixed.spec, mixed.cfg.experts) == LAYERS // 2 + layers // 2
+
+
+def test_layers_of_another_shape_by_hand(small):
+    # The second layer has 4 heads of 32 and one key head: q and o 64x128 each, k and v 64x32 each.
+    case = small("Decoder.full=@FullHeads()", "FullHeads.head_dim=32", "FullHeads.kv_heads=1", "Decoder.window=4",
+                 "Decoder.window_layers=(True, False)")  # fmt: skip
+    assert flops.layer_weights(case.spec) == LAYERS // 2 + 2 * 64 * 128 + 2 * 64 * 32 + 3 * 64 * 128
+    assert flops.attention(case.cfg, 10) == 2 * 2 * 4 * (16 + 32) * 10
+    # 3 slots of 32 columns, float32: keys and values of 2 heads of 16, and of one of 32.
+    assert estimate.cache_bytes(case) == 3 * 32 * 2 * (2 * 16 + 32) * 4
+
+
+def test_linear_attention_by_hand(small):
+    # The first layer has 2 key heads of 8 and 4 value heads of 16: q and k 64x16, v, its gate and o 64x64, two of 64x4.
+    case = small("Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=4", "Linear.key_dim=8",
+                 "Linear.value_dim=16", "Linear.layers=(True, False)")  # fmt: skip
+    first = 2 * 64 * 16 + 3 * 64 * 64 + 2 * 64 * 4
+    assert flops.layer_weights(case.spec) == LAYERS // 2 + first + 3 * 64 * 128
+    # A row of 10: key with key and query with key 2 * 8 each, shares with corrections 2 * 16, half of that to solve.
+    assert flops.attention(case.cfg, 10) == 2 * 2 * 4 * 16 * 10 + 4 * 10 * (2 * 16 + 32 + 16)
+    # A token: the state read for its key and its query, and written: 2 * 8 * 16 each.
+    assert flops.stepping(case.cfg, 10) == 2 * 2 * 4 * 16 * 10 + 4 * 3 * 2 * 8 * 16
+    # 3 slots: states, the last three tokens that convolutions see, and 32 columns of the layer that attends.
+    assert estimate.cache_bytes(case) == 3 * 4 * (4 * 8 * 16 + 3 * (16 + 16 + 64) + 32 * 2 * 2 * 16)
 
 
 @pytest.mark.parametrize("remat", ["none", "layer"])

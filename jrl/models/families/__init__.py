@@ -9,8 +9,10 @@ from typing import Any
 from jrl.models.decoder import Decoder
 from jrl.models.families.contract import CLASSIFIER, Family, canonical, read
 from jrl.models.families.gemma import GEMMA2, GEMMA3
+from jrl.models.families.gemma4 import GEMMA4
 from jrl.models.families.gpt2 import GPT2
 from jrl.models.families.gpt_neox import GPT_NEOX
+from jrl.models.families.gpt_oss import GPT_OSS
 from jrl.models.families.llama import LLAMA
 from jrl.models.families.mistral import MISTRAL
 from jrl.models.families.mixtral import MIXTRAL
@@ -18,6 +20,7 @@ from jrl.models.families.olmo2 import OLMO2, OLMO3
 from jrl.models.families.olmoe import OLMOE
 from jrl.models.families.phi3 import PHI3
 from jrl.models.families.qwen import QWEN2, QWEN3
+from jrl.models.families.qwen35 import QWEN35
 from jrl.models.families.qwen_moe import QWEN3_MOE
 from jrl.models.families.smollm3 import SMOLLM3
 
@@ -38,6 +41,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen3Moe": QWEN3_MOE,
     "Mixtral": MIXTRAL,
     "OLMoE": OLMOE,
+    "GptOss": GPT_OSS,
+    "Gemma4": GEMMA4,
+    "Qwen3.5": QWEN35,
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.models.decoder import Decoder
+from jrl.models.rope import LongRope
 
 
 class Pick(NamedTuple):
@@ -47,6 +48,7 @@ class Wrapped(NamedTuple):
     harmless: tuple[str, ...]  # keys beside text_config that change nothing for text
     prefixes: tuple[str, ...]  # what may stand in the place of the first part of a tensor's name ("model.")
     ignored: tuple[str, ...]  # patterns of tensors that are not of the text model
+    inherited: tuple[str, ...] = ()  # keys beside text_config that are of the text model, where text_config has none
 
 
 class Family(NamedTuple):
@@ -166,7 +168,7 @@ def read(family: Family, config: Mapping[str, Any], where: str = "config.json") 
     if is_wrapped(family, config):
         outer = Keys(config, where)
         outer.inside("text_config")
-        outer.close(HARMLESS | set(family.wrapped.harmless))
+        outer.close(HARMLESS | set(family.wrapped.harmless) | set(family.wrapped.inherited))
         config, where = text_config(family, config), f"{where}: text_config"
     keys = Keys(config, where)
     for name, allowed in EVERY.items():
@@ -186,7 +188,8 @@ def text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_wrapped(family, config):
         return dict(config)
     said = {name: value for name, value in (config.get("text_config") or {}).items() if value is not None}
-    return {**family.wrapped.defaults, **said}
+    around = {name: config[name] for name in family.wrapped.inherited if config.get(name) is not None}
+    return {**family.wrapped.defaults, **around, **said}
 
 
 class Sorted(NamedTuple):
@@ -212,15 +215,18 @@ def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
 
 
 def canonical(cfg: Decoder) -> Decoder:
-    """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat,
-    attention_block) as default."""
+    """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat, attention_block,
+    how long sequences are) as default."""
     layers = range(cfg.layers)
     sparse = tuple(map(cfg.sparse, layers))
     windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))
     same_rope = cfg.window_rope_theta == cfg.rope_theta and cfg.rope is None
     plain = Decoder()
+    linear = cfg.linear and dataclasses.replace(cfg.linear, layers=tuple(map(cfg.linear.at, layers)))
+    rope = dataclasses.replace(cfg.rope, longest=None) if isinstance(cfg.rope, LongRope) else cfg.rope
     return dataclasses.replace(
         cfg,
+        rope=rope,
         window=cfg.window if any(windowed) else None,
         window_layers=windowed,
         window_rope_theta=cfg.window_rope_theta if any(windowed) and not same_rope else None,
@@ -229,6 +235,8 @@ def canonical(cfg: Decoder) -> Decoder:
         rope_theta=cfg.rope_theta if any(rotates) else plain.rope_theta,
         query_scale=cfg.head_dim**-0.5 if cfg.query_scale is None else cfg.query_scale,
         experts=dataclasses.replace(cfg.experts, layers=sparse) if any(sparse) else None,
+        linear=linear,
+        shared_mlp_width=cfg.shared_mlp_width if cfg.shared_layers else None,
         mlp=cfg.mlp if not all(sparse) else plain.mlp,
         mlp_width=cfg.mlp_width if not all(sparse) else plain.mlp_width,
         mlp_bias=cfg.mlp_bias and not all(sparse),

@@ -1,4 +1,5 @@
-"""Phi-3 and Phi-4 (2404.14219, 2412.08905): Llama with fused q, k, v and fused gate and up."""
+"""Phi-3 and Phi-4 (2404.14219, 2412.08905): Llama with fused q, k, v and fused gate and up; LongRoPE in those of long
+context."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.llama import ATTENTION, ENDS, MLP, OUT_IN, PRE_NORMS, ROPE, SHAPE, read_shape, write_shape
+from jrl.models.rope import LongRope
 
 QKV = Place("model.layers.{}.self_attn.qkv_proj.weight", ((1, 2), (0,)), join=0)
 GATE_UP = Place("model.layers.{}.mlp.gate_up_proj.weight", OUT_IN, join=0)
@@ -26,8 +28,20 @@ def write(cfg: Decoder) -> dict[str, Any]:
     share = cfg.rotated / cfg.head_dim
     # Its tokenizer's ids, unless told, lie outside a small vocabulary.
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    long = {}
+    if isinstance(cfg.rope, LongRope):
+        # Readers take the factor from the two lengths, and version 4 of transformers allows no further key inside.
+        scaling = {"type": "longrope", "short_factor": list(cfg.rope.short), "long_factor": list(cfg.rope.long)}
+        if cfg.rope.attention_factor is not None:
+            scaling["attention_factor"] = cfg.rope.attention_factor
+        long = {
+            "rope_scaling": scaling,
+            "original_max_position_embeddings": cfg.rope.original_length,
+            "max_position_embeddings": round(cfg.rope.factor * cfg.rope.original_length),
+        }
     return {
         **write_shape(cfg),
+        **long,
         "hidden_act": "silu",
         "sliding_window": cfg.window,
         "partial_rotary_factor": share,

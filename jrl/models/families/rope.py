@@ -7,18 +7,19 @@ from typing import Any
 
 from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Keys
-from jrl.models.rope import LinearRope, Llama3Rope, YarnRope
+from jrl.models.rope import LinearRope, Llama3Rope, LongRope, ProportionalRope, Stretch, YarnRope
 
 
 def read_rope(
     keys: Keys, head_dim: int, *, theta: float = 10_000.0, theta_key: str = "rope_theta", share: float = 1.0,
-    share_key: str = "partial_rotary_factor",
+    share_key: str = "partial_rotary_factor", harmless: tuple[str, ...] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the Decoder fields rope_theta, rope and rotary_dim.
 
     Args:
       theta: base where config.json says none; theta_key: its name in transformers 4.
       share: of a head that is rotated, where config.json says none; share_key: its name in transformers 4.
+      harmless: keys among those of rope that change nothing.
     """
     scaling = keys.inside("rope_scaling")
     parameters = keys.inside("rope_parameters")
@@ -33,14 +34,14 @@ def read_rope(
     rotary_dim = int(head_dim * share)
     return {
         "rope_theta": theta,
-        "rope": None if inner is None else read_stretch(inner, keys),
+        "rope": None if inner is None else read_stretch(inner, keys, harmless),
         "rotary_dim": None if rotary_dim == head_dim else rotary_dim,
     }
 
 
-def read_stretch(inner: Keys, outer: Keys) -> LinearRope | Llama3Rope | YarnRope | None:
+def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> Stretch | None:
     """Returns how wavelengths are stretched. `outer` gives the original length where `inner` leaves it out."""
-    known = {name: name for name in ("default", "linear", "llama3", "yarn")}
+    known = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
     kind = inner.one_of("rope_type", known, inner.take("type", "default"))
     inner.take("type", None)
     if kind == "default":
@@ -55,6 +56,8 @@ def read_stretch(inner: Keys, outer: Keys) -> LinearRope | Llama3Rope | YarnRope
             high_freq_factor=inner.number("high_freq_factor"),
             original_length=inner.count("original_max_position_embeddings"),
         )
+    elif kind == "longrope":
+        stretch = _read_longrope(inner, outer)
     else:
         original = "original_max_position_embeddings"
         length = inner.take(original, None) or outer.take(original, None) or outer.count("max_position_embeddings")
@@ -73,16 +76,43 @@ def read_stretch(inner: Keys, outer: Keys) -> LinearRope | Llama3Rope | YarnRope
             truncate=inner.flag("truncate", True),
         )
     inner.take("original_max_position_embeddings", None)
-    inner.close()
+    inner.close(set(harmless))
     return stretch
 
 
-def write_stretch(rope: LinearRope | Llama3Rope | YarnRope | None) -> dict[str, Any] | None:
+def _read_longrope(inner: Keys, outer: Keys) -> LongRope:
+    original, lists = "original_max_position_embeddings", {}
+    # Where both say the original length, transformers takes the outer one.
+    length = outer.take(original, None) or inner.take(original, None) or outer.count("max_position_embeddings")
+    for name in ("short_factor", "long_factor"):
+        lists[name] = inner.take(name)
+        if not isinstance(lists[name], list) or not all(type(x) in (int, float) and x > 0 for x in lists[name]):
+            raise ValueError(f"{inner.where}: {name} is {lists[name]!r:.200}; it must be a list of numbers above 0")
+    factor = inner.take("factor", None)
+    if factor is None:
+        factor = outer.count("max_position_embeddings") / length
+    return LongRope(
+        short=tuple(map(float, lists["short_factor"])),
+        long=tuple(map(float, lists["long_factor"])),
+        original_length=length,
+        factor=float(factor),
+        attention_factor=inner.take("attention_factor", None),
+    )
+
+
+def write_stretch(rope: Stretch | None) -> dict[str, Any] | None:
     """Returns rope_scaling; both versions of transformers read it."""
     if rope is None:
         return None
+    if isinstance(rope, LongRope):
+        said = {"rope_type": "longrope", "short_factor": list(rope.short), "long_factor": list(rope.long)}
+        if rope.attention_factor is not None:
+            said["attention_factor"] = rope.attention_factor
+        return {**said, "factor": rope.factor, "original_max_position_embeddings": rope.original_length}
     if isinstance(rope, LinearRope):
         return {"rope_type": "linear", "factor": rope.factor}
+    if isinstance(rope, ProportionalRope):
+        return {"rope_type": "proportional", "factor": rope.factor, "partial_rotary_factor": rope.share}
     original = {"original_max_position_embeddings": rope.original_length}
     if isinstance(rope, Llama3Rope):
         return {
@@ -105,12 +135,12 @@ def write_rope(cfg: Decoder) -> dict[str, Any]:
     return {"rope_theta": cfg.rope_theta, "rope_scaling": write_stretch(cfg.rope)}
 
 
-def layer_flags(keys: Keys, layers: int) -> tuple[bool, ...] | None:
-    """Returns which layers are windowed by layer_types, [layers]; None where config.json has none."""
+def layer_flags(keys: Keys, layers: int, flagged: str = "sliding_attention") -> tuple[bool, ...] | None:
+    """Returns which layers are windowed by layer_types, or `flagged`, [layers]; None where config.json has none."""
     said = keys.take("layer_types", None)
     if said is None:
         return None
-    known = {"sliding_attention": True, "full_attention": False}
+    known = {flagged: True, "full_attention": False}
     if not isinstance(said, list) or len(said) != layers or not all(name in known for name in said):
         raise ValueError(
             f"{keys.where}: layer_types must name each of the {layers} layers, {' or '.join(known)}; got {said!r:.200}"
