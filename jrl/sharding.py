@@ -131,10 +131,52 @@ def reshape(x: Array, shape: Sequence[int], *axes: str | None) -> Array:
 
 
 def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None], dtype: Any = None) -> Array:
-    """Returns the contraction laid out as logical activation axes `out`, summed and returned in `dtype` where given."""
+    """Returns the contraction laid out as logical activation axes `out`, summed and returned in `dtype` where given.
+
+    The gradient of `y`, which is a weight, is contracted straight into the order of its dimensions. JAX's own rule gets
+    it in another and turns it around, and the activations before: on a CPU a tenth of an update's time.
+    """
+    return _product(formula, x, y, tuple(out), dtype)
+
+
+def _plain_product(formula: str, x: Array, y: Array, out: tuple[str | None, ...], dtype: Any) -> Array:
     if jax.sharding.get_abstract_mesh().empty:
         return jnp.einsum(formula, x, y, preferred_element_type=dtype)
     return jnp.einsum(formula, x, y, preferred_element_type=dtype, out_sharding=spec(out, ACTIVATIONS))
+
+
+_product = jax.custom_vjp(_plain_product, nondiff_argnums=(0, 3, 4))
+
+
+def _product_forward(
+    formula: str, x: Array, y: Array, out: tuple[str | None, ...], dtype: Any
+) -> tuple[Array, tuple[Array, Array]]:
+    return _plain_product(formula, x, y, out, dtype), (x, y)
+
+
+def _product_backward(
+    formula: str, out: tuple[str | None, ...], dtype: Any, kept: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Array]:
+    x, y = kept
+    own, rest = formula.split(",")
+    weight, result = rest.split("->")
+    summed = [letter for letter in own if letter in result and letter not in weight]
+    operands = [(own, x), (result, gradient)]
+    left = lambda pair: "".join(letter for letter in pair[0] if letter not in summed)
+    if left(operands[0]) + left(operands[1]) != weight:
+        operands.reverse()
+    of_x = jax.vjp(lambda x: _plain_product(formula, x, y, out, dtype), x)[1](gradient)[0]
+    if left(operands[0]) + left(operands[1]) != weight:
+        return of_x, jax.vjp(lambda y: _plain_product(formula, x, y, out, dtype), y)[1](gradient)[0]
+    dimensions = tuple(tuple(letters.index(letter) for letter in summed) for letters, _ in operands)
+    where = None if jax.sharding.get_abstract_mesh().empty else jax.typeof(y).sharding.spec
+    of_y = jax.lax.dot_general(
+        operands[0][1], operands[1][1], (dimensions, ((), ())), preferred_element_type=y.dtype, out_sharding=where
+    )
+    return of_x, of_y
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def take_rows(table: Array, index: Array, out: Sequence[str | None]) -> Array:
