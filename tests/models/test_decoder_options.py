@@ -34,7 +34,7 @@ OPTIONS = {
     "some layers sparse": dict(experts=Experts(count=3, per_token=2, width=8, softmax="all", layers=(True, False)),
                                norm_place="both", window=4, window_layers=(True, True, False)),
     "gemma4": dict(layers=6, window=4, window_layers=(True, True, False), window_rope_theta=100.0, layer_inputs=4,
-                   rope=ProportionalRope(share=0.5), full=FullHeads(head_dim=8, kv_heads=1), shared_layers=3,
+                   rope=ProportionalRope(share=0.5), full=FullHeads(head_dim=8, kv_heads=2), shared_layers=3,
                    shared_mlp_width=40, value_norm=True, layer_scale=True, query_scale=1.0, norm_place="both"),
     "keys are values": dict(window=4, window_layers=(True, True, False), value_norm=True, query_scale=1.0,
                             full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True)),
