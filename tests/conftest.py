@@ -39,8 +39,9 @@ from jrl.sharding import MeshShape, make_mesh
 @pytest.fixture(autouse=True)
 def no_mesh_is_left_set():
     """A run sets its mesh for its whole process; the next test has a run of its own, or none."""
+    empty = jax.sharding.get_abstract_mesh().empty
     yield
-    if not jax.sharding.get_abstract_mesh().empty:
+    if empty and not jax.sharding.get_abstract_mesh().empty:
         jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]).reshape(()), ()))
 
 
