@@ -155,7 +155,12 @@ OPEN: dict[str, Run] = {}  # learning case -> its run
 HELD = contextlib.ExitStack()  # what those runs hold open, until the process ends
 
 # What this machine wants: unrolled layers compute faster on a CPU, and small micro-batches stay in its caches.
-SETTINGS = ("Learner.layers='unrolled'", "Learner.micro_batch_tokens=1536", "Checkpoint.every=1000000")
+SETTINGS = ("Learner.layers='unrolled'", "Learner.micro_batch_tokens=768", "Checkpoint.every=1000000")
+
+
+def _name(binding: str) -> str:
+    """Returns what a binding binds."""
+    return binding.partition("=")[0].strip()
 
 
 def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str]) -> None:
@@ -185,7 +190,7 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
         "Loop.steps=1000000",
         f"Loop.prompts={case.prompts}",
         f"Loop.samples={case.samples}",
-        *SETTINGS,
+        *(setting for setting in SETTINGS if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
     config = gin.load(None, said, Config, config_classes(TABLES))

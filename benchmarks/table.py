@@ -104,9 +104,10 @@ def equal_work(said: dict[str, dict]) -> str:
     """Returns a line for each system: what it computed on the same batch of sequences."""
     found = [f"{'on one batch':<26} {'system':<13} {'loss':>12} {'gradient norm':>14} {'log-probs':>12}"]
     for system, row in said.items():
-        verdict = (
-            "" if system == "jrl" else "  agrees" if agrees(said["jrl"], row) else "  differs: its rows do not count"
-        )
+        if system == "jrl" or "jrl" not in said:
+            verdict = ""
+        else:
+            verdict = "  agrees" if agrees(said["jrl"], row) else "  differs: its rows do not count"
         found.append(
             f"{'':<26} {system:<13} {row['loss']:12.6f} {row['gradient_norm']:14.6f} {row['logprobs']:12.2f}{verdict}"
         )
