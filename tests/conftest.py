@@ -91,6 +91,14 @@ LONG = (
 
 # Further cases of what a shorter case shows: with them the suite would take more than twelve minutes. `pytest -m slow`.
 REPEATS = (
+    "contracts/test_models.py::test_it_trains_*[Small*", "contracts/test_models.py::test_jrl_check_*[Small]",
+    "models/test_decoder_options.py::test_a_mesh_*[gpt2]", "models/test_decoder_options.py::test_a_mesh_*[nope]",
+    "models/test_decoder_options.py::test_packed_*[gemma4]", "models/test_decoder_options.py::test_packed_*[gpt-oss]",
+    "models/test_decoder_options.py::test_packed_*[nope]",
+    "models/test_decoder_options.py::test_packed_*[some layers sparse]",
+    "models/test_decoder_options.py::test_prefill_*[keys are values-scanned]",
+    "models/test_decoder_options.py::test_what_is_computed_again_*[nope-unrolled]",
+    "models/test_linear.py::test_what_is_kept_*[cuts0]", "models/test_linear.py::test_what_is_kept_*[cuts2]",
     "checkpoints/test_peft.py::test_an_adapter_that_is_written_*[Gemma*", "checkpoints/test_peft.py::*[Mistral*",
     "checkpoints/test_peft.py::*[OLMo2*", "checkpoints/test_peft.py::*[OLMo3*", "checkpoints/test_peft.py::*[Qwen2*",
     "checkpoints/test_peft.py::*[Qwen3-*", "checkpoints/test_peft.py::*[SmolLM3*",
