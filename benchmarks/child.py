@@ -11,22 +11,22 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 
-def serve(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Answers requests {"do": name, ...} from standard input until it ends, with {"done": result} or {"failed": text}.
-
-    What libraries print goes to standard error.
+def serve(*functions: Callable[..., Any]) -> None:
+    """Answers requests from standard input until it ends: {"do": name of a function, ...} with {"done": result} or
+    {"failed": text}. What libraries print goes to standard error.
     """
+    named = {function.__name__: function for function in functions}
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = {"done": functions[request.pop("do")](**request)}
+            answer = {"done": named[request.pop("do")](**request)}
         except Exception:
             answer = {"failed": traceback.format_exc()}
         print(json.dumps(answer), file=out)

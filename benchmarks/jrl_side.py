@@ -32,7 +32,7 @@ from jrl.learn import learn, packed, place_plan
 from jrl.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import init
-from jrl.models.decoder import Decoder
+from jrl.models.shape import Decoder
 from jrl.parts import load_parts
 from jrl.policy import Trained, open_trained
 from jrl.records import Progress
@@ -320,18 +320,6 @@ def best(call: Any, repeats: int = 10) -> float:
     return min(timed(call)[0] for _ in range(repeats))
 
 
-FUNCTIONS = {
-    "measure_limits": measure_limits,
-    "publish": publish,
-    "open_sampling": open_sampling,
-    "sample": sample,
-    "open_learning": open_learning,
-    "step": step,
-    "parts": parts,
-    "update": update,
-    "peak_bytes": peak_bytes,
-}
-
 if __name__ == "__main__":
     with HELD:
-        serve(FUNCTIONS)
+        serve(measure_limits, publish, open_sampling, sample, open_learning, step, parts, update, peak_bytes)

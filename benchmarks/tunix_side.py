@@ -221,14 +221,5 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
             "logprobs": logprobs}  # fmt: skip
 
 
-FUNCTIONS = {
-    "open_sampling": open_sampling,
-    "sample": sample,
-    "open_learning": open_learning,
-    "step": step,
-    "update": update,
-    "peak_bytes": peak_bytes,
-}
-
 if __name__ == "__main__":
-    serve(FUNCTIONS)
+    serve(open_sampling, sample, open_learning, step, update, peak_bytes)

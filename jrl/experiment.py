@@ -14,8 +14,8 @@ from jrl.data.prompts import Data
 from jrl.data.supervised import PLACES
 from jrl.envs import ENVS
 from jrl.learner import Learner
-from jrl.models.decoder import Decoder
 from jrl.models.lora import LoRA
+from jrl.models.shape import Decoder
 from jrl.optimizer import AdamW
 from jrl.report import Log
 from jrl.rewards import RewardModel

@@ -16,8 +16,8 @@ from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import modules_of, transposed
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.contract import axes
-from jrl.models.decoder import Decoder
 from jrl.models.lora import merge
+from jrl.models.shape import Decoder
 from jrl.policy import NoTokenizer, Trained, open_trained
 from jrl.tokenizers.published import PublishedTokenizer
 from jrl.types import PyTree

@@ -30,9 +30,8 @@ from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, LATER, Config, config_classes, row_of
 from jrl.lattice import Lattice
-from jrl.models import decoder
 from jrl.models.contract import Model
-from jrl.models.decoder import Decoder
+from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.ops.fingerprint import fingerprint
 from jrl.pack import Shape
 from jrl.parts import Parts
@@ -172,8 +171,8 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
     if isinstance(cfg, Decoder):
-        decoder.check_divides(cfg, mesh)
-        decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+        check_divides(cfg, mesh)
+        check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     check_router(config, cfg)
     built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)

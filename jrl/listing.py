@@ -11,9 +11,9 @@ from jrl.algos import ALGOS
 from jrl.algos.parts import PARTS
 from jrl.config import field_docs
 from jrl.envs import ENVS
-from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
+from jrl.models.shape import Decoder
 from jrl.tokenizers import TOKENIZERS
 from jrl.verifiers import VERIFIERS
 

@@ -21,7 +21,7 @@ from jrl.example import Message
 from jrl.experiment import TABLES, Config, config_classes
 from jrl.job import Policy, open_policy, with_kept_model
 from jrl.models.contract import whole
-from jrl.models.decoder import Decoder
+from jrl.models.shape import Decoder
 from jrl.parts import load_parts
 from jrl.resolve import load_config
 from jrl.sharding import MeshShape, replicated

@@ -23,8 +23,8 @@ from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import Model, split, unrolled
-from jrl.models.decoder import Decoder, for_length
 from jrl.models.lora import adapted
+from jrl.models.shape import Decoder, for_length
 from jrl.optimizer import optimizer
 from jrl.pack import Plan, Shape
 from jrl.sampler import Law

@@ -23,10 +23,10 @@ from jrl.checkpoints.published import (
 )
 from jrl.checkpoints.tensors import INDEX, SINGLE, open_tensors
 from jrl.models import decoder
-from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES, family_of, labels_of
 from jrl.models.families.contract import Family, sort_keys
 from jrl.models.heads import REWARD, Head, head_spec
+from jrl.models.shape import Decoder
 from jrl.policy import not_drawn, told_sampling, without_tokenizer
 from jrl.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
 from jrl.types import PyTree

@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from jrl.checkpoints.published import Published, classifier_of, load_classifier
 from jrl.example import Message
 from jrl.models import decoder
-from jrl.models.decoder import Decoder
 from jrl.models.heads import REWARD, read_head
+from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.scoring import HostScores
 from jrl.sharding import batch_sharding, batch_shards, constrain
 from jrl.tokenizers.published import HuggingFace
@@ -84,9 +84,9 @@ def open_judge(
     if len(config.weights) != len(labels):
         raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; {config.path} has the "
                          f"{len(labels)} labels {', '.join(labels)}")  # fmt: skip
-    decoder.check_divides(cfg, mesh)
-    cfg = decoder.for_length(cfg, config.length)
-    decoder.check_length(cfg, config.length)
+    check_divides(cfg, mesh)
+    cfg = for_length(cfg, config.length)
+    check_length(cfg, config.length)
     params = load_classifier(config.published, mesh, announce)
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
     run = program("reward", functools.partial(rewards, cfg=cfg))

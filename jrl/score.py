@@ -14,10 +14,9 @@ import numpy as np
 from jrl import learner, pack, paths
 from jrl.checkpoints.published import Published, classifier_of, read_config
 from jrl.example import Message
-from jrl.models import decoder
 from jrl.models.contract import Model
-from jrl.models.decoder import Decoder
 from jrl.models.families import labels_of
+from jrl.models.shape import Decoder, check_length, for_length
 from jrl.policy import Trained, is_published, without_tokenizer
 from jrl.rewards import RewardModel, judge, open_judge
 from jrl.sharding import BATCH_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated
@@ -95,8 +94,8 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
     longest = max(map(len, sequences), default=0)
     cfg = policy.cfg
     if isinstance(cfg, Decoder):
-        cfg = decoder.for_length(cfg, longest)
-        decoder.check_length(cfg, longest)
+        cfg = for_length(cfg, longest)
+        check_length(cfg, longest)
     width = _width(longest)
     budget = max(1, policy.config.learner.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)

@@ -14,8 +14,9 @@ from jrl.algos import ALGOS
 from jrl.algos.supervised import SUPERVISED
 from jrl.learner import Learner, RouterLoss, loss_sums, packed_shape
 from jrl.models.contract import axes, init
-from jrl.models.decoder import MODEL, Decoder
+from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
+from jrl.models.shape import Decoder
 from jrl.optimizer import AdamW, optimizer
 from jrl.pack import pack, pack_rollout, plan, unpack
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings

@@ -15,8 +15,8 @@ from jrl import cli
 from jrl.checkpoints.published import GENERATION, export
 from jrl.models import decoder
 from jrl.models.contract import init
-from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES
+from jrl.models.shape import Decoder
 from jrl.policy import not_drawn, open_trained, told_sampling
 from jrl.recognised import recognised
 from jrl.sharding import MeshShape, make_mesh

@@ -19,9 +19,9 @@ from jrl.example import Message
 from jrl.job import RefusedIdentity
 from jrl.models import decoder
 from jrl.models.contract import init
-from jrl.models.decoder import Decoder
 from jrl.models.families import FAMILIES, labels_of
 from jrl.models.heads import REWARD
+from jrl.models.shape import Decoder
 from jrl.recognised import recognised
 from jrl.rewards import RewardModel, add_rewards, judge, judge_texts, open_judge
 from jrl.scoring import HostScores

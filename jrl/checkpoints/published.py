@@ -25,10 +25,11 @@ from jrl.checkpoints.peft import Module
 from jrl.checkpoints.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
 from jrl.models import decoder
 from jrl.models.contract import axes, is_spec
-from jrl.models.decoder import Decoder
 from jrl.models.families import describe, family_of, labels_of, say
 from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
 from jrl.models.heads import REWARD, Head, head_spec
+from jrl.models.leaves import layers_of
+from jrl.models.shape import Decoder
 from jrl.sharding import TRAIN, shardings
 from jrl.types import PyTree
 
@@ -126,7 +127,7 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
     leaves = [((), order[name], (name,), leaf.shape, ()) for name, leaf in spec.items() if is_spec(leaf)]
     for name, leaf in spec["layers"].items():
         each = range(cfg.experts.count) if family.places[name].each_expert else None
-        for row, layer in enumerate(decoder.layers_of(cfg, name)):
+        for row, layer in enumerate(layers_of(cfg, name)):
             if each is None:
                 leaves.append(((layer,), order[name], ("layers", name), leaf.shape[1:], (row,)))
             else:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jrl.models.norm import rms_norm
 from jrl.sharding import constrain, einsum, gather, per_shard
 from jrl.types import Array, PyTree
 
@@ -137,8 +138,7 @@ def attend(
         ins += [("batch", None), *states]
         outs += states
     out, *new = per_shard(functools.partial(run, cfg=cfg), (*args, *extra), ins, outs)
-    normed = out * jax.lax.rsqrt(jnp.mean(out * out, axis=-1, keepdims=True) + eps)
-    normed = (normed * weights["linear_norm"].astype(wide)[None, None, None]).astype(dtype).astype(wide)
+    normed = rms_norm(out, weights["linear_norm"], eps).astype(dtype).astype(wide)
     gated = (normed * jax.nn.silu(project("linear_gate").astype(wide))).astype(dtype)
     o = gather(weights["linear_o"].astype(dtype), *shapes["linear_o"][1])
     out = einsum("blhk,hkd->bld", constrain(gated, *values), o, ("batch", None, None))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.models.contract import is_spec
-from jrl.models.decoder import Decoder
+from jrl.models.shape import Decoder
 from jrl.plan.case import Case, programs_of, share
 from jrl.plan.estimate import (
     adapter_bytes,

@@ -16,7 +16,7 @@ from jrl.experiment import Config, row_of
 from jrl.job import check_router
 from jrl.models import decoder
 from jrl.models.contract import ADAPTER, ParamSpec
-from jrl.models.decoder import Decoder
+from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.pack import Shape
 from jrl.parts import Parts
 from jrl.sharding import AXES, BATCH_AXES, MeshShape
@@ -97,7 +97,7 @@ def decoder_of_run(config: Config) -> Decoder:
     """
     if isinstance(config.model, Published):
         longest = config.data.prompt_length + config.sampler.completion_length
-        return decoder.for_length(decoder_of(config.model)[1], longest)
+        return for_length(decoder_of(config.model)[1], longest)
     if not isinstance(config.model, Decoder):
         raise ValueError(f"a plan counts what a Decoder computes; {type(config.model).__name__} is a model of your own")
     vocab_size = vocab_size_of(config)
@@ -111,9 +111,9 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     sizes = dict(zip(AXES, config.mesh.sizes(num_devices)))
     mesh = abstract_mesh(config.mesh, num_devices)
     cfg = decoder_of_run(config)
-    decoder.check_divides(cfg, mesh)
+    check_divides(cfg, mesh)
     check_router(config, cfg)
-    decoder.check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     if config.reward is not None:
         _log.warning("the memory and the time of Config.reward are not counted")
     algorithm = row_of(parts.tables, "algos", config.algo)

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import is_spec
-from jrl.models.decoder import Decoder, cache_shapes
+from jrl.models.kept import cache_shapes
+from jrl.models.shape import Decoder
 from jrl.plan import flops
 from jrl.plan.case import Case, programs_of, share
 from jrl.plan.chips import Chip

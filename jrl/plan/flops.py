@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 
 from jrl.models.contract import ParamSpec, is_spec
-from jrl.models.decoder import Decoder
 from jrl.models.experts import Experts
+from jrl.models.shape import Decoder
 from jrl.plan.case import Case, programs_of
 from jrl.types import PyTree
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.checkpoints.published import Published
 from jrl.experiment import Config
-from jrl.models.decoder import Decoder
+from jrl.models.shape import Decoder
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper
 from jrl.plan.case import make_case, vocab_size_of

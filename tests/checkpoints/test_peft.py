@@ -17,8 +17,9 @@ from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import fold, modules_of, transposed, unfold
 from jrl.checkpoints.published import Published, decoder_of, load, plans, published_tensors
 from jrl.models.contract import ADAPTER, axes, init
-from jrl.models.decoder import MODEL, layers_of
+from jrl.models.decoder import MODEL
 from jrl.models.families.contract import Pick
+from jrl.models.leaves import layers_of
 from jrl.models.lora import INPUTS, LoRA, adapted, merge
 from jrl.sharding import MeshShape, make_mesh
 

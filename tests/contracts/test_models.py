@@ -20,8 +20,9 @@ from jrl.config import ConfigError
 from jrl.export import export_policy
 from jrl.models.bring import from_linen
 from jrl.models.contract import Own
-from jrl.models.decoder import MODEL, Decoder
+from jrl.models.decoder import MODEL
 from jrl.models.promises import PROMISES
+from jrl.models.shape import Decoder
 from jrl.parts import PartError, load_parts
 from jrl.policy import open_trained
 from jrl.sampler import Sampler

@@ -8,7 +8,8 @@ import numpy as np
 
 from jrl import sampler
 from jrl.checkpoints.published import Published, decoder_of, load
-from jrl.models.decoder import MODEL, for_length
+from jrl.models.decoder import MODEL
+from jrl.models.shape import for_length
 from jrl.sharding import MeshShape, make_mesh
 from jrl.types import PromptBatch
 

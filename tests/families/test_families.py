@@ -13,9 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from jrl.checkpoints.published import Published, decoder_of, export
 from jrl.models.contract import num_params
-from jrl.models.decoder import Decoder, check_length, for_length, spec
 from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
+from jrl.models.leaves import spec
+from jrl.models.shape import Decoder, check_length, for_length
 from jrl.resolve import load_config
 from jrl.sharding import MeshShape, make_mesh
 

@@ -10,8 +10,8 @@ import pytest
 from families.published import greedy, logits, opened
 from families.shapes import CLASSES, SHAPES
 
-from jrl.models.decoder import for_length
 from jrl.models.rope import LongRope
+from jrl.models.shape import for_length
 
 pytestmark = pytest.mark.slow
 CASES = [(name, number) for name, shapes in SHAPES.items() for number in range(len(shapes))]

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.models.decoder import Decoder, unembed
+from jrl.models.decoder import unembed
+from jrl.models.shape import Decoder
 
 
 def test_logits_of_a_bfloat16_model_are_not_rounded_to_bfloat16(mesh):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jrl.models.contract import abstract, init, num_params, unrolled, unstack_cache
-from jrl.models.decoder import MODEL, Decoder
+from jrl.models.decoder import MODEL
+from jrl.models.shape import Decoder
 from jrl.ops.logprobs import token_logprobs
 
 CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)

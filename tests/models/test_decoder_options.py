@@ -11,10 +11,12 @@ import pytest
 from sampled import agree_on_every_mesh
 
 from jrl.models.contract import abstract, axes, init, unstack_cache
-from jrl.models.decoder import MODEL, Decoder, FullHeads, layer_norm
+from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.linear import Linear
+from jrl.models.norm import layer_norm
 from jrl.models.rope import ProportionalRope, YarnRope
+from jrl.models.shape import Decoder, FullHeads
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)

@@ -10,8 +10,10 @@ from sampled import agree_on_every_mesh
 
 from jrl.models import experts
 from jrl.models.contract import init, num_params, unrolled
-from jrl.models.decoder import MODEL, Decoder, layers_of
+from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
+from jrl.models.leaves import layers_of
+from jrl.models.shape import Decoder
 
 OWN = Experts(count=5, per_token=2, width=6)
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, experts=OWN)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jrl.models.contract import init
-from jrl.models.decoder import MODEL, Decoder
+from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD, Head, head_spec, read_head
+from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
 

@@ -9,8 +9,8 @@ import pytest
 from sampled import agree_on_every_mesh
 
 from jrl.models import linear
-from jrl.models.decoder import Decoder
 from jrl.models.linear import Linear
+from jrl.models.shape import Decoder
 
 CFG = Linear(key_heads=2, value_heads=4, key_dim=3, value_dim=5, taps=3)
 WIDTH, LENGTH, EPS = 8, 9, 1e-6

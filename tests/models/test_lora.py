@@ -14,8 +14,9 @@ import pytest
 from jrl import sampler
 from jrl.models import lora
 from jrl.models.contract import ADAPTER, abstract, axes, init, num_params, split, whole
-from jrl.models.decoder import MODEL, Decoder
+from jrl.models.decoder import MODEL
 from jrl.models.lora import LoRA, adapted, columns, merge
+from jrl.models.shape import Decoder
 from jrl.sampler import Sampler
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.types import PromptBatch
@@ -73,16 +74,16 @@ def test_a_merged_weight_by_hand():
 
 def test_the_forward_pass_by_hand():
     # One row x = [1, 1]: x W = [4, 6], x A = 3, and 2 * 3 * [5, 7] = [30, 42] on top.
-    from jrl.models.decoder import _multiply
+    from jrl.models.product import multiply
 
     weights = {
         "up": jnp.array([[1.0, 2], [3, 4]]),
         ADAPTER: {"up": {"a": jnp.array([[1.0], [2]]), "b": jnp.array([[10.0, 14]])}},
     }
-    found = _multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
+    found = multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
     np.testing.assert_array_equal(found, [[[34, 48]]])
     weights[ADAPTER]["up"]["c"] = jnp.array([0.5, 2])
-    found = _multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
+    found = multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
     np.testing.assert_array_equal(found, [[[17, 96]]])
 
 

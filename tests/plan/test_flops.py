@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from jrl.models.contract import abstract, split, unstack_cache, whole
-from jrl.models.decoder import MODEL, Decoder
+from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.lora import LoRA, adapted
+from jrl.models.shape import Decoder
 from jrl.ops.logprobs import token_logprobs
 from jrl.plan import estimate, flops
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import CLASSIFIER, Family, canonical, read
 from jrl.models.families.gemma import GEMMA2, GEMMA3
 from jrl.models.families.gemma4 import GEMMA4
@@ -23,6 +22,7 @@ from jrl.models.families.qwen import QWEN2, QWEN3
 from jrl.models.families.qwen35 import QWEN35
 from jrl.models.families.qwen_moe import QWEN3_MOE
 from jrl.models.families.smollm3 import SMOLLM3
+from jrl.models.shape import Decoder
 
 # Where a decoder fits several, the first that can say it is what it is exported as.
 FAMILIES: dict[str, Family] = {

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jrl.models.decoder import Decoder
 from jrl.models.rope import LongRope
+from jrl.models.shape import Decoder
 
 
 class Pick(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Place, Wrapped
 from jrl.models.families.llama import ATTENTION, ENDS, HEAD_NORMS, MLP, ROPE, SHAPE, VECTOR, read_shape, write_shape
 from jrl.models.families.rope import layer_flags, layer_types, read_stretch, write_stretch
+from jrl.models.shape import Decoder
 
 PLACES = {
     **ATTENTION,

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder, FullHeads
 from jrl.models.families.contract import Family, Keys, Place, Wrapped
 from jrl.models.families.gemma import PLACES
 from jrl.models.families.llama import HEAD_NORMS, MLP, OUT_IN, SHAPE, VECTOR, read_shape, write_shape
 from jrl.models.families.rope import layer_flags, layer_types, read_stretch
 from jrl.models.rope import ProportionalRope
+from jrl.models.shape import Decoder, FullHeads
 
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 OVERRIDES = ("head_dim", "num_key_value_heads")  # of single layers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Pick, Place
 from jrl.models.families.llama import VECTOR
+from jrl.models.shape import Decoder
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 LAYER = "transformer.h.{}."

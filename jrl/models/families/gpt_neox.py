@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Pick, Place
 from jrl.models.families.llama import OUT_IN, VECTOR
 from jrl.models.families.rope import read_rope, write_stretch
+from jrl.models.shape import Decoder
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 LAYER = "gpt_neox.layers.{}."

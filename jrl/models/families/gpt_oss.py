@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.experts import GAIN, Experts
 from jrl.models.families.contract import Family, Keys, Pick, Place
 from jrl.models.families.llama import ATTENTION, ENDS, OUT_IN, PRE_NORMS, ROPE, SHAPE, VECTOR, read_shape, write_shape
 from jrl.models.families.qwen_moe import count_experts, experts_of
 from jrl.models.families.rope import layer_flags, layer_types, write_stretch
 from jrl.models.rope import YarnRope
+from jrl.models.shape import Decoder
 
 LIMIT = 7.0  # of the clamp, where config.json does not say
 EXPERTS = "model.layers.{}.mlp.experts."

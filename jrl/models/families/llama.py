@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.rope import read_rope, write_rope
+from jrl.models.shape import Decoder
 
 OUT_IN = ((1,), (0,))  # a torch linear layer's [out, in] of a leaf [in, out]
 VECTOR = ((0,),)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys
 from jrl.models.families.llama import IGNORED, PLACES, ROPE, SHAPE, read_shape, write_shape
+from jrl.models.shape import Decoder
 
 
 def read(keys: Keys) -> Decoder:

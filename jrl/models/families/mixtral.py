@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.experts import Experts
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.llama import ATTENTION, ENDS, OUT_IN, PRE_NORMS, ROPE, SHAPE, read_shape, write_shape
 from jrl.models.families.qwen_moe import FUSED, ROUTER, count_experts, experts_of
+from jrl.models.shape import Decoder
 
 
 def read(keys: Keys) -> Decoder:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.gemma import read_two_ropes
 from jrl.models.families.llama import ATTENTION, ENDS, MLP, ROPE, SHAPE, VECTOR, read_shape, write_shape
 from jrl.models.families.rope import layer_flags, layer_types, write_stretch
+from jrl.models.shape import Decoder
 
 THETA = 500_000.0  # where OLMo 3 says none
 

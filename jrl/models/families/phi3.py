@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.llama import ATTENTION, ENDS, MLP, OUT_IN, PRE_NORMS, ROPE, SHAPE, read_shape, write_shape
 from jrl.models.rope import LongRope
+from jrl.models.shape import Decoder
 
 QKV = Place("model.layers.{}.self_attn.qkv_proj.weight", ((1, 2), (0,)), join=0)
 GATE_UP = Place("model.layers.{}.mlp.gate_up_proj.weight", OUT_IN, join=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Family, Keys
 from jrl.models.families.llama import HEAD_NORMS, IGNORED, PLACES, ROPE, SHAPE, read_shape, write_shape
 from jrl.models.families.rope import layer_flags, layer_types
+from jrl.models.shape import Decoder
 
 WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.experts import Experts
 from jrl.models.families.contract import Family, Keys, Place
 from jrl.models.families.llama import HEAD_NORMS, IGNORED, OUT_IN, PLACES, ROPE, SHAPE, read_shape, write_shape
+from jrl.models.shape import Decoder
 
 ROUTER = {"router": Place("model.layers.{}.mlp.gate.weight", OUT_IN)}
 EXPERTS = {

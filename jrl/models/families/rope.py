@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jrl.models.decoder import Decoder
 from jrl.models.families.contract import Keys
 from jrl.models.rope import LinearRope, Llama3Rope, LongRope, ProportionalRope, Stretch, YarnRope
+from jrl.models.shape import Decoder
 
 
 def read_rope(

@@ -1,0 +1,196 @@
+"""The shape of a decoder: its sizes, and the options that published families need, each defined once. The defaults are
+ours: pre-norm, rotary, normalised heads, gated MLP, tied head."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+from jrl.models.experts import Experts
+from jrl.models.linear import Linear
+from jrl.models.rope import LongRope, Stretch
+from jrl.sharding import TRAIN
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FullHeads:
+    """The heads of layers without a window, where they have another shape than those of windowed layers."""
+
+    head_dim: int  # must be even
+    kv_heads: int  # must divide heads
+    keys_are_values: bool = False  # values are the keys, before they are normalised and rotated
+
+
+class Variant(NamedTuple):
+    """What sets layers apart that no scan can run over together: they have other leaves, or another place to put what
+    they keep."""
+
+    sparse: bool
+    linear: bool
+    full: bool  # heads as Decoder.full says
+    windowed: bool | None  # None: it decides nothing that a scan cannot carry
+    shared: bool  # reads another layer's keys and values
+    source: bool  # is read by others
+
+    @property
+    def prefix(self) -> str:
+        """Of the leaves of its attention."""
+        return "full_" if self.full else ""
+
+    @property
+    def stack(self) -> str:
+        """Which of `Stacks` it keeps its own in."""
+        return "linear" if self.linear else "full" if self.full else "plain"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Shape of a decoder. Hashable: the compile key."""
+
+    vocab_size: int | None = None  # rows of the embedding; None: the tokenizer's
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    kv_heads: int = 4  # must divide heads
+    head_dim: int = 32  # must be even
+    mlp_width: int = 384
+    rope_theta: float = 10_000.0  # base of the wavelengths
+    rope: Stretch | None = None  # how wavelengths are stretched
+    rotary_dim: int | None = None  # entries of a head that are rotated, the first ones; 0: none. None: all
+    rotary_layers: tuple[bool, ...] = (True,)  # which layers rotate: a cycle
+    learned_positions: int | None = None  # rows of a table added to the embedding; no longer sequence can be read
+    window: int | None = None  # tokens a windowed layer sees, its own included
+    window_layers: tuple[bool, ...] = (True,)  # which layers are windowed, where window is given: a cycle
+    window_rope_theta: float | None = None  # base in windowed layers, not stretched; None: as in the others
+    full: FullHeads | None = None  # heads of layers without a window, where their shape is another
+    shared_layers: int = 0  # the last ones, which read keys and values of the last layer before them with their window
+    norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
+    norm_place: Literal["before", "after", "both"] = "before"  # of attention and MLP; after: before it is added
+    norm_eps: float = 1e-6
+    qk_norm: Literal["head", "all"] | None = "head"  # of queries and keys: each head as Qwen3, or all as OLMo 2
+    value_norm: bool = False  # each head of the values is divided by its root mean square
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's last product
+    query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
+    sinks: bool = False  # a learned logit of each head takes a share of attention and gives nothing, as in gpt-oss
+    output_gate: bool = False  # what attention gives is multiplied by a sigmoid of the layer's input, as in Qwen3.5
+    linear: Linear | None = None  # of layers that have linear attention in place of attention; None: no layer has
+    parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
+    mlp: Literal["gated", "plain"] = "gated"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    mlp_bias: bool = False
+    shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
+    experts: Experts | None = None  # of sparse layers, which have them instead of the MLP; None: no layer is sparse
+    embed_scale: float | None = None  # of the embedding, on its way in
+    layer_inputs: int | None = None  # entries that a token gives to each layer by itself, as in Gemma 4; None: none
+    layer_scale: bool = False  # what a layer gives is multiplied by a number of its own, which is not trained
+    tied: bool = True  # the head is the embedding
+    logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads must divide heads; got kv_heads={self.kv_heads}, heads={self.heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embedding; got {self.head_dim}")
+        if not 0 <= self.rotated <= self.head_dim or self.rotated % 2:
+            raise ValueError(f"rotary_dim must be even and at most head_dim={self.head_dim}; got {self.rotary_dim}")
+        if isinstance(self.rope, LongRope) and len(self.rope.short) != self.rotated // 2:
+            raise ValueError(
+                f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that turn; they have "
+                f"{len(self.rope.short)}"
+            )
+        if self.attention_block is not None and self.attention_block < 1:
+            raise ValueError(f"attention_block must be at least 1; got {self.attention_block}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1; got {self.window}")
+        if self.full is not None and (self.heads % self.full.kv_heads or self.full.head_dim % 2):
+            raise ValueError(
+                f"FullHeads.kv_heads must divide heads={self.heads}, and head_dim be even; got {self.full}"
+            )
+        if not 0 <= self.shared_layers < self.layers:
+            raise ValueError(f"shared_layers must be below layers={self.layers}; got {self.shared_layers}")
+        if self.shared_layers and not self.shared_from:
+            raise ValueError(f"shared_layers = {self.shared_layers} have no layer before them to read keys from")
+        if self.linear is not None and (self.full is not None or self.shared_layers or self.experts is not None):
+            raise ValueError("Decoder.linear goes with neither full, shared_layers nor experts yet")
+        if not self.rotary_layers or not self.window_layers:
+            raise ValueError("rotary_layers and window_layers are cycles and need at least one entry")
+
+    @property
+    def rotated(self) -> int:
+        """Entries of a head that are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def windowed(self, layer: int) -> bool:
+        return self.window is not None and self.window_layers[layer % len(self.window_layers)]
+
+    def rotates(self, layer: int) -> bool:
+        return self.rotated > 0 and self.rotary_layers[layer % len(self.rotary_layers)]
+
+    def sparse(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.sparse(layer)
+
+    def shared(self, layer: int) -> bool:
+        return layer >= self.layers - self.shared_layers
+
+    @property
+    def shared_from(self) -> dict[bool, int]:
+        """Returns whether a layer is windowed -> whose keys and values it reads, where it shares. Empty where a kind of
+        the sharing layers has no layer to read from."""
+        own = self.layers - self.shared_layers
+        found = {self.windowed(i): i for i in range(own)}
+        kinds = {self.windowed(i) for i in range(own, self.layers)}
+        return {kind: found[kind] for kind in kinds} if kinds <= found.keys() else {}
+
+    def variant(self, layer: int) -> Variant:
+        """Returns what decides which leaves a layer has."""
+        apart = self.full is not None or self.shared_layers > 0
+        return Variant(
+            sparse=self.sparse(layer),
+            linear=self.linear is not None and self.linear.at(layer),
+            full=self.full is not None and not self.windowed(layer),
+            windowed=self.windowed(layer) if apart else None,
+            shared=self.shared(layer),
+            source=self.shared_layers > 0 and layer in self.shared_from.values(),
+        )
+
+
+def check_length(cfg: Decoder, length: int) -> None:
+    """Raises ValueError where a sequence of `length` tokens is longer than the table of positions, or than what its
+    rope was chosen for."""
+    if cfg.learned_positions is not None and length > cfg.learned_positions:
+        raise ValueError(f"{length} tokens are more than the {cfg.learned_positions} positions that this model learned")
+    if isinstance(cfg.rope, LongRope) and length > cfg.rope.original_length >= (cfg.rope.longest or 0):
+        raise ValueError(
+            f"{length} tokens are more than the {cfg.rope.original_length} that LongRope.short is for; "
+            "shape.for_length chooses the other list"
+        )
+
+
+def for_length(cfg: Decoder, length: int) -> Decoder:
+    """Returns the decoder of sequences of up to `length` tokens, or more where it is already for more. Only LongRope
+    asks."""
+    if not isinstance(cfg.rope, LongRope):
+        return cfg
+    return dataclasses.replace(cfg, rope=dataclasses.replace(cfg.rope, longest=max(length, cfg.rope.longest or 0)))
+
+
+def check_divides(cfg: Decoder, mesh: Any) -> None:
+    """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
+    fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
+    sizes = [(name, f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    if cfg.experts is not None:
+        sizes.append(("mlp", "Experts.width", cfg.experts.width))
+    if cfg.full is not None:
+        sizes.append(("kv_heads", "FullHeads.kv_heads", cfg.full.kv_heads))
+    if cfg.linear is not None:
+        sizes.append(("kv_heads", "Linear.key_heads", cfg.linear.key_heads))
+    for name, field, size in sizes:
+        axis = TRAIN[name]
+        if size % mesh.shape[axis]:
+            raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")
