@@ -17,7 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from jrl.plan.compiled import set_environment
+from jrl.plan.libtpu import set_environment
 
 V5P, V5E, V6E, V4 = "v5p:2x2x2", "v5e:4x4", "v6e:4x4", "v4:2x2x4"
 

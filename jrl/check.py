@@ -57,7 +57,7 @@ def check_model(name: str, row: Any) -> Iterator[Finding]:
     """Yields the promises of jrl.models.promises, of the default shape with a small vocabulary."""
     try:
         cfg = dataclasses.replace(row.config(), vocab_size=24)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults to be tried with", str(error))
         return
     for promise, holds in MODEL_PROMISES.items():
@@ -68,7 +68,7 @@ def check_algorithm(name: str, algorithm: Any) -> Iterator[Finding]:
     """Yields the promises of jrl.algos.promises."""
     try:
         config = default_config(algorithm)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults to be tried with", str(error))
         return
     for promise, holds in PROMISES.items():
@@ -82,7 +82,7 @@ def check_verifiers(parts: Parts) -> list[Finding]:
     for name in parts.added["verifiers"]:
         try:
             configs[name] = row_of(table[name].config())
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             found.append(Finding(name, "has defaults to be tried with", str(error)))
     if not configs:
         return found
@@ -126,7 +126,7 @@ def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
     row = parts.tables["envs"][name]
     try:
         config = row.config()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults to be tried with", str(error))
         return
     problems: list[str] = []

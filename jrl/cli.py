@@ -211,7 +211,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> int:
-    from jrl.plan.compiled import set_environment
+    from jrl.plan.libtpu import set_environment
 
     set_environment()
     prepare_jax(args, platform="cpu")  # nothing runs

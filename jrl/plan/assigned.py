@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from jrl.plan import compiled
+from jrl.plan import compiled, libtpu
 from jrl.plan.chips import Topology, parse_topology
 from jrl.plan.compiled import Compiled
 
@@ -40,7 +40,7 @@ def ask(source: Sequence[str], topology: Topology, names: Sequence[str]) -> dict
         out = Path(folder) / "assigned.json"
         command = [sys.executable, "-m", "jrl.plan.assigned", str(out), topology.name, ",".join(names), *source]
         # What the compiler still writes when the process leaves goes with the folder.
-        environment = {**os.environ, "TMPDIR": folder}
+        environment = {**os.environ, **libtpu.ENVIRONMENT, "TMPDIR": folder}
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -98,5 +98,4 @@ def main(out: str, topology: str, names: str, config: str, bindings: Sequence[st
 
 
 if __name__ == "__main__":
-    compiled.set_environment()
     main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])

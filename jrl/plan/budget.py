@@ -31,6 +31,7 @@ from jrl.sharding import GATHERED, TRAIN
 
 FLOAT32 = 4  # bytes
 
+RELAID = tuple(kind + name for kind in ("", "full_", "linear_") for name in ("q", "k"))
 SCORES = 2  # arrays of the size of the scores, float32, that exist at once: before and after the softmax, or gradients
 
 
@@ -89,7 +90,8 @@ def relaid(case: Case) -> int:
     """Returns the bytes of weights that sampling holds a second time, laid out for another use: the embedding cut over
     its width, as tokens are looked up in it, and where layers are scanned, queries' and keys' matrices as prompts
     multiply with them."""
-    leaves = [case.spec["layers"][name] for name in ("q", "k")] if case.config.sampler.layers == "scanned" else []
+    scanned = case.config.sampler.layers == "scanned"
+    leaves = [leaf for name, leaf in case.spec["layers"].items() if scanned and name in RELAID]
     matrices = sum(share(leaf, GATHERED, case.sizes) for leaf in leaves)
     return (matrices + (head(case) if case.sizes["tensor"] > 1 else 0)) * itemsize(case.cfg.dtype)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,8 +21,6 @@ from jrl.parts import Parts
 from jrl.sharding import AXES, BATCH_AXES, MeshShape
 from jrl.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +76,11 @@ def with_known_shape(config: Config) -> tuple[Config, str | None]:
     return dataclasses.replace(config, model=dataclasses.replace(model, path=str(known))), told
 
 
+def uncounted(config: Config) -> str | None:
+    """Returns a sentence that says what of a run is not counted; None where everything is."""
+    return None if config.reward is None else "the memory and the time of Config.reward are not counted"
+
+
 def vocab_size_of(config: Config) -> int | None:
     """Returns the vocabulary of the run, or None where the configuration does not say. Opens no tokenizer's file."""
     if isinstance(config.model, Published):
@@ -114,8 +116,6 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-    if config.reward is not None:
-        _log.warning("the memory and the time of Config.reward are not counted")
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)
     return Case(
@@ -130,6 +130,9 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
         behaviour=config.loop.lag > 0 and algorithm.refill(config.algo) is not None,
         passes=(config.learner.updates_per_batch > 1) + reference,
     )
+
+
+BEFORE_RL = ("init", "pack_sft", "update_sft", "close_sft")  # programs that run while no weights are frozen
 
 
 def before_rl(case: Case) -> Case:

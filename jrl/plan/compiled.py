@@ -1,6 +1,7 @@
 """Compiles a run's programs for a topology without a device of it, through libtpu, and reads their memory.
 
-libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment.
+libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment: see
+`jrl.plan.libtpu`.
 Results are kept by program and topology: the key is the program's own text.
 
 Memory is read from the compiler's buffer assignment, which it writes into a folder when asked. What JAX's
@@ -31,14 +32,6 @@ from jrl import paths
 from jrl.plan.chips import Topology
 from jrl.sharding import MeshShape, make_mesh
 
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",  # nothing runs
-    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else two plans at once abort on libtpu's lock file
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_MIN_LOG_LEVEL": "3",
-    "TPU_STDERR_LOG_LEVEL": "3",
-}
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 KEPT_FORMAT = 2
 
@@ -57,11 +50,6 @@ class Compiled:
     @property
     def total(self) -> int:
         return self.needed if self.needed is not None else self.arguments + self.outputs + self.temporary + self.code
-
-
-def set_environment() -> None:
-    """Sets what libtpu reads from the environment when it is loaded. Call it before JAX starts."""
-    os.environ.update(ENVIRONMENT)
 
 
 def libtpu_version() -> str | None:

@@ -101,10 +101,11 @@ def add(*parts: dict[str, float]) -> dict[str, float]:
 
 
 def sample_traffic(case: Case) -> Traffic:
-    """Returns the traffic of sampling: weights gathered once, then read at every turn with the whole cache."""
+    """Returns the traffic of sampling: weights gathered once, then read at every turn with the filled blocks of the
+    cache."""
     cfg = case.cfg
     weights = turn_bytes(case) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
-    cache = cache_bytes(case)
+    cache = kept_bytes(case, case.slots, round(flops.read_columns(case)))
     prompts = case.prompts // case.shards * case.config.data.prompt_length
     gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype))
     turned = case.turns * case.slots

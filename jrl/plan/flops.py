@@ -1,7 +1,7 @@
 """Floating-point operations of a run's programs, counted from shapes: a multiply-add is two.
 
-Only products of matrices are counted, as they are computed: attention over whole rows, masked or not, and over every
-column of the cache. The compiler's own count is no help here: it counts the body of a loop once.
+Only products of matrices are counted, as they are computed: attention over whole rows, masked or not, and over whole
+blocks of the cache. The compiler's own count is no help here: it counts the body of a loop once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 
+from jrl.models.cached_attention import edges
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
@@ -74,7 +75,7 @@ def input_weights(case: Case) -> int:
     return 0 if leaf is None else math.prod(leaf.shape)
 
 
-def attention(cfg: Decoder, columns: int) -> int:
+def attention(cfg: Decoder, columns: float) -> float:
     """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
     linear attention, what a row takes: three products of the size of scores (keys with keys, queries with keys, and
     their shares with corrections) and the triangular system, which is half of one."""
@@ -90,7 +91,16 @@ def attention(cfg: Decoder, columns: int) -> int:
     return total
 
 
-def stepping(cfg: Decoder, columns: int) -> int:
+def read_columns(case: Case) -> float:
+    """Returns how many columns of the cache a turn reads, the mean over a completion that is as long as it may be: the
+    first turn has the prompt in view, the last all but the token that it draws, and blocks are read whole."""
+    first, last = case.config.data.prompt_length, case.width - 1
+    ends = edges(case.width)
+    turns = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
+    return sum(turns(*block) * block[1] for block in zip((0, *ends), ends)) / (last - first + 1)
+
+
+def stepping(cfg: Decoder, columns: float) -> float:
     """Returns the operations of one token that is decoded: `attention` over the cache's columns, but of linear
     attention three products with its state."""
     if cfg.linear is None:
@@ -115,10 +125,20 @@ def sample(case: Case) -> Flops:
 
 def decode(case: Case) -> Flops:
     """Returns the operations of decoding where every completion is as long as it may be: each turn feeds one token to
-    every slot of every shard, and looks at every column of its cache."""
+    every slot of every shard, and looks at the blocks of its cache that are filled."""
     tokens = case.turns * case.slots * case.shards
     matrices = decoded_weights(case) + head_weights(case.cfg)
-    return Flops(2.0 * tokens * matrices, float(tokens * stepping(case.cfg, case.width)))
+    return Flops(2.0 * tokens * matrices, float(tokens * stepping(case.cfg, read_columns(case))))
+
+
+def completions_in_a_row(case: Case) -> int:
+    """Returns how many completions of the longest kind a packed row holds: as many of whole groups as fit, where these
+    share their prompt, and of one more."""
+    s = case.shape
+    trunk = case.config.data.prompt_length - 1 if s.samples > 1 else 0
+    group = trunk + s.samples * (s.width - trunk)
+    rest = max(s.row_length % group - trunk, 0) // (s.width - trunk)
+    return max(s.row_length // group * s.samples + rest, 1)
 
 
 def read_positions(case: Case) -> int:
@@ -126,7 +146,7 @@ def read_positions(case: Case) -> int:
     completion, wanted ones moved together."""
     s, learner = case.shape, case.config.learner
     chunk = min(learner.logprob_chunk, s.row_length)
-    wanted = max(s.row_length // s.width, 1) * case.config.sampler.completion_length
+    wanted = completions_in_a_row(case) * case.config.sampler.completion_length
     return s.micro_batches * s.rows * -(-wanted // chunk) * chunk
 
 
@@ -140,8 +160,9 @@ def logprobs(case: Case) -> Flops:
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
-    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so (what
-    experts give is needed: their weights' gradient is its product with what comes back); and once more the scores of
+    for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so (it
+    is needed where more than a sum comes after it: a norm, a layer's own input, an expert's weight, whose gradient is
+    its product with what comes back); and once more the scores of
     attention, which are half of it, where they are computed a block at a time. Frozen weights have no gradient, which
     is half of their backward pass."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
@@ -151,7 +172,8 @@ def update(case: Case) -> Flops:
     passes = 3 if case.adapters is None else 2
     weights, again = passes * layers + 3 * adapters + (passes + 1) * head, 0.0
     if case.cfg.remat == "layer":
-        last = math.prod(case.spec["layers"]["down"].shape) if "down" in case.spec["layers"] else 0
+        summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None
+        last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
         weights, again = weights + layers + adapters - 2.0 * tokens * last, attended
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
         again += attended / 2

@@ -14,9 +14,9 @@ from typing import Any
 
 from jrl.experiment import Config
 from jrl.parts import Parts
-from jrl.plan import budget, cheaper, compiled, estimate, flops, waste
+from jrl.plan import budget, cheaper, compiled, estimate, flops, libtpu, waste
 from jrl.plan.budget import Memory
-from jrl.plan.case import Case, before_rl, make_case, programs_of, with_known_shape
+from jrl.plan.case import BEFORE_RL, Case, before_rl, make_case, programs_of, uncounted, with_known_shape
 from jrl.plan.cheaper import Change
 from jrl.plan.chips import GIB, Topology
 from jrl.plan.compiled import Compiled
@@ -28,9 +28,6 @@ Say = Callable[[str], None]
 HOLDS = {"init": "nothing", "begin_rl": "state", "update": "state", "close": "state",
          "update_sft": "state", "close_sft": "state", "sample": "weights",
          "sample_eval": "weights", "logprobs": "weights"}  # fmt: skip
-
-
-BEFORE_RL = ("init", "pack_sft", "update_sft", "close_sft")  # while no weights are frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +80,7 @@ def make_plan(
     """
     config, told = with_known_shape(config)
     case = make_case(config, parts, topology.num_devices)
-    notes = [told] if told is not None else []
+    notes = [line for line in (told, uncounted(config)) if line is not None]
     said: dict[str, Compiled] = {}
     counting = Counting(source, case) if count else None
     try:
@@ -194,7 +191,7 @@ class Counting:
         self._out = os.path.join(self._folder.name, "collectives.json")
         flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in libtpu.ENVIRONMENT},
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
             "NPROC": str(max(16, 2 * devices)),
@@ -238,10 +235,12 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "hbm_gib": plan.largest.memory.total / GIB,
         "limit_gib": plan.limit / GIB,
         "step_seconds": plan.step_seconds,
+        "notes": plan.notes,
         "wastes": plan.wastes,
         "programs": [
             {
                 "name": row.name,
+                "compiled": row.compiled is not None,
                 "hbm": {kind: size / GIB for kind, size in row.memory._asdict().items()},
                 "flops": row.flops,
                 "bytes": row.bytes,

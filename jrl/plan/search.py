@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import assigned, budget, compiled, estimate
-from jrl.plan.case import make_case, programs_of, with_known_shape
+from jrl.plan.case import BEFORE_RL, Case, before_rl, make_case, programs_of, uncounted, with_known_shape
 from jrl.plan.cheaper import applied
 from jrl.plan.chips import GIB, Chip, Topology
 from jrl.plan.compiled import Compiled
@@ -59,8 +59,9 @@ def search(config: Config, parts: Parts, topology: Topology, source: Sequence[st
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
     """
     config, told = with_known_shape(config)
-    if told is not None:
-        say(told)
+    for line in (told, uncounted(config)):
+        if line is not None:
+            say(line)
     say(f"judging layouts for {topology.name}")
     all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
     refused = [c for c in all_ if c.refused is not None]
@@ -79,7 +80,7 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
     """
     for grid in chip.slices:
         done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say)
-        if done.found and (done.found[0].compiled or compiled.libtpu_version() is None):
+        if done.found:
             return done
     return done
 
@@ -156,13 +157,16 @@ def confirmed(
         said = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
         for name, result in said.items():
             say(f"  {name}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
-        name, size = largest(said, budget.kept(case).total)
+        name, size = largest(said, case)
         if size > limit:
             why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
             known[depends_on(name, candidate.bindings)] = why
             bad.append(candidate._replace(gib=size / GIB, refused=why))
         else:
             good.append(candidate._replace(gib=size / GIB, compiled=True))
+    if not good:  # what is left is larger still, or slower, and was not asked about
+        why = f"the compiler refused the {tried} fastest, and was not asked about this one"
+        return [], [*bad, *(candidate._replace(refused=why) for candidate in rest)]
     return [*good, *rest], bad
 
 
@@ -172,9 +176,14 @@ def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
     return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
 
 
-def largest(said: Mapping[str, Compiled], kept: int) -> tuple[str, int]:
+def largest(said: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
     """Returns the program that takes the most, and its bytes with what the run keeps beside it, the optimiser too."""
-    total = lambda name: max(said[name].total, kept + said[name].temporary + said[name].outputs + said[name].code)
+
+    def total(name: str) -> int:
+        found = said[name]
+        kept = budget.kept(before_rl(case) if name in BEFORE_RL else case).total
+        return max(found.total, kept + found.temporary + found.outputs + found.code)
+
     name = max(said, key=total)
     return name, total(name)
 

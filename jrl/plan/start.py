@@ -11,7 +11,7 @@ from jrl.experiment import Config
 from jrl.models.shape import Decoder
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper
-from jrl.plan.case import make_case, vocab_size_of
+from jrl.plan.case import make_case, uncounted, vocab_size_of
 from jrl.plan.chips import GIB
 
 # The arithmetic is good to about a tenth, and a run that would have fitted must not be refused.
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> None:
     """Raises ValueError, with the three cheapest changes, where a run's programs cannot fit its TPUs.
 
-    The arithmetic is fitted to the TPU compiler; on another kind of device the same is a warning. Nothing is said where
-    a device does not know its memory, as a CPU, or the configuration does not say how large the vocabulary is.
+    The arithmetic counts what the TPU compiler holds; on another kind of device the same is a warning. Nothing is said
+    where a device does not know its memory, as a CPU, or the configuration does not say how large the vocabulary is.
     """
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None:
@@ -35,6 +35,8 @@ def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> Non
     if vocab_size_of(config) is None:
         _log.warning("memory is not predicted: the configuration does not say Decoder.vocab_size")
         return
+    if (told := uncounted(config)) is not None:
+        _log.warning("%s", told)
     case = make_case(config, parts, len(devices))
     name, size = budget.peak(case)
     if size <= limit * MARGIN:

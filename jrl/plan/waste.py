@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 from jrl.models.cached_attention import edges
+from jrl.models.kept import cache_shapes
+from jrl.plan import budget
 from jrl.plan.case import Case
 
 _WHILE = re.compile(r" = \((.*)\) while\(")
@@ -38,25 +40,44 @@ def full_logits(name: str, case: Case, positions: int) -> str | None:
 
 
 def caches_carried(text: str, case: Case) -> int:
-    """Returns how many blocks of a layer's cache, or of all layers', a loop of a compiled sampler carries at most."""
-    cfg, tensor = case.cfg, case.sizes["tensor"]
-    layers = [f"{case.slots},{cfg.kv_heads // tensor},{columns},{cfg.head_dim}]" for columns in set(_blocks(case))]
-    shapes = [shape for layer in layers for shape in (f"[{cfg.layers},{layer}", f"[{layer}")]
+    """Returns how many blocks of a layer's cache, or of a stack of layers', a loop of a compiled sampler carries at
+    most. Blocks of prompts count too where as many prompts are at hand as there are slots: they look the same."""
+    shapes = set()
+    for layers, rows, heads, entries in _stacks(case):
+        for columns in _blocks(case):
+            one = f"{rows},{heads},{columns},{entries}]"
+            shapes |= {f"[{one}", f"[{layers},{one}"}
     return max((sum(line.count(shape) for shape in shapes) for line in _WHILE.findall(text)), default=0)
 
 
 def second_cache(name: str, case: Case, carried: int) -> str | None:
     """Returns what is wrong with a sampler whose loop carries more than keys and values once."""
-    once = 2 * len(_blocks(case)) * (1 if case.config.sampler.layers == "scanned" else case.cfg.layers)
+    slots = _blocks(case)
+    prompts = [n for n in _cut(case.config.data.prompt_length, case.width) if n in slots]
+    blocks = len(slots) + (len(prompts) if budget.resident(case) == case.slots else 0)
+    scanned = case.config.sampler.layers == "scanned"
+    once = 2 * blocks * sum(1 if scanned else layers for layers, *_ in _stacks(case))
     if carried <= once:
         return None
     return f"{name} carries {carried} blocks of the cache through a loop, where {once} hold it once"
 
 
+def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
+    """Returns (layers, rows, heads on one device, entries of a head) of every stack of keys and values."""
+    found = cache_shapes(case.cfg, case.slots, case.width).values()
+    shapes = [fields["k"][0] for fields in found if "k" in fields]
+    return [(layers, rows, heads // case.sizes["tensor"], entries) for layers, rows, heads, _, entries in shapes]
+
+
 def _blocks(case: Case) -> tuple[int, ...]:
     """Returns the columns of every block that the sampler's cache lies in."""
-    ends = edges(case.width)
-    return tuple(end - start for start, end in zip((0, *ends), ends))
+    return _cut(case.width, case.width)
+
+
+def _cut(columns: int, width: int) -> tuple[int, ...]:
+    """Returns how many of the first `columns` lie in each block of a cache of `width`."""
+    ends = edges(width)
+    return tuple(min(end, columns) - start for start, end in zip((0, *ends), ends) if start < columns)
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:

@@ -45,6 +45,26 @@ def test_programs_by_hand(small):
     assert blocked == (kept_less.weights, 4.5 * forward.attention)
 
 
+def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):
+    case = small("Data.prompt_length=90", "Sampler.completion_length=110", "Learner.row_length=200")
+    # 200 columns lie in blocks of 96, 96 and 8. Turns see 90 to 199: 7 of them at most 96, then 96, and 7 the rest.
+    assert flops.read_columns(case) == (7 * 96 + 96 * 192 + 7 * 200) / 110
+    assert flops.decode(case).attention == 72 // 24 * 110 * 3 * 2 * 2 * 2 * 4 * 16 * flops.read_columns(case)
+
+
+def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
+    shared = lambda row: small("Learner.prompts='shared'", f"Learner.row_length={row}", "Loop.samples=4")
+    # A trunk of 7 tokens, and branches of 25: 107 for a group of four, 57 for two of them.
+    assert [flops.completions_in_a_row(shared(row)) for row in (32, 57, 107, 163, 164)] == [1, 2, 4, 5, 6]
+    assert [flops.completions_in_a_row(small(f"Learner.row_length={row}")) for row in (32, 63, 64)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("place", ["after", "both"])
+def test_what_a_norm_reads_is_computed_again(place, small):
+    case = small("Decoder.remat='layer'", f"Decoder.norm_place={place!r}")
+    assert flops.update(case).weights == 2 * 256 * (4 * LAYERS + 4 * HEAD)
+
+
 def test_programs_of_adapters_by_hand(small):
     # Of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
     adapters = 2 * 4 * (2 * 128 + 2 * 96 + 3 * 192)
@@ -84,12 +104,14 @@ def unrolled_loss(cfg, rows, length):
     return loss, params, jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
-def test_the_compiler_counts_the_same_within_3_percent(remat, small):
-    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=1024, remat=remat)
+@pytest.mark.parametrize("remat, place", [("none", "before"), ("layer", "before"), ("layer", "both")])
+def test_the_compiler_counts_the_same_within_3_percent(remat, place, small):
+    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=1024, remat=remat,
+                  norm_place=place)  # fmt: skip
     rows, length = 4, 128
     bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
-        "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat")]  # fmt: skip
+        "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat",
+        "norm_place")]  # fmt: skip
     bindings += ["Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
                  "Loop.prompts=2"]  # fmt: skip
     case = small(*bindings)

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from jrl import cli
-from jrl.plan import assigned, compiled, every, search
-from jrl.plan.case import vocab_size_of, with_known_shape
+from jrl.plan import assigned, budget, compiled, every, libtpu, search
+from jrl.plan.case import before_rl, vocab_size_of, with_known_shape
 from jrl.plan.chips import CHIPS, parse_topology
 from jrl.plan.compiled import Compiled
 from jrl.resolve import load_config
@@ -82,9 +82,27 @@ def test_the_smallest_slice_that_fits_is_found(without_libtpu):
     ]
 
 
+def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(monkeypatch):
+    config, parts = load_config("configs/plan/0.6b.gin")
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
+    monkeypatch.setattr(assigned, "ask", lambda *_: {"sample": Compiled(needed=99 * GIB), "update": Compiled()})
+    done = search.search(config, parts, parse_topology("v5e:2x4"), ["0.6b.gin"], lambda line: None)
+    assert done.found == [] and not search.to_json(done)["fits"]
+    told = [c.refused for c in done.refused if "was not asked about" in c.refused]
+    assert set(told) == {f"the compiler refused the {search.TRIES} fastest, and was not asked about this one"}
+
+
+def test_a_warm_start_is_not_charged_for_a_reference(small):
+    case = small("GRPO.kl=0.01")
+    weights = budget.kept(before_rl(case)).weights
+    assert budget.kept(case).weights == 2 * weights
+    said = {"update_sft": Compiled(temporary=1)}
+    assert search.largest(said, case) == ("update_sft", budget.kept(before_rl(case)).total + 1)
+
+
 def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
-    monkeypatch.setattr(compiled, "set_environment", lambda: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     out = tmp_path / "winner.gin"
     given = ["configs/plan/0.6b.gin", "Loop.samples=16", "MeshShape.fsdp=4", "--topology", "v5e:2x4"]
     assert cli.main(["plan", *given, "--search", "--json", "--out", str(out)]) == 0
@@ -98,7 +116,7 @@ def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monk
 
 def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
-    monkeypatch.setattr(compiled, "set_environment", lambda: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     text = open("configs/plan/0.6b.gin").read()
     (tmp_path / "good.gin").write_text(text)
     (tmp_path / "small.gin").write_text(text.replace("v5e:2x4", "v5e:1x1").replace("fsdp = 8", "fsdp = 1"))
@@ -116,7 +134,7 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
 
 def test_a_plan_of_nothing_says_what_to_give(monkeypatch, capsys):
     monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
-    monkeypatch.setattr(compiled, "set_environment", lambda: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     assert cli.main(["plan"]) == 2
     assert "--topology" in capsys.readouterr().err
 

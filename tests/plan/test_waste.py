@@ -9,7 +9,7 @@ import pytest
 from jrl import sampler
 from jrl.models import decoder
 from jrl.models.contract import Cache
-from jrl.plan import waste
+from jrl.plan import budget, waste
 from jrl.plan.case import make_case
 from jrl.plan.collectives import collectives
 from jrl.plan.shapes import lower
@@ -56,6 +56,12 @@ def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
 def test_a_second_cache_is_flagged(monkeypatch, layers):
     case, text = compiled("sample", f"Sampler.layers={layers!r}", "Decoder.layers=3")
     assert waste.caches_carried(text, case) == (2 if layers == "scanned" else 6)
+    assert waste.second_cache("sample", case, waste.caches_carried(text, case)) is None
+    # Blocks of prompts that look like blocks of slots are not a second cache: widths of 96, 96 and 8 or 32 columns.
+    long = ("Data.prompt_length=200", "Sampler.completion_length=24", "Loop.prompts=8", "Sampler.slots=4")
+    case, text = compiled("sample", f"Sampler.layers={layers!r}", *long)
+    assert budget.resident(case) == case.slots == 4
+    assert waste.caches_carried(text, case) == (3 + 2) * 2 * (1 if layers == "scanned" else 2)
     assert waste.second_cache("sample", case, waste.caches_carried(text, case)) is None
     usual = decoder.MODEL.forward
 

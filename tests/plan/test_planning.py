@@ -1,0 +1,62 @@
+"""`jrl plan` prints one JSON object that says what its numbers are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jrl import cli
+from jrl.plan import budget, compiled, libtpu, planning
+from jrl.plan.case import make_case
+from jrl.plan.chips import GIB
+from jrl.plan.compiled import Compiled
+from jrl.resolve import load_config
+
+
+@pytest.fixture
+def plan(monkeypatch, capsys):
+    """Arguments of `jrl plan` -> what it prints, where libtpu is not installed."""
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
+
+    def run(*arguments):
+        assert cli.main(["plan", *arguments, "--json", "--no-collectives"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_plan_says_what_its_numbers_are(plan):
+    said = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
+    assert set(said) == {"fits", "hbm_gib", "limit_gib", "step_seconds", "notes", "wastes", "programs"}
+    assert said["fits"] and said["limit_gib"] == 94.75 and said["wastes"] == []
+    assert any("libtpu is not installed: nothing was compiled" in note for note in said["notes"])
+    programs = {program["name"]: program for program in said["programs"]}
+    assert set(programs) == {"init", "restore", "sample", "update"}
+    assert not any(program["compiled"] for program in programs.values())
+    assert said["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
+    assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
+
+
+def test_a_shape_that_stands_in_is_named(plan):
+    said = plan("configs/gsm8k/qwen3-0.6b.gin", "--topology", "v5e:2x2")
+    assert "models/Qwen3-0.6B is not here; its shape is that of Qwen3-0.6B as it was published" in said["notes"]
+
+
+def test_a_reward_model_that_is_not_counted_is_named(plan):
+    over = ["Config.reward=@RewardModel()", "RewardModel.path='models/judge'"]
+    said = plan("configs/plan/0.6b.gin", *over, "--topology", "v5e:2x4")
+    assert "the memory and the time of Config.reward are not counted" in said["notes"]
+
+
+def test_what_the_run_keeps_beside_a_program_counts():
+    config, parts = load_config("configs/plan/0.6b.gin")
+    kept = budget.kept(make_case(config, parts, 8))
+    # Sampling is given the weights alone: the optimiser is on the device all the same.
+    found = Compiled(arguments=kept.weights, temporary=3 * GIB)
+    arithmetic = budget.Memory(cache=GIB)
+    assert planning.by_kind("sample", found, arithmetic, kept) == budget.Memory(
+        weights=kept.weights, optimiser=kept.optimiser, cache=GIB, temporary=2 * GIB
+    )
