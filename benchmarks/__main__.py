@@ -138,14 +138,22 @@ def absent(reasons: dict[str, str]) -> dict[str, dict]:
     return {name: {"missing": why.strip().splitlines()[-1]} for name, why in reasons.items()}
 
 
+def agreeing(systems: dict[str, dict], said: dict[str, dict]) -> dict[str, dict]:
+    """Returns the systems of a row, each with whether it did the same work as jrl; jrl itself, and one that was not
+    asked, without."""
+    told = lambda name: name != "jrl" and "jrl" in said and name in said
+    return {name: {**row, "agrees": table.agrees(said["jrl"], said[name])} if told(name) else row
+            for name, row in systems.items()}  # fmt: skip
+
+
 def sampler(bench: Bench) -> Rows:
     """Measures every sampling case in every system."""
-    systems = open_all(bench)
+    systems, failed = open_all(bench), {}
     print(table.SAMPLING_HEAD, flush=True)
     for case in SAMPLING:
         if bench.rows not in case.name:
             continue
-        failed = prepare(bench, systems, "open_sampling", case=case)
+        failed |= prepare(bench, systems, "open_sampling", case=case)  # a system that failed is not asked again
         row = {"roofline_seconds": hardware.sampling_seconds(bench.shape, case, bench.limits)}
         row["systems"] = side_by_side(bench, systems, "sample", case=case) | absent(bench.missing | failed)
         print(table.sampling_lines(case.name, row), flush=True)
@@ -156,6 +164,8 @@ def sampler(bench: Bench) -> Rows:
 
 def update(bench: Bench) -> Rows:
     """Measures one update in every system, in processes that do nothing else, and the most memory of each."""
+    if bench.rows not in "update":
+        return
     case, systems = LEARNING[0], open_all(bench)
     failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
     said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
@@ -165,7 +175,7 @@ def update(bench: Bench) -> Rows:
     for name, system in systems.items():
         runs[name]["peak_bytes"] = ask(system, "peak_bytes")
         close(system)
-    row["systems"] = runs | absent(bench.missing | failed)
+    row["systems"] = agreeing(runs, said) | absent(bench.missing | failed)
     print(table.LEARNING_HEAD, table.learning_lines("update", row), sep="\n", flush=True)
     yield "update", row
 
@@ -174,20 +184,22 @@ def step(bench: Bench) -> Rows:
     """Measures whole steps of GRPO in every system."""
     print(table.LEARNING_HEAD, flush=True)
     for case in LEARNING:
-        if bench.rows not in case.name:
+        if bench.rows not in f"step, {case.name}":
             continue
         systems = open_all(bench)
         failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
+        said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
+        print(table.equal_work(said), flush=True)
         for system in systems.values():
             ask(system, "step", case=case, seed=0)
-        row = {"roofline_seconds": hardware.step_seconds(bench.shape, case, bench.limits)}
+        row = {"roofline_seconds": hardware.step_seconds(bench.shape, case, bench.limits), "equal_work": said}
         runs = side_by_side(bench, systems, "step", case=case)
         if "jrl" in systems:
             runs["jrl"]["parts"] = ask(systems["jrl"], "parts", case=case)
         for name, system in systems.items():
             runs[name]["peak_bytes"] = ask(system, "peak_bytes")
             close(system)
-        row["systems"] = runs | absent(bench.missing | failed)
+        row["systems"] = agreeing(runs, said) | absent(bench.missing | failed)
         print(table.learning_lines(f"step, {case.name}", row), flush=True)
         if "jrl" in systems:
             print(table.parts_line(runs["jrl"]["parts"]), flush=True)
@@ -201,7 +213,7 @@ def start(bench: Bench) -> Rows:
 
     def first_step(name: str, cached: bool) -> float:
         settings = {"bindings": bench.bindings} if name == "jrl" else {}
-        environment = {}
+        environment = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
         if cached:
             environment = {
                 "JAX_COMPILATION_CACHE_DIR": str(caches[name]),
@@ -213,11 +225,13 @@ def start(bench: Bench) -> Rows:
         ask(system, "open_learning", folder=model, scratch=scratch, case=case, **settings)
         ask(system, "step", case=case, seed=0)
         seconds = time.monotonic() - begun
-        system.process.kill()
+        close(system)  # with the workers that it started, which else would disturb the next run
         return seconds
 
     print(table.START_HEAD, flush=True)
     for cached, title in ((False, "start, cold"), (True, "start, from the cache")):
+        if bench.rows not in title:
+            continue
         names = [name for name in bench.pythons if not cached or name != "trl"]
         if cached:
             for name in names:
@@ -232,6 +246,8 @@ def start(bench: Bench) -> Rows:
 def sweeps(bench: Bench) -> Rows:
     """Measures jrl's step against sequences, length, vocabulary and layers, one at a time."""
     for title, points in SWEEPS.items():
+        if bench.rows not in f"sweep, {title}":
+            continue
         found = []
         for value, change in points:
             shape = dataclasses.replace(bench.shape, **change.shape)

@@ -70,5 +70,6 @@ def update_seconds(shape: ModelShape, case: Learning, limits: Limits) -> float:
 
 def step_seconds(shape: ModelShape, case: Learning, limits: Limits) -> float:
     """Returns the least time of a step of GRPO: its sampling call and one update."""
-    call = Sampling("", case.prompts, case.samples, case.prompt_length, case.completion_length, lengths=case.lengths)
+    call = Sampling("", case.prompts, case.samples, case.prompt_length, case.completion_length, lengths=case.lengths,
+                    slots=case.sequences)  # fmt: skip
     return sampling_seconds(shape, call, limits) + update_seconds(shape, case, limits)

@@ -28,8 +28,8 @@ def lines(name: str, row: dict, memory: bool) -> str:
     """Returns a line for each system of a row: medians, the share of what the hardware could do, and the ratio to jrl.
 
     Args:
-      row: "systems": name -> {"seconds": of its runs, "disturbed", "tokens", perhaps "peak_bytes"}, and
-        "roofline_seconds".
+      row: "systems": name -> {"seconds": of its runs, "disturbed", "tokens", perhaps "peak_bytes", and "agrees" where
+        it may have done other work, and has no ratio then}, and "roofline_seconds".
     """
     said = []
     systems = row["systems"]
@@ -42,7 +42,9 @@ def lines(name: str, row: dict, memory: bool) -> str:
             continue
         median = statistics.median(found["seconds"])
         ratio = ""
-        if system != "jrl" and systems.get("jrl", {}).get("seconds"):
+        if not found.get("agrees", True):
+            ratio = "other"
+        elif system != "jrl" and systems.get("jrl", {}).get("seconds"):
             ratio = f"{median / statistics.median(systems['jrl']['seconds']):.2f}x"
         peak = f" {found['peak_bytes'] / 2**30:6.2f}" if memory else ""
         share = 100 * row["roofline_seconds"] / median

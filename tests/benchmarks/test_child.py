@@ -12,7 +12,7 @@ from benchmarks.child import serve
 def double(x):
     print("a library speaks")
     return {"twice": 2 * x}
-serve({"double": double})
+serve(double)
 """
 
 

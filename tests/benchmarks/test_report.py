@@ -23,6 +23,12 @@ def test_a_line_has_median_rate_share_and_ratio():
     assert trl.endswith("trl cannot be installed: no such version")
 
 
+def test_a_system_that_did_other_work_has_no_ratio():
+    told = {**ROW["systems"]["tunix"], "agrees": False}
+    _, tunix, _ = table.learning_lines("update", {**ROW, "systems": {**ROW["systems"], "tunix": told}}).splitlines()
+    assert tunix.split() == ["update", "tunix", "4.000", "1024", "12%", "other", "3.00", "1", "(0)"]
+
+
 def test_a_row_that_was_always_disturbed_has_no_figure():
     line = table.sampling_lines(
         "32 rows", {"roofline_seconds": 1.0, "systems": {"jrl": {"seconds": [], "disturbed": 15}}}

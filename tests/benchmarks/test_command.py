@@ -1,0 +1,31 @@
+"""The command, end to end on its smallest model: jrl alone, one run of each row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_row_of_sampling_and_learning_is_measured_and_written(tmp_path):
+    out = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks", "--out", str(out), "--only", "jrl", "--shape", "test", "--in-use"]
+    parts = ["--what", "sampler", "update", "step", "start", "--repeats", "1"]
+    done = subprocess.run([*command, *parts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads(out.read_text())["rows"]
+    assert {"32 rows", "8 rows", "update", "step, fixed lengths", "step, skewed lengths", "start, cold"} <= set(rows)
+    for name, row in rows.items():
+        assert len(row["systems"]["jrl"]["seconds"]) == 1, name
+
+
+def test_rows_that_are_not_named_are_not_measured(tmp_path):
+    out = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks", "--out", str(out), "--only", "jrl", "--shape", "test", "--in-use"]
+    done = subprocess.run([*command, "--rows", "8 rows", "--repeats", "1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert set(json.loads(out.read_text())["rows"]) == {"8 rows"}
