@@ -355,7 +355,7 @@ def update(
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **{name: value / tokens for name, value in sums.metrics.items()},
-        **({} if sums.load is None else _load_metrics(sums.load, num_tokens * cfg.experts.per_token)),
+        **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,
     }
     state = state.replace(
@@ -366,17 +366,16 @@ def update(
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
 
-def _load_metrics(load: Array, expected: Array) -> dict[str, Array]:
+def _load_metrics(load: Array) -> dict[str, Array]:
     """Returns what the experts' loads of a whole optimiser step say, mean over sparse layers.
 
     Args:
-      load: [sparse layers, experts], tokens that went to each. expected: [], visits asked for in a layer.
+      load: [sparse layers, experts], tokens that went to each.
     """
     mean = jnp.maximum(load.mean(-1), 1e-9)
     return {
         "router/load_max": (load.max(-1) / mean).mean(),  # busiest expert over the mean: 1 where load is even
         "router/unused": (load == 0).mean(),  # share of experts without a token
-        "router/dropped": (expected - load.sum(-1).mean()) / jnp.maximum(expected, 1),  # share that no expert took
     }
 
 

@@ -3,7 +3,8 @@
 One jitted program. Inside `shard_map`, manual over the batch axes, one `while_loop` decodes a shard's B * G / shards
 sequences in `slots` rows at a time. A row that ends hands its slot to the next sequence at once, so that the longest
 completion does not hold up the rest. A prompt runs through the model once for its G samples, when the first of them
-gets a slot, together with the next ones in the queue: slots / G + 2 prompts are resident, however long the queue is.
+gets a slot, together with the next ones in the queue: at most slots / G + 2 prompts are resident, however long the
+queue is.
 Shards take different numbers of turns, therefore no collective over a batch axis may stand inside the loop: weights are
 replicated over those axes, and sharded over tensor only.
 
@@ -246,6 +247,13 @@ class _Loop(NamedTuple):
     written: _Written
 
 
+def prompts_at_hand(local_prompts: int, slots: int, samples: int) -> int:
+    """Returns how many prompts of a batch shard pass through the model together and are resident: as equal parts of the
+    shard's as can be, so that nearly none is computed twice, and at most slots / G + 2."""
+    rounds = -(-local_prompts // (-(-slots // samples) + 2))
+    return -(-local_prompts // rounds)
+
+
 def _sample_shard(
     params: PyTree,
     prompts: PromptBatch,
@@ -275,7 +283,7 @@ def _sample_shard(
     budget = jnp.where(prompt_length > 0, jnp.minimum(budget, completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
-    resident = min(local_prompts, -(-slots // samples) + 2)
+    resident = prompts_at_hand(local_prompts, slots, samples)
     unrolled, batch_dimension = layers == "unrolled", 0 if layers == "unrolled" else 1
     in_layers = unstack_cache if unrolled else lambda stacked: stacked
     columns = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))

@@ -170,10 +170,11 @@ def _product_backward(
         return of_x, jax.vjp(lambda y: _plain_product(formula, x, y, out, dtype), y)[1](gradient)[0]
     dimensions = tuple(tuple(letters.index(letter) for letter in summed) for letters, _ in operands)
     where = None if jax.sharding.get_abstract_mesh().empty else jax.typeof(y).sharding.spec
+    wide = y.dtype if dtype is None else dtype
     of_y = jax.lax.dot_general(
-        operands[0][1], operands[1][1], (dimensions, ((), ())), preferred_element_type=y.dtype, out_sharding=where
+        operands[0][1], operands[1][1], (dimensions, ((), ())), preferred_element_type=wide, out_sharding=where
     )
-    return of_x, of_y
+    return of_x, of_y.astype(y.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)
@@ -197,17 +198,12 @@ def mapped(
     """Returns `fn` of each device's own share of `args`, summed over the mesh axis of the logical axis `summed`.
 
     Args:
-      ins, out: logical activation axes of the arguments, as they lie, and of the result.
+      ins, out: logical activation axes of the arguments, which are laid out so, and of the result.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if jax.sharding.get_abstract_mesh().empty:
         return fn(*args)
-    return jax.shard_map(
-        lambda *shares: jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),
-        in_specs=tuple(spec(axes, ACTIVATIONS) for axes in ins),
-        out_specs=spec(out, ACTIVATIONS),
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-    )(*args)
+    whole = lambda *shares: (jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),)
+    return per_shard(whole, args, ins, (out,))[0]
 
 
 def per_shard(
@@ -229,7 +225,7 @@ def per_shard(
         in_specs=tuple(spec(axes, ACTIVATIONS) for axes in ins),
         out_specs=tuple(spec(axes, ACTIVATIONS) for axes in outs),
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-    )(*(constrain(x, *axes) for x, axes in zip(args, ins)))
+    )(*(constrain(x, *axes) for x, axes in zip(args, ins, strict=True)))
 
 
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:

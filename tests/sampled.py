@@ -11,13 +11,13 @@ from jrl.types import PromptBatch
 
 
 def agree_on_every_mesh(cfg, layers):
-    """Prompts of 3, 1, 2 and 3 tokens, two samples of 6 each, in three slots; `cfg` has 48 ids."""
+    """Eight prompts of 1 to 3 tokens, two samples of 6 each, in three slots, prefilled in two rounds; `cfg`: 48 ids."""
     params = init(jax.random.key(0), MODEL.spec(cfg))
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
-        tokens=rng.integers(0, 48, (4, 3)).astype(np.int32),
-        length=np.array([3, 1, 2, 3], np.int32),
-        uid=rng.integers(0, 2**32, (4, 2), dtype=np.uint32),
+        tokens=rng.integers(0, 48, (8, 3)).astype(np.int32),
+        length=np.array([3, 1, 2, 3, 2, 3, 1, 2], np.int32),
+        uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
     )
     found = []
     for shape in (MeshShape(), MeshShape(data=2, tensor=2)):

@@ -12,6 +12,7 @@ import pytest
 from jrl import sampler, stop
 from jrl.models import decoder
 from jrl.models.contract import abstract, axes, init
+from jrl.models.shape import FullHeads
 from jrl.ops.truncate import top_kept
 from jrl.sampler import Sampler
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
@@ -409,3 +410,48 @@ def test_bad_settings_are_refused():
         run(prompts(3), BASE, mesh=make_mesh(MeshShape(data=8)))
     with pytest.raises(ValueError, match="stop_table"):
         run(prompts(), dataclasses.replace(BASE, stop_strings=("x",)))
+
+
+# The cache in blocks, and prompts that come when they are needed
+
+
+def long_prompts(count, lengths):
+    rng = np.random.default_rng(5)
+    return PromptBatch(
+        tokens=rng.integers(0, 95, (count, 110)).astype(np.int32),
+        length=np.asarray(lengths, np.int32),
+        uid=rng.integers(0, 2**32, (count, 2), dtype=np.uint32),
+    )
+
+
+OPTIONS = [
+    ("scanned", {}),
+    ("unrolled", {}),
+    ("unrolled", {"window": 50, "window_layers": (True, False)}),
+    ("scanned", {"layers": 3, "shared_layers": 1}),
+    ("unrolled", {"full": FullHeads(head_dim=16, kv_heads=1), "window": 120, "window_layers": (True, False)}),
+]
+
+
+@pytest.mark.parametrize("layers, option", OPTIONS, ids=["scanned", "unrolled", "windows", "shared", "two shapes"])
+def test_a_cache_of_several_blocks_gives_the_logprobs_of_a_plain_forward(layers, option):
+    """Blocks end at 96, 192 and 220 columns. Prompts end on both sides of the first end, completions beyond the second,
+    and slots pass from rows that have been there to rows that have not."""
+    cfg = dataclasses.replace(CFG, **option)
+    batch = long_prompts(6, [110, 96, 3, 97, 95, 90])
+    config = Sampler(completion_length=110, slots=3, layers=layers)
+    out = run(batch, config, cfg=cfg, samples=1, stop_ids=())
+    assert (out.length == batch.length + 110).all()
+    logits = scores(out, cfg)
+    expected = np.where(out.action_mask, logprobs(logits, out.tokens, 1.0), 0)
+    assert np.abs(out.sampler_logprobs - expected).max() <= 2e-6 * max(1, np.abs(logits).max())
+
+
+def test_at_most_so_many_prompts_are_at_hand_and_hardly_one_is_computed_twice():
+    # local prompts, slots, samples -> at hand. At most 32 / 8 + 2 = 6: 8 prompts in two rounds of 4, 11 in two of 6.
+    assert [sampler.prompts_at_hand(n, 32, 8) for n in (1, 6, 8, 11, 13)] == [1, 6, 4, 6, 5]
+    for local in range(1, 60):
+        for slots, samples in ((1, 1), (3, 2), (32, 4), (64, 8)):
+            held = sampler.prompts_at_hand(local, slots, samples)
+            rounds = -(-local // held)
+            assert held <= -(-slots // samples) + 2 and rounds * held - local < rounds

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.router import route
-from jrl.sharding import constrain, einsum, gather, mapped
+from jrl.sharding import einsum, gather, mapped
 from jrl.types import Array, PyTree
 
 # Of a sparse layer, instead of an MLP's; those of a bias where it has one.
@@ -76,7 +76,7 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     rows = ("batch", None, None)
     out = mapped(
         local,
-        (constrain(h, *rows), constrain(logits, *rows), gate, up, down, *biases),
+        (h, logits, gate, up, down, *biases),
         (rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None), *[(None, "mlp")] * len(biases)),
         rows,
         summed="mlp",

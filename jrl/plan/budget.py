@@ -27,6 +27,7 @@ from jrl.plan.estimate import (
     widest_heads,
 )  # fmt: skip
 from jrl.plan.flops import decoded_apart
+from jrl.sampler import prompts_at_hand
 from jrl.sharding import GATHERED, TRAIN
 
 FLOAT32 = 4  # bytes
@@ -82,8 +83,8 @@ def sample(case: Case) -> Memory:
 
 
 def resident(case: Case) -> int:
-    """Returns the prompts of a batch shard that pass through the model together: see jrl.sampler."""
-    return min(case.prompts // case.shards, -(-case.slots // case.config.loop.samples) + 2)
+    """Returns the prompts of a batch shard that pass through the model together."""
+    return prompts_at_hand(case.prompts // case.shards, case.slots, case.config.loop.samples)
 
 
 def relaid(case: Case) -> int:
