@@ -24,7 +24,7 @@ ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
 REMAT = ("none", "layer")
 BLOCK = 512  # queries of attention at a time, tried where rows are longer
 BEST = 5  # layouts that are shown
-COMPILED = 2  # layouts that must pass the compiler before the search ends
+COMPILED = 2  # layouts that must pass the compiler before the search of a named topology ends
 TRIES = 6  # layouts that are compiled at most
 
 LEARNING = ("update", "update_sft", "logprobs")  # programs that have no slots; the others have no micro-batches
@@ -51,12 +51,15 @@ class Search(NamedTuple):
     refused: list[Candidate]
 
 
-def search(config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say) -> Search:
+def search(
+    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, wanted: int = COMPILED
+) -> Search:
     """Returns every layout of a run on a topology; the compiler has assigned the memory of the best of them where
     libtpu is installed.
 
     Args:
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
+      wanted: layouts that must pass the compiler before the search ends.
     """
     config, told = with_known_shape(config)
     for line in (told, uncounted(config)):
@@ -68,7 +71,7 @@ def search(config: Config, parts: Parts, topology: Topology, source: Sequence[st
     found = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
     say(f"{len(found)} of {len(all_)} layouts fit by arithmetic")
     if found and compiled.libtpu_version() is not None:
-        found, rejected = confirmed(config, parts, topology, found, source, say)
+        found, rejected = confirmed(config, parts, topology, found, source, say, wanted)
         refused += rejected
     return Search(topology, judged(config, parts, topology, {}), found, refused)
 
@@ -76,10 +79,10 @@ def search(config: Config, parts: Parts, topology: Topology, source: Sequence[st
 def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], say: Say) -> Search:
     """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none.
 
-    Where libtpu is installed, the compiler must have agreed to the best layout.
+    Where libtpu is installed, the compiler must have agreed to the best layout; it is asked about no other.
     """
     for grid in chip.slices:
-        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say)
+        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, wanted=1)
         if done.found:
             return done
     return done
@@ -136,7 +139,13 @@ def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[s
 
 
 def confirmed(
-    config: Config, parts: Parts, topology: Topology, found: Sequence[Candidate], source: Sequence[str], say: Say
+    config: Config,
+    parts: Parts,
+    topology: Topology,
+    found: Sequence[Candidate],
+    source: Sequence[str],
+    say: Say,
+    wanted: int,
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Returns (layouts that still stand, layouts that the compiler refused), after it was asked about the fastest."""
     good, bad = [], []
@@ -145,7 +154,7 @@ def confirmed(
     rest, tried = list(found), 0
     # A few small programs aside, all that a run compiles. The first state is no larger.
     deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
-    while rest and len(good) < COMPILED and tried < TRIES:
+    while rest and len(good) < wanted and tried < TRIES:
         candidate = rest.pop(0)
         told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
         if told:
