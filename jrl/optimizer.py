@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax.numpy as jnp
 import optax
 
-from jrl.types import traced
+from jrl.types import PyTree, traced
+
+# bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself stays as it is.
+SLOWEST = 0.99
 
 
 @traced
@@ -22,6 +26,7 @@ class AdamW:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
+    moments: Literal["bfloat16"] | None = None  # how they are stored; they are computed wide. None: as the parameters
 
     def __post_init__(self) -> None:
         if self.schedule != "constant" and self.decay_steps is None:
@@ -42,13 +47,33 @@ class AdamW:
             value = getattr(self, name)
             if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
                 raise ValueError(f"AdamW.{name} = {value} cannot train")
+        for name in ("b1", "b2"):
+            value = getattr(self, name)
+            if self.moments == "bfloat16" and isinstance(value, int | float) and value > SLOWEST:
+                raise ValueError(
+                    f"AdamW.{name} = {value} does not go with moments='bfloat16': a step of {1 - value:.2g} of one "
+                    f"is lost in its rounding; set it to {SLOWEST} or less, or moments=None"
+                )
 
 
 def optimizer(config: AdamW) -> optax.GradientTransformation:
     """Returns the optax transformation of `config`; its floats may be tracers."""
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
     adam = optax.adamw(_schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
-    return optax.chain(clip, adam)
+    return optax.chain(clip, adam if config.moments is None else _stored_narrow(adam))
+
+
+def _stored_narrow(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns `adam` with its moments in bfloat16 between steps, rounded to nearest."""
+
+    wide = lambda moment, weight: moment.astype(jnp.promote_types(weight.dtype, jnp.float32))
+    narrow = lambda state: optax.tree.map_params(adam, lambda moment: moment.astype(jnp.bfloat16), state)
+
+    def update(gradient: PyTree, state: optax.OptState, params: PyTree) -> tuple[PyTree, optax.OptState]:
+        updates, state = adam.update(gradient, optax.tree.map_params(adam, wide, state, params), params)
+        return updates, narrow(state)
+
+    return optax.GradientTransformation(lambda params: narrow(adam.init(params)), update)
 
 
 def _schedule(config: AdamW) -> optax.Schedule:

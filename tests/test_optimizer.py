@@ -58,3 +58,21 @@ def test_what_cannot_train_is_refused(field):
 def test_a_schedule_without_an_end_is_refused():
     with pytest.raises(ValueError, match="decay_steps"):
         AdamW(schedule="cosine")
+
+
+def test_moments_in_bfloat16_are_rounded_between_steps_only():
+    # b1 = b2 = 1/2, gradient 1.2: m = 0.6, v = 0.72, in bfloat16 0.6015625 and 0.71875. Of the first step nothing is
+    # rounded: 0.1 * 1. The second has m = 0.6015625 / 2 + 0.6, v = 0.71875 / 2 + 0.72, both over 1 - 1/4.
+    config = AdamW(learning_rate=0.1, b1=0.5, b2=0.5, clip_norm=None, moments="bfloat16")
+    first, second = steps(config, jnp.array([1.2, 1.2]), 2)
+    np.testing.assert_allclose(first, -0.1, rtol=1e-6)
+    m, v = (0.6015625 / 2 + 0.6) / 0.75, (0.71875 / 2 + 0.72) / 0.75
+    np.testing.assert_allclose(second, -0.1 * m / v**0.5, rtol=1e-6)
+    state = optimizer(config).init({"w": jnp.zeros(2)})
+    kept = sorted(str(leaf.dtype) for leaf in jax.tree.leaves(state))
+    assert kept == ["bfloat16", "bfloat16", "int32", "int32"]
+
+
+def test_a_moment_that_would_stand_still_is_refused():
+    with pytest.raises(ValueError, match=r"AdamW\.b2 = 0\.999 does not go with moments='bfloat16'"):
+        AdamW(b2=0.999, moments="bfloat16")

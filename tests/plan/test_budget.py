@@ -79,6 +79,12 @@ def test_a_loss_of_routers_needs_routers(small):
         small("Learner.router=@RouterLoss()", "RouterLoss.z=0.001")
 
 
+def test_moments_in_bfloat16_are_half(small):
+    case, narrow = small(), small("AdamW.moments='bfloat16'")
+    assert 2 * budget.moments(narrow) == budget.moments(case) == 2 * 4 * PARAMETERS
+    assert budget.kept(narrow).optimiser == budget.init(narrow).optimiser == budget.moments(narrow)
+
+
 def test_the_cache_by_hand(small):
     # Keys and values of 2 layers, 2 heads of 16, float32: 512 bytes a column. 3 slots of 32 columns; of 2 samples each,
     # 4 prompts of 8 at hand, and the next ones beside them.
