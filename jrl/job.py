@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import threading
@@ -47,15 +48,17 @@ from jrl.scoring import Scorer, open_scoring
 from jrl.sharding import make_mesh, replicated
 from jrl.stop import StopTable
 from jrl.tokenizers import load as load_tokenizer
+from jrl.tokenizers.published import HuggingFace
+from jrl.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 _log = logging.getLogger(__name__)
 
 PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
-REWARD_WEIGHTS = "reward.json"  # which weights Config.reward began with
+REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
 # What a run writes into its folder, but for `lock`, which is the first.
 WRITTEN = {"config.gin", "config.json", "metrics.jsonl", "journal.jsonl", "summary.json", "rollouts", "checkpoints",
-           "tokenizer", "parts", PUBLISHED, REWARD_WEIGHTS}  # fmt: skip
+           "tokenizer", "parts", PUBLISHED, REWARD}  # fmt: skip
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
 
@@ -274,21 +277,32 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
 
 
 def open_reward(config: Config, policy: Policy, folder: Path, display: Display) -> Judge:
-    """Returns the run's reward model, its weights on the mesh.
+    """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
 
-    Raises: RefusedIdentity where they are not those that the run began with.
+    Of a run begun by a version that kept less, what it did not keep is taken as it is found now, and kept from then on.
+
+    Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with.
     """
+    path, kept = config.reward.path, folder / REWARD
+    resumed = paths.exists(kept) and paths.exists(folder / "manifest.json")
+    began = paths.read_object(kept) if resumed else {}
+    tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
     told = lambda done, total: display.phase(f"reading the reward model: {100 * done // total} %")
-    judge = open_judge(config.reward, policy.mesh, policy.lattice.program, told)
-    found = json.dumps({"fingerprint": f"{int(jax.jit(fingerprint)(judge.params)):08x}"}).encode() + b"\n"
-    kept = folder / REWARD_WEIGHTS
-    if not paths.exists(kept) or not paths.exists(folder / "manifest.json"):
-        paths.write_bytes_atomic(kept, found)
-    elif paths.read_bytes(kept) != found:
+    judge = open_judge(config.reward, policy.mesh, policy.lattice.program, told, tokenizer)
+    found = {
+        "fingerprint": f"{int(jax.jit(fingerprint)(judge.params)):08x}",  # of the weights
+        "config.json": hashlib.sha256(paths.read_bytes(Path(path) / "config.json")).hexdigest(),
+        "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
+        "date": tokenizer.chat.date if tokenizer.chat is not None else None,
+    }
+    names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
+    if strange := [name for key, name in names.items() if began.get(key, found[key]) != found[key]]:
         raise RefusedIdentity(
-            f"the weights in {config.reward.path} are not those that {folder} began with; put those back, or name "
-            "another folder with --run"
+            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; put those back, or "
+            "name another folder with --run"
         )
+    if found.keys() - began.keys():
+        paths.write_bytes_atomic(kept, json.dumps(found).encode() + b"\n")
     return judge
 
 

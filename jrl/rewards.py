@@ -80,7 +80,7 @@ def open_judge(
 
     Raises: ValueError for a folder that is no classifier, and for weights that are not one a label.
     """
-    _, cfg, labels = classifier_of(config.published)
+    _, cfg, labels, pad_id = classifier_of(config.published)
     if len(config.weights) != len(labels):
         raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; {config.path} has the "
                          f"{len(labels)} labels {', '.join(labels)}")  # fmt: skip
@@ -89,21 +89,30 @@ def open_judge(
     check_length(cfg, config.length)
     params = load_classifier(config.published, mesh, announce)
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
-    run = program("reward", functools.partial(rewards, cfg=cfg))
+    run = program("reward", functools.partial(rewards, cfg=cfg, pad_id=pad_id))
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
     return Judge(labels, cfg, tokenizer, params, run, mesh, batch, config.length, config.weights)
 
 
-def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder) -> Array:
-    """Returns what the head says at the last token of every row, mean over its members, [N, labels] float32.
+def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:
+    """Returns what the head says at the last token of every row that is not `pad_id`, or at the first where all are;
+    mean over its members, [N, labels] float32.
 
     Args:
       params: of a decoder, with a head as the entry REWARD. tokens: [N, W] int32. length: [N] int32, at least 1.
+      pad_id: None: the last token of all.
+
+    Source: transformers' GenericForSequenceClassification, which looks for that token in rows without padding too: a
+    template may end every turn with it.
     """
     columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     columns = constrain(columns, "batch", None)
     hidden, _ = decoder.forward(params, tokens, columns, None, cfg)
-    last = jnp.where((columns == length[:, None] - 1)[..., None], hidden, 0).sum(1)
+    read = columns < length[:, None]
+    if pad_id is not None:
+        read = read & (tokens != pad_id)
+    at = jnp.where(read, columns, 0).max(1, keepdims=True)
+    last = jnp.where((columns == at)[..., None], hidden, 0).sum(1)
     return read_head(params[REWARD], last).mean(0).astype(jnp.float32)
 
 
@@ -124,7 +133,7 @@ def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
 
 def judge_texts(opened: Judge, conversations: Sequence[Sequence[Message]]) -> tuple[np.ndarray, list[str]]:
     """Returns what the labels are given for every conversation, [N, labels] float32 with NaN where it cannot be judged,
-    and why not, "" mostly."""
+    and why not, "" mostly. Labels that are not finite are no judgement."""
     ids, why = [], []
     for messages in conversations:
         try:
@@ -137,6 +146,10 @@ def judge_texts(opened: Judge, conversations: Sequence[Sequence[Message]]) -> tu
     said = np.full((len(ids), len(opened.labels)), np.nan, np.float32)
     good = [row for row, problem in enumerate(why) if not problem]
     said[good] = judge(opened, [ids[row] for row in good])
+    for row in good:
+        if not np.isfinite(said[row]).all():
+            why[row] = f"its labels are {', '.join(map(str, said[row]))}, which is no number"
+            said[row] = np.nan
     return said, why
 
 

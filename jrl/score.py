@@ -57,7 +57,7 @@ def judge_file(
     Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
     """
     published = Published(path=str(folder))
-    _, cfg, labels = classifier_of(published)
+    _, cfg, labels, _ = classifier_of(published)
     there = any(paths.exists(folder / name) for name in VOCABULARIES)
     tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
     sequences = read_rows(rows, tokenizer, cfg.vocab_size, whole=True)

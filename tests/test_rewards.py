@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,10 +17,10 @@ import jrl
 from jrl import cli
 from jrl.checkpoints.published import Published, decoder_of, export, load_classifier
 from jrl.example import Message
-from jrl.job import RefusedIdentity
+from jrl.job import RefusedIdentity, open_reward
 from jrl.models import decoder
 from jrl.models.contract import init
-from jrl.models.families import FAMILIES, labels_of
+from jrl.models.families import FAMILIES, labels_of, pad_of
 from jrl.models.heads import REWARD
 from jrl.models.shape import Decoder
 from jrl.recognised import recognised
@@ -69,9 +70,9 @@ def change(folder, **fields):
     place.write_text(json.dumps({**json.loads(place.read_text()), **fields}))
 
 
-def opened(folder, **fields):
+def opened(folder, tokenizer=None, **fields):
     config = RewardModel(path=str(folder), **{"weights": (1.0, 0.5), "length": 32, "batch": 2, **fields})
-    return open_judge(config, one_device(), lambda name, fn: jax.jit(fn))
+    return open_judge(config, one_device(), lambda name, fn: jax.jit(fn), tokenizer=tokenizer)
 
 
 def test_labels_by_what_config_says():
@@ -107,6 +108,47 @@ def test_conversations_that_cannot_be_judged_are_named(folder):
     assert np.isfinite(said[0]).all() and np.isnan(said[1]).all()
     assert why[0] == "" and f"RewardModel.length is {len(ids)}" in why[1]
     np.testing.assert_allclose(judge(opened(folder), [ids])[0], said[0], atol=1e-6)
+
+
+def test_the_head_is_read_at_the_last_token_that_is_not_padding(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    w = load_file(folder / "model.safetensors")["score.weight"]
+    tokenizer = opened(folder).tokenizer
+    pad = tokenizer.end_id
+    # (ids, column that is read): the last that is not the padding, or the first where all are.
+    rows = [([5, pad, 6, pad, pad], 2), ([5, 6], 1), ([pad, pad], 0), ([pad, 5], 1)]
+    for pad_id, columns in [(pad, [at for _, at in rows]), (None, [len(ids) - 1 for ids, _ in rows])]:
+        change(tmp_path / "model", pad_token_id=pad_id)
+        found = opened(tmp_path / "model", tokenizer=tokenizer)
+        said = judge(found, [ids for ids, _ in rows])
+        for (ids, _), at, values in zip(rows, columns, said):
+            tokens = np.array([ids], np.int32)
+            hidden, _ = decoder.forward(found.params, tokens, np.arange(len(ids))[None], None, found.cfg)
+            np.testing.assert_allclose(values, np.asarray(hidden)[0, at] @ w.T, atol=1e-5)
+    assert any("labels are read at the last token" in line.text for line in recognised(tmp_path / "model"))
+
+
+def test_padding_that_config_leaves_out_is_its_familys():
+    assert pad_of({}, FAMILIES["Llama"]) is None and pad_of({"pad_token_id": 3}, FAMILIES["Llama"]) == 3
+    assert pad_of({}, FAMILIES["Gemma3"]) == 0 and pad_of({"pad_token_id": None}, FAMILIES["Gemma3"]) is None
+    with pytest.raises(ValueError, match="pad_token_id is '0'; it must be a whole number, or null"):
+        pad_of({"pad_token_id": "0"}, FAMILIES["Llama"])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
+    found = opened(folder)._replace(program=lambda params, tokens, length: np.float32([[bad, 1], [2, 3]]))
+    talk = [[Message("user", "1+1?"), answer("2")]] * 2
+    labels, why = judge_texts(found, talk)
+    assert why == [f"its labels are {bad}, 1.0, which is no number", ""] and np.isnan(labels[0]).all()
+    scores = HostScores(
+        reward=np.float32([1, 1]), valid=np.ones(2, bool), verdict=np.int8([Status.CORRECT] * 2),
+        outcome=np.float32([1, 1]), parts={}, details=["", ""], counts={}, replayed=0,
+    )  # fmt: skip
+    out = add_rewards(scores, found, labels, why)
+    np.testing.assert_array_equal(out.reward, [0, 1 + 2 + 0.5 * 3])
+    np.testing.assert_array_equal(out.valid, [False, True])
+    assert out.details[0] == f"RewardModel: its labels are {bad}, 1.0, which is no number"
 
 
 def answer(text):
@@ -184,6 +226,37 @@ def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp
     with pytest.raises(RefusedIdentity, match=r"are not those that .* began with"):
         more = [*(binding for binding in bindings if binding != "Loop.steps=1"), "Loop.steps=2"]
         jrl.train("configs/tiny.gin", more, run=tmp_path / "run")
+
+
+def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
+    at, run = tmp_path / "judge", tmp_path / "run"
+    shutil.copytree(folder, at)
+    run.mkdir()
+    config = SimpleNamespace(reward=RewardModel(path=str(at), weights=(1.0, 0.5), length=32, batch=2))
+    policy = SimpleNamespace(mesh=one_device(), lattice=SimpleNamespace(program=lambda name, fn: jax.jit(fn)))
+    opens = lambda: open_reward(config, policy, run, SimpleNamespace(phase=lambda said: None))
+    opens()
+    began = json.loads((run / "reward.json").read_text())
+    (run / "manifest.json").write_text("{}")
+    template, words = (at / "chat_template.jinja").read_text(), (at / "config.json").read_text()
+    (at / "chat_template.jinja").write_text(template + " ")
+    with pytest.raises(RefusedIdentity, match=r"the tokenizer or chat template in .* are not those"):
+        opens()
+    (at / "chat_template.jinja").write_text(template)
+    change(at, rope_theta=20000.0)
+    with pytest.raises(RefusedIdentity, match=r"the config\.json and the tokenizer or chat template in"):
+        opens()
+    (at / "config.json").write_text(words)
+    # The day that a template sees is the run's first.
+    (run / "reward.json").write_text(json.dumps(began | {"date": "2001-02-03"}))
+    assert opens().tokenizer.chat.date == "2001-02-03"
+    # A version before this one kept the weights alone.
+    (run / "reward.json").write_text(json.dumps({"fingerprint": began["fingerprint"]}))
+    opens()
+    assert json.loads((run / "reward.json").read_text()) == began
+    (run / "reward.json").write_text(json.dumps({"fingerprint": "0"}))
+    with pytest.raises(RefusedIdentity, match="the weights in"):
+        opens()
 
 
 def test_padding_of_the_batch_changes_nothing(folder):

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jrl.checkpoints.peft import Module
 from jrl.checkpoints.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
 from jrl.models import decoder
 from jrl.models.contract import axes, is_spec
-from jrl.models.families import describe, family_of, labels_of, say
+from jrl.models.families import describe, family_of, labels_of, pad_of, say
 from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
 from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.leaves import layers_of
@@ -51,6 +51,15 @@ class Published:
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
+
+
+class Classifier(NamedTuple):
+    """What the config.json of a classifier says of it."""
+
+    family: Family  # with the head among the places
+    cfg: Decoder
+    labels: tuple[str, ...]
+    pad_id: int | None  # the labels are read at the last token that is not this one; None: at the last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,17 +99,17 @@ def decoder_of(published: Published) -> tuple[Family, Decoder]:
     return _decoder_of(published)
 
 
-def classifier_of(published: Published) -> tuple[Family, Decoder, tuple[str, ...]]:
-    """Returns the family of a classifier's folder with its head among the places, its decoder, and its labels.
-
-    Raises: ValueError for a folder that is no such model.
-    """
-    labels = labels_of(read_config(published.path), str(Path(published.path) / "config.json"))
+def classifier_of(published: Published) -> Classifier:
+    """Returns what the config.json of a folder says. Raises ValueError for one that is no such model."""
+    config, where = read_config(published.path), str(Path(published.path) / "config.json")
+    labels = labels_of(config, where)
     if labels is None:
         raise ValueError(f"{published.path} is no classifier: its architecture does not end in {CLASSIFIER}")
     family, cfg = _decoder_of(published)
+    pad_id = pad_of(config, family, where)
     # There is no head of tokens, tied or not.
-    return family._replace(places={**family.places, REWARD: SCORE}), dataclasses.replace(cfg, tied=True), labels
+    cfg = dataclasses.replace(cfg, tied=True)
+    return Classifier(family._replace(places={**family.places, REWARD: SCORE}), cfg, labels, pad_id)
 
 
 def _decoder_of(published: Published) -> tuple[Family, Decoder]:
@@ -244,7 +253,7 @@ def load_classifier(
     published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None
 ) -> PyTree:
     """Returns the parameters of a classifier's folder, its head as the entry REWARD, [1, D, labels]. As `load`."""
-    family, cfg, labels = classifier_of(published)
+    family, cfg, labels, _ = classifier_of(published)
     spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
     return _load(published, family, cfg, spec, mesh, announce)
 

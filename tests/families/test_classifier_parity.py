@@ -1,5 +1,5 @@
-"""Classifiers against transformers, live: every family that has one, padded and not. `pytest -m slow -s`, extra
-`reference`."""
+"""Classifiers against transformers, live: every family that has one; rows padded, whole, and with the pad id in the
+text. `pytest -m slow -s`, extra `reference`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def test_rewards_are_those_of_transformers(name, tmp_path):
         for label, tensor in model.named_parameters():
             tensor.copy_(torch.tensor(weight(label, tuple(tensor.shape), 0)))
     model.save_pretrained(tmp_path / "model")
-    lengths = [20, 7, 1]
-    tokens = np.random.default_rng(1).integers(1, config.vocab_size, (3, 20))
-    tokens = np.where(np.arange(20)[None] < np.array(lengths)[:, None], tokens, 0)
+    lengths = [20, 7, 1, 20]
+    tokens = np.random.default_rng(1).integers(1, config.vocab_size, (4, 20))
+    given = np.arange(20)[None] < np.array(lengths)[:, None]
+    tokens = np.where(given, tokens, 0)
+    tokens[3, [5, 18, 19]] = 0  # the pad id as a token of the text: the labels are read before the last two
     with torch.no_grad():
-        mask = torch.tensor(tokens != 0).long()
+        mask = torch.tensor(given).long()
         theirs = model(torch.tensor(tokens), attention_mask=mask).logits.double().numpy()
     settings = RewardModel(path=str(tmp_path / "model"), weights=(1.0,) * count, length=24, batch=2)
     opened = open_judge(settings, one_device(), lambda name, fn: jax.jit(fn), tokenizer=object())

@@ -87,6 +87,19 @@ def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[st
     return tuple(str(said[key]) for key in sorted(said, key=int))
 
 
+def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json") -> int | None:
+    """Returns the token that a classifier does not read its labels at, wherever it stands; None: it reads the last.
+
+    transformers writes a null for none, and leaves out what the family's own configuration says.
+
+    Raises: ValueError for what is no id.
+    """
+    found = config.get("pad_token_id", family.pad_id)
+    if found is not None and type(found) is not int:
+        raise ValueError(f"{where}: pad_token_id is {found!r:.200}; it must be a whole number, or null")
+    return found
+
+
 def describe(cfg: Decoder) -> tuple[Family, dict[str, Any]]:
     """Returns the first family that can say `cfg`, and its config.json without dtype.
 

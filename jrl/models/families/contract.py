@@ -64,6 +64,7 @@ class Family(NamedTuple):
     ignored: tuple[str, ...] = ()  # patterns of published tensors that hold nothing learned
     wrapped: Wrapped | None = None
     fused: Mapping[str, Place] = {}  # leaves of experts where a folder keeps a layer's in one tensor; never written
+    pad_id: int | None = None  # what a classifier skips at the end of a row where its config.json does not say it
 
 
 REQUIRED = object()

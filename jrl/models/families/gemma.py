@@ -137,6 +137,7 @@ GEMMA2 = Family(
     read=read_gemma2,
     write=write_shared,
     places=PLACES,
+    pad_id=0,
 )
 GEMMA3 = Family(
     model_type="gemma3_text",
@@ -157,4 +158,5 @@ GEMMA3 = Family(
         prefixes=("language_model.model.", "model.language_model."),
         ignored=(r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector\..*"),
     ),
+    pad_id=0,
 )  # fmt: skip

@@ -165,4 +165,5 @@ GEMMA4 = Family(
         prefixes=("model.language_model.", "language_model.model."),
         ignored=(r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
     ),
+    pad_id=0,
 )  # fmt: skip

@@ -75,6 +75,7 @@ OLMO2 = Family(
         "attention_out_norm": Place("model.layers.{}.post_attention_layernorm.weight", VECTOR),
         "mlp_out_norm": Place("model.layers.{}.post_feedforward_layernorm.weight", VECTOR),
     },
+    pad_id=1,
 )
 OLMO3 = OLMO2._replace(
     model_type="olmo3",

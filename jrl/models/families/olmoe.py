@@ -58,4 +58,5 @@ OLMOE = Family(
         "k_norm": Place("model.layers.{}.self_attn.k_norm.weight", ((0, 1),)),
     },
     fused=FUSED,
+    pad_id=1,
 )  # fmt: skip

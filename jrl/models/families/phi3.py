@@ -58,4 +58,5 @@ PHI3 = Family(
     write=write,
     places={**ATTENTION, "q": QKV, "k": QKV, "v": QKV, **PRE_NORMS, **ENDS, "gate": GATE_UP, "up": GATE_UP,
             "down": MLP["down"]},
+    pad_id=32_000,
 )  # fmt: skip

@@ -61,4 +61,5 @@ SMOLLM3 = Family(
     read=read,
     write=write,
     places=PLACES,
+    pad_id=128_004,
 )  # fmt: skip
