@@ -17,7 +17,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
-from jrl.models.contract import Model, whole
+from jrl.models.contract import Model, only_trained, whole
 from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
@@ -345,6 +345,7 @@ def update(
     sound = finite & (num_tokens > 0)
 
     updates, opt_state = optimizer(adamw).update(gradient, state.opt_state, state.params)
+    updates = only_trained(updates, model.spec(cfg))
     params = optax.apply_updates(state.params, updates)
     select = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)

@@ -385,6 +385,20 @@ def test_a_sound_update_moves_the_parameters(mesh):
     assert int(after.skipped) == 0 and float(metrics["grad_norm"]) > 0
 
 
+def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
+    cfg = dataclasses.replace(model_config("float32"), layers=1, layer_scale=True)
+    state, batch, _ = update_program()
+    adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2, weight_decay=0.1))
+    params = init(jax.random.key(0), MODEL.spec(cfg))
+    params["layers"]["layer_scale"] = jnp.full((1, 1), 0.7)
+    state = state.replace(params=params, opt_state=optimizer(adamw).init(params))
+    static = dict(algorithm=ALGOS["GRPO"], model=MODEL, cfg=cfg, chunk=16)
+    hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
+    after, _ = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, **static))(state)
+    kept = {name for name, leaf in after.params["layers"].items() if np.array_equal(leaf, params["layers"][name])}
+    assert kept == {"layer_scale"}
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_non_finite_update_keeps_every_bit_and_is_counted(mesh, bad):
     def poison(batch):

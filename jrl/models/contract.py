@@ -27,6 +27,7 @@ class ParamSpec:
     dtype: Any
     axes: Names
     scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones; NaN: see Model.init
+    trained: bool = True  # else no optimiser moves it, nor does weight decay
 
 
 @struct.dataclass
@@ -118,6 +119,12 @@ def split(params: PyTree) -> tuple[PyTree | None, PyTree]:
 def whole(frozen: PyTree | None, trained: PyTree) -> PyTree:
     """Returns the parameters that a model's functions take; the inverse of `split`. Copies nothing."""
     return trained if frozen is None else {**frozen, ADAPTER: trained}
+
+
+def only_trained(updates: PyTree, spec: PyTree) -> PyTree:
+    """Returns what an optimiser adds to the trained parameters of a model, 0 where its spec says ParamSpec.trained =
+    False."""
+    return jax.tree.map(lambda x, s: x if s.trained else jnp.zeros_like(x), updates, split(spec)[1])
 
 
 def is_spec(x: Any) -> bool:

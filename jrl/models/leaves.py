@@ -21,8 +21,10 @@ def spec(cfg: Decoder) -> PyTree:
     # Two-digit addition after 200 supervised steps: 24 % right; with 0.02 everywhere, as GPT-2 has it, 4 %.
     inward, added = width**-0.5, (2 * layers) ** -0.5
 
-    def stacked(shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None, count: int = layers) -> ParamSpec:
-        return ParamSpec((count, *shape), dtype, ("layers", *axes), scale)
+    def stacked(
+        shape: tuple[int, ...], axes: tuple[str, ...], scale: float | None, count: int = layers, trained: bool = True
+    ) -> ParamSpec:
+        return ParamSpec((count, *shape), dtype, ("layers", *axes), scale, trained)
 
     block = {}
     attending = len(layers_of(cfg, "q"))
@@ -75,7 +77,7 @@ def spec(cfg: Decoder) -> PyTree:
         block["input_out"] = stacked((cfg.layer_inputs, width), (None, "embed"), cfg.layer_inputs**-0.5 * added)
         block["input_norm"] = stacked((width,), ("norm",), identity)
     if cfg.layer_scale:
-        block["layer_scale"] = stacked((1,), (None,), None)
+        block["layer_scale"] = stacked((1,), (None,), None, trained=False)
     tree = {
         "embed": ParamSpec((cfg.vocab_size, width), dtype, ("vocab", "embed"), inward),
         "layers": block,
