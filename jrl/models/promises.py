@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.models.contract import Model, abstract, unstack_cache
+from jrl.models.contract import Model, abstract, has_state, unstack_cache
 from jrl.types import Array, PyTree
 
 ROWS, LENGTH = 3, 10
@@ -56,6 +56,19 @@ def packed_sequences_see_only_themselves(model: Model, cfg: Any) -> None:
     _close(found[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
 
 
+def branches_see_their_trunk_and_themselves(model: Model, cfg: Any) -> None:
+    """A trunk and two branches in one row give the logits of the trunk with each branch alone: what
+    Learner.prompts = 'shared' packs."""
+    tokens, positions = _batch(cfg)
+    apart = tokens.copy()
+    apart[1, :4] = apart[0, :4]
+    row, places = (np.concatenate([x[0, :7], x[1, 4:7]])[None] for x in (apart, positions))
+    segment = np.stack([[0] * 4 + [1] * 3 + [2] * 3, [0] * 10], axis=-1)[None].astype(np.int32)
+    found, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, apart, positions)
+    _close(found[:7], alone[0, :7], alone, "a trunk and its first branch differ from the two alone")
+    _close(found[7:], alone[1, 4:7], alone, "a second branch differs from itself after the trunk alone")
+
+
 def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
     """Four tokens at once and then one at a time give the logits of all at once, with stacked layers and without."""
     tokens, positions = _batch(cfg)
@@ -69,10 +82,31 @@ def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
         step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
         found = []
         for start, stop in [(0, 4), *((t, t + 1) for t in range(4, LENGTH))]:
-            logits, cache = step(params, tokens[:, start:stop], positions[:, start:stop], cache)
+            logits, cache = step(params, tokens[:, start:stop], positions[:, start:stop], None, cache)
             found.append(logits)
         how = "stacked" if stacked else "unstacked"
         _close(jnp.concatenate(found, 1), expected, expected, f"prefill and decode differ from one pass ({how})")
+
+
+def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) -> None:
+    """Prompts of several lengths, filled up to six columns, then the last token of each again and those after it give
+    the logits of one pass: how the sampler begins."""
+    tokens, positions = _batch(cfg)
+    length, columns = np.array([[6], [3], [1]], np.int32), positions[:, :6]
+    filled = np.where(columns < length, tokens[:, :6], (tokens[:, :6] + 1) % cfg.vocab_size)
+    params, cache = _params(model, cfg), model.init_cache(cfg, ROWS, LENGTH)
+    step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
+    later = (columns >= length - 1).astype(np.int32) if has_state(cache) else None
+    _, cache = step(params, filled, columns, later, cache)
+    again = length - 1 + np.arange(4, dtype=np.int32)[None]
+    found = []
+    for at in np.split(again, 4, axis=1):
+        logits, cache = step(params, np.take_along_axis(tokens, at, 1), at, None, cache)
+        found.append(logits)
+    every = _logits(model, cfg, tokens, positions)
+    expected = np.take_along_axis(every, again[..., None], 1)
+    said = "what a prompt is filled up with, or its last token given again, changes what follows"
+    _close(jnp.concatenate(found, 1), expected, every, said)
 
 
 def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
@@ -95,7 +129,9 @@ PROMISES: dict[str, Callable[[Model, Any], None]] = {
         logits_are_wide,
         a_token_does_not_see_later_ones,
         packed_sequences_see_only_themselves,
+        branches_see_their_trunk_and_themselves,
         prefill_and_decode_equal_one_full_forward,
+        a_prompt_filled_up_with_padding_is_the_prompt_alone,
         gradients_are_finite_and_reach_something,
     )
 }
@@ -122,9 +158,9 @@ def _logits(model: Model, cfg: Any, tokens: Any, positions: Any, segment: Any = 
 
 
 def _step(
-    params: PyTree, tokens: Array, positions: Array, cache: PyTree, *, model: Model, cfg: Any
+    params: PyTree, tokens: Array, positions: Array, segment: Array | None, cache: PyTree, *, model: Model, cfg: Any
 ) -> tuple[Array, PyTree]:
-    hidden, cache = model.forward(params, tokens, positions, None, cfg, cache)
+    hidden, cache = model.forward(params, tokens, positions, segment, cfg, cache)
     return model.unembed(params, hidden, cfg), cache
 
 

@@ -132,6 +132,42 @@ def test_a_model_that_looks_ahead_or_across_sequences_is_caught():
             PROMISES[name](model, cfg)
 
 
+class Leaks(Sees):
+    """A state that every token halves and adds to, which no column can take back."""
+
+    def __call__(self, tokens, positions, mask):
+        return jnp.where(mask, 0.5 ** (positions[:, :, None] - positions[:, None, :]), 0) @ self.embed(tokens)
+
+    def init_cache(self, batch, length):
+        return jnp.zeros((batch, 8))
+
+    def decode(self, tokens, positions, cache):
+        at = jnp.arange(tokens.shape[1])
+        share = jnp.where(at[:, None] >= at[None], 0.5 ** (at[:, None] - at[None]), 0)
+        out = share[None] @ self.embed(tokens) + (0.5 ** (at + 1))[None, :, None] * cache[:, None]
+        return out, out[:, -1]
+
+
+class Counts(Sees):
+    """A sequence is what lies between two positions of 0, whatever the mask says."""
+
+    def __call__(self, tokens, positions, mask):
+        own, x = jnp.cumsum(positions == 0, axis=1), self.embed(tokens)
+        same = jnp.tril(own[:, :, None] == own[:, None, :])
+        return x + same / same.sum(-1, keepdims=True) @ x
+
+
+@pytest.mark.parametrize("module, kept, broken", [
+    (Leaks, "prefill_and_decode_equal_one_full_forward", "a_prompt_filled_up_with_padding_is_the_prompt_alone"),
+    (Counts, "packed_sequences_see_only_themselves", "branches_see_their_trunk_and_themselves"),
+])  # fmt: skip
+def test_a_model_that_is_sampled_or_packed_wrong_is_caught(module, kept, broken):
+    model, cfg = from_linen(Broken, module).model, Broken(vocab_size=24)
+    PROMISES[kept](model, cfg)
+    with pytest.raises(AssertionError):
+        PROMISES[broken](model, cfg)
+
+
 class Remembers(Sees):
     def setup(self):
         super().setup()
