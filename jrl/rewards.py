@@ -70,6 +70,7 @@ def open_judge(
     program: Callable[[str, Callable[..., Any]], Callable[..., Any]],
     announce: Callable[[int, int], None] | None = None,
     tokenizer: Any = None,
+    width: int | None = None,
 ) -> Judge:
     """Reads the weights onto `mesh`.
 
@@ -77,6 +78,7 @@ def open_judge(
       program: (name, function) -> the function compiled, such as a run's lattice.
       announce: told (bytes read, bytes there are).
       tokenizer: None: the one in the folder.
+      width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
 
     Raises: ValueError for a folder that is no classifier, and for weights that are not one a label.
     """
@@ -91,7 +93,7 @@ def open_judge(
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
     run = program("reward", functools.partial(rewards, cfg=cfg, pad_id=pad_id))
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
-    return Judge(labels, cfg, tokenizer, params, run, mesh, batch, config.length, config.weights)
+    return Judge(labels, cfg, tokenizer, params, run, mesh, batch, width or config.length, config.weights)
 
 
 def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:

@@ -61,12 +61,14 @@ def judge_file(
     there = any(paths.exists(folder / name) for name in VOCABULARIES)
     tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
     sequences = read_rows(rows, tokenizer, cfg.vocab_size, whole=True)
-    width = _width(max(map(len, sequences), default=0))
-    config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=width, batch=max(1, 8192 // width))
+    longest = max(map(len, sequences), default=1)
+    # No wider than the table of positions: the padding beyond it would have none.
+    width = max(longest, min(_width(longest), cfg.learned_positions or MOST_TOKENS))
+    config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=longest, batch=max(1, 8192 // width))
     mesh = make_mesh(MeshShape())
     jax.set_mesh(mesh)
     jax.config.update("jax_default_matmul_precision", "highest")
-    opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer)
+    opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
     found = judge(opened, sequences)
     lines = [
         json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})

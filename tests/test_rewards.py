@@ -22,9 +22,11 @@ from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.models.families import FAMILIES, labels_of, pad_of
 from jrl.models.heads import REWARD
-from jrl.models.shape import Decoder
+from jrl.models.rope import LongRope
+from jrl.models.shape import Decoder, for_length
 from jrl.recognised import recognised
 from jrl.rewards import RewardModel, add_rewards, judge, judge_texts, open_judge
+from jrl.score import judge_file
 from jrl.scoring import HostScores
 from jrl.sharding import MeshShape, make_mesh
 from jrl.tokenizers.published import HuggingFace, build, read_files
@@ -81,6 +83,11 @@ def test_labels_by_what_config_says():
     assert labels_of(named) == ("LABEL_0", "LABEL_1")  # two are what a config.json leaves out
     assert labels_of({**named, "num_labels": 1}) == ("LABEL_0",)
     assert labels_of({**named, "id2label": {"1": "b", "0": "a"}}) == ("a", "b")
+    for bad in ("3", 0, True):
+        with pytest.raises(ValueError, match=f"num_labels is {bad!r}; it must be a whole number of at least 1"):
+            labels_of({**named, "num_labels": bad})
+    with pytest.raises(ValueError, match="architectures is 3; it must be a list of names"):
+        labels_of({"architectures": 3})
     with pytest.raises(ValueError, match=r"id2label .* must name the labels 0, 1"):
         labels_of({**named, "id2label": {"1": "a"}})
 
@@ -204,6 +211,35 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     assert any("labels: helpful, honest" in line.text for line in found)
     assert cli.main(["score", str(folder), str(rows), "--out", str(out), "--step", "3"]) == 2
     assert "neither bindings nor steps" in capsys.readouterr().err
+
+
+LONGROPE = LongRope(short=(1.0, 1.1), long=(3.0, 9.0), original_length=16, factor=4.0)
+GPT2 = dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True, rotary_dim=0,
+            activation="gelu_tanh", learned_positions=24, norm_eps=1e-5)  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options", [
+    ("GPT2", GPT2), ("Phi3", dict(qk_norm=None, rope=LONGROPE, norm_eps=1e-5)),
+])  # fmt: skip
+def test_score_judges_by_the_longest_row_and_not_by_its_columns(name, options, tmp_path):
+    cfg = Decoder(vocab_size=48, layers=1, width=16, heads=4, kv_heads=4, head_dim=4, mlp_width=64, **options)
+    params = init(jax.random.key(3), decoder.spec(cfg))
+    export(params, cfg, tmp_path / "model", dtype="float32", most_bytes=10**9, family=FAMILIES[name])
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    w = tensors["score.weight"] = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    change(tmp_path / "model", architectures=[f"{name}ForSequenceClassification"], pad_token_id=None)
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text("".join(json.dumps({"tokens": ids}) + "\n" for ids in ([5, 6, 7], list(range(10)))))
+    assert judge_file(tmp_path / "model", rows, out) == 2
+    for line in map(json.loads, out.read_text().splitlines()):
+        tokens = np.array([line["tokens"]], np.int32)
+        hidden, _ = decoder.forward(params, tokens, np.arange(tokens.size)[None], None, for_length(cfg, 10))
+        np.testing.assert_allclose(list(line["rewards"].values()), np.asarray(hidden)[0, -1] @ w.T, atol=1e-5)
+    rows.write_text(json.dumps({"tokens": [1] * 25}) + "\n")
+    if name == "GPT2":
+        with pytest.raises(ValueError, match="25 tokens are more than the 24 positions"):
+            judge_file(tmp_path / "model", rows, out)
 
 
 def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp_path):

@@ -136,8 +136,9 @@ def test_keys_that_are_mapped_are_listed(name):
         keys = Keys(golden.kept(name)[layout])
         family.read(keys)
         asked |= keys.asked
-    # What is read only where a stretched rope leaves its length out.
-    assert asked == set(family.keys) | asked & {"max_position_embeddings", "original_max_position_embeddings"}
+    # What is read only of a stretched rope: LongRoPE's, or where another leaves its length out.
+    stretched = {"max_position_embeddings", "original_max_position_embeddings"}
+    assert asked | stretched == set(family.keys) | stretched
     assert not set(family.keys) & set(family.harmless)
 
 
@@ -146,6 +147,22 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known():
         family_of({"architectures": ["MambaForCausalLM"], "model_type": "mamba"})
     with pytest.raises(ValueError, match="LlamaForTokenClassification"):
         family_of({"architectures": ["LlamaForTokenClassification"], "model_type": "llama"})
+
+
+@pytest.mark.parametrize("kind, name, family", [
+    ("llama", "LlamaForSequenceClassification", "Llama"), ("gpt2", "GPT2ForSequenceClassification", "GPT2"),
+    ("gemma3_text", "Gemma3TextForSequenceClassification", "Gemma3"),
+    ("gemma3_text", "Gemma3ForSequenceClassification", "Gemma3"),
+    ("llama", "Qwen2ForSequenceClassification", None), ("llama", "LlamaTextForSequenceClassification", None),
+    ("llama", "MyOwnForSequenceClassification", None),
+])  # fmt: skip
+def test_a_classifier_is_of_a_family_by_its_own_name(kind, name, family):
+    config = {"architectures": [name], "model_type": kind}
+    if family is not None:
+        assert family_of(config) is FAMILIES[family]
+        return
+    with pytest.raises(ValueError, match=f"the architecture {name} of model_type 'llama' is not known"):
+        family_of(config)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +210,8 @@ def test_longrope_is_read_from_both_layouts_and_written_back(key):
     assert for_length(for_length(cfg, 17), 3).rope.divisors == cfg.rope.long
     with pytest.raises(ValueError, match="17 tokens are more than the 16"):
         check_length(cfg, 17)
+    found = sort_keys(FAMILIES["Phi3"], LONG | {key: {"type": "longrope", **lists}})
+    assert {"original_max_position_embeddings", "max_position_embeddings"} <= set(found.read)
     written = FAMILIES["Phi3"].write(cfg)
     assert canonical(read(FAMILIES["Phi3"], written)) == canonical(cfg)
     assert (written["original_max_position_embeddings"], written["max_position_embeddings"]) == (16, 64)
@@ -207,6 +226,10 @@ def test_longrope_is_read_from_both_layouts_and_written_back(key):
     ("Gemma4", {"vocab_size_per_layer_input": 50}, "vocab_size_per_layer_input = 50 is not vocab_size = 96"),
     ("Gemma4", {"per_layer_config": {"2": {"head_dim": 16}}}, "per_layer_config must say the same"),
     ("Gemma4", {"per_layer_config": {"2": {"sliding_window": 3}}}, "this version knows only head_dim and num_key"),
+    ("Gemma4", {"num_global_key_value_heads": 0}, "num_global_key_value_heads is 0; it must be a whole number"),
+    ("Gemma4", {"num_global_key_value_heads": "2"}, "num_global_key_value_heads is '2'"),
+    ("Gemma4", {"per_layer_config": {str(i): {"num_key_value_heads": 0} for i in range(6)}}, "_value_heads is 0"),
+    ("Gemma4", {"per_layer_config": {str(i): {"head_dim": "8"} for i in range(6)}}, "head_dim is '8'"),
     ("Gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     ("Gemma4", {"num_kv_shared_layers": "two"}, "num_kv_shared_layers is 'two'"),
     ("Gemma4", {"num_kv_shared_layers": 6}, "shared_layers must be below"),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.models.families.contract import CLASSIFIER, Family, canonical, read
+from jrl.models.families.contract import CLASSIFIER, Family, Keys, canonical, read
 from jrl.models.families.gemma import GEMMA2, GEMMA3
 from jrl.models.families.gemma4 import GEMMA4
 from jrl.models.families.gpt2 import GPT2
@@ -54,12 +54,9 @@ def known() -> str:
 
 def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
     """Returns the family that a published config.json names. Raises ValueError, with those there are, for another."""
-    kind, said = config.get("model_type"), config.get("architectures") or []
-    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
-        raise ValueError(f"{where}: architectures is {said!r:.200}; it must be a list of names")
-    judges = any(name.endswith(CLASSIFIER) for name in said)
+    kind, said = config.get("model_type"), _architectures(config, where)
     for family in FAMILIES.values():
-        if kind == family.model_type and (not said or family.architecture in said or judges):
+        if kind == family.model_type and (not said or {family.architecture, *classifiers(family)} & set(said)):
             return family
         if kind is None and family.architecture in said:
             return family
@@ -71,17 +68,31 @@ def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
     )
 
 
+def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
+    said = config.get("architectures") or []
+    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+        raise ValueError(f"{where}: architectures is {said!r:.200}; it must be a list of names")
+    return said
+
+
+def classifiers(family: Family) -> tuple[str, ...]:
+    """Returns what config.json may call the architecture of a family's classifier; the text model of a larger one has
+    two names."""
+    stem = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    return (stem + CLASSIFIER, *([f"{stem}Text{CLASSIFIER}"] if family.wrapped is not None else []))
+
+
 def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[str, ...] | None:
     """Returns what the outputs of a classifier are called, and None for a model that says tokens.
 
-    Raises: ValueError for labels that are not numbered from 0.
+    Raises: ValueError for labels that are not numbered from 0, and for a number of them that is none.
     """
-    if not any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or []):
+    if not any(name.endswith(CLASSIFIER) for name in _architectures(config, where)):
         return None
     said = config.get("id2label")
     if said is None:
-        count = config.get("num_labels")
-        said = {str(i): f"LABEL_{i}" for i in range(2 if count is None else count)}  # 2 is left out there
+        count = Keys(config, where).count("num_labels", 2)  # 2 is left out there
+        said = {str(i): f"LABEL_{i}" for i in range(count)}
     if not isinstance(said, Mapping) or not said or {str(i) for i in range(len(said))} != set(map(str, said)):
         raise ValueError(f"{where}: id2label is {said!r:.200}; it must name the labels 0, 1, ...")
     return tuple(str(said[key]) for key in sorted(said, key=int))

@@ -62,16 +62,17 @@ def _count(keys: Keys, name: str, default: int) -> int:
 
 def _read_full(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...], same: bool) -> tuple[int, int]:
     """Returns entries and key heads of full layers: said once, or of each layer as transformers 5 writes it."""
-    head_dim, kv_heads = keys.count("global_head_dim", 512), keys.take("num_global_key_value_heads", None)
+    head_dim = keys.count("global_head_dim", 512)
+    kv_heads = keys.count("num_global_key_value_heads", shape["kv_heads"])
     each = keys.take("per_layer_config", None)
     if each is None:
-        return head_dim, (kv_heads if kv_heads is not None and same else shape["kv_heads"])
+        return head_dim, kv_heads if same else shape["kv_heads"]
     where, own = f"{keys.where}: per_layer_config", {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
     if not isinstance(each, dict) or not all(isinstance(x, dict) and set(x) <= set(OVERRIDES) for x in each.values()):
         raise ValueError(f"{where} is {each!r:.200}; this version knows only {' and '.join(OVERRIDES)} of a layer")
-    found = {tuple(each.get(str(i), {}).get(key, shape[own[key]]) for key in OVERRIDES)
-             for i, windowed in enumerate(flags) if not windowed}  # fmt: skip
     numbers = {str(i) for i, windowed in enumerate(flags) if not windowed}
+    layers = [Keys(each.get(i, {}), f"{where}: {i}") for i in sorted(numbers)]
+    found = {tuple(layer.count(key, shape[own[key]]) for key in OVERRIDES) for layer in layers}
     if len(found) != 1 or not set(each) <= numbers:
         raise ValueError(f"{where} must say the same of every full layer, and nothing of others; got {each!r:.200}")
     return found.pop()

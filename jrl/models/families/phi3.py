@@ -14,8 +14,14 @@ QKV = Place("model.layers.{}.self_attn.qkv_proj.weight", ((1, 2), (0,)), join=0)
 GATE_UP = Place("model.layers.{}.mlp.gate_up_proj.weight", OUT_IN, join=0)
 
 
+# They decide the factor of LongRoPE, and which of its lists is taken. Where no rope is stretched they say nothing.
+LENGTHS = ("original_max_position_embeddings", "max_position_embeddings")
+
+
 def read(keys: Keys) -> Decoder:
     keys.expect("attention_bias", False)
+    for name in LENGTHS:
+        keys.take(name, None)
     window = keys.take("sliding_window", None)
     return Decoder(
         **read_shape(keys, norm_eps=1e-5),
@@ -26,8 +32,6 @@ def read(keys: Keys) -> Decoder:
 
 def write(cfg: Decoder) -> dict[str, Any]:
     share = cfg.rotated / cfg.head_dim
-    # Its tokenizer's ids, unless told, lie outside a small vocabulary.
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     long = {}
     if isinstance(cfg.rope, LongRope):
         # Readers take the factor from the two lengths, and version 4 of transformers allows no further key inside.
@@ -45,15 +49,14 @@ def write(cfg: Decoder) -> dict[str, Any]:
         "hidden_act": "silu",
         "sliding_window": cfg.window,
         "partial_rotary_factor": share,
-        **({} if cfg.vocab_size > 32_000 else ends),
     }
 
 
 PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
-    keys=(*SHAPE, *ROPE, "sliding_window", "attention_bias"),
-    harmless=("embd_pdrop", "original_max_position_embeddings", "resid_pdrop"),
+    keys=(*SHAPE, *ROPE, "sliding_window", "attention_bias", *LENGTHS),
+    harmless=("embd_pdrop", "resid_pdrop"),
     read=read,
     write=write,
     places={**ATTENTION, "q": QKV, "k": QKV, "v": QKV, **PRE_NORMS, **ENDS, "gate": GATE_UP, "up": GATE_UP,
