@@ -286,23 +286,22 @@ def _sample_shard(
     resident = prompts_at_hand(local_prompts, slots, samples)
     unrolled, batch_dimension = layers == "unrolled", 0 if layers == "unrolled" else 1
     in_layers = unstack_cache if unrolled else lambda stacked: stacked
+    decoded = model.unstack(params, model_cfg) if unrolled else params
     columns = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
 
     def empty(batch: int, length: int) -> PyTree:
         return _vary(model.init_cache(model_cfg, batch, length))
 
     def prefill(first: Array) -> _Resident:
-        """Runs the prompts from `first` on through the model. Of stacked layers: they are scanned, as it is seldom."""
+        """Runs the prompts from `first` on through the model, by the weights that decode: no others are at hand."""
         first = jnp.minimum(first, local_prompts - resident)
         tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, resident)
-        cache, later = empty(resident, prompt_width), None
+        cache, later = in_layers(empty(resident, prompt_width)), None
         if has_state(cache):  # which must not have seen the last token, which is fed again, nor what fills the row up
             length = jax.lax.dynamic_slice_in_dim(prompts.length, first, resident)
             later = (columns >= length[:, None] - 1).astype(jnp.int32)
-        _, cache = model.forward(params, tokens, columns, later, model_cfg, cache)
-        return _Resident(first, in_layers(model.cut_cache(cache, width)))
-
-    decoded = model.unstack(params, model_cfg) if unrolled else params
+        _, cache = model.forward(decoded, tokens, columns, later, model_cfg, cache)
+        return _Resident(first, model.cut_cache(cache, width))
 
     def admit(_: Array, loop: _Loop) -> _Loop:
         """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
@@ -376,9 +375,9 @@ def _sample_shard(
     idle = _vary(jnp.full(slots, count, jnp.int32))
     start = _Loop(
         waiting=idle[0] * 0,
-        resident=_Resident(idle[0] * 0 - resident, in_layers(model.cut_cache(empty(resident, prompt_width), width))),
+        resident=_Resident(idle[0] * 0 - resident, model.cut_cache(in_layers(empty(resident, prompt_width)), width)),
         slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
-        cache=in_layers(model.cut_cache(empty(slots, width), width)),
+        cache=model.cut_cache(in_layers(empty(slots, width)), width),
         written=_Written(
             tokens=jnp.where(column < prompt_length[:, None], padded, pad_id),
             logprobs=_vary(jnp.zeros(shape, wide)),

@@ -58,12 +58,14 @@ def cache_shapes(
     return found
 
 
-def cut_cache(cache: Cache | Stacks, length: int) -> Cache | Stacks:
-    """Returns a stacked cache of one block in the blocks that `length` columns have; some of them are empty where it
-    has fewer."""
+def cut_cache(cache: Any, length: int) -> Any:
+    """Returns a cache of one block, stacked or a tuple of layers, in the blocks that `length` columns have; some of
+    them are empty where it has fewer."""
     if isinstance(cache, Stacks):
         return cache.replace(plain=cache.plain and cut_cache(cache.plain, length),
                              full=cache.full and cut_cache(cache.full, length))  # fmt: skip
+    if isinstance(cache, tuple):
+        return tuple(cut_cache(layer, length) for layer in cache)
     starts = (0, *edges(length)[:-1])
     cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
     return Cache(k=cut(*cache.k), v=cut(*cache.v))
