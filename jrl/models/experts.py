@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.router import route
-from jrl.sharding import einsum, gather, mapped
+from jrl.sharding import einsum, gather, mapped, per_shard
 from jrl.types import Array, PyTree
 
 # Of a sparse layer, instead of an MLP's; those of a bias where it has one.
@@ -74,17 +74,18 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
     local = functools.partial(_mix_shard, cfg=cfg, activation=activation)
     rows = ("batch", None, None)
+    chosen = functools.partial(route, per_token=cfg.per_token, softmax=cfg.softmax)
+    share, ids = per_shard(chosen, (logits,), (rows,), (rows, rows))
     out = mapped(
         local,
-        (h, logits, gate, up, down, *biases),
-        (rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None), *[(None, "mlp")] * len(biases)),
+        (h, share, ids, gate, up, down, *biases),
+        (*[rows] * 3, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None), *[(None, "mlp")] * len(biases)),
         rows,
         summed="mlp",
     )
     if not cfg.bias:
         return out, logits
     # After the sum over tensor: a bias of what comes out is added once.
-    share, ids = route(logits, cfg.per_token, cfg.softmax)
     visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
     every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
     bias = gather(weights["expert_down_bias"], "experts", "norm").astype(h.dtype)
@@ -93,7 +94,8 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
 
 def _mix_shard(
     h: Array,
-    logits: Array,
+    share: Array,
+    ids: Array,
     gate: Array,
     up: Array,
     down: Array,
@@ -103,7 +105,6 @@ def _mix_shard(
 ) -> Array:
     """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`."""
     x = h.reshape(-1, h.shape[-1])
-    weights, ids = route(logits.reshape(len(x), -1), cfg.per_token, cfg.softmax)
     expert = ids.reshape(-1)
     order = jnp.argsort(expert, stable=True)
     back = jnp.argsort(order)
@@ -122,7 +123,7 @@ def _mix_shard(
         gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(multiply(up, *biases[1:]), -cfg.clamp, cfg.clamp)
         product = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
     found = permute(jax.lax.ragged_dot(product, down, sizes), back, order).reshape(len(x), cfg.per_token, -1)
-    return (found * weights[..., None].astype(found.dtype)).sum(1).reshape(h.shape)
+    return (found * share.reshape(len(x), -1, 1).astype(found.dtype)).sum(1).reshape(h.shape)
 
 
 @jax.custom_vjp

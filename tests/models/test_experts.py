@@ -50,6 +50,15 @@ def test_a_layer_by_hand(softmax):
         np.testing.assert_allclose(out, by_hand(h, w, cfg), atol=1e-12)
 
 
+def test_a_token_is_routed_once_in_a_layer():
+    cfg, w = dataclasses.replace(OWN, bias=True), random_layer(dtype=np.float32)
+    w |= {"router_bias": np.zeros(5), "expert_gate_bias": np.zeros((5, 6)), "expert_up_bias": np.zeros((5, 6)),
+          "expert_down_bias": np.zeros((5, 8))}  # fmt: skip
+    w = jax.tree.map(jnp.float32, w)
+    run = jax.make_jaxpr(lambda h: experts.mix(h, w, cfg, jax.nn.silu)[0])(np.zeros((2, 7, 8), np.float32))
+    assert str(run).count("top_k[") == 1
+
+
 def test_a_token_does_not_depend_on_those_beside_it():
     w, h = random_layer(), np.random.default_rng(1).normal(size=(3, 8, 8))
     with jax.enable_x64(True):
