@@ -32,6 +32,7 @@ from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, LATER, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
+from jrl.models.lora import without_adapters
 from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.ops.fingerprint import fingerprint
 from jrl.pack import Shape
@@ -223,6 +224,8 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         started = config  # where weights come from, which a resumed run needs no more
         config = with_kept_model(config, folder)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
+        if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
+            display.note(f"LoRA has no adapters to {', '.join(bare)}: these stay as they are")
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
         streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
         display.phase("verifiers")

@@ -24,14 +24,14 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import ADAPTER, Model, ParamSpec, axes, init
+from jrl.models.leaves import ATTENTION_MATRICES, MATRICES, WIDE_LEAVES
 from jrl.sharding import TRAIN, spec
 from jrl.types import Array, PyTree
 
 # Projections of a layer, and how many of a weight's axes are its inputs; the others are its outputs.
-INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
+INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1, "q_gate": 1}
 # Those of layers whose heads or MLP have a shape of their own, which a pattern meets by their plain names too.
-INPUTS |= {f"full_{name}": INPUTS[name] for name in "qkvo"} | {"wide_gate": 1, "wide_up": 1, "wide_down": 1}
-INPUTS["q_gate"] = 1
+INPUTS |= {f"full_{name}": INPUTS[name] for name in ATTENTION_MATRICES} | {name: 1 for name in WIDE_LEAVES}
 READ = {"d": "c"}  # what the decoder reads in place of a leaf
 
 
@@ -70,6 +70,12 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
         if not any(meets(name, pattern) for name in names):
             raise ValueError(f"LoRA.targets: {pattern!r} matches no projection; there are {', '.join(names)}")
     return tuple(name for name in names if any(meets(name, pattern) for pattern in patterns))
+
+
+def without_adapters(base: PyTree) -> tuple[str, ...]:
+    """Returns the matrices in the layers of `base`, a decoder's spec, that no target can name: experts and routers,
+    linear attention, inputs of layers. They stay frozen."""
+    return tuple(name for name in ("router", *MATRICES) if name in base["layers"] and name not in INPUTS)
 
 
 def adapter_spec(config: LoRA, base: PyTree) -> PyTree:

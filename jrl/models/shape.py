@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from jrl.models.experts import Experts
 from jrl.models.linear import Linear
 from jrl.models.rope import LongRope, Stretch
-from jrl.sharding import TRAIN
+from jrl.sharding import ACTIVATIONS, TRAIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,10 @@ class Decoder:
             raise ValueError(
                 f"FullHeads.kv_heads must divide heads={self.heads}, and head_dim be even; got {self.full}"
             )
+        if self.full is not None and self.full.keys_are_values and self.qkv_bias:
+            raise ValueError("FullHeads.keys_are_values goes without Decoder.qkv_bias: no family adds a bias to both")
+        if self.shared_mlp_width is not None and (self.mlp != "gated" or self.mlp_bias):
+            raise ValueError("Decoder.shared_mlp_width is of a gated MLP without biases (mlp, mlp_bias)")
         if not 0 <= self.shared_layers < self.layers:
             raise ValueError(f"shared_layers must be below layers={self.layers}; got {self.shared_layers}")
         if self.shared_layers and not self.shared_from:
@@ -183,14 +187,20 @@ def for_length(cfg: Decoder, length: int) -> Decoder:
 def check_divides(cfg: Decoder, mesh: Any) -> None:
     """Raises ValueError naming the field of Decoder that does not divide over the mesh."""
     fields = {"heads": "heads", "kv_heads": "kv_heads", "mlp": "mlp_width", "vocab": "vocab_size", "embed": "width"}
-    sizes = [(name, f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    sizes = [(TRAIN[name], f"Decoder.{field}", getattr(cfg, field)) for name, field in fields.items()]
+    looked_up = ACTIVATIONS["embed_shard"]  # what a table's rows are cut over where tokens look them up
+    sizes.append((looked_up, "Decoder.width", cfg.width))
     if cfg.experts is not None:
-        sizes.append(("mlp", "Experts.width", cfg.experts.width))
+        sizes.append((TRAIN["mlp"], "Experts.width", cfg.experts.width))
     if cfg.full is not None:
-        sizes.append(("kv_heads", "FullHeads.kv_heads", cfg.full.kv_heads))
+        sizes.append((TRAIN["kv_heads"], "FullHeads.kv_heads", cfg.full.kv_heads))
     if cfg.linear is not None:
-        sizes.append(("kv_heads", "Linear.key_heads", cfg.linear.key_heads))
-    for name, field, size in sizes:
-        axis = TRAIN[name]
+        sizes.append((TRAIN["kv_heads"], "Linear.key_heads", cfg.linear.key_heads))
+    if cfg.shared_mlp_width is not None:
+        sizes.append((TRAIN["mlp"], "Decoder.shared_mlp_width", cfg.shared_mlp_width))
+    if cfg.layer_inputs is not None:
+        every = cfg.layers * cfg.layer_inputs
+        sizes += [(axis, "Decoder.layers * layer_inputs", every) for axis in (TRAIN["embed"], looked_up)]
+    for axis, field, size in sizes:
         if size % mesh.shape[axis]:
             raise ValueError(f"{field} = {size} does not divide over MeshShape.{axis} = {mesh.shape[axis]}")

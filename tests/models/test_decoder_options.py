@@ -16,7 +16,7 @@ from jrl.models.experts import Experts
 from jrl.models.linear import Linear
 from jrl.models.norm import layer_norm
 from jrl.models.rope import ProportionalRope, YarnRope
-from jrl.models.shape import Decoder, FullHeads
+from jrl.models.shape import Decoder, FullHeads, check_divides
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
@@ -263,3 +263,34 @@ def test_caps_bound_logits():
 def test_options_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         dataclasses.replace(CFG, **wrong)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (dict(shared_layers=1, shared_mlp_width=40, mlp="plain"), "shared_mlp_width is of a gated MLP"),
+    (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width is of a gated MLP"),
+    (dict(window=4, qkv_bias=True, full=FullHeads(head_dim=4, kv_heads=2, keys_are_values=True)),
+     "keys_are_values goes without Decoder.qkv_bias"),
+])  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(CFG, **wrong)
+
+
+@pytest.mark.parametrize("options, shape, said", [
+    (dict(width=18), dict(tensor=4), "Decoder.width = 18 does not divide over MeshShape.tensor = 4"),
+    (dict(shared_layers=1, shared_mlp_width=18), dict(tensor=4), r"Decoder.shared_mlp_width = 18 .*tensor = 4"),
+    (dict(layer_inputs=3), dict(fsdp=2), r"Decoder.layers \* layer_inputs = 9 .* MeshShape.fsdp = 2"),
+    (dict(layer_inputs=3), dict(tensor=2), r"Decoder.layers \* layer_inputs = 9 .* MeshShape.tensor = 2"),
+])  # fmt: skip
+def test_a_mesh_that_does_not_divide_is_refused_by_name(options, shape, said):
+    cfg = dataclasses.replace(CFG, kv_heads=4, **options)
+    check_divides(cfg, make_mesh(MeshShape(), jax.devices()[:1]))
+    with pytest.raises(ValueError, match=said):
+        check_divides(cfg, make_mesh(MeshShape(**shape), jax.devices()[:4]))
+
+
+def test_gates_of_full_layers_are_cast_for_decoding():
+    cfg = dataclasses.replace(CFG, output_gate=True, window=4, window_layers=(True, False), dtype="bfloat16",
+                              full=FullHeads(head_dim=8, kv_heads=2))  # fmt: skip
+    ready = jax.eval_shape(lambda: MODEL.ready(init(jax.random.key(0), MODEL.spec(cfg)), cfg)[0])
+    assert ready["layers"]["full_q_gate"].dtype == ready["layers"]["full_q"].dtype == jnp.bfloat16

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from jrl import sampler
-from jrl.models import lora
+from jrl.models import linear, lora
 from jrl.models.contract import ADAPTER, abstract, axes, init, num_params, split, whole
 from jrl.models.decoder import MODEL
+from jrl.models.experts import Experts
+from jrl.models.linear import Linear
 from jrl.models.lora import LoRA, adapted, columns, merge
-from jrl.models.shape import Decoder
+from jrl.models.shape import Decoder, FullHeads
 from jrl.sampler import Sampler
 from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.types import PromptBatch
@@ -287,6 +289,23 @@ def test_a_target_that_is_not_there_is_refused():
         LoRA(targets=("q", "w_proj"))
     with pytest.raises(ValueError, match="'gate' matches no projection; there are q, k, v, o, up, down"):
         adapted(MODEL, LoRA(targets=("gate",))).spec(PLAIN)
+
+
+def test_every_matrix_has_adapters_or_is_named():
+    gated = dict(output_gate=True, window=4, full=FullHeads(head_dim=8, kv_heads=2), window_layers=(True, False))
+    cases = [
+        (dict(), ()),
+        (gated, ()),
+        (dict(experts=Experts(count=4, per_token=2, width=8)), ("router", "expert_gate", "expert_up", "expert_down")),
+        (dict(layer_inputs=4), ("input_gate", "input_out")),
+        (dict(layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4)), linear.MATRICES),
+    ]
+    for options, bare in cases:
+        spec = MODEL.spec(dataclasses.replace(CFG, **options))
+        assert lora.without_adapters(spec) == bare
+        wide = {name for name, leaf in spec["layers"].items() if len(leaf.shape) > 2 and leaf.scale}
+        small = {"linear_step", "linear_beta", "conv_q", "conv_k", "conv_v"}  # a number a head, taps of a channel
+        assert set(lora.adapter_spec(LoRA(), spec)) | set(bare) == wide - small
 
 
 @pytest.mark.parametrize("fields", [{"rank": 0}, {"alpha": 0.0}, {"targets": ()}])
