@@ -121,9 +121,6 @@ FREE = (
     "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
 )
 
-# Fields that are newer than some runs. None is what those did, and is left out of what names a run.
-LATER = ("Config.reward",)
-
 Tables = Mapping[str, Mapping[str, Any]]
 
 TABLES: Tables = {"algos": ALGOS, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS,

@@ -29,7 +29,7 @@ from jrl.data.stream import Stream, open_stream
 from jrl.data.survey import texts_of
 from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
-from jrl.experiment import FREE, LATER, Config, config_classes, row_of
+from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
 from jrl.models.lora import without_adapters
@@ -325,11 +325,9 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -
 
 def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
     """Returns the manifest: what the run is, and where it runs."""
-    unsaid = [name for name in LATER if getattr(config, name.removeprefix("Config.")) is None]
-    said = {name: value for name, value in gin.to_json(config).items() if f"Config.{name}" not in unsaid}
     return make_manifest(
-        config_identity=gin.identity(config, (*FREE, *unsaid)),
-        config=said,
+        config_identity=gin.identity(config, FREE),
+        config=gin.to_json(config),
         tokenizer=tokenizer.fingerprint,
         data=getattr(source, "fingerprint", ""),
         parts=parts.hashes,
@@ -365,8 +363,10 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> No
     """Raises RefusedIdentity where the folder holds another run; warns where this is another machine."""
     if not paths.exists(folder / "manifest.json"):
         return
-    identity, environment = compare(read_manifest(folder / "manifest.json"), manifest, free_places(config))
-    if identity and all(": not there, now " in line for line in identity):
+    begun = read_manifest(folder / "manifest.json")
+    identity, environment = compare(begun, manifest, free_places(config))
+    configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
+    if identity and configured and all(": not there, now " in line for line in identity):
         raise RefusedIdentity(
             f"{folder} was begun by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
             "Go on with that version, or name another folder with --run"

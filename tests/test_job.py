@@ -48,6 +48,9 @@ def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
     assert "config.gin" not in str(refused.value)
     with pytest.raises(RefusedIdentity, match="holds another run"):
         refuse_another(tmp_path, say("new", row_length=9, prompts="repeated"), config)
+    told = dict(config_identity="old", config={"learner": {"row_length": 8}}, tokenizer="t", data="d", seed=0)
+    with pytest.raises(RefusedIdentity, match=r"holds another run:\n  parts\.p\.py: not there, now"):
+        refuse_another(tmp_path, make_manifest(**told, parts={"p.py": "1"}), config)
 
 
 def test_a_refusal_names_only_what_makes_another_run():
