@@ -35,6 +35,7 @@ OPTIONAL = (
     ("math_verify", "math", "mathematical equality"),
     ("tokenizers", "hf", "tokenizer.json of published models"),
     ("jinja2", "hf", "chat templates of published models"),
+    ("qwix", "quant", "frozen weights in 8 or 4 bits"),
     ("pyarrow", "parquet", "tasks from Parquet files"),
     ("tensorboardX", "log", "TensorBoard events"),
     ("wandb", "wandb", "the wandb writer"),

@@ -155,6 +155,11 @@ def check(config: Config, tables: Tables) -> None:
     name = type(config.model).__name__
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"LoRA knows the matrices of a Decoder, and not those of {name}; leave Config.adapter out")
+    if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
+        raise ValueError(
+            f"LoRA.base = {config.adapter.base!r} keeps matrices in few bits, and without {name}.remat = 'layer' the "
+            "backward pass would keep every one of them whole; set that, or LoRA.base = None"
+        )
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
             f"{name}.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "

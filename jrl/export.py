@@ -16,7 +16,7 @@ from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import modules_of, transposed
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.contract import axes
-from jrl.models.lora import merge
+from jrl.models.lora import in_full, merge
 from jrl.models.shape import Decoder
 from jrl.policy import NoTokenizer, Trained, open_trained
 from jrl.tokenizers.published import PublishedTokenizer
@@ -38,7 +38,7 @@ def export_policy(
 
     The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
     where they are published ones; one that the run trained itself has no such form, and stays in the run.
-    Adapters are merged into the weights.
+    Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
 
     Args:
       to: a folder that is not there yet, or empty.
@@ -101,7 +101,11 @@ def export_adapter(
             "Leave --adapter-only out"
         )
     found = plans(decoder_of(policy.config.model)[0], policy.cfg)
-    modules = dict(modules_of(trained.params, policy.config.adapter, found))
+    # DoRA's lengths are of whole matrices.
+    full = functools.partial(in_full, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
+    with jax.set_mesh(policy.mesh):
+        params = trained.params if policy.config.adapter.base is None else jax.jit(full)(trained.params)
+    modules = dict(modules_of(params, policy.config.adapter, found))
     files = peft.write(
         to,
         modules,

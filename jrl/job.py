@@ -33,6 +33,7 @@ from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
 from jrl.models.lora import without_adapters
+from jrl.models.quantised import check_bytes
 from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.ops.fingerprint import fingerprint
 from jrl.pack import Shape
@@ -177,6 +178,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     if isinstance(cfg, Decoder):
         check_divides(cfg, mesh)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+        check_bytes(model.spec(cfg), mesh)
     check_router(config, cfg)
     built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)

@@ -19,6 +19,7 @@ from jrl.collect import collect, draw
 from jrl.evaluate import evaluate, numbers
 from jrl.job import Job
 from jrl.learn import learn, packed, supervise
+from jrl.models import decoder
 from jrl.models.contract import num_params, split, whole
 from jrl.records import Preempted, Progress, Step
 from jrl.types import PyTree, TrainState
@@ -69,7 +70,8 @@ def shapes(job: Job) -> str:
     loop, data, s = job.config.loop, job.config.data, job.shape
     mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
     base, trained = split(job.model.spec(job.cfg))
-    size = f"{num_params(trained if base is None else base):,} parameters"
+    # Of whole matrices: in few bits there are fewer entries, and scales.
+    size = f"{num_params(trained if base is None else decoder.spec(job.cfg)):,} parameters"
     if base is not None:
         size += f" under {num_params(trained):,} of adapters"
     return (

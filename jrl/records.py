@@ -18,6 +18,9 @@ from jrl.checkpoints.published import load
 from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
 from jrl.job import PUBLISHED, Job, RefusedIdentity
+from jrl.models import decoder
+from jrl.models.contract import axes
+from jrl.models.quantised import INPUTS, quantise
 from jrl.ops.fingerprint import fingerprint
 from jrl.programs import abstract
 from jrl.report.metrics import open_metrics
@@ -126,7 +129,20 @@ def beginning(job: Job) -> TrainState:
     told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     weights = load(job.published, job.mesh, told)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
+    if place == "base" and job.config.adapter.base is not None:
+        weights = quantised(job, weights)
     return state.replace(**{place: weights})
+
+
+def quantised(job: Job, weights: PyTree) -> PyTree:
+    """Returns weights with every matrix of the layers as the run's adapters want it. Deletes each that it has made."""
+    layers, names = dict(weights["layers"]), axes(decoder.spec(job.cfg))["layers"]
+    one = jax.jit(quantise, static_argnames=("name", "kind", "names"))
+    for name in layers.keys() & INPUTS.keys():
+        matrix = layers[name]
+        layers[name] = jax.block_until_ready(one(matrix, name=name, kind=job.config.adapter.base, names=names[name]))
+        matrix.delete()
+    return {**weights, "layers": layers}
 
 
 def refuse_other_weights(job: Job, found: int) -> None:

@@ -68,6 +68,7 @@ LONG = (
     "models/test_experts.py",
     "models/test_linear.py",
     "models/test_lora.py",
+    "models/test_quantised.py",
     "ops/test_draw.py",
     "ops/test_router.py",
     "plan/test_collectives.py",

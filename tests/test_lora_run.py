@@ -15,6 +15,7 @@ from jrl import contents
 from jrl.config import ConfigError
 from jrl.export import export_adapter, export_policy
 from jrl.models.contract import ADAPTER, split
+from jrl.models.quantised import quantise
 from jrl.policy import open_trained
 from jrl.resolve import load_config
 from jrl.score import score
@@ -164,6 +165,28 @@ def test_an_adapter_written_apart_and_read_into_its_base_scores_as_the_run(kind,
     for a, b in zip(found, expected):
         np.testing.assert_allclose(a, b, atol=2e-5)
     assert max(np.abs(a - b).max() for a, b in zip(bare, expected)) > 1e-3
+
+
+def test_a_base_in_four_bits_is_kept_resumed_and_exported(published, tmp_path):
+    bits = ["LoRA.base='nf4'", "LoRA.targets=('q', 'o')", "AdamW.learning_rate=0.1", "Checkpoint.every=1"]
+    with pytest.raises(ConfigError, match=r"without Published\.remat = 'layer' the backward pass would keep every one"):
+        published_run(published, tmp_path / "straight", *bits)
+    bits.append("Published.remat='layer'")
+    straight = published_run(published, tmp_path / "straight", *bits)
+    published_run(published, tmp_path / "cut", *bits, steps=1)
+    cut = published_run(published, tmp_path / "cut", *bits)
+    assert contents.run_fingerprint(cut, 2) == contents.run_fingerprint(straight, 2)
+    began, base = open_trained(published).params["layers"]["up"], arrays(cut, 2)["base"]
+    expected = quantise(began, "up", "nf4", ("layers", "embed", "mlp"))
+    jax.tree.map(np.testing.assert_array_equal, base["layers"]["up"], expected)
+    assert base["layers"]["up"]["nf4"].nbytes * 8 == began.nbytes
+    expected = score(open_trained(cut), ROWS)
+    export_policy(cut, tmp_path / "out")
+    for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    export_adapter(cut, tmp_path / "adapter")
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert tensors["base_model.model.model.layers.1.self_attn.o_proj.lora_A.weight"].shape == (4, 16)
 
 
 def test_a_run_may_begin_from_an_adapter_and_needs_it_no_more(published, tmp_path):

@@ -17,6 +17,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jrl.models.quantised import gathered
 from jrl.ops.router import route
 from jrl.sharding import einsum, gather, mapped, per_shard
 from jrl.types import Array, PyTree
@@ -68,8 +69,8 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     logits = einsum("bld,de->ble", h.astype(wide), router, ("batch", None, None))
     if cfg.bias:
         logits = logits + weights["router_bias"][None, None].astype(wide)
-    gate, up = (gather(weights[f"expert_{name}"].astype(h.dtype), "experts", "embed", "mlp") for name in ("gate", "up"))
-    down = gather(weights["expert_down"].astype(h.dtype), "experts", "mlp", "embed")
+    gate, up = (gathered(weights, f"expert_{name}", h, "experts", "embed", "mlp") for name in ("gate", "up"))
+    down = gathered(weights, "expert_down", h, "experts", "mlp", "embed")
     inner = ("gate", "up") if cfg.bias else ()
     biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
     local = functools.partial(_mix_shard, cfg=cfg, activation=activation)

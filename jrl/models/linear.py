@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.norm import rms_norm
+from jrl.models.quantised import gathered
 from jrl.sharding import constrain, einsum, gather, per_shard
 from jrl.types import Array, PyTree
 
@@ -116,7 +117,7 @@ def attend(
 
     def project(name: str) -> Array:
         axes = shapes[name][1]
-        matrix = gather(weights[name].astype(dtype), *axes)
+        matrix = gathered(weights, name, h, *axes)
         formula = "bld,dhk->blhk" if matrix.ndim == 3 else "bld,dh->blh"
         return einsum(formula, h, matrix, ("batch", None, *(heads.get(axis) for axis in axes[1:])))
 
@@ -140,7 +141,7 @@ def attend(
     out, *new = per_shard(functools.partial(run, cfg=cfg), (*args, *extra), ins, outs)
     normed = rms_norm(out, weights["linear_norm"], eps).astype(dtype).astype(wide)
     gated = (normed * jax.nn.silu(project("linear_gate").astype(wide))).astype(dtype)
-    o = gather(weights["linear_o"].astype(dtype), *shapes["linear_o"][1])
+    o = gathered(weights, "linear_o", gated, *shapes["linear_o"][1])
     out = einsum("blhk,hkd->bld", constrain(gated, *values), o, ("batch", None, None))
     return out, None if kept is None else tuple(new)
 

@@ -10,21 +10,24 @@ Sources: LoRA 2106.09685, section 4.1; rsLoRA 2312.03732, theorem 3.2; DoRA 2402
 
 The parameters of an adapted model are the base's tree with one more entry, ADAPTER: projection -> {"a", "b"[, "d"]},
 stacked as the layers are. Before layers are computed the adapters move into them, s multiplied into B and c computed:
-that is what `decoder` reads.
+that is what `decoder` reads. W may be kept in few bits, which `quantised` makes whole where they multiply.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jrl.models.contract import ADAPTER, Model, ParamSpec, axes, init
+from jrl.models.contract import ADAPTER, Model, Names, ParamSpec, axes, init
 from jrl.models.leaves import ATTENTION_MATRICES, MATRICES, WIDE_LEAVES
+from jrl.models.quantised import in_few_bits, is_quantised, quantise, whole
 from jrl.sharding import TRAIN, spec
 from jrl.types import Array, PyTree
 
@@ -45,6 +48,7 @@ class LoRA:
     kind: Literal["lora", "dora"] = "lora"  # dora learns the length of each output's weights apart
     targets: tuple[str, ...] = ("*",)  # patterns over q, k, v, o, gate, up, down and q_gate; a decoder may lack some
     sampling: Literal["unmerged", "merged"] = "unmerged"  # two small products a layer, or a merged copy for each call
+    base: Literal["int8", "int4", "nf4"] | None = None  # how frozen matrices are kept; None: in the model's param_dtype
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -54,6 +58,11 @@ class LoRA:
         if not self.targets:
             raise ValueError("LoRA.targets names no projection, so nothing would be trained")
         _targets(self.targets, INPUTS)
+        if self.base is not None and self.sampling == "merged":
+            raise ValueError(
+                f"LoRA.sampling = 'merged' makes every matrix whole, and LoRA.base = {self.base!r} is there to keep "
+                "none so; set LoRA.sampling = 'unmerged'"
+            )
 
     @property
     def scale(self) -> float:
@@ -103,16 +112,23 @@ def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
 
 
 def adapted(model: Model, config: LoRA) -> Model:
-    """Returns the model whose parameters are those of `model` and, under ADAPTER, adapters to them."""
+    """Returns the model whose parameters are those of `model`, kept as `config.base` says, and, under ADAPTER, adapters
+    to them."""
 
     def whole_spec(cfg: Any) -> PyTree:
         base = model.spec(cfg)
-        return {**base, ADAPTER: adapter_spec(config, base)}
+        kept = base if config.base is None else in_few_bits(base, config.base)
+        return {**kept, ADAPTER: adapter_spec(config, base)}
 
     def whole_init(key: Array, cfg: Any, place: Any = lambda names: None) -> PyTree:
-        # The name of a parameter gives its draw: those of the base are what they are without adapters.
-        adapters = {ADAPTER: whole_spec(cfg)[ADAPTER]}
-        return {**model.init(key, cfg, place), **init(key, adapters, place)}
+        # The name of a parameter gives its draw: those of the base are what they are without adapters, in all bits.
+        adapters, base = {ADAPTER: whole_spec(cfg)[ADAPTER]}, model.init(key, cfg, place)
+        if config.base is not None:
+            names = axes(model.spec(cfg))["layers"]
+            layers = {name: quantise(leaf, name, config.base, names[name]) if name in MATRICES else leaf
+                      for name, leaf in base["layers"].items()}  # fmt: skip
+            base = {**base, "layers": layers}
+        return {**base, **init(key, adapters, place)}
 
     def inside(params: PyTree, cfg: Any) -> PyTree:
         return attach(params, config, axes(whole_spec(cfg))) if ADAPTER in params else params
@@ -150,26 +166,45 @@ def attach(params: PyTree, config: LoRA, names: PyTree) -> PyTree:
     for name, leaf in params[ADAPTER].items():
         inside[name] = {"a": leaf["a"], "b": leaf["b"] * config.scale}
         if "d" in leaf:
-            weight = base["layers"][name]
-            inside[name]["c"] = columns(weight, **inside[name], d=leaf["d"], names=names[ADAPTER][name]["d"][1:])
+            widened = functools.partial(_widened, name=name, names=_names(names, name))
+            inside[name]["c"] = columns(
+                base["layers"][name], **inside[name], d=leaf["d"], names=names[ADAPTER][name]["d"][1:], widened=widened
+            )
     return {**base, "layers": {**base["layers"], ADAPTER: inside}}
 
 
-def columns(weight: Array, a: Array, b: Array, d: Array, names: tuple[str | None, ...]) -> Array:
+def _names(names: PyTree, name: str) -> Names:
+    """Returns the logical axes of a layer's matrix, in few bits or whole."""
+    found = names["layers"][name]
+    return (next(iter(found.values())) if is_quantised(found) else found)[1:]
+
+
+def _widened(weight: Array | PyTree, dtype: Any, *, name: str, names: Names) -> Array:
+    return whole(weight, name, dtype, spec(names, TRAIN))
+
+
+def columns(
+    weight: Array | PyTree,
+    a: Array,
+    b: Array,
+    d: Array,
+    names: Names,
+    widened: Callable[[Any, Any], Array] = lambda weight, dtype: weight.astype(dtype),
+) -> Array:
     """Returns DoRA's c = (|W| + d) / |W + A B| for every layer and output, [layers, *out]. Its gradient is that of d.
 
     |W + A B|^2 = |W|^2 + 2 sum_r B_r (A^T W)_r + sum_rq B_r (A^T A)_rq B_q, so that no matrix of W's size is made.
 
     Args:
       weight: [layers, *in, *out]. a: [layers, *in, r]. b: [layers, r, *out], s multiplied in. d: [layers, *out].
-      names: logical axes of the outputs.
+      names: logical axes of the outputs. widened: (a layer's weight, dtype) -> it in that dtype.
     """
     into, out = "ij"[: a.ndim - 2], "xy"[: d.ndim - 1]
     weight, a, b = jax.lax.stop_gradient((weight, a, b))
 
     def layer(leaves: tuple[Array, ...]) -> Array:
         weight, a, b, d = leaves
-        weight = weight.astype(d.dtype)
+        weight = widened(weight, d.dtype)
         square = jnp.sum(weight * weight, axis=tuple(range(len(into))))
         crossed = _einsum(f"{into}{out},{into}r->r{out}", weight, a, ("rank", *names))
         gram = _einsum(f"{into}r,{into}q->rq", a, a, ("rank", "rank"))
@@ -183,7 +218,8 @@ def columns(weight: Array, a: Array, b: Array, d: Array, names: tuple[str | None
 
 
 def merge(params: PyTree, config: LoRA, names: PyTree, *, dtype: Any) -> PyTree:
-    """Returns the base's tree with W + s A B, or DoRA's c times that, in place of every adapted W, in `dtype`.
+    """Returns the base's tree with W + s A B, or DoRA's c times that, in place of every adapted W, in `dtype`; and with
+    whole matrices in `dtype` in place of those in few bits.
 
     Sums are in float32 or wider. A layer at a time: what is made on the way is of one layer's size.
 
@@ -193,20 +229,29 @@ def merge(params: PyTree, config: LoRA, names: PyTree, *, dtype: Any) -> PyTree:
     tree = attach(params, config, names)
     layers = dict(tree["layers"])
     for name, leaf in layers.pop(ADAPTER).items():
-        layers[name] = _merge_stack(layers[name], leaf, names["layers"][name][1:], dtype)
-    return {**tree, "layers": layers}
+        layers[name] = _merge_stack(layers[name], leaf, name, _names(names, name), dtype)
+    return in_full({**tree, "layers": layers}, names, dtype=dtype)
 
 
-def _merge_stack(weight: Array, adapter: PyTree, names: tuple[str | None, ...], dtype: Any) -> Array:
-    into = "ij"[: adapter["a"].ndim - 2]
-    out = "xy"[: weight.ndim - 1 - len(into)]
+def in_full(params: PyTree, names: PyTree, *, dtype: Any) -> PyTree:
+    """Returns parameters with whole matrices in `dtype` in place of those in few bits. names: as `merge` takes them."""
+    layers = {name: _merge_stack(leaf, None, name, _names(names, name), dtype) if is_quantised(leaf) else leaf
+              for name, leaf in params["layers"].items()}  # fmt: skip
+    return {**params, "layers": layers}
 
-    def layer(leaves: tuple[Array, PyTree]) -> Array:
+
+def _merge_stack(weight: Array | PyTree, adapter: PyTree | None, name: str, names: Names, dtype: Any) -> Array:
+    def layer(leaves: tuple[Array | PyTree, PyTree | None]) -> Array:
         weight, adapter = leaves
-        whole = weight + _einsum(f"{into}r,r{out}->{into}{out}", adapter["a"], adapter["b"], names)
+        merged = _widened(weight, jnp.float32, name=name, names=names) if is_quantised(weight) else weight
+        if adapter is None:
+            return merged.astype(dtype)
+        into = "ij"[: adapter["a"].ndim - 1]
+        out = "xy"[: merged.ndim - len(into)]
+        merged = merged + _einsum(f"{into}r,r{out}->{into}{out}", adapter["a"], adapter["b"], names)
         if "c" in adapter:
-            whole = whole * adapter["c"][(None,) * len(into)]
-        return whole.astype(dtype)
+            merged = merged * adapter["c"][(None,) * len(into)]
+        return merged.astype(dtype)
 
     return jax.lax.map(layer, (weight, adapter))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jrl.models.contract import ADAPTER
+from jrl.models.quantised import gathered
 from jrl.sharding import einsum, gather
 from jrl.types import Array, PyTree
 
@@ -17,7 +18,7 @@ def multiply(formula: str, x: Array, weights: PyTree, name: str, axes: tuple[str
     rows, matrix, result = formula.replace("->", ",").split(",")
     into, out = [[i for i, letter in enumerate(matrix) if (letter in result) is made] for made in (False, True)]
     laid = ("batch", None, *(OUTPUTS.get(axes[i]) for i in out))
-    y = einsum(formula, x, gather(weights[name].astype(x.dtype), *axes), laid)
+    y = einsum(formula, x, gathered(weights, name, x, *axes), laid)
     if name not in weights.get(ADAPTER, ()):
         return y
     adapter = weights[ADAPTER][name]

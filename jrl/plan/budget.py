@@ -18,6 +18,7 @@ from jrl.plan.case import Case, programs_of, share
 from jrl.plan.estimate import (
     adapter_bytes,
     cache_bytes,
+    few_bits_bytes,
     head_entries,
     held_bytes,
     itemsize,
@@ -107,7 +108,8 @@ def relaid(case: Case) -> int:
 def gathered(case: Case) -> int:
     """Returns the bytes of the weights that sampling makes for itself, gathered over fsdp and as they multiply. Frozen
     ones that lie so already are read where they are, but for those that adapters are merged into."""
-    every = held_bytes(case, GATHERED, case.cfg.dtype)
+    copied = case.sizes["fsdp"] > 1 or case.config.sampler.layers == "unrolled"
+    every = held_bytes(case, GATHERED, case.cfg.dtype) - (0 if copied else few_bits_bytes(case, GATHERED))
     if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
         return every + (adapter_bytes(case) if decoded_apart(case) else 0)
     if case.config.sampler.layers == "unrolled":
@@ -166,7 +168,9 @@ def a_layer_keeps(case: Case) -> int:
 
 def narrowed(case: Case) -> int:
     """Returns the bytes of the stored weights as they multiply: cast once, ahead of the loop over micro-batches."""
-    return 0 if case.cfg.param_dtype == case.cfg.dtype else held_bytes(case, TRAIN, case.cfg.dtype)
+    if case.cfg.param_dtype == case.cfg.dtype:
+        return 0
+    return held_bytes(case, TRAIN, case.cfg.dtype) - few_bits_bytes(case, TRAIN)
 
 
 def logits(case: Case) -> int:

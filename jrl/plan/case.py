@@ -14,7 +14,8 @@ from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
 from jrl.job import check_router
 from jrl.models import decoder
-from jrl.models.contract import ADAPTER, ParamSpec
+from jrl.models.contract import ParamSpec, split
+from jrl.models.quantised import check_bytes
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.pack import Shape
 from jrl.parts import Parts
@@ -30,7 +31,8 @@ class Case:
     config: Config
     cfg: Decoder  # its vocabulary filled in
     sizes: dict[str, int]  # devices along each mesh axis
-    spec: PyTree  # ParamSpecs of the decoder's weights
+    spec: PyTree  # ParamSpecs of the decoder's weights, all of them whole
+    stored: PyTree  # and as the run keeps them: frozen matrices perhaps in few bits
     adapters: PyTree | None  # and of the adapters to them, which are then all that is trained
     shape: Shape  # packed, of one RL optimiser step
     prompts: int  # B, padded to the batch shards
@@ -116,6 +118,8 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+    stored, trained = split(programs.model_of(config, parts.tables).spec(cfg))
+    check_bytes(stored or trained, mesh)
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)
     return Case(
@@ -123,7 +127,8 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
         cfg=cfg,
         sizes=sizes,
         spec=decoder.spec(cfg),
-        adapters=None if config.adapter is None else programs.model_of(config, parts.tables).spec(cfg)[ADAPTER],
+        stored=stored or trained,
+        adapters=None if stored is None else trained,
         shape=programs.train_shape(config, mesh),
         prompts=programs.padded_prompts(config, mesh),
         reference=reference,

@@ -7,14 +7,17 @@ Assumed, and printed with every estimate:
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrl.models.contract import is_spec
+from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.kept import cache_shapes
+from jrl.models.quantised import is_quantised
 from jrl.models.shape import Decoder
 from jrl.plan import flops
 from jrl.plan.case import Case, programs_of, share
@@ -61,10 +64,20 @@ def itemsize(dtype: str) -> int:
     return jnp.dtype(dtype).itemsize
 
 
-def held_bytes(case: Case, rules: dict, dtype: str) -> int:
-    """Returns the bytes of all parameters on one device, laid out by `rules`, as `dtype`."""
-    leaves = jax.tree.leaves(case.spec, is_leaf=is_spec)
-    return sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
+def held_bytes(case: Case, rules: dict, dtype: str, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the parameters that are `counted`, on one device, laid out by `rules`: as `dtype`, but those
+    in few bits as they are."""
+    layers = {name: leaf for name, leaf in case.stored["layers"].items() if not is_quantised(leaf)}
+    leaves = filter(counted, jax.tree.leaves({**case.stored, "layers": layers}, is_leaf=is_spec))
+    wide = sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
+    return wide + few_bits_bytes(case, rules, counted)
+
+
+def few_bits_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the matrices in few bits, their scales included, on one device; 0 where all are whole."""
+    found = [leaf.values() for leaf in case.stored["layers"].values() if is_quantised(leaf)]
+    leaves = filter(counted, itertools.chain(*found))
+    return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def trained_bytes(case: Case, rules: dict) -> int:
@@ -157,8 +170,7 @@ def head_entries(cfg: Decoder) -> int:
 def turn_bytes(case: Case) -> float:
     """Returns the weights that a turn of decoding reads on one device, bytes: of experts, those that a slot goes to."""
     cfg = case.cfg
-    leaves = jax.tree.leaves(case.spec, is_leaf=is_spec)
-    own = sum(share(leaf, GATHERED, case.sizes) for leaf in leaves if flops.of_experts(leaf)) * itemsize(cfg.dtype)
+    own = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
     untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** case.slots
     return held_bytes(case, GATHERED, cfg.dtype) - own * untouched
 

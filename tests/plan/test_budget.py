@@ -34,6 +34,18 @@ def test_what_a_run_of_adapters_keeps_by_hand(small):
     assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 8 * ADAPTERS)
 
 
+def test_a_base_in_four_bits_by_hand(small):
+    # Two inputs in a byte. Scales of a layer, one for 64 inputs: q 64; k and v 32 each; o, one for 16 inputs of each
+    # of 4 heads, 4 * 64; gate and up 128 each; down 2 * 64.
+    few = 73728 // 2 + 4 * 2 * (64 + 2 * 32 + 4 * 64 + 2 * 128 + 2 * 64)
+    case = (*LORA, "LoRA.base='int4'", "Decoder.param_dtype='bfloat16'", "Decoder.remat='layer'")
+    assert budget.frozen(small(*case)) == few + 2 * (PARAMETERS - 73728)
+    # Over fsdp all is cut but norms, and scales whose groups are of the width: those of o and down share it as outputs.
+    apart, norms = 4 * 2 * (64 + 2 * 32 + 2 * 128), 2 * (PARAMETERS - 73728 - 32768)
+    cut = budget.frozen(small(*case, "MeshShape.fsdp=2", devices=2))
+    assert cut == (few - apart) // 2 + apart + 32768 + norms
+
+
 def test_sampling_reads_frozen_weights_where_they_lie(small):
     """Where they lie as they multiply: not cut over fsdp, in the dtype of the products, and scanned."""
     lies = (*LORA, "Sampler.layers='scanned'", "MeshShape.data=2")
