@@ -32,6 +32,7 @@ from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
+from jrl.models.kernels import check_attention
 from jrl.models.lora import without_adapters
 from jrl.models.quantised import check_bytes
 from jrl.models.shape import Decoder, check_divides, check_length
@@ -177,9 +178,11 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     model = programs.model_of(config, parts.tables)
     if isinstance(cfg, Decoder):
         check_divides(cfg, mesh)
+        check_attention(cfg, mesh.devices.flat[0].platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         check_bytes(model.spec(cfg), mesh)
     check_router(config, cfg)
+    check_shared(config, cfg)
     built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)
 
@@ -188,6 +191,15 @@ def check_router(config: Config, cfg: Any) -> None:
     """Raises ValueError for a loss of routers where the model has none."""
     if config.learner.router is not None and getattr(cfg, "experts", None) is None:
         raise ValueError("Learner.router is a loss of a mixture of experts, and this model is none; leave it out")
+
+
+def check_shared(config: Config, cfg: Any) -> None:
+    """Raises ValueError for prompts computed once a group where the attention cannot see them."""
+    if config.learner.prompts == "shared" and getattr(cfg, "attention", "reference") != "reference":
+        raise ValueError(
+            f"Learner.prompts='shared' needs attention='reference': with {cfg.attention!r} a token sees its own "
+            "segment only"
+        )
 
 
 def with_kept_model(config: Config, folder: Path) -> Config:

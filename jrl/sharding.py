@@ -211,11 +211,14 @@ def per_shard(
     args: Sequence[Array],
     ins: Sequence[Sequence[str | None]],
     outs: Sequence[Sequence[str | None]],
+    *,
+    checked: bool = True,
 ) -> tuple[Array, ...]:
     """Returns `fn` of each device's own share of `args`: a tuple. No device needs another's.
 
     Args:
       ins, outs: logical activation axes of the arguments, which are laid out so, and of the results.
+      checked: JAX makes sure that results differ between devices only where `outs` says so.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
@@ -225,6 +228,7 @@ def per_shard(
         in_specs=tuple(spec(axes, ACTIVATIONS) for axes in ins),
         out_specs=tuple(spec(axes, ACTIVATIONS) for axes in outs),
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+        check_vma=checked,
     )(*(constrain(x, *axes) for x, axes in zip(args, ins, strict=True)))
 
 

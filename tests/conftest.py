@@ -69,6 +69,7 @@ LONG = (
     "models/test_linear.py",
     "models/test_lora.py",
     "models/test_quantised.py",
+    "models/test_splash.py",
     "ops/test_draw.py",
     "ops/test_router.py",
     "plan/test_collectives.py",

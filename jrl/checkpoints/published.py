@@ -28,6 +28,7 @@ from jrl.models.contract import axes, is_spec
 from jrl.models.families import describe, family_of, labels_of, pad_of, say
 from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
 from jrl.models.heads import REWARD, Head, head_spec
+from jrl.models.kernels import Attention
 from jrl.models.leaves import layers_of
 from jrl.models.shape import Decoder
 from jrl.sharding import TRAIN, shardings
@@ -50,6 +51,7 @@ class Published:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    attention: Attention = "reference"  # as in Decoder
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
 
@@ -124,6 +126,7 @@ def _decoder_of(published: Published) -> tuple[Family, Decoder]:
         dtype=published.dtype,
         param_dtype=published.param_dtype,
         remat=published.remat,
+        attention=published.attention,
         attention_block=published.attention_block,
     )
 

@@ -117,7 +117,7 @@ def _run(
             y, own = _linear(h, weights, positions, segment, mask, own, at, cfg)
         else:
             others = shared.get(kind.windowed) if variant.shared else None
-            y, own, pair = _attention(h, weights, kind, variant, positions, turned, mask, own, at, others, cfg)
+            y, own, pair = _attention(h, weights, kind, variant, positions, segment, turned, mask, own, at, others, cfg)
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         h = _norm(between, weights, "mlp_norm", cfg) if before else between
         if "router" in weights:
@@ -263,6 +263,7 @@ def _attention(
     kind: Kind,
     variant: Variant,
     positions: Array,
+    segment: Array | None,
     turned: Turns | None,
     mask: Array | None,
     cache: Cache | None,
@@ -315,13 +316,33 @@ def _attention(
     else:
         if cache is not None:
             k, v = (of_layer(*blocks, layer) for blocks in (cache.k, cache.v))
-        out = attend(
-            q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
-        )
+        if cfg.attention == "splash":
+            out = _by_splash(q, k, v, None if cache is not None else segment, kind.windowed, sinks, cfg)
+        else:
+            out = attend(
+                q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
+            )
     if cfg.output_gate:
         out = out * jax.nn.sigmoid(project("q_gate", "heads"))
     out = multiply("blhk,hkd->bld", out, weights, name_of("o"), ("heads", "head_dim", "embed"))
     return plus(out, weights, name_of("o_bias")), cache, pair
+
+
+def _by_splash(
+    q: Array, k: Array, v: Array, segment: Array | None, windowed: bool | Array, sinks: Array | None, cfg: Decoder
+) -> Array:
+    """Returns attention by the kernel, [B, L, H, K]. Raises ValueError where a token sees a segment beside its own."""
+    from jrl.models import splash  # Pallas is half a second of import, for those who ask for it
+
+    if segment is not None and segment.ndim == 3:
+        raise ValueError("attention='splash' lets a token see its own segment only; shared prompts need 'reference'")
+
+    def within(window: int | None) -> Array:
+        return splash.attend(q, k, v, segment, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks)
+
+    if isinstance(windowed, bool):
+        return within(cfg.window if windowed else None)
+    return jax.lax.cond(windowed, lambda: within(cfg.window), lambda: within(None))
 
 
 def _turns(positions: Array, cfg: Decoder) -> Turns | None:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 from jrl.models.experts import Experts
+from jrl.models.kernels import Attention
 from jrl.models.linear import Linear
 from jrl.models.rope import LongRope, Stretch
 from jrl.sharding import ACTIVATIONS, TRAIN
@@ -90,6 +91,7 @@ class Decoder:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. One token a row is always our own
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:
@@ -106,6 +108,12 @@ class Decoder:
             )
         if self.attention_block is not None and self.attention_block < 1:
             raise ValueError(f"attention_block must be at least 1; got {self.attention_block}")
+        if self.attention != "reference" and self.attention_block is not None:
+            raise ValueError(
+                f"attention_block is of attention='reference'; {self.attention} has blocks of its own. Leave it out"
+            )
+        if self.attention != "reference" and self.dtype == "float64":
+            raise ValueError(f"attention={self.attention!r} computes in float32; dtype='float64' needs 'reference'")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1; got {self.window}")
         if self.full is not None and (self.heads % self.full.kv_heads or self.full.head_dim % 2):

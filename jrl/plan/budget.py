@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.models.contract import is_spec
+from jrl.models.kernels import LANES
 from jrl.models.shape import Decoder
 from jrl.plan.case import Case, programs_of, share
 from jrl.plan.estimate import (
@@ -130,8 +131,10 @@ def head(case: Case) -> int:
 
 
 def queries(case: Case, length: int) -> int:
-    """Returns how many of a row's queries have scores at once."""
-    block = None if case.cfg.linear is not None else case.cfg.attention_block
+    """Returns how many of a row's queries have scores at once. A kernel's do not leave the core; what it says of each
+    query, the logarithm of a sum, it writes LANES times."""
+    block = case.cfg.attention_block if case.cfg.attention == "reference" else LANES
+    block = None if case.cfg.linear is not None else block
     return length if block is None else min(block, length)
 
 

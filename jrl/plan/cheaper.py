@@ -37,7 +37,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         slots //= 2
     if case.cfg.remat == "none":
         yield {f"{type(config.model).__name__}.remat": "layer"}
-    if case.cfg.attention_block is None and case.shape.row_length > 512:
+    if case.cfg.attention == "reference" and case.cfg.attention_block is None and case.shape.row_length > 512:
         yield {f"{type(config.model).__name__}.attention_block": 512}
     chunk = config.learner.logprob_chunk // 2
     if chunk >= 16:

@@ -29,7 +29,7 @@ FLOAT32_PASSES = 6  # bfloat16 products of one float32 product at the precision 
 
 ASSUMPTIONS = (
     "every unit at its peak, and the slowest alone counts: memory, links and matrix unit overlap within a program",
-    f"float32 products take {FLOAT32_PASSES} bfloat16 passes (precision 'highest'); attention is in float32",
+    f"float32 products take {FLOAT32_PASSES} bfloat16 passes (precision 'highest'); so does attention without a kernel",
     "experts are visited evenly, and those that no slot goes to are not read",
     "every completion is as long as it may be, every packed row is full, nothing is refilled",
     "a mesh axis moves data around one ring of the torus, both ways",
@@ -177,10 +177,10 @@ def turn_bytes(case: Case) -> float:
 
 def layer_traffic(case: Case, tokens: float) -> float:
     """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
-    of every product once, and the float32 scores written and read around the softmax."""
+    of every product once, and the float32 scores written and read around the softmax, which a kernel's are not."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
-    scores = 4 * 4 * cfg.heads / tensor * case.shape.row_length
+    scores = 4 * 4 * cfg.heads / tensor * case.shape.row_length if cfg.attention == "reference" else 0
     return cfg.layers * tokens * (2 * wide * itemsize(cfg.dtype) + scores)
 
 

@@ -1,7 +1,8 @@
 """Floating-point operations of a run's programs, counted from shapes: a multiply-add is two.
 
-Only products of matrices are counted, as they are computed: attention over whole rows, masked or not, and over whole
-blocks of the cache. The compiler's own count is no help here: it counts the body of a loop once.
+Only products of matrices are counted, as they are computed: attention over whole rows, masked or not (by a kernel, over
+blocks of which the causal mask leaves something; windows are not looked at), and over whole blocks of the cache. The
+compiler's own count is no help here: it counts the body of a loop once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax
 from jrl.models.cached_attention import edges
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.experts import Experts
+from jrl.models.kernels import causal_share
 from jrl.models.shape import Decoder
 from jrl.plan.case import Case, programs_of
 from jrl.types import PyTree
@@ -22,8 +24,8 @@ from jrl.types import PyTree
 class Flops(NamedTuple):
     """Operations of a whole program, over all devices."""
 
-    weights: float  # products with weights, in Decoder.dtype
-    attention: float  # scores and weighted values, which the attention computes in float32
+    weights: float  # products in Decoder.dtype: with weights, and a kernel's scores and weighted values
+    attention: float  # scores and weighted values, which our own attention computes in float32
 
     @property
     def total(self) -> float:
@@ -79,16 +81,34 @@ def attention(cfg: Decoder, columns: float) -> float:
     """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
     linear attention, what a row takes: three products of the size of scores (keys with keys, queries with keys, and
     their shares with corrections) and the triangular system, which is half of one."""
+    return softmax_attention(cfg, columns) + linear_attention(cfg, columns)
+
+
+def softmax_attention(cfg: Decoder, columns: float) -> float:
     attends = [cfg.variant(i) for i in range(cfg.layers)]
     full = sum(v.full for v in attends)
     linear = sum(v.linear for v in attends)
     total = (cfg.layers - full - linear) * 2 * (2 * cfg.heads * cfg.head_dim * columns)
-    if full:
-        total += full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns)
-    if linear:
-        shape = cfg.linear
-        total += linear * shape.value_heads * columns * (4 * shape.key_dim + 3 * shape.value_dim)
-    return total
+    return total + (full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns) if full else 0)
+
+
+def linear_attention(cfg: Decoder, columns: float) -> float:
+    if cfg.linear is None:
+        return 0
+    shape, linear = cfg.linear, sum(cfg.variant(i).linear for i in range(cfg.layers))
+    return linear * shape.value_heads * columns * (4 * shape.key_dim + 3 * shape.value_dim)
+
+
+def of_rows(cfg: Decoder, tokens: int, length: int) -> Flops:
+    """Returns the operations of attention forward, of `tokens` in rows of `length`."""
+    if cfg.attention == "reference":
+        return Flops(0.0, float(tokens * attention(cfg, length)))
+    by_kernel = tokens * softmax_attention(cfg, length) * causal_share(length)
+    return Flops(by_kernel, float(tokens * linear_attention(cfg, length)))
+
+
+def plus(*parts: Flops) -> Flops:
+    return Flops(*(sum(column) for column in zip(*parts)))
 
 
 def read_columns(case: Case) -> float:
@@ -115,12 +135,12 @@ def prefill(case: Case) -> Flops:
     """Returns the operations of running every prompt once through the layers; no logit is computed."""
     length = case.config.data.prompt_length
     tokens = case.prompts * length
-    return Flops(2.0 * tokens * decoded_weights(case), float(tokens * attention(case.cfg, length)))
+    return plus(Flops(2.0 * tokens * decoded_weights(case), 0.0), of_rows(case.cfg, tokens, length))
 
 
 def sample(case: Case) -> Flops:
     """Returns the operations of a sampling call: every prompt once, then every turn."""
-    return Flops(*(sum(parts) for parts in zip(prefill(case), decode(case))))
+    return plus(prefill(case), decode(case))
 
 
 def decode(case: Case) -> Flops:
@@ -155,29 +175,30 @@ def logprobs(case: Case) -> Flops:
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
     layers = layers_of(case) + adapter_weights(case)
     weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
-    return Flops(weights, float(tokens * attention(case.cfg, case.shape.row_length)))
+    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.row_length))
 
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
     for what is not kept: always the head; the layers too, but for their last product, where Decoder.remat says so (it
     is needed where more than a sum comes after it: a norm, a layer's own input, an expert's weight, whose gradient is
-    its product with what comes back); and once more the scores of
-    attention, which are half of it, where they are computed a block at a time. Frozen weights have no gradient, which
-    is half of their backward pass."""
+    its product with what comes back); and once more the scores of attention, which are half of it, where they are
+    computed a block at a time. A kernel's way back has seven products of the size of scores, three for the queries and
+    four for keys and values, where forward has two. Frozen weights have no gradient, which is half of their backward
+    pass."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
-    attended = float(tokens * attention(case.cfg, case.shape.row_length))
+    attended = of_rows(case.cfg, tokens, case.shape.row_length)
     head = 2.0 * read_positions(case) * head_weights(case.cfg)
     passes = 3 if case.adapters is None else 2
     weights, again = passes * layers + 3 * adapters + (passes + 1) * head, 0.0
     if case.cfg.remat == "layer":
         summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None
         last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
-        weights, again = weights + layers + adapters - 2.0 * tokens * last, attended
+        weights, again = weights + layers + adapters - 2.0 * tokens * last, 1.0
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
-        again += attended / 2
-    return Flops(weights, 3 * attended + again)
+        again += 0.5
+    return Flops(weights + (1 + 3.5 + again) * attended.weights, (3 + again) * attended.attention)
 
 
 def of_programs(case: Case) -> dict[str, Flops]:

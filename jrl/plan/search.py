@@ -102,7 +102,8 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
         own = case.cfg.attention_block
         rows = sorted({min(n, local) for n in ROWS})
         slots = sorted({min(n, local) for n in SLOTS})
-        blocks = {None, BLOCK, own} if case.shape.row_length > BLOCK else {own}
+        blocked = case.cfg.attention == "reference" and case.shape.row_length > BLOCK
+        blocks = {None, BLOCK, own} if blocked else {own}
         for row, remat, block, slot in itertools.product(
             rows, REMAT, sorted(blocks, key=lambda n: n or math.inf), slots
         ):

@@ -187,6 +187,15 @@ def test_blocks_that_a_row_fits_into_are_none(small):
     assert budget.update(whole).activations - blocked.activations == 2 * 2 * (2 * 4 * 32 * 32) * 4
 
 
+def test_scores_of_a_kernel_are_not_kept(small):
+    long = ("Learner.row_length=1024", "Learner.micro_batch_tokens=1024")
+    own, kernel = (budget.update(small(*long, f"Decoder.attention={name!r}")) for name in ("reference", "splash"))
+    # Two layers keep two arrays of scores [1 row, 4 heads, 1024 queries, 1024 keys] in float32 each.
+    assert own.activations - kernel.activations == 2 * 2 * (4 * 1024 * 1024) * 4
+    with pytest.raises(ValueError, match="'shared' needs attention='reference'"):
+        small(*long, "Decoder.attention='splash'", "Learner.prompts='shared'")
+
+
 def test_the_warm_start_and_evaluations_are_counted_by_their_own_shapes(small):
     case = small("Config.sft=@SFT()", "SFT.steps=1", "SFT.sequences=64", "GRPO.kl=0.01", "Config.eval=@Eval()",
                  "Data.held_out_every=5", "Eval.batch=16", "Eval.samples=2")  # fmt: skip

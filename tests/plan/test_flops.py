@@ -65,6 +65,17 @@ def test_what_a_norm_reads_is_computed_again(place, small):
     assert flops.update(case).weights == 2 * 256 * (4 * LAYERS + 4 * HEAD)
 
 
+def test_a_kernels_products_are_narrow_and_causal_by_hand(small):
+    # A row of 1,024 tokens, which two blocks of 512 divide: 3 of 4 pairs of a query and a key.
+    long = ("Learner.row_length=1024", "Learner.micro_batch_tokens=1024")
+    own, kernel = (small(*long, f"Decoder.attention={name!r}") for name in ("reference", "splash"))
+    forward, narrow = flops.logprobs(own), flops.logprobs(kernel)
+    assert narrow == (forward.weights + 3 / 4 * forward.attention, 0)
+    # Forward two products of the size of scores; back three and four.
+    assert flops.update(kernel) == (flops.update(own).weights + 4.5 * 3 / 4 * forward.attention, 0)
+    assert flops.decode(kernel) == flops.decode(own)
+
+
 def test_programs_of_adapters_by_hand(small):
     # Of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
     adapters = 2 * 4 * (2 * 128 + 2 * 96 + 3 * 192)

@@ -216,8 +216,8 @@ def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
 
 
 def canonical(cfg: Decoder) -> Decoder:
-    """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat, attention_block,
-    how long sequences are) as default."""
+    """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat, how
+    attention is computed, how long sequences are) as default."""
     layers = range(cfg.layers)
     sparse = tuple(map(cfg.sparse, layers))
     windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))
@@ -244,5 +244,6 @@ def canonical(cfg: Decoder) -> Decoder:
         dtype=plain.dtype,
         param_dtype=plain.param_dtype,
         remat=plain.remat,
+        attention=plain.attention,
         attention_block=plain.attention_block,
     )
