@@ -15,8 +15,8 @@ from jrl import paths
 from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import modules_of, transposed
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
-from jrl.models.contract import axes
-from jrl.models.lora import in_full, merge
+from jrl.models.contract import ADAPTER, axes
+from jrl.models.lora import EXPERTS, in_full, merge
 from jrl.models.shape import Decoder
 from jrl.policy import NoTokenizer, Trained, open_trained
 from jrl.tokenizers.published import PublishedTokenizer
@@ -100,6 +100,9 @@ def export_adapter(
             f"the frozen weights of {source} {what}: no folder holds them, and an adapter without them is of no use. "
             "Leave --adapter-only out"
         )
+    if any(name in EXPERTS for name in trained.params[ADAPTER]):
+        raise ValueError(f"{source} has adapters to experts, whose form differs among versions of PEFT. Leave "
+                         "--adapter-only out")  # fmt: skip
     found = plans(decoder_of(policy.config.model)[0], policy.cfg)
     # DoRA's lengths are of whole matrices.
     full = functools.partial(in_full, names=axes(policy.model.spec(policy.cfg)), dtype="float32")

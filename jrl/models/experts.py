@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from jrl.models.contract import ADAPTER
 from jrl.models.quantised import gathered
 from jrl.ops.router import route
 from jrl.sharding import einsum, gather, mapped, per_shard
@@ -73,14 +75,18 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     down = gathered(weights, "expert_down", h, "experts", "mlp", "embed")
     inner = ("gate", "up") if cfg.bias else ()
     biases = [gather(weights[f"expert_{name}_bias"], "experts", "mlp").astype(h.dtype) for name in inner]
-    local = functools.partial(_mix_shard, cfg=cfg, activation=activation)
+    low, laid = _adapters(weights.get(ADAPTER, {}), h.dtype)
+    local = functools.partial(_mix_shard, cfg=cfg, activation=activation, adapted=tuple(low))
     rows = ("batch", None, None)
     chosen = functools.partial(route, per_token=cfg.per_token, softmax=cfg.softmax)
     share, ids = per_shard(chosen, (logits,), (rows,), (rows, rows))
     out = mapped(
         local,
-        (h, share, ids, gate, up, down, *biases),
-        (*[rows] * 3, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None), *[(None, "mlp")] * len(biases)),
+        (h, share, ids, gate, up, down, *biases, *itertools.chain(*low.values())),
+        (
+            *(rows, rows, rows, (None, None, "mlp"), (None, None, "mlp"), (None, "mlp", None)),
+            *(*[(None, "mlp")] * len(biases), *laid),
+        ),
         rows,
         summed="mlp",
     )
@@ -93,6 +99,17 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     return out + einsum("ble,ed->bld", every, bias, rows), logits
 
 
+def _adapters(own: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:
+    """Returns (matrix -> a [experts, in, r] and b [experts, r, out]) of those that have adapters, and how these lie."""
+    low, laid = {}, []
+    for name, (into, out) in {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}.items():
+        if f"expert_{name}" in own:
+            a, b = (own[f"expert_{name}"][key].astype(dtype) for key in "ab")
+            low[name] = gather(a, "experts", into, "rank"), gather(b, "experts", "rank", out)
+            laid += [(None, "mlp" if into == "mlp" else None, None), (None, None, "mlp" if out == "mlp" else None)]
+    return low, laid
+
+
 def _mix_shard(
     h: Array,
     share: Array,
@@ -100,11 +117,19 @@ def _mix_shard(
     gate: Array,
     up: Array,
     down: Array,
-    *biases: Array,
+    *others: Array,
     cfg: Experts,
     activation: Callable[[Array], Array],
+    adapted: tuple[str, ...],
 ) -> Array:
-    """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`."""
+    """Returns the mixture of one batch shard, of its share of every expert's width, without the bias of `down`.
+
+    Args:
+      others: with cfg.bias those of gate and up; a and b of each of the matrices `adapted`. Where an adapter's inputs
+        are cut, what comes of b is a part of a sum, as what comes of the matrix is.
+    """
+    biases, low = others[: 2 * cfg.bias], others[2 * cfg.bias :]
+    pairs = dict(zip(adapted, zip(low[::2], low[1::2])))
     x = h.reshape(-1, h.shape[-1])
     expert = ids.reshape(-1)
     order = jnp.argsort(expert, stable=True)
@@ -113,17 +138,20 @@ def _mix_shard(
     copies = jnp.broadcast_to(x[:, None], (len(x), cfg.per_token, x.shape[1])).reshape(-1, x.shape[1])
     sorted_ = permute(copies, order, back)
 
-    def multiply(matrix: Array, *bias: Array) -> Array:
-        y = jax.lax.ragged_dot(sorted_, matrix, sizes)
+    def multiply(x: Array, matrix: Array, name: str, *bias: Array) -> Array:
+        y = jax.lax.ragged_dot(x, matrix, sizes)
+        if name in pairs:
+            a, b = pairs[name]
+            y = y + jax.lax.ragged_dot(jax.lax.ragged_dot(x, a, sizes), b, sizes)
         return y + bias[0][expert[order]] if bias else y
 
-    gated = multiply(gate, *biases[:1])
+    gated, upward = multiply(sorted_, gate, "gate", *biases[:1]), multiply(sorted_, up, "up", *biases[1:])
     if cfg.clamp is None:
-        product = activation(gated) * multiply(up, *biases[1:])
+        product = activation(gated) * upward
     else:
-        gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(multiply(up, *biases[1:]), -cfg.clamp, cfg.clamp)
+        gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(upward, -cfg.clamp, cfg.clamp)
         product = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
-    found = permute(jax.lax.ragged_dot(product, down, sizes), back, order).reshape(len(x), cfg.per_token, -1)
+    found = permute(multiply(product, down, "down"), back, order).reshape(len(x), cfg.per_token, -1)
     return (found * share.reshape(len(x), -1, 1).astype(found.dtype)).sum(1).reshape(h.shape)
 
 

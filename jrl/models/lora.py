@@ -35,6 +35,7 @@ from jrl.types import Array, PyTree
 INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1, "q_gate": 1}
 # Those of layers whose heads or MLP have a shape of their own, which a pattern meets by their plain names too.
 INPUTS |= {f"full_{name}": INPUTS[name] for name in ATTENTION_MATRICES} | {name: 1 for name in WIDE_LEAVES}
+EXPERTS = ("expert_gate", "expert_up", "expert_down")  # one input, after the expert: each has adapters of its own
 READ = {"d": "c"}  # what the decoder reads in place of a leaf
 
 
@@ -46,7 +47,9 @@ class LoRA:
     alpha: float = 32.0
     scaling: Literal["alpha/rank", "alpha/sqrt(rank)"] = "alpha/rank"  # s; the root is rsLoRA's
     kind: Literal["lora", "dora"] = "lora"  # dora learns the length of each output's weights apart
-    targets: tuple[str, ...] = ("*",)  # patterns over q, k, v, o, gate, up, down and q_gate; a decoder may lack some
+    # Patterns over q, k, v, o, gate, up, down and q_gate, of which a decoder may lack some; and over expert_gate,
+    # expert_up and expert_down, which only a pattern that begins with "expert" meets.
+    targets: tuple[str, ...] = ("*",)
     sampling: Literal["unmerged", "merged"] = "unmerged"  # two small products a layer, or a merged copy for each call
     base: Literal["int8", "int4", "nf4"] | None = None  # how frozen matrices are kept; None: in the model's param_dtype
 
@@ -57,7 +60,9 @@ class LoRA:
             raise ValueError(f"LoRA.alpha must be above 0; got {self.alpha}")
         if not self.targets:
             raise ValueError("LoRA.targets names no projection, so nothing would be trained")
-        _targets(self.targets, INPUTS)
+        _targets(self.targets, (*INPUTS, *EXPERTS))
+        if self.kind == "dora" and any(pattern.startswith("expert") for pattern in self.targets):
+            raise ValueError("LoRA.kind = 'dora' is not known for experts; leave them out of LoRA.targets")
         if self.base is not None and self.sampling == "merged":
             raise ValueError(
                 f"LoRA.sampling = 'merged' makes every matrix whole, and LoRA.base = {self.base!r} is there to keep "
@@ -72,8 +77,10 @@ class LoRA:
 
 def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
     """Returns the names that a pattern matches. Raises ValueError for a pattern that matches none."""
-    meets = lambda name, pattern: any(
-        fnmatch.fnmatchcase(said, pattern) for said in (name, name.removeprefix("full_").removeprefix("wide_"))
+    # Experts are most of what a model of theirs would train, so that they are asked for by name.
+    meets = lambda name, pattern: (
+        (name not in EXPERTS or pattern.startswith("expert"))
+        and any(fnmatch.fnmatchcase(said, pattern) for said in (name, name.removeprefix("full_").removeprefix("wide_")))
     )
     for pattern in patterns:
         if not any(meets(name, pattern) for name in names):
@@ -82,9 +89,10 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
 
 
 def without_adapters(base: PyTree) -> tuple[str, ...]:
-    """Returns the matrices in the layers of `base`, a decoder's spec, that no target can name: experts and routers,
-    linear attention, inputs of layers. They stay frozen."""
-    return tuple(name for name in ("router", *MATRICES) if name in base["layers"] and name not in INPUTS)
+    """Returns the matrices in the layers of `base`, a decoder's spec, that no target can name: routers, linear
+    attention, inputs of layers; and experts where they have no adapters there. They stay frozen."""
+    own = {*INPUTS, *base.get(ADAPTER, ())}
+    return tuple(name for name in ("router", *MATRICES) if name in base["layers"] and name not in own)
 
 
 def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
@@ -95,19 +103,20 @@ def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
     Raises: ValueError for a target that the decoder does not have.
     """
     found = {}
-    for name in _targets(config.targets, [name for name in INPUTS if name in base["layers"]]):
-        weight, inputs = base["layers"][name], 1 + INPUTS[name]
-        layers, into, out = weight.shape[:1], weight.shape[1:inputs], weight.shape[inputs:]
-        into_axes, out_axes = weight.axes[1:inputs], weight.axes[inputs:]
+    for name in _targets(config.targets, [name for name in (*INPUTS, *EXPERTS) if name in base["layers"]]):
+        weight, first = base["layers"][name], 2 if name in EXPERTS else 1
+        inputs = first + INPUTS.get(name, 1)
+        apart, into, out = weight.shape[:first], weight.shape[first:inputs], weight.shape[inputs:]
+        apart_axes, into_axes, out_axes = weight.axes[:first], weight.axes[first:inputs], weight.axes[inputs:]
         dtype = jnp.promote_types(weight.dtype, jnp.float32)
         found[name] = {
             "a": ParamSpec(
-                (*layers, *into, config.rank), dtype, ("layers", *into_axes, "rank"), (3 * math.prod(into)) ** -0.5
+                (*apart, *into, config.rank), dtype, (*apart_axes, *into_axes, "rank"), (3 * math.prod(into)) ** -0.5
             ),
-            "b": ParamSpec((*layers, config.rank, *out), dtype, ("layers", "rank", *out_axes), 0.0),
+            "b": ParamSpec((*apart, config.rank, *out), dtype, (*apart_axes, "rank", *out_axes), 0.0),
         }
         if config.kind == "dora":
-            found[name]["d"] = ParamSpec((*layers, *out), dtype, ("layers", *out_axes), 0.0)
+            found[name]["d"] = ParamSpec((*apart, *out), dtype, (*apart_axes, *out_axes), 0.0)
     return found
 
 
@@ -246,9 +255,11 @@ def _merge_stack(weight: Array | PyTree, adapter: PyTree | None, name: str, name
         merged = _widened(weight, jnp.float32, name=name, names=names) if is_quantised(weight) else weight
         if adapter is None:
             return merged.astype(dtype)
-        into = "ij"[: adapter["a"].ndim - 1]
-        out = "xy"[: merged.ndim - len(into)]
-        merged = merged + _einsum(f"{into}r,r{out}->{into}{out}", adapter["a"], adapter["b"], names)
+        each = "e" if name in EXPERTS else ""
+        into = "ij"[: adapter["a"].ndim - 1 - len(each)]
+        out = "xy"[: merged.ndim - len(each) - len(into)]
+        formula = f"{each}{into}r,{each}r{out}->{each}{into}{out}"
+        merged = merged + _einsum(formula, adapter["a"], adapter["b"], names)
         if "c" in adapter:
             merged = merged * adapter["c"][(None,) * len(into)]
         return merged.astype(dtype)

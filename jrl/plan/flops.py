@@ -51,9 +51,11 @@ def layers_of(case: Case) -> int:
 
 
 def adapter_weights(case: Case) -> int:
-    """Returns the elements of the adapters' matrices; 0 where there are none."""
-    pairs = (case.adapters or {}).values()
-    return sum(math.prod(pair[name].shape) for pair in pairs for name in ("a", "b"))
+    """Returns the elements of the adapters' matrices that a token is multiplied with; 0 where there are none."""
+    leaves = [pair[name] for pair in (case.adapters or {}).values() for name in ("a", "b")]
+    some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
+    chosen = some // case.cfg.experts.count * case.cfg.experts.per_token if some else 0
+    return sum(math.prod(leaf.shape) for leaf in leaves if not of_experts(leaf)) + chosen
 
 
 def decoded_weights(case: Case) -> int:

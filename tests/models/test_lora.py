@@ -317,3 +317,12 @@ def test_adapters_that_learn_nothing_are_refused(fields):
 def test_adapters_to_bfloat16_are_float32():
     spec = adapted(MODEL, KINDS[1]).spec(dataclasses.replace(CFG, param_dtype="bfloat16"))
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract(spec[ADAPTER]))} == {np.dtype("float32")}
+
+
+def test_adapters_to_experts_are_asked_for_by_name():
+    sparse = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8))
+    assert adapted(MODEL, LoRA()).spec(sparse)[ADAPTER].keys() == {"q", "k", "v", "o"}
+    found = adapted(MODEL, LoRA(rank=2, targets=("expert_up",))).spec(sparse)[ADAPTER]["expert_up"]
+    assert found["a"].shape == (2, 3, 16, 2) and found["b"].shape == (2, 3, 2, 8)
+    with pytest.raises(ValueError, match="'dora' is not known for experts"):
+        LoRA(kind="dora", targets=("expert_*",))

@@ -28,7 +28,7 @@ CFG = Decoder(vocab_size=24, layers=2, width=16, heads=2, kv_heads=2, head_dim=8
 SPARSE = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8))
 TOKENS = np.random.default_rng(0).integers(0, 24, (4, 8)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(8, dtype=np.int32), TOKENS.shape)
-CASES = [(LoRA(rank=2, base="nf4", kind="dora"), CFG), (LoRA(rank=2, base="int4", targets=("q", "o")), SPARSE)]
+CASES = [(LoRA(rank=2, base="nf4", kind="dora"), CFG), (LoRA(rank=2, base="int4", targets=("o", "expert_*")), SPARSE)]
 IDS = ["nf4-dora", "int4-experts"]
 
 
