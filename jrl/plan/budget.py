@@ -25,6 +25,7 @@ from jrl.plan.estimate import (
     itemsize,
     kept_bytes,
     mlp_entries,
+    moment_bytes,
     trained_bytes,
     widest_heads,
 )  # fmt: skip
@@ -56,20 +57,13 @@ class Memory(NamedTuple):
 def kept(case: Case) -> Memory:
     """Returns what the run holds all the time."""
     trained = trained_bytes(case, TRAIN)
-    return Memory(weights=frozen(case) + trained * (1 + case.reference + case.behaviour), optimiser=moments(case))
+    return Memory(weights=frozen(case) + trained * (1 + case.reference + case.behaviour), optimiser=moment_bytes(case))
 
 
 def init(case: Case) -> Memory:
     """Returns the memory of the first state: weights are drawn where they lie."""
     trained = trained_bytes(case, TRAIN)
-    return Memory(weights=frozen(case) + trained, optimiser=moments(case))
-
-
-def moments(case: Case) -> int:
-    """Returns the bytes of Adam's two moments of what is trained on one device."""
-    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    narrow = case.config.optimizer.moments == "bfloat16"
-    return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
+    return Memory(weights=frozen(case) + trained, optimiser=moment_bytes(case))
 
 
 def frozen(case: Case) -> int:

@@ -86,6 +86,13 @@ def trained_bytes(case: Case, rules: dict) -> int:
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
+def moment_bytes(case: Case) -> int:
+    """Returns the bytes of Adam's two moments of what is trained on one device."""
+    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    narrow = case.config.optimizer.moments == "bfloat16"
+    return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
+
+
 def adapter_bytes(case: Case) -> int:
     """Returns the bytes of the adapters on one device, as they multiply; 0 where there are none."""
     leaves = jax.tree.leaves(case.adapters, is_leaf=is_spec)
@@ -211,7 +218,10 @@ def update_traffic(case: Case) -> Traffic:
     reduced = gathered_over(case, gradient)
     copies = case.sizes["data"]
     reduced = add(reduced, {"data": 2 * stored * case.shape.micro_batches * (copies - 1) / copies})
-    return Traffic(hbm=once.hbm + 3 * stored * case.shape.micro_batches + 10 * stored, links=add(once.links, reduced))
+    return Traffic(
+        hbm=once.hbm + 3 * stored * case.shape.micro_batches + 6 * stored + 2 * moment_bytes(case),
+        links=add(once.links, reduced),
+    )
 
 
 def of_programs(case: Case) -> dict[str, Traffic]:

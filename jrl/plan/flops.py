@@ -160,7 +160,7 @@ def completions_in_a_row(case: Case) -> int:
     trunk = case.config.data.prompt_length - 1 if s.samples > 1 else 0
     group = trunk + s.samples * (s.width - trunk)
     rest = max(s.row_length % group - trunk, 0) // (s.width - trunk)
-    return max(s.row_length // group * s.samples + rest, 1)
+    return max(min(s.row_length // group * s.samples + rest, s.places), 1)
 
 
 def read_positions(case: Case) -> int:

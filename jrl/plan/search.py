@@ -153,6 +153,7 @@ def confirmed(
     known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
     rest, tried = list(found), 0
+    low = 1.0  # what the compiler said over arithmetic, of what it refused
     # A few small programs aside, all that a run compiles. The first state is no larger.
     deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
     while rest and len(good) < wanted and tried < TRIES:
@@ -160,6 +161,10 @@ def confirmed(
         told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
         if told:
             bad.append(candidate._replace(refused=told[0]))
+            continue
+        if (likely := candidate.gib * low) > limit / GIB:
+            why = f"about {likely:.2f} of {limit / GIB:.2f} GiB a device, by what the compiler said of another layout"
+            bad.append(candidate._replace(refused=why))
             continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
         tried += 1
@@ -171,6 +176,7 @@ def confirmed(
         if size > limit:
             why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
             known[depends_on(name, candidate.bindings)] = why
+            low = max(low, size / GIB / candidate.gib)
             bad.append(candidate._replace(gib=size / GIB, refused=why))
         else:
             good.append(candidate._replace(gib=size / GIB, compiled=True))

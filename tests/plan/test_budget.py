@@ -93,8 +93,11 @@ def test_a_loss_of_routers_needs_routers(small):
 
 def test_moments_in_bfloat16_are_half(small):
     case, narrow = small(), small("AdamW.moments='bfloat16'")
-    assert 2 * budget.moments(narrow) == budget.moments(case) == 2 * 4 * PARAMETERS
-    assert budget.kept(narrow).optimiser == budget.init(narrow).optimiser == budget.moments(narrow)
+    assert 2 * estimate.moment_bytes(narrow) == estimate.moment_bytes(case) == 2 * 4 * PARAMETERS
+    assert budget.kept(narrow).optimiser == budget.init(narrow).optimiser == estimate.moment_bytes(narrow)
+    # Both are read and written once a step.
+    less = estimate.update_traffic(case).hbm - estimate.update_traffic(narrow).hbm
+    assert less == 2 * estimate.moment_bytes(narrow)
 
 
 def test_the_cache_by_hand(small):

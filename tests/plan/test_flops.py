@@ -57,6 +57,7 @@ def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
     # A trunk of 7 tokens, and branches of 25: 107 for a group of four, 57 for two of them.
     assert [flops.completions_in_a_row(shared(row)) for row in (32, 57, 107, 163, 164)] == [1, 2, 4, 5, 6]
     assert [flops.completions_in_a_row(small(f"Learner.row_length={row}")) for row in (32, 63, 64)] == [1, 1, 2]
+    assert flops.completions_in_a_row(small("Learner.row_length=256", "Learner.sequences_per_row=4")) == 4
 
 
 @pytest.mark.parametrize("place", ["after", "both"])
