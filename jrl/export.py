@@ -15,7 +15,8 @@ from jrl import paths
 from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import modules_of, transposed
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
-from jrl.models.contract import ADAPTER, axes
+from jrl.models import decoder
+from jrl.models.contract import ADAPTER, abstract, axes
 from jrl.models.lora import EXPERTS, in_full, merge
 from jrl.models.shape import Decoder
 from jrl.policy import NoTokenizer, Trained, open_trained
@@ -104,10 +105,13 @@ def export_adapter(
         raise ValueError(f"{source} has adapters to experts, whose form differs among versions of PEFT. Leave "
                          "--adapter-only out")  # fmt: skip
     found = plans(decoder_of(policy.config.model)[0], policy.cfg)
-    # DoRA's lengths are of whole matrices.
-    full = functools.partial(in_full, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
-    with jax.set_mesh(policy.mesh):
-        params = trained.params if policy.config.adapter.base is None else jax.jit(full)(trained.params)
+    params = trained.params
+    if policy.config.adapter.kind == "lora":  # of whose matrices the shapes are wanted, and no bytes
+        params = {**params, "layers": abstract(decoder.spec(policy.cfg))["layers"]}
+    elif policy.config.adapter.base is not None:  # DoRA's lengths are of whole matrices
+        full = functools.partial(in_full, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
+        with jax.set_mesh(policy.mesh):
+            params = jax.jit(full)(params)
     modules = dict(modules_of(params, policy.config.adapter, found))
     files = peft.write(
         to,

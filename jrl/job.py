@@ -296,12 +296,14 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
 def open_reward(config: Config, policy: Policy, folder: Path, display: Display) -> Judge:
     """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
 
-    Of a run begun by a version that kept less, what it did not keep is taken as it is found now, and kept from then on.
-
-    Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with.
+    Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
+      the file that says which is gone.
     """
     path, kept = config.reward.path, folder / REWARD
-    resumed = paths.exists(kept) and paths.exists(folder / "manifest.json")
+    resumed = paths.exists(folder / "manifest.json")
+    if resumed and not paths.exists(kept):
+        raise RefusedIdentity(f"{kept} is gone, which says what reward model the run began with; put it back, or name "
+                              "another folder with --run")  # fmt: skip
     began = paths.read_object(kept) if resumed else {}
     tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
     told = lambda done, total: display.phase(f"reading the reward model: {100 * done // total} %")
@@ -313,12 +315,12 @@ def open_reward(config: Config, policy: Policy, folder: Path, display: Display) 
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }
     names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
-    if strange := [name for key, name in names.items() if began.get(key, found[key]) != found[key]]:
+    if resumed and (strange := [name for key, name in names.items() if began.get(key) != found[key]]):
         raise RefusedIdentity(
             f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; put those back, or "
             "name another folder with --run"
         )
-    if found.keys() - began.keys():
+    if not resumed:
         paths.write_bytes_atomic(kept, json.dumps(found).encode() + b"\n")
     return judge
 

@@ -17,7 +17,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
-from jrl.models.contract import Model, only_trained, whole
+from jrl.models.contract import Model, only_trained, whole, without_gradient
 from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
@@ -248,6 +248,7 @@ def loss_sums(
     share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
 
     def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array], Array | None]]:
+        params = without_gradient(params, model.spec(cfg))
         new, entropy, logits = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
         entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
         old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs

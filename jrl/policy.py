@@ -21,6 +21,7 @@ from jrl.example import Message
 from jrl.experiment import TABLES, Config, config_classes
 from jrl.job import Policy, open_policy, with_kept_model
 from jrl.models.contract import whole
+from jrl.models.kernels import PLATFORMS
 from jrl.models.shape import Decoder
 from jrl.parts import load_parts
 from jrl.resolve import load_config
@@ -146,10 +147,15 @@ def name_of(binding: str) -> str:
 
 
 def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
-    """Returns `config` with a mesh that this machine has, where the bindings ask for none."""
-    if any(name_of(binding).startswith("MeshShape.") for binding in bindings):
-        return config
-    return dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
+    """Returns `config` with a mesh and an attention that this machine has, where the bindings ask for none."""
+    bound = [name_of(binding) for binding in bindings]
+    if not any(name.startswith("MeshShape.") for name in bound):
+        config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
+    kernel, platform = getattr(config.model, "attention", "reference"), jax.devices()[0].platform
+    if PLATFORMS.get(kernel, platform) != platform and not any(name.endswith(".attention") for name in bound):
+        _log.warning("attention=%r is not on this %s: the reference computes the same", kernel, platform.upper())
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="reference"))
+    return config
 
 
 def told_sampling(folder: Path) -> list[str]:

@@ -4,15 +4,16 @@ import jax
 import numpy as np
 
 from jrl import sampler
-from jrl.models.contract import axes, init
+from jrl.models.contract import axes
 from jrl.models.decoder import MODEL
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.types import PromptBatch
 
 
-def agree_on_every_mesh(cfg, layers):
+def agree_on_every_mesh(cfg, layers, model=MODEL):
     """Eight prompts of 1 to 3 tokens, two samples of 6 each, in three slots, prefilled in two rounds; `cfg`: 48 ids."""
-    params = init(jax.random.key(0), MODEL.spec(cfg))
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        params = jax.tree.map(np.asarray, jax.jit(lambda key: model.init(key, cfg))(jax.random.key(0)))
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
         tokens=rng.integers(0, 48, (8, 3)).astype(np.int32),
@@ -23,18 +24,18 @@ def agree_on_every_mesh(cfg, layers):
     for shape in (MeshShape(), MeshShape(data=2, tensor=2)):
         mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
         with jax.set_mesh(mesh):
-            spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+            spread = jax.device_put(params, shardings(axes(model.spec(cfg)), mesh, TRAIN))
         out = sampler.sample(
             spread, prompts, jax.random.key(1), stream=0, version=0, mesh=mesh, samples=2, stop_ids=(7,), pad_id=0,
-            config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=MODEL, model_cfg=cfg,
+            config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=model, model_cfg=cfg,
         )  # fmt: skip
         found.append(jax.tree.map(np.asarray, out))
     one, many = found
     np.testing.assert_array_equal(one.tokens, many.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
     positions = np.broadcast_to(np.arange(9, dtype=np.int32), one.tokens.shape)
-    hidden, _ = MODEL.forward(params, one.tokens, positions, None, cfg)
-    law = np.asarray(jax.nn.log_softmax(MODEL.unembed(params, hidden, cfg)))
+    hidden, _ = model.forward(params, one.tokens, positions, None, cfg)
+    law = np.asarray(jax.nn.log_softmax(model.unembed(params, hidden, cfg)))
     expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
     difference = np.where(one.action_mask[:, 1:], one.sampler_logprobs[:, 1:] - expected, 0)
     assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(law).max())

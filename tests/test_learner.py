@@ -397,6 +397,8 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     after, _ = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, **static))(state)
     kept = {name for name, leaf in after.params["layers"].items() if np.array_equal(leaf, params["layers"][name])}
     assert kept == {"layer_scale"}
+    gradient = jax.jit(lambda p: learner.loss_sums(p, batch, hyper, None, **static).gradient)(params)
+    assert not np.any(gradient["layers"]["layer_scale"]) and np.any(gradient["layers"]["q"])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -286,12 +286,11 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
     # The day that a template sees is the run's first.
     (run / "reward.json").write_text(json.dumps(began | {"date": "2001-02-03"}))
     assert opens().tokenizer.chat.date == "2001-02-03"
-    # A version before this one kept the weights alone.
-    (run / "reward.json").write_text(json.dumps({"fingerprint": began["fingerprint"]}))
-    opens()
-    assert json.loads((run / "reward.json").read_text()) == began
-    (run / "reward.json").write_text(json.dumps({"fingerprint": "0"}))
+    (run / "reward.json").write_text(json.dumps(began | {"fingerprint": "0"}))
     with pytest.raises(RefusedIdentity, match="the weights in"):
+        opens()
+    (run / "reward.json").unlink()
+    with pytest.raises(RefusedIdentity, match=r"reward\.json is gone"):
         opens()
 
 

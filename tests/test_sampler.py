@@ -373,6 +373,14 @@ def test_the_cache_is_held_once():
     assert cache <= temporary < 1.5 * cache
 
 
+@pytest.mark.parametrize("layers, stacks", [("unrolled", False), ("scanned", True)])
+def test_weights_that_are_unrolled_are_not_carried_stacked_too(layers, stacks):
+    cfg = dataclasses.replace(CFG, layers=3)
+    text = compiled(one_device(), layers=layers, cfg=cfg).as_text()
+    loops = re.findall(r" = \((.*)\) while\(", text)
+    assert any(f"f32[{cfg.layers},{cfg.width},{cfg.mlp_width}]" in carried for carried in loops) == stacks
+
+
 @pytest.mark.parametrize("layers, number", [("unrolled", 2), ("scanned", 8)])
 def test_memory_is_that_of_the_slots_and_of_the_prompts_at_hand(layers, number):
     # 32 prompts, 4 samples each: a queue of 8 times the 16 slots. At hand are 16 / 4 + 2 prompts.

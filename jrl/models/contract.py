@@ -27,7 +27,7 @@ class ParamSpec:
     dtype: Any
     axes: Names
     scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones; NaN: see Model.init
-    trained: bool = True  # else no optimiser moves it, nor does weight decay
+    trained: bool = True  # else it has no gradient, and neither an optimiser nor weight decay moves it
 
 
 @struct.dataclass
@@ -119,6 +119,11 @@ def split(params: PyTree) -> tuple[PyTree | None, PyTree]:
 def whole(frozen: PyTree | None, trained: PyTree) -> PyTree:
     """Returns the parameters that a model's functions take; the inverse of `split`. Copies nothing."""
     return trained if frozen is None else {**frozen, ADAPTER: trained}
+
+
+def without_gradient(params: PyTree, spec: PyTree) -> PyTree:
+    """Returns the trained parameters of a model, those constant that its spec says ParamSpec.trained = False of."""
+    return jax.tree.map(lambda x, s: x if s.trained else jax.lax.stop_gradient(x), params, split(spec)[1])
 
 
 def only_trained(updates: PyTree, spec: PyTree) -> PyTree:

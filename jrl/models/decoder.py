@@ -129,8 +129,8 @@ def _run(
         x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
         if given is not None:
             x = x + _norm(_from_input(x, weights, given, cfg), weights, "input_norm", cfg)
-        if cfg.layer_scale:  # ParamSpec.trained is False: its gradient is not worth computing
-            x = x * jax.lax.stop_gradient(weights["layer_scale"][0]).astype(x.dtype)
+        if cfg.layer_scale:
+            x = x * weights["layer_scale"][0].astype(x.dtype)
         return x, own, pair if variant.source else None, logits if routed else None
 
     kinds = [Kind(cfg.windowed(i), cfg.rotates(i)) for i in range(cfg.layers)]

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from jrl.models.contract import ADAPTER, Model, Names, ParamSpec, axes, init
 from jrl.models.leaves import ATTENTION_MATRICES, MATRICES, WIDE_LEAVES
-from jrl.models.quantised import in_few_bits, is_quantised, quantise, whole
+from jrl.models.quantised import KINDS, in_few_bits, is_quantised, quantise, whole
 from jrl.sharding import TRAIN, spec
 from jrl.types import Array, PyTree
 
@@ -185,7 +185,7 @@ def attach(params: PyTree, config: LoRA, names: PyTree) -> PyTree:
 def _names(names: PyTree, name: str) -> Names:
     """Returns the logical axes of a layer's matrix, in few bits or whole."""
     found = names["layers"][name]
-    return (next(iter(found.values())) if is_quantised(found) else found)[1:]
+    return (next(found[kind] for kind in KINDS if kind in found) if is_quantised(found) else found)[1:]
 
 
 def _widened(weight: Array | PyTree, dtype: Any, *, name: str, names: Names) -> Array:

@@ -1,6 +1,6 @@
 """Attention by JAX's Pallas kernel for TPUs, "splash": the scores of one block of queries and keys exist at a time, in
 the core's own memory, and blocks that the causal mask or a window leaves empty are not computed. The reference is
-`attention.attend`.
+`attention.attend`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
 
 Source: jax.experimental.pallas.ops.tpu.splash_attention; the running softmax is that of FlashAttention (2205.14135).
 """

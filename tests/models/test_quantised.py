@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import agree_on_every_mesh
 
 from jrl.models.contract import ADAPTER, axes, init, split, whole
 from jrl.models.decoder import MODEL
@@ -28,8 +29,10 @@ CFG = Decoder(vocab_size=24, layers=2, width=16, heads=2, kv_heads=2, head_dim=8
 SPARSE = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8))
 TOKENS = np.random.default_rng(0).integers(0, 24, (4, 8)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(8, dtype=np.int32), TOKENS.shape)
-CASES = [(LoRA(rank=2, base="nf4", kind="dora"), CFG), (LoRA(rank=2, base="int4", targets=("o", "expert_*")), SPARSE)]
-IDS = ["nf4-dora", "int4-experts"]
+CLAMPED = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8, bias=True, clamp=0.8))
+CASES = [(LoRA(rank=2, base="nf4", kind="dora"), CFG), (LoRA(rank=2, base="int4", targets=("o", "expert_*")), SPARSE),
+         (LoRA(rank=2, base="int8", targets=("q", "expert_*")), CLAMPED)]  # fmt: skip
+IDS = ["nf4-dora", "int4-experts", "int8-experts of gpt-oss"]
 
 
 def one_device():
@@ -189,6 +192,11 @@ def test_a_mesh_changes_neither_policy_nor_gradient(config, cfg):
     np.testing.assert_allclose(value, expected[0], rtol=1e-12)
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-12 * np.abs(y).max())
     jax.tree.map(close, slope, expected[1])
+
+
+@pytest.mark.parametrize("config, cfg", CASES[:2], ids=IDS[:2])
+def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(config, cfg):
+    agree_on_every_mesh(dataclasses.replace(cfg, vocab_size=48), "unrolled", adapted(MODEL, config))
 
 
 # What is refused

@@ -9,15 +9,17 @@ import sys
 
 import pytest
 
-TINY = ["Decoder.attention='splash'", "Decoder.dtype='bfloat16'", "Decoder.remat='layer'", "Decoder.head_dim=64",
-        "Decoder.window=4", "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",
+TINY = ["Decoder.attention='splash'", "Decoder.remat='layer'", "Decoder.window=4",
+        "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",
         "MeshShape.fsdp=2", "MeshShape.tensor=2"]  # fmt: skip
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_an_update_and_a_decode_loop_with_the_kernel_compile_for_a_tpu(tmp_path):
+@pytest.mark.parametrize("dtype, head_dim", [("bfloat16", 64), ("float32", 128)])
+def test_an_update_and_a_decode_loop_with_the_kernel_compile_for_a_tpu(dtype, head_dim, tmp_path):
     command = [sys.executable, "-m", "jrl.cli", "plan", "configs/tiny.gin", "--topology", "v5e:2x2",
-               "--no-collectives", "--json", *TINY]  # fmt: skip
+               "--no-collectives", "--json", *TINY, f"Decoder.dtype={dtype!r}",
+               f"Decoder.head_dim={head_dim}"]  # fmt: skip
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
