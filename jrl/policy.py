@@ -153,7 +153,8 @@ def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
         config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
     kernel, platform = getattr(config.model, "attention", "reference"), jax.devices()[0].platform
     if PLATFORMS.get(kernel, platform) != platform and not any(name.endswith(".attention") for name in bound):
-        _log.warning("attention=%r is not on this %s: the reference computes the same", kernel, platform.upper())
+        said = "attention=%r is not on this %s: using the reference, whose rounding differs"
+        _log.warning(said, kernel, platform.upper())
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="reference"))
     return config
 

@@ -154,17 +154,18 @@ def confirmed(
     limit = topology.chip.limit_bytes
     rest, tried = list(found), 0
     low = 1.0  # what the compiler said over arithmetic, of what it refused
+    later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
     # A few small programs aside, all that a run compiles. The first state is no larger.
     deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
-    while rest and len(good) < wanted and tried < TRIES:
-        candidate = rest.pop(0)
+    while (rest or later) and len(good) < wanted and tried < TRIES:
+        first_time = bool(rest)
+        candidate = (rest or later).pop(0)
         told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
         if told:
             bad.append(candidate._replace(refused=told[0]))
             continue
-        if (likely := candidate.gib * low) > limit / GIB:
-            why = f"about {likely:.2f} of {limit / GIB:.2f} GiB a device, by what the compiler said of another layout"
-            bad.append(candidate._replace(refused=why))
+        if first_time and candidate.gib * low > limit / GIB:
+            later.append(candidate)
             continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
         tried += 1
@@ -180,8 +181,9 @@ def confirmed(
             bad.append(candidate._replace(gib=size / GIB, refused=why))
         else:
             good.append(candidate._replace(gib=size / GIB, compiled=True))
-    if not good:  # what is left is larger still, or slower, and was not asked about
-        why = f"the compiler refused the {tried} fastest, and was not asked about this one"
+    rest = sorted([*rest, *later], key=lambda c: (c.step_seconds, c.gib))
+    if not good:
+        why = f"the compiler refused all {tried} that it was asked about, and was not asked about this one"
         return [], [*bad, *(candidate._replace(refused=why) for candidate in rest)]
     return [*good, *rest], bad
 

@@ -1,0 +1,25 @@
+"""What a run was trained with and this machine has not is replaced where the run is only read, and said."""
+
+from __future__ import annotations
+
+import pytest
+
+from jrl.models.kernels import check_attention
+from jrl.policy import on_this_machine
+from jrl.resolve import load_config
+
+SPLASH = "Decoder.attention='splash'"
+
+
+def test_a_kernel_that_is_not_here_gives_way_to_the_reference(caplog):
+    config, _ = load_config("configs/tiny.gin", [SPLASH])
+    assert on_this_machine(config, ()).model.attention == "reference"
+    assert "attention='splash' is not on this CPU: using the reference" in caplog.text
+
+
+def test_one_that_is_bound_is_kept_and_so_refused():
+    config, _ = load_config("configs/tiny.gin", [SPLASH])
+    kept = on_this_machine(config, [SPLASH])
+    assert kept.model.attention == "splash"
+    with pytest.raises(ValueError, match="is a kernel of TPUs"):
+        check_attention(kept.model, "cpu")
