@@ -17,7 +17,8 @@ from jrl.checkpoints.adapters import modules_of, transposed
 from jrl.checkpoints.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models import decoder
 from jrl.models.contract import ADAPTER, abstract, axes
-from jrl.models.lora import EXPERTS, in_full, merge
+from jrl.models.lora import in_full, merge
+from jrl.models.matrices import EXPERTS
 from jrl.models.shape import Decoder
 from jrl.policy import NoTokenizer, Trained, open_trained
 from jrl.tokenizers.published import PublishedTokenizer

@@ -20,7 +20,8 @@ from jrl.collect import Collected, Draw, redraw_prompts
 from jrl.job import PUBLISHED, Job, RefusedIdentity
 from jrl.models import decoder
 from jrl.models.contract import axes
-from jrl.models.quantised import INPUTS, quantise
+from jrl.models.matrices import MATRICES
+from jrl.models.quantised import quantise
 from jrl.ops.fingerprint import fingerprint
 from jrl.programs import abstract
 from jrl.report.metrics import open_metrics
@@ -138,7 +139,7 @@ def quantised(job: Job, weights: PyTree) -> PyTree:
     """Returns weights with every matrix of the layers as the run's adapters want it. Deletes each that it has made."""
     layers, names = dict(weights["layers"]), axes(decoder.spec(job.cfg))["layers"]
     one = jax.jit(quantise, static_argnames=("name", "kind", "names"))
-    for name in layers.keys() & INPUTS.keys():
+    for name in layers.keys() & MATRICES.keys():
         matrix = layers[name]
         layers[name] = jax.block_until_ready(one(matrix, name=name, kind=job.config.adapter.base, names=names[name]))
         matrix.delete()

@@ -16,7 +16,8 @@ import numpy as np
 from jrl.checkpoints.peft import Module
 from jrl.models.contract import ADAPTER
 from jrl.models.families.contract import Pick, Place
-from jrl.models.lora import INPUTS, LoRA
+from jrl.models.lora import LoRA
+from jrl.models.matrices import ADAPTABLE
 from jrl.types import PyTree
 
 Box = tuple[slice, ...]
@@ -59,7 +60,7 @@ def fold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> np.
 
 def check(name: str, module: Module, leaf: str, place: Place, shape: Sequence[int]) -> None:
     """Raises ValueError where an adapter does not fit the published matrix, of `shape`, that holds a leaf."""
-    if leaf not in INPUTS:
+    if leaf not in ADAPTABLE:
         raise ValueError(f"the adapter is also to {name}; adapters to attention's and the MLP's matrices are known")
     found = (module.b.shape[0], module.a.shape[1])
     due = tuple(shape[::-1] if transposed(place) else shape)
@@ -88,7 +89,7 @@ def merged(
       shape: of the layer's leaf.
       whole: reads any box of it; DoRA's lengths are over all inputs.
     """
-    inputs = INPUTS[leaf]
+    inputs = len(ADAPTABLE[leaf])
     into, out = inputs_and_outputs(place)
     rows = module.b[start : start + rows_of(out, shape)]
     a, b = unfold(module.a.T, into, shape), unfold(rows, out, shape)  # [*in, r], [*out, r]
@@ -134,7 +135,7 @@ def modules_of(params: PyTree, config: LoRA, plans: Mapping[str, Any]) -> Iterat
             magnitude = np.zeros(outputs, np.float32)
             for slot in plan.slots:  # an output that is not adapted keeps its length
                 path = slot.path[-1]
-                long = length(fetch(weights[path], at), INPUTS[path])
+                long = length(fetch(weights[path], at), len(ADAPTABLE[path]))
                 long = long + fetch(adapters[path]["d"], at) if path in adapters else long
                 rows = fold(long, inputs_and_outputs(slot.place)[1], weights[path].shape[1:])
                 magnitude[slot.start : slot.start + len(rows)] += rows

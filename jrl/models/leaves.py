@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrl.models import experts, linear
 from jrl.models.contract import ADAPTER, ParamSpec, axes
+from jrl.models.matrices import MATRICES
 from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
@@ -137,9 +138,6 @@ MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a
 WIDE_LEAVES = ("wide_gate", "wide_up", "wide_down")  # of a shared layer whose MLP has a width of its own
 KEY_LEAVES = ("k", "v", "k_norm", "k_bias", "v_bias")  # of a layer with keys and values of its own
 ATTENTION_LEAVES = (*KEY_LEAVES, "q", "o", "q_gate", "q_norm", "q_bias", "o_bias", "sinks")
-ATTENTION_MATRICES = ("q", "k", "v", "o", "q_gate")
-MATRICES = (*ATTENTION_MATRICES, *(f"full_{name}" for name in ATTENTION_MATRICES), "gate", "up", "down", *WIDE_LEAVES,
-            "expert_gate", "expert_up", "expert_down", "input_gate", "input_out", *linear.MATRICES)  # fmt: skip
 
 
 def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:

@@ -76,7 +76,6 @@ def leaves(cfg: Linear, width: int) -> dict[str, tuple[tuple[int, ...], tuple[st
 
 
 LEAVES = tuple(leaves(Linear(key_heads=1, value_heads=1, key_dim=2, value_dim=2), 1))
-MATRICES = ("linear_q", "linear_k", "linear_v", "linear_gate", "linear_o")  # which are cast; the rest stays wide
 
 
 def state_shapes(cfg: Linear, batch: int) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:

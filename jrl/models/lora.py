@@ -26,16 +26,11 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import ADAPTER, Model, Names, ParamSpec, axes, init
-from jrl.models.leaves import ATTENTION_MATRICES, MATRICES, WIDE_LEAVES
+from jrl.models.matrices import ADAPTABLE, EXPERTS, MATRICES
 from jrl.models.quantised import KINDS, in_few_bits, is_quantised, quantise, whole
 from jrl.sharding import TRAIN, spec
 from jrl.types import Array, PyTree
 
-# Projections of a layer, and how many of a weight's axes are its inputs; the others are its outputs.
-INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1, "q_gate": 1}
-# Those of layers whose heads or MLP have a shape of their own, which a pattern meets by their plain names too.
-INPUTS |= {f"full_{name}": INPUTS[name] for name in ATTENTION_MATRICES} | {name: 1 for name in WIDE_LEAVES}
-EXPERTS = ("expert_gate", "expert_up", "expert_down")  # one input, after the expert: each has adapters of its own
 READ = {"d": "c"}  # what the decoder reads in place of a leaf
 
 
@@ -60,7 +55,7 @@ class LoRA:
             raise ValueError(f"LoRA.alpha must be above 0; got {self.alpha}")
         if not self.targets:
             raise ValueError("LoRA.targets names no projection, so nothing would be trained")
-        _targets(self.targets, (*INPUTS, *EXPERTS))
+        _targets(self.targets, (*ADAPTABLE, *EXPERTS))
         if self.kind == "dora" and any(pattern.startswith("expert") for pattern in self.targets):
             raise ValueError("LoRA.kind = 'dora' is not known for experts; leave them out of LoRA.targets")
         if self.base is not None and self.sampling == "merged":
@@ -91,7 +86,7 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
 def without_adapters(base: PyTree) -> tuple[str, ...]:
     """Returns the matrices in the layers of `base`, a decoder's spec, that no target can name: routers, linear
     attention, inputs of layers; and experts where they have no adapters there. They stay frozen."""
-    own = {*INPUTS, *base.get(ADAPTER, ())}
+    own = {*ADAPTABLE, *base.get(ADAPTER, ())}
     return tuple(name for name in ("router", *MATRICES) if name in base["layers"] and name not in own)
 
 
@@ -103,9 +98,9 @@ def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
     Raises: ValueError for a target that the decoder does not have.
     """
     found = {}
-    for name in _targets(config.targets, [name for name in (*INPUTS, *EXPERTS) if name in base["layers"]]):
-        weight, first = base["layers"][name], 2 if name in EXPERTS else 1
-        inputs = first + INPUTS.get(name, 1)
+    for name in _targets(config.targets, [name for name in (*ADAPTABLE, *EXPERTS) if name in base["layers"]]):
+        weight = base["layers"][name]
+        first, inputs = 1 + MATRICES[name][0], 2 + MATRICES[name][-1]  # behind the layer, and an expert's number
         apart, into, out = weight.shape[:first], weight.shape[first:inputs], weight.shape[inputs:]
         apart_axes, into_axes, out_axes = weight.axes[:first], weight.axes[first:inputs], weight.axes[inputs:]
         dtype = jnp.promote_types(weight.dtype, jnp.float32)

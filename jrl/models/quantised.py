@@ -20,18 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import Names, ParamSpec
+from jrl.models.matrices import MATRICES
 from jrl.sharding import GATHERED, TRAIN, gather, spec
 from jrl.types import Array, PyTree
 
 KINDS = ("int8", "int4", "nf4")
 GROUP = 64
-# Matrices, and which axes of a layer's are its inputs. An expert's number is neither input nor output.
-INPUTS = {"q": (0,), "k": (0,), "v": (0,), "o": (0, 1), "q_gate": (0,),
-          "full_q": (0,), "full_k": (0,), "full_v": (0,), "full_o": (0, 1), "full_q_gate": (0,),
-          "linear_q": (0,), "linear_k": (0,), "linear_v": (0,), "linear_gate": (0,), "linear_o": (0, 1),
-          "gate": (0,), "up": (0,), "down": (0,), "wide_gate": (0,), "wide_up": (0,), "wide_down": (0,),
-          "expert_gate": (1,), "expert_up": (1,), "expert_down": (1,), "input_gate": (0,),
-          "input_out": (0,)}  # fmt: skip
 NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)  # fmt: skip
@@ -39,7 +33,7 @@ NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.
 
 def in_few_bits(found: PyTree, kind: str) -> PyTree:
     """Returns a decoder's spec with the matrices of its layers as `kind`."""
-    layers = {name: _spec(name, leaf, kind) if name in INPUTS else leaf for name, leaf in found["layers"].items()}
+    layers = {name: _spec(name, leaf, kind) if name in MATRICES else leaf for name, leaf in found["layers"].items()}
     return {**found, "layers": layers}
 
 
@@ -83,7 +77,7 @@ def quantise(weight: Array, name: str, kind: str, names: Names) -> dict[str, Arr
 
     def layer(w: Array) -> dict[str, Array]:
         done = qwix.quantize(w.astype(jnp.float32), kind, **how)
-        values = done.qvalue if kind == "int8" else packed(done.qvalue, INPUTS[name][-1])
+        values = done.qvalue if kind == "int8" else packed(done.qvalue, MATRICES[name][-1])
         return {kind: values, "scale": done.scale}
 
     places = {key: spec(leaf.axes, TRAIN) for key, leaf in found.items()}
@@ -108,7 +102,7 @@ def whole(leaf: Array | dict[str, Array], name: str, dtype: Any, place: Any) -> 
 
 
 def _whole(leaf: dict[str, Array], name: str, dtype: Any) -> Array:
-    axis, scale = INPUTS[name][-1], leaf["scale"]
+    axis, scale = MATRICES[name][-1], leaf["scale"]
     if "int8" in leaf:
         levels = leaf["int8"]
     elif "int4" in leaf:
@@ -135,7 +129,7 @@ def unpacked(values: Array, axis: int) -> Array:
 
 
 def _spec(name: str, leaf: ParamSpec, kind: str) -> dict[str, ParamSpec]:
-    shape, scales, inputs = list(leaf.shape), list(leaf.shape), [1 + axis for axis in INPUTS[name]]
+    shape, scales, inputs = list(leaf.shape), list(leaf.shape), [1 + axis for axis in MATRICES[name]]
     if kind == "int8":
         for axis in inputs:
             scales[axis] = 1
@@ -154,7 +148,8 @@ def _spec(name: str, leaf: ParamSpec, kind: str) -> dict[str, ParamSpec]:
 
 def _scale_axes(name: str, sizes: Sequence[int], names: Sequence[str | None]) -> Names:
     """Returns the logical axes of a layer's scales: cut as the matrix is, but for inputs that share one."""
-    return tuple(None if size == 1 or i == INPUTS[name][-1] else own for i, (size, own) in enumerate(zip(sizes, names)))
+    last = MATRICES[name][-1]
+    return tuple(None if size == 1 or i == last else own for i, (size, own) in enumerate(zip(sizes, names)))
 
 
 def _anyhow(fn: Callable[[Any], Any], out: Any, arg: Any) -> Any:

@@ -20,7 +20,8 @@ from jrl.models.contract import ADAPTER, axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.families.contract import Pick
 from jrl.models.leaves import layers_of
-from jrl.models.lora import INPUTS, LoRA, adapted, merge
+from jrl.models.lora import LoRA, adapted, merge
+from jrl.models.matrices import ADAPTABLE
 from jrl.sharding import MeshShape, make_mesh
 
 CONFIG = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6, "bias": "none", "use_rslora": False,
@@ -43,7 +44,7 @@ def matrices(family, cfg):
     """Returns published name -> (shape, whether it is [in, out]) of every matrix that may have an adapter."""
     found = plans(family, cfg)
     return {name: (plan.shape, transposed(plan.slots[0].place)) for name, plan in found.items()
-            if plan.slots[0].path[-1] in INPUTS}  # fmt: skip
+            if plan.slots[0].path[-1] in ADAPTABLE}  # fmt: skip
 
 
 def write(folder, family, cfg, dora=False, **config):

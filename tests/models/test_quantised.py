@@ -16,11 +16,12 @@ from sampled import agree_on_every_mesh
 from jrl.models.contract import ADAPTER, axes, init, split, whole
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.leaves import MATRICES
+from jrl.models.linear import Linear
 from jrl.models.lora import LoRA, adapted, merge
-from jrl.models.quantised import INPUTS, KINDS, NF4, check_bytes, quantise
+from jrl.models.matrices import MATRICES
+from jrl.models.quantised import KINDS, NF4, check_bytes, quantise
 from jrl.models.quantised import whole as whole_matrix
-from jrl.models.shape import Decoder
+from jrl.models.shape import Decoder, FullHeads
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 qwix = pytest.importorskip("qwix")
@@ -124,8 +125,23 @@ def test_every_weight_is_within_half_a_step_and_what_qwix_makes_of_it(name, kind
     np.testing.assert_array_equal(stood_for, qwix.dequantize(theirs))
 
 
-def test_every_matrix_has_its_inputs_named():
-    assert INPUTS.keys() == set(MATRICES)
+LINEAR = Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4)
+FULL = dict(full=FullHeads(head_dim=4, kv_heads=1), window=4, window_layers=(True, False))
+OTHERS = {"experts": SPARSE, "linear": dataclasses.replace(CFG, linear=LINEAR),
+          "full": dataclasses.replace(CFG, **FULL),
+          "shared": dataclasses.replace(CFG, layers=3, shared_layers=1, shared_mlp_width=24),
+          "inputs": dataclasses.replace(CFG, layer_inputs=4, output_gate=True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("cfg", OTHERS.values(), ids=OTHERS)
+def test_every_matrix_has_its_inputs_named(cfg):
+    """The stream is on one side of each: what is not an input, or an expert's number, is an output."""
+    layers = MODEL.spec(cfg)["layers"]
+    found = {name for name, leaf in layers.items() if "embed" in leaf.axes and len(leaf.axes) > 2}
+    assert found - {"router", "linear_step", "linear_beta"} == MATRICES.keys() & layers.keys()
+    for name in MATRICES.keys() & layers.keys():
+        inputs = [layers[name].axes[1 + axis] for axis in MATRICES[name]]
+        assert ("embed" in inputs) != (layers[name].axes[-1] == "embed"), name
 
 
 # The policy
@@ -139,7 +155,7 @@ def test_the_model_computes_with_the_weights_that_they_stand_for():
         found, without = logits(params, model=model), logits(bare)
     np.testing.assert_array_equal(params["embed"], bare["embed"])
     meant = dict(params["layers"])
-    for name in meant.keys() & INPUTS.keys():
+    for name in meant.keys() & MATRICES.keys():
         stacks = jax.tree.map(np.asarray, meant[name])
         layers = [whole_matrix(jax.tree.map(lambda x, i=i: x[i], stacks), name, "float32", None) for i in range(2)]
         meant[name] = np.stack(layers)
