@@ -5,6 +5,7 @@ sequences in `slots` rows at a time. A row that ends hands its slot to the next 
 completion does not hold up the rest. A prompt runs through the model once for its G samples, when the first of them
 gets a slot, together with the next ones in the queue: at most slots / G + 2 prompts are resident, however long the
 queue is.
+When none waits any more and half the slots are idle, the last sequences may go on in half as many (`Sampler.halvings`).
 Shards take different numbers of turns, therefore no collective over a batch axis may stand inside the loop: weights are
 replicated over those axes, and sharded over tensor only.
 
@@ -15,6 +16,7 @@ from the prefill, then the last prompt token is fed again and every logit comes 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -45,12 +47,15 @@ class Sampler:
     min_p: float | None = None
     stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
+    halvings: int = 0  # how often the last sequences go on in half the slots, once none waits; each is compiled apart
 
     def __post_init__(self) -> None:
         if isinstance(self.completion_length, int) and self.completion_length < 1:
             raise ValueError(f"Sampler.completion_length must be at least 1; got {self.completion_length}")
         if self.slots < 1:
             raise ValueError(f"Sampler.slots must be at least 1; got {self.slots}")
+        if self.halvings < 0:
+            raise ValueError(f"Sampler.halvings must be at least 0; got {self.halvings}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"Sampler.top_k must be at least 1, or None for off; got {self.top_k}")
         for name, low_open in (("temperature", True), ("top_p", True), ("min_p", False)):
@@ -145,6 +150,7 @@ def sample(
             completion_length=config.completion_length,
             slots=config.slots,
             layers=config.layers,
+            halvings=config.halvings,
             stop_ids=stop_ids,
             pad_id=pad_id,
         )
@@ -152,7 +158,17 @@ def sample(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "model_cfg", "samples", "completion_length", "slots", "layers", "stop_ids", "pad_id"),
+    static_argnames=(
+        "model",
+        "model_cfg",
+        "samples",
+        "completion_length",
+        "slots",
+        "layers",
+        "halvings",
+        "stop_ids",
+        "pad_id",
+    ),
 )
 def program(
     params: PyTree,
@@ -170,6 +186,7 @@ def program(
     completion_length: int,
     slots: int,
     layers: str,
+    halvings: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
 ) -> Rollout:
@@ -192,6 +209,7 @@ def program(
         completion_length=completion_length,
         slots=slots,
         layers=layers,
+        halvings=halvings,
         stop_ids=stop_ids,
         pad_id=pad_id,
     )
@@ -241,7 +259,7 @@ class _Resident(NamedTuple):
 
 class _Loop(NamedTuple):
     waiting: Array  # [] int32, the first sequence that has had no slot yet
-    resident: _Resident
+    resident: _Resident | None  # None: no sequence waits
     slots: _Slots
     cache: PyTree  # of the model
     written: _Written
@@ -252,6 +270,14 @@ def prompts_at_hand(local_prompts: int, slots: int, samples: int) -> int:
     shard's as can be, so that nearly none is computed twice, and at most slots / G + 2."""
     rounds = -(-local_prompts // (-(-slots // samples) + 2))
     return -(-local_prompts // rounds)
+
+
+def narrower(slots: int, halvings: int) -> tuple[int, ...]:
+    """Returns how many slots the last sequences go on in, one after the other: 16, 8 for 32 and 2."""
+    found = [slots]
+    while len(found) <= halvings and found[-1] > 1:
+        found.append(-(-found[-1] // 2))
+    return tuple(found[1:])
 
 
 def _sample_shard(
@@ -270,6 +296,7 @@ def _sample_shard(
     completion_length: int,
     slots: int,
     layers: str,
+    halvings: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
 ) -> dict[str, Array | None]:
@@ -329,9 +356,11 @@ def _sample_shard(
             cache=jax.tree.map(copy, loop.cache, held.cache),
         )
 
-    def step(loop: _Loop) -> _Loop:
+    def refill(loop: _Loop) -> _Loop:
         idle = (loop.slots.sequence == count).sum(dtype=jnp.int32)
-        loop = jax.lax.fori_loop(0, jnp.minimum(idle, count - loop.waiting), admit, loop)
+        return jax.lax.fori_loop(0, jnp.minimum(idle, count - loop.waiting), admit, loop)
+
+    def step(loop: _Loop) -> _Loop:
         now = loop.slots
         hidden, cache = model.forward(decoded, now.token[:, None], now.position[:, None], None, model_cfg, loop.cache)
         logits = constrain(model.unembed(decoded, hidden, model_cfg), "batch", None, None)[:, 0]
@@ -368,6 +397,20 @@ def _sample_shard(
         )
         return loop._replace(slots=after, cache=cache, written=written)
 
+    def narrowed(loop: _Loop, rows: int) -> _Loop:
+        """Moves the sequences that are not done into the first `rows` slots, which are all that there are then."""
+        order = jnp.argsort(loop.slots.sequence == count)  # stable: those at work first
+        move = lambda i, narrow: jax.tree.map(
+            lambda to, whole: jax.lax.dynamic_update_slice_in_dim(
+                to, jax.lax.dynamic_slice_in_dim(whole, order[i], 1, batch_dimension), i, batch_dimension
+            ),
+            narrow,
+            loop.cache,
+        )
+        cache = jax.lax.fori_loop(0, rows, move, model.cut_cache(in_layers(empty(rows, width)), width))
+        slots = jax.tree.map(lambda x: x[order[:rows]], loop.slots)
+        return loop._replace(resident=None, slots=slots, cache=cache)
+
     shape = (count, width)
     column = jnp.arange(width, dtype=jnp.int32)[None, :]
     padded = jnp.pad(prompts.tokens[prompt_of], ((0, 0), (0, completion_length)))
@@ -387,8 +430,15 @@ def _sample_shard(
             finish=_vary(jnp.full(count, Finish.LENGTH, jnp.int8)),
         ),
     )
-    busy = lambda loop: (loop.waiting < count) | (loop.slots.sequence < count).any()
-    written = jax.lax.while_loop(busy, step, start).written
+
+    def more_than(rows: int) -> Callable[[_Loop], Array]:
+        return lambda loop: (loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows)
+
+    halves = narrower(slots, halvings)
+    loop = jax.lax.while_loop(more_than(halves[0] if halves else 0), lambda loop: step(refill(loop)), start)
+    for rows, left in zip(halves, (*halves[1:], 0)):
+        loop = jax.lax.while_loop(more_than(left), step, narrowed(loop, rows))
+    written = loop.written
     action_mask = (column >= prompt_length[:, None]) & (column < written.length[:, None])
     return dict(
         tokens=written.tokens,

@@ -193,6 +193,16 @@ def test_eight_devices_draw_the_same(shape):
     assert one.weights_fingerprint == many.weights_fingerprint
 
 
+@pytest.mark.parametrize("layers, shape", [("unrolled", {}), ("scanned", dict(data=2, tensor=2))], ids=str)
+def test_the_last_sequences_are_the_same_in_fewer_slots(layers, shape):
+    batch, budget = prompts(), np.where(np.arange(24) % 5 == 4, 9, 2)  # most are done when the last few begin
+    mesh = make_mesh(MeshShape(**shape), jax.devices()[: 4 if shape else 1])
+    plain = run(batch, BASE, budget=budget)
+    out = run(batch, dataclasses.replace(BASE, layers=layers, halvings=2), mesh=mesh, budget=budget)
+    assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
+    np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
+
+
 def test_scanned_layers_draw_the_same():
     batch = prompts()
     scanned = run(batch, dataclasses.replace(BASE, layers="scanned"))
@@ -309,7 +319,7 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
 # The program
 
 
-def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolled", cfg=CFG, **law):
+def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolled", halvings=0, cfg=CFG, **law):
     """The compiled program of 8 prompts and 4 samples in 16 slots."""
     with jax.set_mesh(mesh):
         place = lambda shape, dtype, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -330,7 +340,7 @@ def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolle
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), law, None, None,
             model=decoder.MODEL, model_cfg=cfg, samples=4, completion_length=completion_length,
-            slots=16, layers=layers, stop_ids=STOP_IDS, pad_id=PAD,
+            slots=16, layers=layers, halvings=halvings, stop_ids=STOP_IDS, pad_id=PAD,
         ).compile()  # fmt: skip
 
 
@@ -371,6 +381,18 @@ def test_the_cache_is_held_once():
     temporary = compiled(one_device(), completion_length=columns).memory_analysis().temp_size_in_bytes
     cache = 2 * CFG.layers * 16 * CFG.kv_heads * (WIDTH + columns) * CFG.head_dim * 4
     assert cache <= temporary < 1.5 * cache
+
+
+def test_the_last_sequences_have_half_the_cache_and_then_half_of_that():
+    columns = 1000
+    program = compiled(one_device(), completion_length=columns, halvings=2)
+    text = program.as_text()
+    loops = re.findall(r" = \((.*)\) while\(", text)
+    block = f"{CFG.kv_heads},{WIDTH + columns - 768},{CFG.head_dim}]"  # the last of a slot's blocks of columns
+    held = [{rows for rows in (16, 8, 4) if f"f32[{rows},{block}" in carried} for carried in loops]
+    assert [{16}, {8}, {4}] == [rows for rows in held if len(rows) == 1]
+    cache = 2 * CFG.layers * 16 * CFG.kv_heads * (WIDTH + columns) * CFG.head_dim * 4
+    assert 1.5 * cache <= program.memory_analysis().temp_size_in_bytes < 2 * cache
 
 
 @pytest.mark.parametrize("layers, stacks", [("unrolled", False), ("scanned", True)])

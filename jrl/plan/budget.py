@@ -30,7 +30,7 @@ from jrl.plan.estimate import (
     widest_heads,
 )  # fmt: skip
 from jrl.plan.flops import decoded_apart
-from jrl.sampler import prompts_at_hand
+from jrl.sampler import narrower, prompts_at_hand
 from jrl.sharding import GATHERED, TRAIN
 
 FLOAT32 = 4  # bytes
@@ -74,13 +74,16 @@ def frozen(case: Case) -> int:
 def sample(case: Case) -> Memory:
     """Returns the memory of sampling. All through it: weights gathered over fsdp as they multiply, the slots' cache,
     and the keys and values of the prompts at hand. Then the next prompts at work, whose keys and values are made beside
-    the last ones', or a turn's logits of every token."""
+    the last ones', or a turn's logits of every token. At the end, with no prompt at hand, the cache of half the slots,
+    where the last sequences move there."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     prompts, length = resident(case), case.config.data.prompt_length
     scores = SCORES * prompts * score_heads(cfg) // tensor * queries(case, length) * length * FLOAT32
     turn = (SCORES * cfg.vocab_size + at_work(case, 1) // FLOAT32) * case.slots * FLOAT32
+    beside = [2 * kept_bytes(case, prompts, length)]
+    beside += [kept_bytes(case, rows, case.width) for rows in narrower(case.slots, case.config.sampler.halvings)]
     return kept(case)._replace(
-        cache=cache_bytes(case) + 2 * kept_bytes(case, prompts, length),
+        cache=cache_bytes(case) + max(beside),
         temporary=gathered(case) + relaid(case) + max(scores + at_work(case, prompts * length), turn),
     )
 

@@ -107,6 +107,9 @@ def test_the_cache_by_hand(small):
     assert budget.sample(small("Decoder.dtype='bfloat16'")).cache == 256 * (3 * 32 + 2 * 4 * 8)
     # One slot: at most 3 of the 4 prompts, 1 / 2 rounded up and 2 more; two rounds of 2.
     assert budget.sample(small("Sampler.slots=1")).cache == 512 * (32 + 2 * 2 * 8)
+    # In 8 slots of 32, prompts of 1: the last sequences move to 4 slots while the 8 are there.
+    last = ("Sampler.slots=8", "Sampler.halvings=2", "Data.prompt_length=1", "Sampler.completion_length=31")
+    assert budget.sample(small(*last)).cache == 512 * (8 + 4) * 32
 
 
 def test_gradients_and_layer_inputs_by_hand(small):
