@@ -25,7 +25,7 @@ from benchmarks import limits as hardware
 from benchmarks import plots, quiet, table
 from benchmarks.environments import PEERS, Missing, cache_folder, python_of
 from benchmarks.limits import Limits
-from benchmarks.shapes import LEARNING, SAMPLING, SHAPES, SWEEPS, Learning, ModelShape
+from benchmarks.shapes import LEARNING, SAMPLING, SHAPES, SWEEPS, UPDATE, Learning, ModelShape
 from benchmarks.system import System, ask, close, open_system
 
 Rows = Iterator[tuple[str, dict]]  # name of a row, and what was found
@@ -166,11 +166,14 @@ def update(bench: Bench) -> Rows:
     """Measures one update in every system, in processes that do nothing else, and the most memory of each."""
     if bench.rows not in "update":
         return
-    case, systems = LEARNING[0], open_all(bench)
+    case, systems = UPDATE, open_all(bench)
     failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
     said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
     print(table.equal_work(said), flush=True)
-    row = {"roofline_seconds": hardware.update_seconds(bench.shape, case, bench.limits), "equal_work": said}
+    row = {
+        "roofline_seconds": hardware.update_seconds(bench.shape, case, bench.limits, case.sequences),
+        "equal_work": said,
+    }
     runs = side_by_side(bench, systems, "update", case=case)
     for name, system in systems.items():
         runs[name]["peak_bytes"] = ask(system, "peak_bytes")

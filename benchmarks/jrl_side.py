@@ -162,8 +162,16 @@ class Run:
 OPEN: dict[str, Run] = {}  # learning case -> its run
 HELD = contextlib.ExitStack()  # what those runs hold open, until the process ends
 
-# What this machine wants: unrolled layers compute faster on a CPU, and small micro-batches stay in its caches.
-SETTINGS = ("Learner.layers='unrolled'", "Learner.micro_batch_tokens=768", HALVINGS, "Checkpoint.every=1000000")
+
+def settings(case: Learning) -> tuple[str, ...]:
+    """Returns what this machine wants: unrolled layers compute faster on a CPU, and small micro-batches stay in its
+    caches. A step computes a group's prompt once; an update alone is of whole sequences."""
+    row = max(128, case.prompt_length - 1, case.completion_length + 1)
+    rows = case.samples + 1 if case.lengths == "full" else 5  # one of the prompt, and one of each sample
+    apart = ("Learner.prompts='apart'", f"Learner.micro_batch_tokens={rows * row}")
+    whole = ("Learner.micro_batch_tokens=768",)
+    learner = whole if case.name == shapes.UPDATE.name else apart
+    return ("Learner.layers='unrolled'", *learner, HALVINGS, "Checkpoint.every=1000000")
 
 
 def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str]) -> None:
@@ -193,7 +201,7 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
         "Loop.steps=1000000",
         f"Loop.prompts={case.prompts}",
         f"Loop.samples={case.samples}",
-        *(setting for setting in SETTINGS if _name(setting) not in map(_name, bindings)),
+        *(setting for setting in settings(case) if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
     config = gin.load(None, said, Config, config_classes(TABLES))

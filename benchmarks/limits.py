@@ -61,15 +61,17 @@ def sampling_seconds(shape: ModelShape, case: Sampling, limits: Limits) -> float
     return first + steps * least_seconds(decode_step(shape, rows, seen), limits)
 
 
-def update_seconds(shape: ModelShape, case: Learning, limits: Limits) -> float:
-    """Returns the least time of forward and backward on whole sequences: three products for each weight and token."""
+def update_seconds(shape: ModelShape, case: Learning, limits: Limits, prompts: int) -> float:
+    """Returns the least time of forward and backward on all completions and so many prompts: three products for each
+    weight and token."""
     lengths = case.prompt_length + shapes.lengths(case)
     seen = float(np.average((lengths + 1) / 2, weights=lengths))
-    return 3 * lengths.sum() * (2 * shape.matmul_weights + attention(shape, seen)) / limits.matmul
+    tokens = prompts * case.prompt_length + shapes.lengths(case).sum()
+    return 3 * tokens * (2 * shape.matmul_weights + attention(shape, seen)) / limits.matmul
 
 
 def step_seconds(shape: ModelShape, case: Learning, limits: Limits) -> float:
-    """Returns the least time of a step of GRPO: its sampling call and one update."""
+    """Returns the least time of a step of GRPO: its sampling call and one update, each with every prompt once."""
     call = Sampling("", case.prompts, case.samples, case.prompt_length, case.completion_length, lengths=case.lengths,
                     slots=case.sequences)  # fmt: skip
-    return sampling_seconds(shape, call, limits) + update_seconds(shape, case, limits)
+    return sampling_seconds(shape, call, limits) + update_seconds(shape, case, limits, case.prompts)

@@ -105,6 +105,7 @@ class Learning(NamedTuple):
         return self.prompts * self.samples
 
 
+UPDATE = Learning("update")
 LEARNING = (Learning("fixed lengths"), Learning("skewed lengths", lengths="geometric"))
 
 

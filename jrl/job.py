@@ -194,12 +194,17 @@ def check_router(config: Config, cfg: Any) -> None:
 
 
 def check_shared(config: Config, cfg: Any) -> None:
-    """Raises ValueError for prompts computed once a group where the attention cannot see them."""
-    if config.learner.prompts == "shared" and getattr(cfg, "attention", "reference") != "reference":
+    """Raises ValueError for prompts computed once where the attention cannot see them."""
+    prompts, attention = config.learner.prompts, getattr(cfg, "attention", "reference")
+    if prompts != "repeated" and attention != "reference":
         raise ValueError(
-            f"Learner.prompts='shared' needs attention='reference': with {cfg.attention!r} a token sees its own "
+            f"Learner.prompts={prompts!r} needs attention='reference': with {attention!r} a token sees its own "
             "segment only"
         )
+    if prompts == "apart" and not isinstance(cfg, Decoder):
+        raise ValueError("Learner.prompts='apart' needs jrl's decoder: a module of your own sees one row; use 'shared'")
+    if prompts == "apart" and cfg.linear is not None:
+        raise ValueError("Learner.prompts='apart' is not known to linear attention, which sees one row; use 'shared'")
 
 
 def with_kept_model(config: Config, folder: Path) -> Config:

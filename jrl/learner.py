@@ -17,7 +17,8 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
-from jrl.models.contract import Model, only_trained, whole, without_gradient
+from jrl.data.trunks import most_micro_batches, most_rows
+from jrl.models.contract import Ahead, Model, only_trained, whole, without_gradient
 from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
 from jrl.optimizer import AdamW, optimizer
@@ -44,14 +45,15 @@ class RouterLoss:
 class Learner:
     """How a batch of sequences is learned from."""
 
-    row_length: int | None = None  # L, tokens of a packed row; None: the longest sequence, at least 128
+    row_length: int | None = None  # L, tokens of a packed row; None: the longest that lies in one, at least 128
     micro_batch_tokens: int = 8192  # tokens computed at once, over all batch shards
     sequences_per_row: int = 32  # S, most sequences of a packed row
     minibatches: int = 1  # optimiser steps in one pass over a batch
     epochs: int = 1  # passes over a batch
     logprob_chunk: int = 128  # positions of a row whose logits exist at once
     layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
-    prompts: Literal["repeated", "shared"] = "repeated"  # a group's prompt is computed with each sample, or once
+    # A group's prompt is computed with each sample; once a row of them; or once, seen from all rows of a micro-batch.
+    prompts: Literal["repeated", "shared", "apart"] = "repeated"
     router: RouterLoss | None = None  # what a mixture of experts adds to the loss; None: nothing
 
     def __post_init__(self) -> None:
@@ -79,21 +81,39 @@ def packed_shape(
         raise ValueError(
             f"{sequences} sequences a step do not divide into {shards} batch shards x {config.minibatches} minibatches"
         )
-    row_length = max(width, 128) if config.row_length is None else config.row_length
-    if row_length < width:
-        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest sequence, {width} tokens")
+    apart = config.prompts == "apart" and samples > 1
+    trunk = prompt_length - 1
+    longest = max(trunk, width - trunk) if apart else width
+    row_length = max(longest, 128) if config.row_length is None else config.row_length
+    if row_length < longest:
+        what = "prompt or completion" if apart else "sequence"
+        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {what}, {longest} tokens")
     local = sequences // (shards * config.minibatches)
     places = min(config.sequences_per_row, local)
+    # Minibatches may cut two groups.
+    groups = local // samples + (0 if config.minibatches == 1 else 2)
+    together = max(1, config.micro_batch_tokens // (row_length * shards))
+    if apart:
+        if together == 1 and row_length < width:
+            raise ValueError(
+                f"Learner.micro_batch_tokens={config.micro_batch_tokens} is one row of {row_length} tokens a shard; "
+                f"prompts='apart' needs two, or rows of {width}"
+            )
+        held = dict(row_length=row_length, max_per_row=places)
+        one = most_rows(groups, samples, trunk, width - trunk, **held)
+        rows = min(together, one)
+        micro_batches = most_micro_batches(groups, samples, trunk, width - trunk, rows=rows, **held)
+        ahead = max(trunk, 1)
+        return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, samples, ahead)
     # Rows that the worst lengths can need: every row but one holds at least `full` sequences of the longest kind.
     full = min(row_length // width, places)
     capacity = -(-local // full)
     shared = samples if config.prompts == "shared" else 1
     if shared > 1:
-        # A bundle holds at least so many samples, the last of each group aside; minibatches may cut two groups.
-        fit = max(1, min((row_length - prompt_length + 1) // (width - prompt_length + 1), places))
-        groups = local // shared + (0 if config.minibatches == 1 else 2)
+        # A bundle holds at least so many samples, the last of each group aside.
+        fit = max(1, min((row_length - trunk) // (width - trunk), places))
         capacity = min(local, (local + groups * (fit - 1)) // fit)
-    rows = max(1, min(capacity, config.micro_batch_tokens // (row_length * shards)))
+    rows = min(capacity, together)
     return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards, shared)
 
 
@@ -197,6 +217,8 @@ def _forward(
 ) -> tuple[Array, Array, Array | None]:
     """Returns log-prob and entropy of the tokens in `mask`, and the logits of the model's routers."""
     segment = micro.segment if micro.trunk is None else jnp.stack([micro.segment, micro.trunk], axis=-1)
+    if micro.ahead is not None:
+        segment = Ahead(segment, segment < micro.sequence.shape[-1], micro.ahead)
     hidden, logits = model.routed(params, micro.tokens, micro.positions, segment, cfg)
     unembed = lambda h: model.unembed(params, h, cfg)
     return *token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk), logits

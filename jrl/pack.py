@@ -7,6 +7,10 @@ Where a group's prompt is shared, its samples lie side by side behind one copy o
     tokens   p0 p1 p2 | p3 a0 a1 a2 | p3 b0 b1 | p3 c0 c1 c2 c3
               trunk      branch 0     branch 1   branch 2
 
+or the trunk lies at the beginning of one row, and the branches in that and the next rows of the micro-batch (`ahead`):
+
+    p0 p1 p2 | p3 b0 b1        p3 a0 a1 a2        p3 c0 c1 c2 c3
+
 A branch sees itself and the trunk. It begins with the prompt's last token, so that the token before an action is always
 the column before it: what a learner computes is the same, whether prompts are shared or repeated.
 """
@@ -22,6 +26,7 @@ from flax import struct
 from jax.sharding import PartitionSpec
 
 from jrl.data.packing import plan_rows
+from jrl.data.trunks import Part, plan_trunks
 from jrl.sharding import BATCH_AXES
 from jrl.types import Array, Rollout, TrainBatch
 
@@ -37,6 +42,12 @@ class Shape(NamedTuple):
     places: int  # S
     shards: int  # batch shards of the mesh
     samples: int = 1  # neighbours among the N that share a prompt, to be computed once; 1: every sequence has its own
+    ahead: int = 0  # columns that rows see of another row; 0: a trunk lies in the row of its branches
+
+    @property
+    def keys(self) -> int:
+        """Tokens that attention compares each token of a row with."""
+        return self.row_length + self.ahead
 
 
 @struct.dataclass
@@ -45,7 +56,10 @@ class Plan:
 
     source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 where there is padding
     segment: Array  # [M, R, L] int32
-    trunk: Array | None  # [M, R, L] int32, the other segment that a token sees; None where prompts are not shared
+    trunk: (
+        Array | None
+    )  # [M, R, L] int32, the other segment that a token sees; None where trunks are in no row of theirs
+    ahead: Array | None  # [M, R, shape.ahead] int32, the shard's row of whose column c the row's branches see; -1: none
     sequence: Array  # [M, R, S] int32, index among all N; N where a place is empty
     member: Array  # [N] bool, the sequences of this optimiser step; padding prompts are none
     num_real: Array  # [] int32
@@ -84,6 +98,63 @@ def bundles(lengths: np.ndarray, prompts: np.ndarray, first: int, shape: Shape) 
     return found
 
 
+class Piece(NamedTuple):
+    """Tokens that lie side by side in a row, and where they come from."""
+
+    row: int
+    start: int  # first column
+    first: int  # index of their sequence among the shard's own
+    begin: int  # their columns in the sequence
+    end: int
+    segment: int
+    trunk: int  # the other segment that they see
+
+
+def in_bundles(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape) -> tuple[list[Piece], int]:
+    """Returns the pieces of a shard whose trunks lie in the rows of their branches, and the rows used."""
+    found = bundles(length, starts, first, shape)
+    counts = np.array([len(b.lengths) for b in found])
+    row, start, place, used = plan_rows(np.array([b.length for b in found]), shape.row_length, shape.places, counts)
+    pieces = []
+    for b, r, s, p in zip(found, row, start, place):
+        if b.length == 0:
+            continue
+        root = shape.places + 1 + p  # of a trunk: no sequence's place, and no padding
+        pieces.append(Piece(r, s, b.first, 0, b.shared, root, root))
+        s += b.shared
+        for i, n in enumerate(b.lengths):
+            pieces.append(Piece(r, s, b.first + i, b.shared, b.shared + n, p + i, root if b.shared else p + i))
+            s += n
+    return pieces, used
+
+
+def apart(
+    length: np.ndarray, starts: np.ndarray, first: int, shape: Shape
+) -> tuple[list[Piece], int, list[tuple[Part, int]]]:
+    """Returns the pieces of a shard whose trunks are seen from other rows, the rows used, and every part with the
+    tokens of its trunk."""
+    rows = shape.rows // shape.shards
+    groups = np.arange(first, first + len(length)) // shape.samples
+    index = np.full((groups[-1] - groups[0] + 1, shape.samples), -1)
+    index[groups - groups[0], np.arange(first, first + len(length)) % shape.samples] = np.arange(len(length))
+    own = lambda x: np.where(index >= 0, np.asarray(x)[index], 0)
+    # Of a row without an action all is prompt: the group's shortest is what they share.
+    trunks = np.maximum(np.where(own(length) > 0, own(starts), shape.width).min(axis=1) - 1, 0)
+    branches = np.maximum(own(length) - trunks[:, None], 0)
+    row, start, place, parts, used = plan_trunks(
+        trunks, branches, row_length=shape.row_length, rows=rows, max_per_row=shape.places
+    )
+    pieces, root = [], shape.places + 1
+    for part in parts:
+        t = int(trunks[part.group])
+        members = [i for i, r in enumerate(row[part.group]) if part.row <= r < part.row + part.rows]
+        pieces.append(Piece(part.row, 0, first + index[part.group, members[0]], 0, t, root, root))
+        for i in members:
+            r, s, p = (int(x[part.group, i]) for x in (row, start, place))
+            pieces.append(Piece(r, s, first + index[part.group, i], t, t + int(branches[part.group, i]), p, p))
+    return pieces, used * rows, [(part, int(trunks[part.group])) for part in parts]
+
+
 def plan(
     lengths: np.ndarray, shape: Shape, minibatch: int, minibatches: int, prompts: np.ndarray | None = None
 ) -> Plan:
@@ -98,36 +169,32 @@ def plan(
     source = np.full((shape.shards, shape.micro_batches * rows, shape.row_length), -1, np.int32)
     segment = np.full(source.shape, shape.places, np.int32)
     trunk = segment.copy()
+    ahead = np.full((*source.shape[:2], shape.ahead), -1, np.int32)
     sequence = np.full((shape.shards, shape.micro_batches * rows, shape.places), shape.sequences, np.int32)
     member = np.zeros(shape.sequences, bool)
     starts = np.zeros(shape.sequences, np.int32) if shape.samples == 1 else np.asarray(prompts)
-    used = 0
+    most = 0
     for shard in range(shape.shards):
         offset = shard * local
         first = local * minibatch // minibatches
         last = local * (minibatch + 1) // minibatches
         own = slice(offset + first, offset + last)
         length = np.asarray(lengths)[own]
-        found = bundles(length, starts[own], first, shape)
-        counts = np.array([len(b.lengths) for b in found])
-        row, start, place, num_rows = plan_rows(
-            np.array([b.length for b in found]), shape.row_length, shape.places, counts
-        )
-        used = max(used, num_rows)
+        if shape.ahead:
+            pieces, used, parts = apart(length, starts[own], first, shape)
+            for part, tokens in parts:
+                ahead[shard, part.row : part.row + part.rows, :tokens] = part.row % rows
+        else:
+            pieces, used = in_bundles(length, starts[own], first, shape)
+        most = max(most, used)
         member[own] = length > 0
-        for b, r, s, p in zip(found, row, start, place):
-            if b.length == 0:
-                continue
-            root = shape.places + 1 + p  # of a trunk: no sequence's place, and no padding
-            source[shard, r, s : s + b.shared] = b.first * shape.width + np.arange(b.shared)
-            segment[shard, r, s : s + b.shared] = trunk[shard, r, s : s + b.shared] = root
-            s += b.shared
-            for i, n in enumerate(b.lengths):
-                source[shard, r, s : s + n] = (b.first + i) * shape.width + b.shared + np.arange(n)
-                segment[shard, r, s : s + n] = p + i
-                trunk[shard, r, s : s + n] = root if b.shared else p + i
-                sequence[shard, r, p + i] = offset + b.first + i
-                s += n
+        for piece in pieces:
+            columns = slice(piece.start, piece.start + piece.end - piece.begin)
+            at = (shard, piece.row, columns)
+            source[at] = piece.first * shape.width + np.arange(piece.begin, piece.end)
+            segment[at], trunk[at] = piece.segment, piece.trunk
+            if piece.segment < shape.places:
+                sequence[shard, piece.row, piece.segment] = offset + piece.first
 
     def cut(x: np.ndarray) -> np.ndarray:  # [shards, M * rows, X] -> [M, shards * rows, X]
         x = x.reshape(shape.shards, shape.micro_batches, rows, x.shape[-1])
@@ -136,10 +203,11 @@ def plan(
     return Plan(
         source=cut(source),
         segment=cut(segment),
-        trunk=None if shape.samples == 1 else cut(trunk),
+        trunk=None if shape.samples == 1 or shape.ahead else cut(trunk),
+        ahead=cut(ahead) if shape.ahead else None,
         sequence=cut(sequence),
         member=member,
-        num_real=np.int32(-(-used // rows)),
+        num_real=np.int32(-(-most // rows)),
     )
 
 
@@ -199,6 +267,7 @@ def pack_rollout(rollout: Rollout, plan: Plan, temperature: Array) -> TrainBatch
         positions=jnp.where(real, jnp.maximum(plan.source, 0) % width, 0),
         segment=plan.segment,
         trunk=plan.trunk,
+        ahead=plan.ahead,
         action_mask=action_mask,
         loss_mask=jnp.zeros_like(action_mask),
         loss_weights=zeros,
@@ -228,6 +297,7 @@ def pack_supervised(tokens: Array, action_mask: Array, plan: Plan, temperature: 
         positions=jnp.where(real, jnp.maximum(plan.source, 0) % tokens.shape[1], 0),
         segment=plan.segment,
         trunk=plan.trunk,
+        ahead=plan.ahead,
         action_mask=actions,
         loss_mask=actions,
         loss_weights=actions.astype(jnp.float32),

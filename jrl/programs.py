@@ -277,7 +277,8 @@ def abstract_plan(shape: Shape, mesh: Mesh) -> Plan:
     return Plan(
         source=cut(shape.row_length),
         segment=cut(shape.row_length),
-        trunk=None if shape.samples == 1 else cut(shape.row_length),
+        trunk=None if shape.samples == 1 or shape.ahead else cut(shape.row_length),
+        ahead=cut(shape.ahead) if shape.ahead else None,
         sequence=cut(shape.places),
         member=whole((shape.sequences,), bool),
         num_real=whole((), np.int32),

@@ -82,14 +82,15 @@ class TrainBatch:
     """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step.
 
     `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where a prompt lies that
-    several sequences share; those see it by `trunk`. `sequence` is N where a place is empty. `num_real` says how many
-    of the M micro-batches hold anything; the rest are never computed.
+    several sequences share; those see it by `trunk`, or by `ahead` where it may lie in another row. `sequence` is N
+    where a place is empty. `num_real` says how many of the M micro-batches hold anything; the rest are never computed.
     """
 
     tokens: Array  # [M, R, L] int32
     positions: Array  # [M, R, L] int32, place of the token in its own sequence
     segment: Array  # [M, R, L] int32
     trunk: Array | None  # [M, R, L] int32, the other segment that a token sees, or its own; None: no prompt is shared
+    ahead: Array | None  # [M, R, P - 1] int32: of which row (of the shard's) this row's sequences see column c, or -1
     action_mask: Array  # [M, R, L] bool
     loss_mask: Array  # [M, R, L] bool, enters the policy loss; a subset of action_mask
     loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask

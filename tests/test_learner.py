@@ -147,6 +147,12 @@ LAYOUTS = {
     "data, fsdp, tensor": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32)),
     "shared prompts": (MeshShape(), Learner(row_length=48, prompts="shared")),
     "groups of which no row holds all": (MeshShape(), Learner(row_length=24, micro_batch_tokens=96, prompts="shared")),
+    "prompts apart": (MeshShape(), Learner(row_length=16, micro_batch_tokens=10_000, prompts="apart")),
+    "prompts apart, groups cut": (MeshShape(), Learner(row_length=14, micro_batch_tokens=42, prompts="apart")),
+    "prompts apart on all axes": (
+        MeshShape(data=2, fsdp=2, tensor=2),
+        Learner(row_length=16, micro_batch_tokens=256, prompts="apart"),
+    ),
     "shared prompts on all axes": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32, prompts="shared")),
 }
 
@@ -181,7 +187,7 @@ def test_loss_and_gradient_do_not_depend_on_row_order():
 def test_in_float64_only_a_wrong_formula_can_differ():
     with jax.enable_x64(True):
         loss, magnitude, gradient = reference(dtype="float64")
-        for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts"):
+        for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts", "prompts apart, groups cut"):
             other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], dtype="float64")
             assert abs(other_loss - loss) <= 1e-12 * magnitude
             assert distance(gradient, other_gradient) <= 1e-12
@@ -278,13 +284,47 @@ def test_a_shared_prompt_lies_in_its_row_once():
     assert found.num_real == 1
 
 
+def test_a_prompt_apart_lies_in_its_micro_batch_once():
+    # As above, in rows of 6, two to a micro-batch. Of the first group a branch of 4 fills row 0 up behind its trunk of
+    # 2, those of 3 and 2 go to row 1; the second group has no trunk: 3 and 2 lie in row 2, 2 in row 3.
+    lengths, prompts = np.array([5, 4, 6, 2, 3, 2]), np.array([3, 3, 3, 1, 1, 1])
+    config = Learner(row_length=6, micro_batch_tokens=12, prompts="apart")
+    shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
+    assert (shape.rows, shape.samples, shape.ahead, shape.keys) == (2, 3, 2, 8)
+    found = plan(lengths, shape, 0, 1, prompts)
+    rows = lambda x: x.reshape(-1, x.shape[-1])[:4].tolist()
+    none = -1
+    assert rows(found.source) == [
+        [0, 1, 14, 15, 16, 17], [2, 3, 4, 8, 9, none], [24, 25, 26, 18, 19, none], [30, 31, none, none, none, none],
+    ]  # fmt: skip
+    assert rows(found.segment) == [[7, 7, 0, 0, 0, 0], [0, 0, 0, 1, 1, 6], [0, 0, 0, 1, 1, 6], [0, 0, 6, 6, 6, 6]]
+    assert rows(found.ahead) == [[0, 0], [0, 0], [none, none], [none, none]]
+    assert [row[:2] for row in rows(found.sequence)] == [[2, 6], [0, 1], [4, 3], [5, 6]]
+    assert found.trunk is None and found.num_real == 2
+
+
+def test_prompts_apart_need_two_rows_or_one_that_holds_both():
+    one = Learner(row_length=8, micro_batch_tokens=8, prompts="apart")
+    with pytest.raises(ValueError, match="is one row of 8 tokens a shard; prompts='apart' needs two, or rows of 10"):
+        packed_shape(one, 6, 10, 1, prompt_length=4, samples=3)
+    whole = dataclasses.replace(one, row_length=10, micro_batch_tokens=10)
+    assert packed_shape(whole, 6, 10, 1, prompt_length=4, samples=3).rows == 1
+    with pytest.raises(ValueError, match="shorter than the longest prompt or completion, 7 tokens"):
+        packed_shape(dataclasses.replace(one, row_length=6), 6, 10, 1, prompt_length=4, samples=3)
+    alone = packed_shape(Learner(prompts="apart"), 6, 10, 1, prompt_length=4, samples=1)  # nothing to share
+    assert (alone.samples, alone.ahead) == (1, 0)
+
+
 @pytest.mark.parametrize("minibatches", [1, 3])
-@pytest.mark.parametrize("row_length", [T, 18, 24, 40])
-def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length, minibatches):
+@pytest.mark.parametrize(
+    ("row_length", "prompts_"),
+    [(T, "shared"), (18, "shared"), (24, "shared"), (40, "shared"), (16, "apart"), (40, "apart")],
+)
+def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length, prompts_, minibatches):
     for seed in range(5):
         rng = np.random.default_rng(seed)
         shape = packed_shape(
-            Learner(row_length=row_length, minibatches=minibatches, micro_batch_tokens=100, prompts="shared"),
+            Learner(row_length=row_length, minibatches=minibatches, micro_batch_tokens=100, prompts=prompts_),
             24, T, 2, prompt_length=P, samples=4,
         )  # fmt: skip
         prompts = rng.integers(1, P + 1, 6).repeat(4) * (np.arange(24) < 20)
@@ -293,16 +333,22 @@ def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length
         for k in range(minibatches):
             found = plan(lengths, shape, k, minibatches, prompts)
             for micro, row in np.ndindex(shape.micro_batches, shape.rows):
-                source, own, other = (x[micro, row] for x in (found.source, found.segment, found.trunk))
                 shard = row // (shape.rows // 2)
+                source, own = found.source[micro, row], found.segment[micro, row]
+                if prompts_ == "shared":
+                    other, front = found.trunk[micro, row], []
+                else:
+                    other = own
+                    at = shard * (shape.rows // 2) + found.ahead[micro, row].max()
+                    front = found.source[micro, at][: shape.ahead][found.ahead[micro, row] >= 0].tolist()
                 for t in np.flatnonzero(own < shape.places):
-                    sees = [u for u in range(t + 1) if own[u] in (own[t], other[t])]
+                    sees = [*front, *(source[u] for u in range(t + 1) if own[u] in (own[t], other[t]))]
                     sequence = found.sequence[micro, row, own[t]]
-                    group = [(12 * shard + source[u] // T) // 4 for u in sees]
+                    group = [(12 * shard + u // T) // 4 for u in sees]
                     assert set(group) == {sequence // 4}
                     assert sequence == 12 * shard + source[t] // T
                     column = source[t] % T
-                    assert (source[sees] % T).tolist() == list(range(column + 1))
+                    assert [u % T for u in sees] == list(range(column + 1))
                     assert column < prompts[sequence] or (sequence, column) not in past
                     past[sequence, column] = True
         expected = {(i, t) for i in range(24) for t in range(prompts[i], lengths[i])}

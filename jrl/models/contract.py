@@ -40,6 +40,15 @@ class Cache:
 
 
 @struct.dataclass
+class Ahead:
+    """Segments of packed rows whose branches continue what lies at the beginning of a row: their own, or another."""
+
+    segment: Any  # [B, L] int32; a token sees its own segment
+    branch: Any  # [B, L] bool, whose tokens see what is ahead too
+    row: Any  # [B, P] int32: of which of the batch shard's rows column c is ahead of this one; -1: none
+
+
+@struct.dataclass
 class State:
     """What layers of linear attention keep of tokens already seen: nothing for each of them. [layers, B, ...], or of
     one layer."""

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from jrl.models import experts, linear
 from jrl.models.attention import attend
 from jrl.models.cached_attention import attend_cached
-from jrl.models.contract import Cache, Model, State, init
+from jrl.models.contract import Ahead, Cache, Model, State, init
 from jrl.models.kept import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
 from jrl.models.leaves import ready, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
 from jrl.models.rope import amplitude, frequencies, rotate, turns
 from jrl.models.shape import Decoder, Variant
-from jrl.sharding import constrain, einsum, gather, take_rows
+from jrl.sharding import constrain, einsum, gather, per_shard, take_rows
 from jrl.types import Array, PyTree
 
 
@@ -51,7 +51,8 @@ def forward(
       params: the tree of `spec`, or of `unstack`.
       tokens, positions: [B, L] int32. Positions count within a token's own sequence.
       segment: [B, L] int32, sequences packed in a row see only themselves; [B, L, 2] int32, a token's own segment and
-        the other one it sees, or its own twice; None: one sequence a row.
+        the other one it sees, or its own twice; Ahead, where rows see the beginning of others (without linear
+        attention); None: one sequence a row.
       cache: keys and values of M columns. The L tokens of a row go to the columns positions[:, 0] .. + L - 1, and a
         query sees the columns up to its own position. With a cache `segment` may be [B, L], 0 for the first tokens of
         a row, which the states of linear attention count, and 1 for the rest, which they must not: what a prompt is
@@ -245,16 +246,31 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     return logits if cfg.logit_cap is None else cfg.logit_cap * jnp.tanh(logits / cfg.logit_cap)
 
 
-def visible(positions: Array, segment: Array | None) -> Array:
-    """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence."""
+def visible(positions: Array, segment: Array | Ahead | None) -> Array:
+    """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence. With
+    something ahead of the row, [B, L, P + L]: that first."""
     column = jnp.arange(positions.shape[1])
     causal = (column[:, None] >= column[None, :])[None]
     if segment is None:
         return constrain(jnp.broadcast_to(causal, (positions.shape[0], *causal.shape[1:])), "batch", None, None)
+    if isinstance(segment, Ahead):
+        ahead = segment.branch[:, :, None] & (segment.row >= 0)[:, None, :]
+        return jnp.concatenate([ahead, visible(positions, segment.segment)], axis=-1)
     if segment.ndim == 2:
         return causal & (segment[:, :, None] == segment[:, None, :])
     own, other = segment[..., 0], segment[..., 1]
     return causal & ((own[:, :, None] == own[:, None, :]) | (other[:, :, None] == own[:, None, :]))
+
+
+def _ahead(x: Array, row: Array) -> Array:
+    """Returns of keys or values [B, J, L, K] those ahead of each row, [B, J, P, K], within a batch shard.
+
+    Args:
+      row: [B, P] int32, as in Ahead. What no row gives is anything.
+    """
+    take = lambda x, row: (x[jnp.maximum(row.max(axis=1), 0), :, : row.shape[1]],)
+    heads = ("batch", "kv_heads", None, None)
+    return per_shard(take, (x, row), (heads, ("batch", None)), (heads,))[0]
 
 
 def _attention(
@@ -308,7 +324,11 @@ def _attention(
         column = jnp.arange(sum(block.shape[-2] for block in cache.k))[None]
         mask = column[:, None] <= positions[:, :, None]
     if kind.windowed is not False:
-        near = positions[:, :, None] - (positions if cache is None else column)[:, None, :] < cfg.window
+        keys = column if cache is not None else positions
+        if isinstance(segment, Ahead):
+            columns = jnp.broadcast_to(jnp.arange(segment.row.shape[1], dtype=keys.dtype), segment.row.shape)
+            keys = jnp.concatenate([columns, keys], axis=1)
+        near = positions[:, :, None] - keys[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     sinks = weights.get(name_of("sinks"))
     if cache is not None and q.shape[1] == 1:
@@ -316,6 +336,8 @@ def _attention(
     else:
         if cache is not None:
             k, v = (of_layer(*blocks, layer) for blocks in (cache.k, cache.v))
+        if isinstance(segment, Ahead):
+            k, v = (jnp.concatenate([_ahead(x, segment.row), x], axis=2) for x in (k, v))
         if cfg.attention == "splash":
             out = _by_splash(q, k, v, None if cache is not None else segment, kind.windowed, sinks, cfg)
         else:

@@ -150,7 +150,8 @@ def at_work(case: Case, tokens: int) -> int:
 def row_scores(case: Case) -> int:
     """Returns the bytes of one array of the attention's scores of a micro-batch."""
     cfg, length = case.cfg, case.shape.row_length
-    return case.rows * queries(case, length) * score_heads(cfg) // case.sizes["tensor"] * length * FLOAT32
+    heads = score_heads(cfg) // case.sizes["tensor"]
+    return case.rows * queries(case, length) * heads * case.shape.keys * FLOAT32
 
 
 def a_layer_keeps(case: Case) -> int:

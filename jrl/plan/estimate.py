@@ -187,7 +187,7 @@ def layer_traffic(case: Case, tokens: float) -> float:
     of every product once, and the float32 scores written and read around the softmax, which a kernel's are not."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
-    scores = 4 * 4 * cfg.heads / tensor * case.shape.row_length if cfg.attention == "reference" else 0
+    scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention == "reference" else 0
     return cfg.layers * tokens * (2 * wide * itemsize(cfg.dtype) + scores)
 
 

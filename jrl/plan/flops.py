@@ -158,6 +158,8 @@ def completions_in_a_row(case: Case) -> int:
     share their prompt, and of one more."""
     s = case.shape
     trunk = case.config.data.prompt_length - 1 if s.samples > 1 else 0
+    if s.ahead:
+        return max(min(s.row_length // (s.width - trunk), s.places), 1)
     group = trunk + s.samples * (s.width - trunk)
     rest = max(s.row_length % group - trunk, 0) // (s.width - trunk)
     return max(min(s.row_length // group * s.samples + rest, s.places), 1)
@@ -177,7 +179,7 @@ def logprobs(case: Case) -> Flops:
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
     layers = layers_of(case) + adapter_weights(case)
     weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
-    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.row_length))
+    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.keys))
 
 
 def update(case: Case) -> Flops:
@@ -190,7 +192,7 @@ def update(case: Case) -> Flops:
     pass."""
     tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
-    attended = of_rows(case.cfg, tokens, case.shape.row_length)
+    attended = of_rows(case.cfg, tokens, case.shape.keys)
     head = 2.0 * read_positions(case) * head_weights(case.cfg)
     passes = 3 if case.adapters is None else 2
     weights, again = passes * layers + 3 * adapters + (passes + 1) * head, 0.0

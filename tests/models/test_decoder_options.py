@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from sampled import agree_on_every_mesh
 
-from jrl.models.contract import abstract, axes, init, unstack_cache
+from jrl.models import decoder
+from jrl.models.contract import Ahead, abstract, axes, init, unstack_cache
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.linear import Linear
@@ -294,3 +295,35 @@ def test_gates_of_full_layers_are_cast_for_decoding():
                               full=FullHeads(head_dim=8, kv_heads=2))  # fmt: skip
     ready = jax.eval_shape(lambda: MODEL.ready(init(jax.random.key(0), MODEL.spec(cfg)), cfg)[0])
     assert ready["layers"]["full_q_gate"].dtype == ready["layers"]["full_q"].dtype == jnp.bfloat16
+
+
+AHEAD = {"windows, shared": dict(window=4, window_layers=(True, False), shared_layers=2, layers=4),
+         "blocks": dict(attention_block=3), "sinks": dict(attention_cap=5.0, sinks=True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("params_of", [lambda params, cfg: params, decoder.unstack], ids=["scanned", "unrolled"])
+@pytest.mark.parametrize("name", AHEAD)
+def test_branches_see_a_trunk_at_the_beginning_of_another_row(name, params_of):
+    cfg = dataclasses.replace(CFG, **AHEAD[name])
+    params = params_of(init(jax.random.key(0), decoder.spec(cfg)), cfg)
+    rng = np.random.default_rng(0)
+    trunk, one, two, three = (rng.integers(0, cfg.vocab_size, n).astype(np.int32) for n in (5, 6, 3, 2))
+
+    def logits(tokens, positions, segment):
+        hidden, _ = decoder.forward(params, tokens, positions, segment, cfg)
+        return np.asarray(decoder.unembed(params, hidden, cfg))
+
+    def alone(branch):
+        row = np.concatenate([trunk, branch])[None]
+        return logits(row, np.arange(row.shape[1], dtype=np.int32)[None], None)[0, 5:]
+
+    # Row 0: something else. Row 1: the trunk and a branch of 3. Row 2: branches of 6 and 2, which see row 1.
+    tokens = np.stack([np.zeros(8, np.int32), np.concatenate([trunk, two]), np.concatenate([one, three])])
+    positions = np.array([[*range(8)], [*range(8)], [5, 6, 7, 8, 9, 10, 5, 6]], np.int32)
+    segment = np.array([[0] * 8, [9] * 5 + [0] * 3, [0] * 6 + [1] * 2], np.int32)
+    ahead = np.array([[-1] * 6, [1] * 5 + [-1], [1] * 5 + [-1]], np.int32)  # six columns wide, of which five are seen
+    found = logits(tokens, positions, Ahead(segment, segment < 9, ahead))
+    other = logits(tokens[:1], positions[:1], segment[:1])[0]
+    expected = [(found[0], other), (found[1, 5:], alone(two)), (found[2, :6], alone(one)), (found[2, 6:], alone(three))]
+    for got, wanted in expected:
+        np.testing.assert_allclose(got, wanted, atol=3e-6 * max(1, np.abs(found).max()))

@@ -200,6 +200,16 @@ def test_scores_of_a_kernel_are_not_kept(small):
     assert own.activations - kernel.activations == 2 * 2 * (4 * 1024 * 1024) * 4
     with pytest.raises(ValueError, match="'shared' needs attention='reference'"):
         small(*long, "Decoder.attention='splash'", "Learner.prompts='shared'")
+    linear = ["Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=2", "Linear.key_dim=4"]
+    with pytest.raises(ValueError, match="'apart' is not known to linear attention"):
+        small(*linear, "Linear.value_dim=4", "Decoder.layers=4", "Learner.prompts='apart'")
+
+
+def test_what_lies_ahead_of_rows_is_counted_with_their_scores(small):
+    # Rows of 32 with 7 columns ahead; three of them, in micro-batches of 96 tokens. 2 layers keep two arrays of scores.
+    apart = small("Learner.prompts='apart'", "Learner.row_length=32", "Learner.micro_batch_tokens=96")
+    assert (apart.rows, apart.shape.ahead) == (3, 7)
+    assert budget.row_scores(apart) == 3 * 4 * 32 * (32 + 7) * 4
 
 
 def test_the_warm_start_and_evaluations_are_counted_by_their_own_shapes(small):

@@ -56,6 +56,9 @@ def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
     shared = lambda row: small("Learner.prompts='shared'", f"Learner.row_length={row}", "Loop.samples=4")
     # A trunk of 7 tokens, and branches of 25: 107 for a group of four, 57 for two of them.
     assert [flops.completions_in_a_row(shared(row)) for row in (32, 57, 107, 163, 164)] == [1, 2, 4, 5, 6]
+    # Apart, of branches of 25 alone; the trunk's 7 columns are compared with from every row.
+    apart = small("Learner.prompts='apart'", "Learner.row_length=57", "Loop.samples=4")
+    assert (flops.completions_in_a_row(apart), apart.shape.keys) == (2, 64)
     assert [flops.completions_in_a_row(small(f"Learner.row_length={row}")) for row in (32, 63, 64)] == [1, 1, 2]
     assert flops.completions_in_a_row(small("Learner.row_length=256", "Learner.sequences_per_row=4")) == 4
 
