@@ -153,7 +153,7 @@ def confirmed(
     known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
     rest, tried = list(found), 0
-    low = 1.0  # what the compiler said over arithmetic, of what it refused
+    over: dict[str, float] = {}  # what the compiler said over arithmetic, by program that it refused
     later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
     # A few small programs aside, all that a run compiles. The first state is no larger.
     deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
@@ -164,12 +164,13 @@ def confirmed(
         if told:
             bad.append(candidate._replace(refused=told[0]))
             continue
-        if first_time and candidate.gib * low > limit / GIB:
+        case = make_case(applied(config, candidate.bindings), parts, topology.num_devices)
+        arithmetic = budget.of_programs(case)
+        if first_time and any(arithmetic[name].total * factor > limit for name, factor in over.items()):
             later.append(candidate)
             continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
         tried += 1
-        case = make_case(applied(config, candidate.bindings), parts, topology.num_devices)
         said = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
         for name, result in said.items():
             say(f"  {name}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
@@ -177,7 +178,7 @@ def confirmed(
         if size > limit:
             why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
             known[depends_on(name, candidate.bindings)] = why
-            low = max(low, size / GIB / candidate.gib)
+            over[name] = max(over.get(name, 1.0), size / arithmetic[name].total)
             bad.append(candidate._replace(gib=size / GIB, refused=why))
         else:
             good.append(candidate._replace(gib=size / GIB, compiled=True))

@@ -12,7 +12,8 @@ import pytest
 
 from jrl import cli
 from jrl.plan import assigned, budget, compiled, every, libtpu, search
-from jrl.plan.case import before_rl, vocab_size_of, with_known_shape
+from jrl.plan.case import before_rl, make_case, vocab_size_of, with_known_shape
+from jrl.plan.cheaper import applied
 from jrl.plan.chips import CHIPS, parse_topology
 from jrl.plan.compiled import Compiled
 from jrl.resolve import load_config
@@ -92,6 +93,29 @@ def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(monkeypa
     told = [c.refused for c in done.refused if "was not asked about" in c.refused]
     said = f"the compiler refused all {search.TRIES} that it was asked about, and was not asked about this one"
     assert set(told) == {said}
+
+
+def test_what_the_compiler_said_of_one_program_is_not_held_against_another(monkeypatch):
+    """The first layout's sampling takes twice the limit: the next that is asked about is the fastest whose own, by
+    arithmetic, is at most half of that one's, however large its update is."""
+    config, parts = load_config("configs/plan/0.6b.gin")
+    topology = parse_topology("v5e:2x4")
+    limit, asked = topology.chip.limit_bytes, []
+
+    def ask(source, *_):
+        asked.append(source[1:])
+        return {"sample": Compiled(needed=2 * limit if len(asked) == 1 else 1), "update": Compiled()}
+
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
+    found = search.search(config, parts, topology, [], lambda line: None).found
+    monkeypatch.setattr(assigned, "ask", ask)
+    good, _ = search.confirmed(config, parts, topology, found, ["0.6b.gin"], lambda line: None, wanted=1)
+    case = lambda c: make_case(applied(config, c.bindings), parts, topology.num_devices)
+    sampling = lambda c: budget.of_programs(case(c))["sample"].total
+    expected = next(c for c in found if 2 * sampling(c) <= sampling(found[0]))
+    assert asked == [search.words(c.bindings) for c in (found[0], expected)]
+    assert good[0].bindings == expected.bindings
+    assert 2 * expected.gib > found[0].gib  # its update would be too much by the factor of sampling
 
 
 def test_a_warm_start_is_not_charged_for_a_reference(small):
