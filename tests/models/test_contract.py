@@ -1,0 +1,74 @@
+"""ParamSpec.trained = False, held by the learner for a model whose forward pass does not itself stop the gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import learner
+from jrl.algos import ALGOS
+from jrl.models.contract import ParamSpec, init
+from jrl.models.decoder import MODEL
+from jrl.optimizer import AdamW, optimizer
+from jrl.types import TrainBatch, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy:
+    trained: bool  # whether `scale` is
+
+
+def spec(cfg):
+    scale = ParamSpec((4,), jnp.dtype("float32"), (None,), None, cfg.trained)
+    return {"embed": ParamSpec((6, 4), jnp.dtype("float32"), (None, None), 1.0), "scale": scale}
+
+
+def forward(params, tokens, positions, segment, cfg, cache=None):
+    return params["embed"][tokens] * params["scale"][None, None], cache
+
+
+def routed(params, tokens, positions, segment, cfg):
+    return forward(params, tokens, positions, segment, cfg)[0], None
+
+
+TOY = MODEL._replace(spec=spec, forward=forward, routed=routed, unembed=lambda params, h, cfg: h @ params["embed"].T)
+
+
+def updated(cfg):
+    """Returns (gradient, norm, parameters before and after) of one step over a row of six tokens."""
+    row = lambda values, dtype: jnp.asarray(values, dtype)[None, None]
+    mask, logprobs = row([0, 1, 1, 1, 1, 1], bool), row([-2.0] * 6, jnp.float32)
+    batch = TrainBatch(
+        tokens=row([1, 2, 0, 3, 5, 2], jnp.int32), positions=row(range(6), jnp.int32), segment=row([0] * 6, jnp.int32),
+        trunk=None, ahead=None, action_mask=mask, loss_mask=mask, loss_weights=mask.astype(jnp.float32),
+        advantages=row([0, 1, -1, 2, 0.5, 1], jnp.float32), old_logprobs=None, behaviour_logprobs=logprobs,
+        sampler_logprobs=logprobs, ref_logprobs=None, sequence=row([0], jnp.int32), denominator=jnp.float32(5),
+        temperature=jnp.float32(1), num_real=jnp.int32(1),
+    )  # fmt: skip
+    params, zero = init(jax.random.key(0), spec(cfg)), jnp.int32(0)
+    adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=0.1, weight_decay=0.1))
+    hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
+    static = dict(algorithm=ALGOS["GRPO"], model=TOY, cfg=cfg, chunk=6)
+    state = TrainState(
+        step=zero, version=zero, params=params, opt_state=optimizer(adamw).init(params), key=jax.random.key(0),
+        baseline=jnp.float32(0), reference=None, behaviour=None, skipped=zero,
+    )  # fmt: skip
+    gradient = jax.jit(lambda params: learner.loss_sums(params, batch, hyper, **static).gradient)(params)
+    after, metrics = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, **static))(state)
+    return gradient, float(metrics["grad_norm"]), params, after.params
+
+
+def test_what_is_not_trained_has_no_gradient_and_does_not_move():
+    moving, _, before, after = updated(Toy(trained=True))
+    assert (np.asarray(moving["scale"]) != 0).all() and (before["scale"] != after["scale"]).all()
+    gradient, norm, before, after = updated(Toy(trained=False))
+    np.testing.assert_array_equal(gradient["scale"], 0)
+    np.testing.assert_array_equal(gradient["embed"], moving["embed"])
+    # Its gradient is in no norm, so that it does not share in clipping either.
+    assert norm == pytest.approx(float(np.linalg.norm(np.asarray(gradient["embed"]) / 5)), rel=1e-6)
+    np.testing.assert_array_equal(after["scale"], before["scale"])  # nor does weight decay move it
+    assert (before["embed"] != after["embed"]).any()
