@@ -302,7 +302,7 @@ def open_reward(config: Config, policy: Policy, folder: Path, display: Display) 
     """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
 
     Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
-      the file that says which is gone.
+      the file that says which is gone or incomplete.
     """
     path, kept = config.reward.path, folder / REWARD
     resumed = paths.exists(folder / "manifest.json")
@@ -310,6 +310,10 @@ def open_reward(config: Config, policy: Policy, folder: Path, display: Display) 
         raise RefusedIdentity(f"{kept} is gone, which says what reward model the run began with; put it back, or name "
                               "another folder with --run")  # fmt: skip
     began = paths.read_object(kept) if resumed else {}
+    names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
+    if resumed and (missing := [repr(key) for key in (*names, "date") if key not in began]):
+        raise RefusedIdentity(f"{kept} has no {' and no '.join(missing)}, which say what reward model the run began "
+                              "with; put the file back as it was, or name another folder with --run")  # fmt: skip
     tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
     told = lambda done, total: display.phase(f"reading the reward model: {100 * done // total} %")
     judge = open_judge(config.reward, policy.mesh, policy.lattice.program, told, tokenizer)
@@ -319,8 +323,7 @@ def open_reward(config: Config, policy: Policy, folder: Path, display: Display) 
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }
-    names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
-    if resumed and (strange := [name for key, name in names.items() if began.get(key) != found[key]]):
+    if resumed and (strange := [name for key, name in names.items() if began[key] != found[key]]):
         raise RefusedIdentity(
             f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; put those back, or "
             "name another folder with --run"

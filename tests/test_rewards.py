@@ -4,6 +4,7 @@ tests/families/test_classifier_parity.py."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -289,6 +290,10 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
     (run / "reward.json").write_text(json.dumps(began | {"fingerprint": "0"}))
     with pytest.raises(RefusedIdentity, match="the weights in"):
         opens()
+    for key in began:  # not the day of today, and no word of weights that would be others
+        (run / "reward.json").write_text(json.dumps({name: said for name, said in began.items() if name != key}))
+        with pytest.raises(RefusedIdentity, match=rf"reward\.json has no '{re.escape(key)}', which"):
+            opens()
     (run / "reward.json").unlink()
     with pytest.raises(RefusedIdentity, match=r"reward\.json is gone"):
         opens()
