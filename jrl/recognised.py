@@ -79,7 +79,8 @@ def shape(cfg: Decoder) -> str:
     """Returns the decoder in a line."""
     heads = f"{cfg.heads} heads of {cfg.head_dim} over {cfg.kv_heads} of keys and values"
     tied = "tied to the head" if cfg.tied else "apart from the head"
-    own = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token, "
+    beside = "" if cfg.experts is None or cfg.experts.beside is None else " beside an MLP"
+    own = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token{beside}, "
     return f"{cfg.layers} layers of width {cfg.width}, {heads}, {own}{cfg.vocab_size} rows of the embedding, {tied}"
 
 

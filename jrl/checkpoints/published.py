@@ -194,10 +194,11 @@ def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None 
 
 def as_stored(family: Family, tensors: Tensors) -> Family:
     """Returns the family with its experts where the folder keeps them: a tensor for each, or one for a layer."""
-    ends = tuple(place.name.split("{}")[-1] for place in family.fused.values())
-    if not any(name.endswith(ends) for name in tensors.shapes):
+    ends = [place.name.removeprefix("model.") for place in family.regrouped.values()]
+    patterns = [r"(.*\.)?" + re.escape(end).replace(r"\{\}", r"\d+") for end in ends]
+    if not any(re.fullmatch(pattern, name) for pattern in patterns for name in tensors.shapes):
         return family
-    return family._replace(places={**family.places, **family.fused})
+    return family._replace(places={**family.places, **family.regrouped})
 
 
 def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[str, str]:

@@ -122,7 +122,7 @@ def _run(
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         h = _norm(between, weights, "mlp_norm", cfg) if before else between
         if "router" in weights:
-            z, logits = experts.mix(h, weights, cfg.experts, ACTIVATIONS[cfg.activation])
+            z, logits = _sparse(between, h, weights, cfg)
         else:
             z, logits = _mlp(h, weights, cfg), None
         if cfg.parallel:
@@ -403,6 +403,28 @@ def _weight(scale: Array, cfg: Decoder) -> Array:
     if cfg.norm != "rms_plus_one":
         return scale
     return 1 + scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
+
+
+def _sparse(x: Array, h: Array, weights: PyTree, cfg: Decoder) -> tuple[Array, Array]:
+    """Returns what a sparse layer's experts make, with the MLP beside them where it has one, and its router's logits.
+
+    Args:
+      x: [B, L, D], the stream. h: the same, as the MLP reads it.
+
+    Source: transformers' Gemma 4 (normed, and a router that reads the stream) and Qwen3.5-MoE (gated).
+    """
+    own, seen = cfg.experts, None
+    if own.reads == "stream":
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        seen = rms_norm(wide, weights["router_norm"], cfg.norm_eps) * jnp.asarray(cfg.width**-0.5, wide.dtype)
+    read = _norm(x, weights, "expert_norm", cfg) if own.beside == "normed" else h
+    y, logits = experts.mix(read, weights, own, ACTIVATIONS[cfg.activation], seen)
+    if own.beside is None:
+        return y, logits
+    z = _mlp(h, weights, cfg)
+    if own.beside == "normed":
+        return _norm(y, weights, "expert_out_norm", cfg) + _norm(z, weights, "beside_norm", cfg), logits
+    return y + z * jax.nn.sigmoid(multiply("bld,do->blo", h, weights, "beside_gate", ("embed", None))), logits
 
 
 def _mlp(h: Array, weights: PyTree, cfg: Decoder) -> Array:

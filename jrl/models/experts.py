@@ -5,6 +5,8 @@
 Each batch shard sorts its own tokens by expert, so that an expert's are neighbours, and multiplies them with
 `jax.lax.ragged_dot`. A token's result does not depend on the tokens beside it. Experts are cut by width over tensor,
 as any MLP is, and not by number; see docs/decisions/mixture-of-experts.md.
+
+A sparse layer may have its MLP beside the experts, which every token goes through; `decoder` adds what both make.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from jrl.ops.router import route
 from jrl.sharding import einsum, gather, mapped, per_shard
 from jrl.types import Array, PyTree
 
-# Of a sparse layer, instead of an MLP's; those of a bias where it has one.
+# Of a sparse layer, instead of an MLP's or beside them; those of an option where it has it.
 LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "expert_gate_bias", "expert_up_bias",
-          "expert_down_bias")  # fmt: skip
+          "expert_down_bias", "router_norm", "expert_scale", "beside_gate", "expert_norm", "expert_out_norm",
+          "beside_norm")  # fmt: skip
 GAIN = 1.702  # of the sigmoid that a clamped expert gates with
 
 
@@ -39,6 +42,11 @@ class Experts:
     width: int  # of each
     softmax: Literal["chosen", "all"] = "chosen"  # a token's weights are of this softmax: over those it goes to, or all
     layers: tuple[bool, ...] = (True,)  # which layers are sparse: a cycle
+    reads: Literal["input", "stream"] = "input"  # of the router: what experts read, or the stream as Gemma 4 norms it
+    scaled: bool = False  # what an expert gives is multiplied by a learned number of its own
+    # The layer's MLP, which every token goes through, is there too. gated: multiplied by a sigmoid of its input, as
+    # Qwen's shared expert; normed: it and the experts have norms of their own, as in Gemma 4.
+    beside: Literal["gated", "normed"] | None = None
     bias: bool = False  # of the router and of every product
     clamp: float | None = None  # g = min(gate, clamp), u = up within +-clamp: g sigmoid(1.702 g) (u + 1), as in gpt-oss
 
@@ -58,17 +66,21 @@ class Experts:
         return self.layers[layer % len(self.layers)]
 
 
-def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], Array]) -> tuple[Array, Array]:
+def mix(
+    h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], Array], seen: Array | None = None
+) -> tuple[Array, Array]:
     """Returns what the experts make of h, [B, L, D], and the router's logits, [B, L, experts] float32 or wider.
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer: router [D, experts], expert_gate and expert_up [experts, D, width],
-        expert_down [experts, width, D]; with cfg.bias a bias of each, [experts] and [experts, width] or [experts, D].
+        expert_down [experts, width, D]; with cfg.bias a bias of each, [experts] and [experts, width] or [experts, D];
+        with cfg.scaled expert_scale [experts].
+      seen: [B, L, D], what the router reads; None: h.
     """
     # The router in float32 or wider: a rounding may send a token elsewhere, in the learner or the sampler alone.
-    wide = jnp.promote_types(h.dtype, jnp.float32)
+    seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
     router = gather(weights["router"].astype(wide), "embed", "experts")
-    logits = einsum("bld,de->ble", h.astype(wide), router, ("batch", None, None))
+    logits = einsum("bld,de->ble", seen.astype(wide), router, ("batch", None, None))
     if cfg.bias:
         logits = logits + weights["router_bias"][None, None].astype(wide)
     gate, up = (gathered(weights, f"expert_{name}", h, "experts", "embed", "mlp") for name in ("gate", "up"))
@@ -78,8 +90,13 @@ def mix(h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], A
     low, laid = _adapters(weights.get(ADAPTER, {}), h.dtype)
     local = functools.partial(_mix_shard, cfg=cfg, activation=activation, adapted=tuple(low))
     rows = ("batch", None, None)
-    chosen = functools.partial(route, per_token=cfg.per_token, softmax=cfg.softmax)
-    share, ids = per_shard(chosen, (logits,), (rows,), (rows, rows))
+    scales = [gather(weights["expert_scale"].astype(wide), "experts")] if cfg.scaled else []
+
+    def chosen(logits: Array, *scale: Array) -> tuple[Array, Array]:
+        share, ids = route(logits, per_token=cfg.per_token, softmax=cfg.softmax)
+        return (share * scale[0][ids] if scale else share), ids
+
+    share, ids = per_shard(chosen, (logits, *scales), (rows, *[(None,)] * len(scales)), (rows, rows))
     out = mapped(
         local,
         (h, share, ids, gate, up, down, *biases, *itertools.chain(*low.values())),

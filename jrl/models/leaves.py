@@ -68,7 +68,16 @@ def spec(cfg: Decoder) -> PyTree:
             for name in ("expert_gate_bias", "expert_up_bias"):
                 block[name] = stacked((count, own), ("experts", "mlp"), 0.0, sparse)
             block["expert_down_bias"] = stacked((count, width), ("experts", "norm"), 0.0, sparse)
+        if cfg.experts.reads == "stream":
+            block["router_norm"] = stacked((width,), ("norm",), None, sparse)
+        if cfg.experts.scaled:
+            block["expert_scale"] = stacked((count,), ("experts",), None, sparse)
+        if cfg.experts.beside == "gated":
+            block["beside_gate"] = stacked((width, 1), ("embed", None), inward, sparse)
     identity = 0.0 if cfg.norm == "rms_plus_one" else None
+    if sparse and cfg.experts.beside == "normed":
+        for name in ("expert_norm", "expert_out_norm", "beside_norm"):
+            block[name] = stacked((width,), ("norm",), identity, sparse)
     for name in norms(cfg):
         block[name] = stacked((width,), ("norm",), identity)
         if cfg.norm == "layer":
@@ -134,7 +143,7 @@ def _attention_spec(
     return {f"{prefix}{name}": leaf for name, leaf in found.items() if name not in left_out}
 
 
-MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a layer that is not sparse
+MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a layer that has an MLP
 WIDE_LEAVES = ("wide_gate", "wide_up", "wide_down")  # of a shared layer whose MLP has a width of its own
 KEY_LEAVES = ("k", "v", "k_norm", "k_bias", "v_bias")  # of a layer with keys and values of its own
 ATTENTION_LEAVES = (*KEY_LEAVES, "q", "o", "q_gate", "q_norm", "q_bias", "o_bias", "sinks")
@@ -144,14 +153,15 @@ def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
     """Returns which layers have a leaf of that name: what its first dimension counts."""
     every = [cfg.variant(i) for i in range(cfg.layers)]
     full, bare = name.startswith("full_"), name.removeprefix("full_")
+    beside = cfg.experts is not None and cfg.experts.beside is not None
     if name in experts.LEAVES:
         has = lambda v: v.sparse
     elif name in linear.LEAVES:
         has = lambda v: v.linear
     elif name in MLP_LEAVES:
-        has = lambda v: not v.sparse and not (v.shared and cfg.shared_mlp_width is not None)
+        has = lambda v: (not v.sparse or beside) and not (v.shared and cfg.shared_mlp_width is not None)
     elif name in WIDE_LEAVES:
-        has = lambda v: v.shared and cfg.shared_mlp_width is not None
+        has = lambda v: (not v.sparse or beside) and v.shared and cfg.shared_mlp_width is not None
     elif bare in ATTENTION_LEAVES:
         has = lambda v: v.full == full and not v.linear and not (v.shared and bare in KEY_LEAVES)
     else:

@@ -84,10 +84,11 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
 
 
 def without_adapters(base: PyTree) -> tuple[str, ...]:
-    """Returns the matrices in the layers of `base`, a decoder's spec, that no target can name: routers, linear
-    attention, inputs of layers; and experts where they have no adapters there. They stay frozen."""
+    """Returns the matrices in the layers of `base`, a decoder's spec, that no target can name: routers, gates
+    of an MLP beside experts, linear attention, inputs of layers; and experts where they have no adapters there. They
+    stay frozen."""
     own = {*ADAPTABLE, *base.get(ADAPTER, ())}
-    return tuple(name for name in ("router", *MATRICES) if name in base["layers"] and name not in own)
+    return tuple(name for name in ("router", "beside_gate", *MATRICES) if name in base["layers"] and name not in own)
 
 
 def adapter_spec(config: LoRA, base: PyTree) -> PyTree:

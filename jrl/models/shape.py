@@ -82,7 +82,7 @@ class Decoder:
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     mlp_bias: bool = False
     shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
-    experts: Experts | None = None  # of sparse layers, which have them instead of the MLP; None: no layer is sparse
+    experts: Experts | None = None  # of sparse layers, instead of the MLP or beside it; None: no layer is sparse
     embed_scale: float | None = None  # of the embedding, on its way in
     layer_inputs: int | None = None  # entries that a token gives to each layer by itself, as in Gemma 4; None: none
     layer_scale: bool = False  # what a layer gives is multiplied by a number of its own, which is not trained
@@ -128,8 +128,10 @@ class Decoder:
             raise ValueError(f"shared_layers must be below layers={self.layers}; got {self.shared_layers}")
         if self.shared_layers and not self.shared_from:
             raise ValueError(f"shared_layers = {self.shared_layers} have no layer before them to read keys from")
-        if self.linear is not None and (self.full is not None or self.shared_layers or self.experts is not None):
-            raise ValueError("Decoder.linear goes with neither full, shared_layers nor experts yet")
+        if self.linear is not None and (self.full is not None or self.shared_layers):
+            raise ValueError("Decoder.linear goes with neither full nor shared_layers yet")
+        if self.experts is not None and self.experts.beside == "normed" and self.norm == "layer":
+            raise ValueError("Experts.beside = 'normed' goes with norms without a bias, and not with norm='layer'")
         if not self.rotary_layers or not self.window_layers:
             raise ValueError("rotary_layers and window_layers are cycles and need at least one entry")
 
@@ -146,6 +148,10 @@ class Decoder:
 
     def sparse(self, layer: int) -> bool:
         return self.experts is not None and self.experts.sparse(layer)
+
+    def dense(self, layer: int) -> bool:
+        """Whether a layer has the MLP: instead of experts, or beside them."""
+        return not self.sparse(layer) or self.experts.beside is not None
 
     def shared(self, layer: int) -> bool:
         return layer >= self.layers - self.shared_layers

@@ -148,13 +148,13 @@ def kept_bytes(case: Case, rows: int, columns: int) -> int:
 
 def mlp_entries(cfg: Decoder, tensor: int) -> int:
     """Returns the entries that the widest layer's MLP makes of a token on one device: gate, up and their product. With
-    experts a token is copied to each that it goes to, and so is what comes out."""
+    experts a token is copied to each that it goes to, and so is what comes out; an MLP beside them adds its own."""
     dense = sparse = 0
-    if not all(map(cfg.sparse, range(cfg.layers))):
+    if any(map(cfg.dense, range(cfg.layers))):
         dense = 3 * max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
     if cfg.experts is not None:
         sparse = cfg.experts.per_token * (2 * cfg.width + 3 * cfg.experts.width // tensor) + cfg.experts.count
-    return max(dense, sparse)
+    return max(dense, sparse) if cfg.experts is None or cfg.experts.beside is None else dense + sparse
 
 
 def widest_heads(cfg: Decoder) -> tuple[int, int]:

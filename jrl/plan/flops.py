@@ -197,7 +197,8 @@ def update(case: Case) -> Flops:
     passes = 3 if case.adapters is None else 2
     weights, again = passes * layers + 3 * adapters + (passes + 1) * head, 0.0
     if case.cfg.remat == "layer":
-        summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None
+        beside = case.cfg.experts is not None and case.cfg.experts.beside is not None
+        summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None and not beside
         last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
         weights, again = weights + layers + adapters - 2.0 * tokens * last, 1.0
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:

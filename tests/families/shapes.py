@@ -14,6 +14,7 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_fact
 YARN = dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=32)
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=2.0)
 NEOX = {name: value for name, value in BASE.items() if name != "num_key_value_heads"}
+QWEN35_MOE = {name: value for name, value in BASE.items() if name != "intermediate_size"}
 GPT2 = dict(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=80, bos_token_id=0, eos_token_id=0)
 
 SHAPES = {
@@ -133,6 +134,21 @@ SHAPES = {
                                         factor=2.0),
                     sliding_attention=dict(rope_type="default", rope_theta=20000.0))),
     ],
+    "Gemma4Moe": [
+        BASE | dict(num_hidden_layers=6, head_dim=8, global_head_dim=16, num_global_key_value_heads=1,
+                    attention_k_eq_v=True, hidden_size_per_layer_input=0, sliding_window=6, enable_moe_block=True,
+                    num_experts=6, top_k_experts=2, moe_intermediate_size=20, final_logit_softcapping=5.0),
+        BASE | dict(num_hidden_layers=4, head_dim=12, global_head_dim=8, num_key_value_heads=1, num_kv_shared_layers=2,
+                    use_double_wide_mlp=True, vocab_size_per_layer_input=96, hidden_size_per_layer_input=6,
+                    sliding_window=5, layer_types=["full_attention", "sliding_attention"] * 2, enable_moe_block=True,
+                    num_experts=4, top_k_experts=3, moe_intermediate_size=24),
+        BASE | dict(num_hidden_layers=3, hidden_size=48, head_dim=16, global_head_dim=16, sliding_window=4,
+                    hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=5, top_k_experts=1,
+                    moe_intermediate_size=16, layer_types=["sliding_attention", "sliding_attention",
+                    "full_attention"], rope_parameters=dict(
+                    full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=5000.0),
+                    sliding_attention=dict(rope_type="default", rope_theta=20000.0))),
+    ],
     "Qwen3.5": [
         BASE | dict(num_hidden_layers=4, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
                     linear_key_head_dim=8, linear_value_head_dim=6),
@@ -146,6 +162,22 @@ SHAPES = {
                     layer_types=["linear_attention", "full_attention"],
                     rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
     ],
+    "Qwen3.5Moe": [
+        QWEN35_MOE | dict(num_hidden_layers=4, head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+                          linear_key_head_dim=8, linear_value_head_dim=6, num_experts=6, num_experts_per_tok=2,
+                          moe_intermediate_size=20, shared_expert_intermediate_size=24),
+        QWEN35_MOE | dict(num_hidden_layers=5, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2,
+                          linear_key_head_dim=6, linear_value_head_dim=8, linear_conv_kernel_dim=3,
+                          tie_word_embeddings=True, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=16,
+                          shared_expert_intermediate_size=48, layer_types=["full_attention", "linear_attention",
+                          "linear_attention", "full_attention", "linear_attention"],
+                          rope_parameters=dict(rope_type="default", rope_theta=5000.0, partial_rotary_factor=0.5)),
+        QWEN35_MOE | dict(num_hidden_layers=2, head_dim=16, num_key_value_heads=1, linear_num_key_heads=1,
+                          linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=4, num_experts=5,
+                          num_experts_per_tok=1, moe_intermediate_size=28, shared_expert_intermediate_size=12,
+                          layer_types=["linear_attention", "full_attention"],
+                          rope_parameters=YARN | dict(partial_rotary_factor=0.5)),
+    ],
     "GPT2": [
         GPT2,
         GPT2 | dict(n_inner=40, n_head=2, activation_function="gelu", tie_word_embeddings=False),
@@ -154,14 +186,16 @@ SHAPES = {
 }  # fmt: skip
 
 CLASSES = {name: name for name in SHAPES} | {
-    "Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3", "OLMoE": "Olmoe",
-    "Qwen3.5": "Qwen3_5Text",
+    "Gemma3": "Gemma3Text", "Gemma4": "Gemma4Text", "Gemma4Moe": "Gemma4Text", "OLMo2": "Olmo2", "OLMo3": "Olmo3",
+    "OLMoE": "Olmoe", "Qwen3.5": "Qwen3_5Text", "Qwen3.5Moe": "Qwen3_5MoeText",
 }  # fmt: skip
 
 
 def weight(name, shape, seed=0):
     """Returns a published tensor, float32, that its name, its shape and `seed` decide: no file has to hold it."""
     draws = np.random.default_rng([zlib.crc32(name.encode()), seed]).standard_normal(shape)
+    if name.endswith(("router.scale", "per_expert_scale")):
+        return np.float32(1 + 0.3 * draws)
     if name.endswith("layer_scalar"):
         return np.float32(0.8 + 0.1 * draws)
     if len(shape) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import jax
@@ -22,18 +23,18 @@ from jrl.sharding import MeshShape, make_mesh
 
 
 def test_every_family_has_its_golden_file():
-    assert set(golden.NAMES) == set(FAMILIES)
+    assert set(golden.NAMES) == {*FAMILIES, *golden.FORMS}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", golden.NAMES)
 def test_both_layouts_say_the_same_decoder(name):
     kept = golden.kept(name)
-    found = [read(FAMILIES[name], kept[layout]) for layout in ("config5", "config4")]
+    found = [read(golden.family(name), kept[layout]) for layout in ("config5", "config4")]
     assert canonical(found[0]) == canonical(found[1])
-    assert family_of(kept["config5"]) is FAMILIES[name]
+    assert family_of(kept["config5"]) is golden.family(name)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", golden.NAMES)
 def test_logits_are_those_of_transformers(name, tmp_path):
     cfg, params = opened(golden.write(tmp_path / "model", name))
     said = np.load(golden.GOLDEN / f"{name}.npz")
@@ -44,10 +45,10 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     assert np.abs(found - said["logits"]).max() <= 1e-3 * scale
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", golden.NAMES)
 def test_export_gives_back_every_bit(name, tmp_path):
     cfg, params = opened(golden.write(tmp_path / "model", name, dtype="float32"))
-    files = export(params, cfg, tmp_path / "out", dtype="float32", most_bytes=30_000, family=FAMILIES[name])
+    files = export(params, cfg, tmp_path / "out", dtype="float32", most_bytes=30_000, family=golden.family(name))
     assert "model.safetensors.index.json" in files
     found = {}
     for file in files:
@@ -62,7 +63,7 @@ def test_export_gives_back_every_bit(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, weights, params)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", golden.NAMES)
 def test_a_mesh_holds_the_same_parameters(name, tmp_path):
     folder = golden.write(tmp_path / "model", name, dtype="bfloat16", files=3)
     _, one = opened(folder)
@@ -73,15 +74,22 @@ def test_a_mesh_holds_the_same_parameters(name, tmp_path):
     assert down.addressable_shards[0].data.shape[-1] * 2 == down.shape[-1]
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.fused])
-def test_experts_of_a_layer_in_one_tensor_are_the_same_parameters(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.regrouped])
+def test_experts_of_a_layer_in_one_tensor_are_the_same_parameters_as_apart(name, tmp_path):
     """As transformers 5 holds them: [experts, 2 x width, D] for gate and up, [experts, D, width] for down."""
-    folder = golden.write(tmp_path / "apart", name)
+    folder = golden.write(tmp_path / "published", name)
     found = load_file(folder / "model.safetensors")
     layers = sorted({label.split(".experts.")[0] for label in found if ".experts." in label})
     gate, up, down = ("w1", "w3", "w2") if name == "Mixtral" else ("gate_proj", "up_proj", "down_proj")
     count = opened(folder)[0].experts.count
     for layer in layers:
+        if f"{layer}.experts.gate_up_proj" in found:  # published joined
+            both, last = (found.pop(f"{layer}.experts.{part}_proj") for part in ("gate_up", "down"))
+            half = both.shape[1] // 2
+            for i in range(count):
+                parts = {gate: both[i, :half], up: both[i, half:], down: last[i]}
+                found.update({f"{layer}.experts.{i}.{part}.weight": x.copy() for part, x in parts.items()})
+            continue
         take = lambda part, layer=layer: np.stack(
             [found.pop(f"{layer}.experts.{i}.{part}.weight") for i in range(count)]
         )
@@ -89,10 +97,10 @@ def test_experts_of_a_layer_in_one_tensor_are_the_same_parameters(name, tmp_path
         found[f"{place}.gate.weight"] = found.pop(f"{layer}.gate.weight")
         found[f"{place}.experts.gate_up_proj"] = np.concatenate([take(gate), take(up)], axis=1)
         found[f"{place}.experts.down_proj"] = take(down)
-    (tmp_path / "fused").mkdir()
-    (tmp_path / "fused" / "config.json").write_text((folder / "config.json").read_text())
-    save_file(found, tmp_path / "fused" / "model.safetensors")
-    jax.tree.map(np.testing.assert_array_equal, opened(tmp_path / "fused")[1], opened(folder)[1])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text((folder / "config.json").read_text())
+    save_file(found, tmp_path / "other" / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, opened(tmp_path / "other")[1], opened(folder)[1])
 
 
 def test_the_published_shape_of_30b_has_its_parameters():
@@ -132,8 +140,9 @@ def test_an_unknown_key_is_refused_by_name(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_that_are_mapped_are_listed(name):
     family, asked = FAMILIES[name], set()
-    for layout in ("config5", "config4"):
-        keys = Keys(golden.kept(name)[layout])
+    forms = [name, *(form for form, of in golden.FORMS.items() if of == name)]
+    for form, layout in itertools.product(forms, ("config5", "config4")):
+        keys = Keys(golden.kept(form)[layout])
         family.read(keys)
         asked |= keys.asked
     # What is read only of a stretched rope: LongRoPE's, or where another leaves its length out.
@@ -222,7 +231,14 @@ def test_longrope_is_read_from_both_layouts_and_written_back(key):
 
 
 @pytest.mark.parametrize("name, changes, said", [
-    ("Gemma4", {"enable_moe_block": True}, "enable_moe_block is True"),
+    ("Gemma4", {"enable_moe_block": True}, "has no 'num_experts'"),
+    ("Gemma4", {"enable_moe_block": 1}, "enable_moe_block is 1"),
+    ("Gemma4Moe", {"top_k_experts": 7}, "per_token must be between 1 and count"),
+    ("Gemma4Moe", {"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+    ("Qwen3.5Moe", {"norm_topk_prob": False}, "norm_topk_prob is False"),
+    ("Qwen3.5Moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+    ("Qwen3.5Moe", {"mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]"),
+    ("Qwen3.5Moe", {"shared_expert_intermediate_size": None}, "has no 'shared_expert_intermediate_size'"),
     ("Gemma4", {"vocab_size_per_layer_input": 50}, "vocab_size_per_layer_input = 50 is not vocab_size = 96"),
     ("Gemma4", {"per_layer_config": {"2": {"head_dim": 16}}}, "per_layer_config must say the same"),
     ("Gemma4", {"per_layer_config": {"2": {"sliding_window": 3}}}, "this version knows only head_dim and num_key"),
@@ -241,21 +257,17 @@ def test_longrope_is_read_from_both_layouts_and_written_back(key):
 ])  # fmt: skip
 def test_what_new_families_cannot_compute_is_refused(name, changes, said):
     with pytest.raises(ValueError, match=said):
-        read(FAMILIES[name], golden.kept(name)["config5"] | changes)
+        read(golden.family(name), golden.kept(name)["config5"] | changes)
 
 
-def test_mixtures_of_qwen35_are_refused_by_name():
-    with pytest.raises(ValueError, match="Qwen3_5MoeForCausalLM of model_type 'qwen3_5_moe_text' is not known"):
-        family_of({"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"})
-
-
-def test_a_larger_qwen35_says_beside_its_text_whether_the_head_is_tied():
-    inner = {key: value for key, value in golden.kept("Qwen3.5")["config5"].items() if key != "tie_word_embeddings"}
-    around = {"model_type": "qwen3_5", "text_config": inner, "vision_config": {}, "tie_word_embeddings": True}
-    assert family_of(around) is FAMILIES["Qwen3.5"] and read(FAMILIES["Qwen3.5"], around).tied
+@pytest.mark.parametrize("name, kind", [("Qwen3.5", "qwen3_5"), ("Qwen3.5Moe", "qwen3_5_moe")])
+def test_a_larger_qwen35_says_beside_its_text_whether_the_head_is_tied(name, kind):
+    inner = {key: value for key, value in golden.kept(name)["config5"].items() if key != "tie_word_embeddings"}
+    around = {"model_type": kind, "text_config": inner, "vision_config": {}, "tie_word_embeddings": True}
+    assert family_of(around) is FAMILIES[name] and read(FAMILIES[name], around).tied
     grids = {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
     rope = inner["rope_parameters"] | grids
-    assert read(FAMILIES["Qwen3.5"], around | {"text_config": inner | {"rope_parameters": rope}}).tied
+    assert read(FAMILIES[name], around | {"text_config": inner | {"rope_parameters": rope}}).tied
 
 
 def test_our_own_decoder_is_exported_as_the_family_that_can_say_it():

@@ -30,13 +30,13 @@ KINDS = {
 # What PEFT may adapt where there are matrices that jrl has no adapters to: experts, linear attention, layers' inputs.
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 KNOWN = {name: ATTENTION for name in ("Qwen3Moe", "Mixtral", "OLMoE", "GptOss")} | {
-    name: [*ATTENTION, "gate_proj", "up_proj", "down_proj"] for name in ("Gemma4", "Qwen3.5")
+    name: [*ATTENTION, "gate_proj", "up_proj", "down_proj"] for name in ("Gemma4", "Gemma4Moe", "Qwen3.5")
 }
 
 
 def of_family(config, cfg):
     """Returns the adapters without a target that sparse layers do not have."""
-    if all(map(cfg.sparse, range(cfg.layers))):
+    if not any(map(cfg.dense, range(cfg.layers))):
         return dataclasses.replace(config, targets=tuple(name for name in config.targets if name != "down"))
     return config
 

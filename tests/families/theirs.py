@@ -8,6 +8,8 @@ import torch
 import transformers
 from families.shapes import weight
 
+JOINED = ("gpt_oss", "gemma4_text", "qwen3_5_moe_text")  # whose experts are published joined
+
 
 def random_model(name, fields, seed):
     """Returns a model in float32 whose every parameter is random: biases and norms too."""
@@ -40,7 +42,7 @@ def parameters(model):
             label = "embed_out.weight"
         if kind == "mixtral":
             label = label.replace(".mlp.", ".block_sparse_moe.")
-        if ".experts." not in label or kind == "gpt_oss":  # which is published joined
+        if ".experts." not in label or kind in JOINED:
             yield label, tensor
             continue
         place, name = label.split(".experts.")

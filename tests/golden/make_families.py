@@ -27,7 +27,10 @@ def older(config):
     """Returns a config.json of transformers 5 as version 4 wrote it."""
     config = dict(config)
     if config["model_type"] == "gemma4_text":  # came with version 5: as its own files say it
-        config["global_head_dim"] = next(iter(config.pop("per_layer_config").values()))["head_dim"]
+        full = next(iter(config.pop("per_layer_config").values()))
+        config["global_head_dim"] = full["head_dim"]
+        if "num_key_value_heads" in full:
+            config["num_global_key_value_heads"] = full["num_key_value_heads"]
         return {**config, "torch_dtype": config.pop("dtype")}
     rope = config.pop("rope_parameters", None)
     config["torch_dtype"] = config.pop("dtype")

@@ -20,6 +20,7 @@ from jrl.models.families.olmoe import OLMOE
 from jrl.models.families.phi3 import PHI3
 from jrl.models.families.qwen import QWEN2, QWEN3
 from jrl.models.families.qwen35 import QWEN35
+from jrl.models.families.qwen35_moe import QWEN35_MOE
 from jrl.models.families.qwen_moe import QWEN3_MOE
 from jrl.models.families.smollm3 import SMOLLM3
 from jrl.models.shape import Decoder
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "GptOss": GPT_OSS,
     "Gemma4": GEMMA4,
     "Qwen3.5": QWEN35,
+    "Qwen3.5Moe": QWEN35_MOE,
 }
 
 

@@ -63,7 +63,7 @@ class Family(NamedTuple):
     places: Mapping[str, Place]  # leaf of a layer, or of the tree -> where it is published
     ignored: tuple[str, ...] = ()  # patterns of published tensors that hold nothing learned
     wrapped: Wrapped | None = None
-    fused: Mapping[str, Place] = {}  # leaves of experts where a folder keeps a layer's in one tensor; never written
+    regrouped: Mapping[str, Place] = {}  # leaves of experts as some folders keep them: joined, or apart; never written
     pad_id: int | None = None  # what a classifier skips at the end of a row where its config.json does not say it
 
 
@@ -221,6 +221,7 @@ def canonical(cfg: Decoder) -> Decoder:
     layers = range(cfg.layers)
     sparse = tuple(map(cfg.sparse, layers))
     windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))
+    dense = any(map(cfg.dense, layers))
     same_rope = cfg.window_rope_theta == cfg.rope_theta and cfg.rope is None
     plain = Decoder()
     linear = cfg.linear and dataclasses.replace(cfg.linear, layers=tuple(map(cfg.linear.at, layers)))
@@ -238,9 +239,9 @@ def canonical(cfg: Decoder) -> Decoder:
         experts=dataclasses.replace(cfg.experts, layers=sparse) if any(sparse) else None,
         linear=linear,
         shared_mlp_width=cfg.shared_mlp_width if cfg.shared_layers else None,
-        mlp=cfg.mlp if not all(sparse) else plain.mlp,
-        mlp_width=cfg.mlp_width if not all(sparse) else plain.mlp_width,
-        mlp_bias=cfg.mlp_bias and not all(sparse),
+        mlp=cfg.mlp if dense else plain.mlp,
+        mlp_width=cfg.mlp_width if dense else plain.mlp_width,
+        mlp_bias=cfg.mlp_bias and dense,
         dtype=plain.dtype,
         param_dtype=plain.param_dtype,
         remat=plain.remat,

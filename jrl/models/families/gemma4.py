@@ -1,10 +1,11 @@
 """The text models of Gemma 4, as transformers 5.23 computes them: heads of another shape in full layers, keys and
-values that later layers share, an input for each layer beside the stream. Its mixtures of experts are not known."""
+values that later layers share, an input for each layer beside the stream, and in some an MLP beside experts."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from jrl.models.experts import Experts
 from jrl.models.families.contract import Family, Keys, Place, Wrapped
 from jrl.models.families.gemma import PLACES
 from jrl.models.families.llama import HEAD_NORMS, MLP, OUT_IN, SHAPE, VECTOR, read_shape, write_shape
@@ -13,11 +14,11 @@ from jrl.models.rope import ProportionalRope
 from jrl.models.shape import Decoder, FullHeads
 
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+EXPERT_KEYS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 OVERRIDES = ("head_dim", "num_key_value_heads")  # of single layers
 
 
 def read(keys: Keys) -> Decoder:
-    keys.expect("enable_moe_block", False)
     keys.expect("attention_bias", False)
     keys.expect("use_bidirectional_attention", "vision")  # of text, nothing
     shape = read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False)
@@ -50,8 +51,18 @@ def read(keys: Keys) -> Decoder:
         shared_mlp_width=2 * shape["mlp_width"] if double else None,
         layer_inputs=inputs,
         layer_scale=True,
+        experts=_read_experts(keys),
         logit_cap=keys.maybe("final_logit_softcapping", None),
     )
+
+
+def _read_experts(keys: Keys) -> Experts | None:
+    if not keys.flag("enable_moe_block", False):
+        for name in EXPERT_KEYS:
+            keys.take(name, None)  # says nothing then
+        return None
+    count, per_token, width = map(keys.count, EXPERT_KEYS)
+    return Experts(count=count, per_token=per_token, width=width, reads="stream", scaled=True, beside="normed")
 
 
 def _count(keys: Keys, name: str, default: int) -> int:
@@ -109,9 +120,13 @@ def write(cfg: Decoder) -> dict[str, Any]:
     if full.kv_heads != cfg.kv_heads and not full.keys_are_values:  # which their key says only of keys that are values
         one = {"head_dim": full.head_dim, "num_key_value_heads": full.kv_heads}
         heads = {"per_layer_config": {str(i): one for i in range(cfg.layers) if not cfg.windowed(i)}}
+    own = cfg.experts
+    experts = {} if own is None else dict(zip(EXPERT_KEYS, (own.count, own.per_token, own.width)))
     return {
         **said,
         **heads,
+        "enable_moe_block": own is not None,
+        **experts,
         "hidden_activation": {ours: theirs for theirs, ours in ACTIVATIONS.items()}.get(cfg.activation),
         "sliding_window": cfg.window,
         "layer_types": layer_types(cfg),
@@ -129,16 +144,17 @@ def write(cfg: Decoder) -> dict[str, Any]:
 
 
 LAYER = "model.layers.{}."
+EXPERTS = Place(LAYER + "experts.gate_up_proj", ((0,), (2,), (1,)), join=1)
 ATTENTION = {name: place for name, place in PLACES.items() if name in ("q", "k", "v", "o")} | HEAD_NORMS
 GEMMA4 = Family(
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
     keys=(*(key for key in SHAPE if key != "hidden_act"), "hidden_activation", "attention_bias", "sliding_window",
-          "layer_types", "final_logit_softcapping", "use_bidirectional_attention", "enable_moe_block",
+          "layer_types", "final_logit_softcapping", "use_bidirectional_attention", "enable_moe_block", *EXPERT_KEYS,
           "attention_k_eq_v", "global_head_dim", "num_global_key_value_heads", "per_layer_config",
           "num_kv_shared_layers", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "use_double_wide_mlp",
           "rope_parameters"),
-    harmless=("hidden_act", "num_experts", "top_k_experts", "moe_intermediate_size"),  # without enable_moe_block
+    harmless=("hidden_act",),
     read=read,
     write=write,
     places={
@@ -153,6 +169,15 @@ GEMMA4 = Family(
         "input_out": Place(LAYER + "per_layer_projection.weight", OUT_IN),
         "input_norm": Place(LAYER + "post_per_layer_input_norm.weight", VECTOR),
         "layer_scale": Place(LAYER + "layer_scalar", VECTOR),
+        "router": Place(LAYER + "router.proj.weight", OUT_IN),
+        "router_norm": Place(LAYER + "router.scale", VECTOR),
+        "expert_scale": Place(LAYER + "router.per_expert_scale", VECTOR),
+        "expert_gate": EXPERTS,
+        "expert_up": EXPERTS,
+        "expert_down": Place(LAYER + "experts.down_proj", ((0,), (2,), (1,))),
+        "beside_norm": Place(LAYER + "post_feedforward_layernorm_1.weight", VECTOR),
+        "expert_norm": Place(LAYER + "pre_feedforward_layernorm_2.weight", VECTOR),
+        "expert_out_norm": Place(LAYER + "post_feedforward_layernorm_2.weight", VECTOR),
     },
     # Layers that read another's keys may be published with their own, which nothing uses.
     ignored=(r"model\.(language_model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight",),

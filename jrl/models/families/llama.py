@@ -59,11 +59,13 @@ def read_shape(
     kv_heads: int | None = None,
     rope_theta: float = 10_000.0,
     rope: bool = True,
+    mlp_key: str = "intermediate_size",
 ) -> dict[str, Any]:
     """Returns the Decoder fields that these families say alike. The arguments are what a missing key means.
 
     Args:
       rope: False where the family reads its own.
+      mlp_key: what the MLP's width is called.
     """
     width, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
     kv = keys.count("num_key_value_heads", kv_heads or heads)
@@ -83,7 +85,7 @@ def read_shape(
         heads=heads,
         kv_heads=kv,
         head_dim=head_dim,
-        mlp_width=keys.count("intermediate_size"),
+        mlp_width=keys.count(mlp_key),
         norm_eps=keys.number("rms_norm_eps", norm_eps),
         tied=keys.flag("tie_word_embeddings", tied),
         qk_norm=None,

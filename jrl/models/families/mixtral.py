@@ -54,5 +54,5 @@ MIXTRAL = Family(
         "expert_up": Place("model.layers.{}.block_sparse_moe.experts.{}.w3.weight", OUT_IN),
         "expert_down": Place("model.layers.{}.block_sparse_moe.experts.{}.w2.weight", OUT_IN),
     },
-    fused={**ROUTER, **FUSED},
+    regrouped={**ROUTER, **FUSED},
 )  # fmt: skip

@@ -57,6 +57,6 @@ OLMOE = Family(
         "q_norm": Place("model.layers.{}.self_attn.q_norm.weight", ((0, 1),)),
         "k_norm": Place("model.layers.{}.self_attn.k_norm.weight", ((0, 1),)),
     },
-    fused=FUSED,
+    regrouped=FUSED,
     pad_id=1,
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """The text models of Qwen3.5, as transformers 5.23 computes them: three layers of linear attention to each that
-attends, whose result is gated. Its mixtures of experts are not known."""
+attends, whose result is gated."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ GRIDS = ("mrope_section", "mrope_interleaved")  # of rope: which pairs turn by a
 
 
 def read(keys: Keys) -> Decoder:
+    return Decoder(**read_mixers(keys, read_shape(keys, head_dim=256, kv_heads=4, rope=False)))
+
+
+def read_mixers(keys: Keys, shape: dict[str, Any]) -> dict[str, Any]:
+    """Returns the Decoder fields that are said alike with and without experts. shape: those of `read_shape`."""
     keys.expect("attention_bias", False)
     keys.expect("attn_output_gate", True)
     keys.expect("mlp_only_layers", [])
-    shape = read_shape(keys, head_dim=256, kv_heads=4, rope=False)
     period, layers = keys.count("full_attention_interval", 4), range(shape["layers"])
     flags = layer_flags(keys, shape["layers"], "linear_attention")
-    return Decoder(
-        **{**shape, "qk_norm": "head"},
+    return {
+        **shape,
         **read_rope(keys, shape["head_dim"], share=0.25, harmless=GRIDS),
-        norm="rms_plus_one",
-        activation=keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
-        output_gate=True,
-        linear=Linear(
+        "qk_norm": "head",
+        "norm": "rms_plus_one",
+        "activation": keys.one_of("hidden_act", {"silu": "silu"}, "silu"),
+        "output_gate": True,
+        "linear": Linear(
             key_heads=keys.count("linear_num_key_heads", 16),
             value_heads=keys.count("linear_num_value_heads", 32),
             key_dim=keys.count("linear_key_head_dim", 128),
@@ -35,7 +40,7 @@ def read(keys: Keys) -> Decoder:
             taps=keys.count("linear_conv_kernel_dim", 4),
             layers=tuple((i + 1) % period != 0 for i in layers) if flags is None else flags,
         ),
-    )
+    }
 
 
 def write(cfg: Decoder) -> dict[str, Any]:

@@ -88,5 +88,5 @@ QWEN3_MOE = Family(
     write=write,
     places={**PLACES, **HEAD_NORMS, **EXPERTS},
     ignored=IGNORED,
-    fused=FUSED,
+    regrouped=FUSED,
 )  # fmt: skip
