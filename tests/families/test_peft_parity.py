@@ -30,7 +30,7 @@ KINDS = {
 # What PEFT may adapt where there are matrices that jrl has no adapters to: experts, linear attention, layers' inputs.
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 KNOWN = {name: ATTENTION for name in ("Qwen3Moe", "Mixtral", "OLMoE", "GptOss")} | {
-    name: [*ATTENTION, "gate_proj", "up_proj", "down_proj"] for name in ("Gemma4", "Gemma4Moe", "Qwen3.5")
+    name: [*ATTENTION, "gate_proj", "up_proj", "down_proj"] for name in ("Gemma4", "Gemma4Moe", "Qwen3.5", "Qwen3.5Moe")
 }
 
 
