@@ -143,8 +143,8 @@ SHAPES = {
                     sliding_window=5, layer_types=["full_attention", "sliding_attention"] * 2, enable_moe_block=True,
                     num_experts=4, top_k_experts=3, moe_intermediate_size=24),
         BASE | dict(num_hidden_layers=3, hidden_size=48, head_dim=16, global_head_dim=16, sliding_window=4,
-                    tie_word_embeddings=False, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=5, top_k_experts=1,
-                    moe_intermediate_size=16, layer_types=["sliding_attention", "sliding_attention",
+                    tie_word_embeddings=False, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=5,
+                    top_k_experts=1, moe_intermediate_size=16, layer_types=["sliding_attention", "sliding_attention",
                     "full_attention"], rope_parameters=dict(
                     full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=5000.0),
                     sliding_attention=dict(rope_type="default", rope_theta=20000.0))),

@@ -44,6 +44,13 @@ OPTIONS = {
     "shared, of one shape": dict(layers=4, window=4, window_layers=(True, False), shared_layers=2, rotary_dim=2),
     "qwen3.5": dict(layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4), output_gate=True,
                     norm="rms_plus_one", rotary_dim=2),
+    "gemma4 with experts": dict(
+        layers=4, window=4, window_layers=(True, False), full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True),
+        norm_place="both", shared_layers=2, shared_mlp_width=40, layer_scale=True,
+        experts=Experts(count=4, per_token=2, width=8, reads="stream", scaled=True, beside="normed")),
+    "qwen3.5 with experts": dict(
+        layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4), output_gate=True,
+        norm="rms_plus_one", experts=Experts(count=4, per_token=2, width=8, beside="gated")),
     "smollm": dict(rotary_layers=(True, False), qk_norm=None),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)
@@ -148,7 +155,9 @@ def test_a_state_counts_the_tokens_it_is_told_to():
         close(found[i], logits("qwen3.5")[i, n - 1])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma", "nope", "gemma4", "qwen3.5"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gemma", "nope", "gemma4", "qwen3.5", "gemma4 with experts", "qwen3.5 with experts"]
+)
 def test_a_mesh_computes_the_same_loss_and_gradient(name):
     cfg, params = made(name)
 
@@ -271,6 +280,10 @@ def test_options_that_cannot_be_are_refused(wrong):
     (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width is of a gated MLP"),
     (dict(window=4, qkv_bias=True, full=FullHeads(head_dim=4, kv_heads=2, keys_are_values=True)),
      "keys_are_values goes without Decoder.qkv_bias"),
+    (dict(norm="layer", experts=Experts(count=2, per_token=1, width=8, beside="normed")),
+     "beside = 'normed' goes with norms without a bias"),
+    (dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4), shared_layers=1),
+     "Decoder.linear goes with neither full nor shared_layers"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(wrong, said):
     with pytest.raises(ValueError, match=said):

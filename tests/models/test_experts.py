@@ -9,7 +9,7 @@ import pytest
 from sampled import agree_on_every_mesh
 
 from jrl.models import experts
-from jrl.models.contract import init, num_params, unrolled
+from jrl.models.contract import init, is_spec, num_params, unrolled
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.leaves import layers_of
@@ -132,6 +132,48 @@ def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(cfg, layers):
 def test_experts_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=f"Experts.{next(iter(wrong))}"):
         dataclasses.replace(OWN, **wrong)
+
+
+@pytest.mark.parametrize("form", [dict(beside="gated"), dict(beside="normed", reads="stream", scaled=True)],
+                         ids=lambda form: form["beside"])  # fmt: skip
+def test_an_mlp_beside_experts_by_hand(form):
+    """One layer, whose attention gives nothing: the stream is the embedding, and what the MLP and experts add."""
+    own = dataclasses.replace(OWN, **form)
+    cfg = dataclasses.replace(CFG, layers=1, experts=own, dtype="float64", param_dtype="float64", norm_eps=0.01)
+    tokens = np.arange(6, dtype=np.int32)[None]
+    with jax.enable_x64(True):
+        spec = MODEL.spec(cfg)
+        draws = np.random.default_rng(0)
+        params = jax.tree.map(lambda leaf: jnp.asarray(draws.normal(size=leaf.shape)), spec, is_leaf=is_spec)
+        params["layers"]["o"] *= 0
+        found, logits = jax.jit(lambda p: MODEL.routed(p, tokens, tokens, None, cfg))(params)
+    w, x = {name: np.asarray(leaf[0]) for name, leaf in params["layers"].items()}, np.asarray(params["embed"])[:6]
+    norm = lambda x, scale: x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.01) * scale
+    h = norm(x, w["mlp_norm"])
+    z = (h @ w["gate"] / (1 + np.exp(-h @ w["gate"])) * (h @ w["up"])) @ w["down"]
+    if own.beside == "gated":
+        decided = h @ w["router"]
+        added = by_hand(h[None], w, own)[0] + z / (1 + np.exp(-h @ w["beside_gate"]))
+    else:
+        decided = norm(x, w["router_norm"]) / 4 @ w["router"]  # 16 ** -0.5
+        read, y = norm(x, w["expert_norm"]), np.zeros_like(x)
+        for t, i in np.ndindex(6, 5):
+            chosen = np.argsort(-decided[t])[:2]
+            share = np.exp(decided[t, i]) / np.exp(decided[t, chosen]).sum() if i in chosen else 0
+            gate, up = read[t] @ w["expert_gate"][i], read[t] @ w["expert_up"][i]
+            y[t] += share * w["expert_scale"][i] * ((gate / (1 + np.exp(-gate)) * up) @ w["expert_down"][i])
+        added = norm(y, w["expert_out_norm"]) + norm(z, w["beside_norm"])
+    np.testing.assert_allclose(logits[0, 0], decided, atol=1e-12)
+    np.testing.assert_allclose(found[0], norm(x + added, np.asarray(params["final_norm"])), atol=1e-12)
+
+
+def test_parameters_beside_experts_are_counted():
+    # As above, and an MLP of 3*16*32 in each of three layers: with a gate of 16; with three norms of 16, what the
+    # router reads by 16, and a number for each of 5 experts.
+    plain = num_params(MODEL.spec(CFG))
+    beside = lambda **form: num_params(MODEL.spec(dataclasses.replace(CFG, experts=dataclasses.replace(OWN, **form))))
+    assert beside(beside="gated") == plain + 3 * (3 * 512 + 16)
+    assert beside(beside="normed", reads="stream", scaled=True) == plain + 3 * (3 * 512 + 48 + 16 + 5)
 
 
 def test_a_clamped_expert_with_biases_by_hand():
