@@ -105,9 +105,11 @@ def gathered_over(case: Case, received: float) -> dict[str, float]:
     return {"fsdp": received * (n - 1) / n}
 
 
-def tensor_sums(case: Case, tokens: float, sums: int) -> dict[str, float]:
-    """Returns the bytes over the tensor axis of `sums` all-reduces a layer of [tokens, D]: reduce, then gather."""
-    n = case.sizes["tensor"]
+def tensor_sums(case: Case, tokens: float, passes: int) -> dict[str, float]:
+    """Returns the bytes over the tensor axis of `passes` runs through the layers: an all-reduce of [tokens, D] a layer
+    (reduce, then gather) after attention, after the MLP or the experts, and after each where it has both."""
+    n, experts = case.sizes["tensor"], case.cfg.experts
+    sums = passes * (2 if experts is None or experts.beside is None else 3)
     size = tokens * case.cfg.width * itemsize(case.cfg.dtype)
     return {"tensor": case.cfg.layers * sums * 2 * size * (n - 1) / n}
 
@@ -131,7 +133,7 @@ def sample_traffic(case: Case) -> Traffic:
     turned = case.turns * case.slots
     return Traffic(
         hbm=2 * held_bytes(case, GATHERED, cfg.dtype) + case.turns * (weights + cache),
-        links=add(gathered, tensor_sums(case, prompts + turned, 2)),
+        links=add(gathered, tensor_sums(case, prompts + turned, 1)),
     )
 
 
@@ -199,7 +201,7 @@ def pass_traffic(case: Case, passes: int) -> Traffic:
     times = case.shape.micro_batches * passes
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
-        links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, 2 * passes)),
+        links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, passes)),
     )
 
 

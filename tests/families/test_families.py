@@ -18,6 +18,7 @@ from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.models.leaves import spec
 from jrl.models.shape import Decoder, check_length, for_length
+from jrl.recognised import shape
 from jrl.resolve import load_config
 from jrl.sharding import MeshShape, make_mesh
 
@@ -118,6 +119,43 @@ def test_the_published_shape_of_30b_has_its_parameters():
     assert num_params(spec(cfg)) == 30_532_122_624
     planned, _ = load_config("configs/plan/30b_moe.gin")
     assert canonical(planned.model) == canonical(cfg)
+
+
+GEMMA4_26B = dict(
+    architectures=["Gemma4ForCausalLM"], model_type="gemma4_text", vocab_size=262144, hidden_size=2816,
+    intermediate_size=2112, num_hidden_layers=30, num_attention_heads=16, num_key_value_heads=8, head_dim=256,
+    global_head_dim=512, num_global_key_value_heads=2, attention_k_eq_v=True, hidden_size_per_layer_input=0,
+    sliding_window=1024, enable_moe_block=True, num_experts=128, top_k_experts=8, moe_intermediate_size=704,
+    final_logit_softcapping=30.0,
+)  # fmt: skip
+QWEN35_35B = dict(
+    architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", vocab_size=248320, hidden_size=2048,
+    num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2, head_dim=256, linear_num_value_heads=32,
+    linear_num_key_heads=16, linear_key_head_dim=128, linear_value_head_dim=128, moe_intermediate_size=512,
+    shared_expert_intermediate_size=512, num_experts=256, num_experts_per_tok=8, tie_word_embeddings=False,
+)  # fmt: skip
+
+
+def test_the_published_shapes_with_an_mlp_beside_experts_have_their_parameters():
+    # 25 windowed layers: q and o 2816 x 4096, k and v 2816 x 2048, norms 2 x 256. 5 full ones: q and o 2816 x 8192,
+    # k 2816 x 1024, norms 2 x 512. Each: an MLP of 3 x 2816 x 2112, 128 experts of 3 x 2816 x 704, a router of
+    # 2816 x 128 with 2816 and 128 beside it, 7 norms, a number. Published: 25.2 billion, of which 3.8 are active.
+    windowed, full = 2 * 2816 * 4096 + 2 * 2816 * 2048 + 512, 2 * 2816 * 8192 + 2816 * 1024 + 1024
+    each = 3 * 2816 * 2112 + 128 * 3 * 2816 * 704 + 2816 * 128 + 2816 + 128 + 7 * 2816 + 1
+    total = 25 * windowed + 5 * full + 30 * each + 262144 * 2816 + 2816
+    assert num_params(spec(read(FAMILIES["Gemma4"], GEMMA4_26B))) == total == 25_233_141_790
+    # 10 layers that attend: q, its gate and o 2048 x 4096 each, k and v 2048 x 512 each, norms 2 x 256. 30 linear ones:
+    # q and k 2048 x 2048, v, its gate and o 2048 x 4096, two of 2048 x 32, taps 4 x 8192, 32 + 32 + 128. Each: 256 + 1
+    # experts of 3 x 2048 x 512, a router of 2048 x 256, a gate of 2048, 2 norms.
+    attending, linear = 3 * 2048 * 4096 + 2 * 2048 * 512 + 512, 2 * 2048**2 + 3 * 2048 * 4096 + 2 * 2048 * 32
+    each = 257 * 3 * 2048 * 512 + 2048 * 256 + 2048 + 2 * 2048
+    total = 10 * attending + 30 * (linear + 4 * 8192 + 192) + 40 * each + 2 * 248320 * 2048 + 2048
+    assert num_params(spec(read(FAMILIES["Qwen3.5Moe"], QWEN35_35B))) == total == 34_660_610_688
+
+
+def test_doctor_says_what_stands_beside_experts():
+    cfg = read(FAMILIES["Qwen3.5Moe"], golden.kept("Qwen3.5Moe")["config5"])
+    assert "2 of 6 experts a token beside an MLP, 96 rows" in shape(cfg)
 
 
 def test_a_missing_expert_is_named(tmp_path):

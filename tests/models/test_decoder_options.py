@@ -45,12 +45,12 @@ OPTIONS = {
     "qwen3.5": dict(layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4), output_gate=True,
                     norm="rms_plus_one", rotary_dim=2),
     "gemma4 with experts": dict(
-        layers=4, window=4, window_layers=(True, False), full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True),
-        norm_place="both", shared_layers=2, shared_mlp_width=40, layer_scale=True,
+        layers=3, window=4, window_layers=(True, False), full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True),
+        norm_place="both", shared_layers=1, shared_mlp_width=40, layer_scale=True,
         experts=Experts(count=4, per_token=2, width=8, reads="stream", scaled=True, beside="normed")),
     "qwen3.5 with experts": dict(
-        layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4), output_gate=True,
-        norm="rms_plus_one", experts=Experts(count=4, per_token=2, width=8, beside="gated")),
+        layers=2, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4, layers=(True, False)),
+        output_gate=True, norm="rms_plus_one", experts=Experts(count=4, per_token=2, width=8, beside="gated")),
     "smollm": dict(rotary_layers=(True, False), qk_norm=None),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)

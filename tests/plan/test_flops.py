@@ -162,6 +162,22 @@ def test_a_mixture_of_experts_by_hand(small):
     assert flops.layer_weights(mixed.spec, mixed.cfg.experts) == LAYERS // 2 + layers // 2
 
 
+@pytest.mark.parametrize("beside, more", [("gated", 64), ("normed", 0)])
+def test_an_mlp_beside_experts_by_hand(beside, more, small):
+    # A layer as above, with an MLP of 3 x 64 x 128; what gates it is 64 x 1. Under remat all of it is computed again.
+    layers = 2 * (12288 + 64 * 4 + 2 * 3 * 64 * 32 + 3 * 64 * 128 + more)
+    own = [*MOE, f"Experts.beside='{beside}'"]
+    case = small(*own)
+    assert flops.layer_weights(case.spec, case.cfg.experts) == layers
+    assert flops.update(small(*own, "Decoder.remat='layer'")).weights == 2 * 256 * (4 * layers + 4 * HEAD)
+    # A token's copies for two experts, 2 x (2 x 64 + 3 x 32), four logits, and 3 x 128 of the MLP.
+    assert estimate.mlp_entries(case.cfg, 1) == 2 * (2 * 64 + 3 * 32) + 4 + 3 * 128
+    # Over tensor 2 a pass sums three products a layer in place of two: half of [tokens, 64] float32, there and back.
+    cut = small(*own, "MeshShape.tensor=2", devices=2)
+    assert estimate.tensor_sums(cut, 10, 1) == {"tensor": 2 * 3 * 2 * 10 * 64 * 4 / 2}
+    assert estimate.tensor_sums(small(*MOE, "MeshShape.tensor=2", devices=2), 10, 1) == {"tensor": 2 * 2 * 2560.0}
+
+
 def test_layers_of_another_shape_by_hand(small):
     # The second layer has 4 heads of 32 and one key head: q and o 64x128 each, k and v 64x32 each.
     case = small("Decoder.full=@FullHeads()", "FullHeads.head_dim=32", "FullHeads.kv_heads=1", "Decoder.window=4",
@@ -186,16 +202,19 @@ def test_linear_attention_by_hand(small):
     assert estimate.cache_bytes(case) == 3 * 4 * (4 * 8 * 16 + 3 * (16 + 16 + 64) + 32 * 2 * 2 * 16)
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
-def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_computes_for_nothing(remat, small):
+@pytest.mark.parametrize("remat, beside", [("none", None), ("layer", None), ("layer", "gated")])
+def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_computes_for_nothing(
+    remat, beside, small
+):
     """On CPU `ragged_dot` multiplies every token with every expert: its products count `experts.count` times."""
-    own = Experts(count=3, per_token=2, width=512)
-    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=128, experts=own,
+    own = Experts(count=3, per_token=2, width=512, beside=beside)
+    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=512, experts=own,
                   remat=remat)  # fmt: skip
     rows, length = 4, 128
     bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
-        "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "remat")]  # fmt: skip
+        "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat")]  # fmt: skip
     case = small(*bindings, *MOE[:1], "Experts.count=3", "Experts.per_token=2", "Experts.width=512",
+                 f"Experts.beside={beside!r}",
                  "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
                  "Loop.prompts=2")  # fmt: skip
     assert case.cfg == cfg and case.shape.micro_batches * case.shape.rows == rows
