@@ -174,9 +174,7 @@ def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None 
         if names[name] in tensors.shapes and tensors.shapes[names[name]] != plan.shape
     ]
     used = set(names.values())
-    ignored = (*family.ignored, *(family.wrapped.ignored if family.wrapped is not None else ()))
-    left = [name for name in sorted(tensors.shapes.keys() - used)
-            if not any(re.fullmatch(pattern, name) for pattern in ignored)]  # fmt: skip
+    left = [name for name in sorted(tensors.shapes.keys() - used) if not is_ignored(family, name)]
     head = family.places["head"].name
     for copy in (head, f"language_model.{head}"):
         if cfg.tied and copy in left:
@@ -192,11 +190,18 @@ def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None 
     return names
 
 
+def is_ignored(family: Family, name: str) -> bool:
+    """Whether a tensor is one that nothing reads."""
+    ignored = (*family.ignored, *(family.wrapped.ignored if family.wrapped is not None else ()))
+    return any(re.fullmatch(pattern, name) for pattern in ignored)
+
+
 def as_stored(family: Family, tensors: Tensors) -> Family:
     """Returns the family with its experts where the folder keeps them: a tensor for each, or one for a layer."""
     ends = [place.name.removeprefix("model.") for place in family.regrouped.values()]
-    patterns = [r"(.*\.)?" + re.escape(end).replace(r"\{\}", r"\d+") for end in ends]
-    if not any(re.fullmatch(pattern, name) for pattern in patterns for name in tensors.shapes):
+    pattern = "|".join(re.escape(end).replace(r"\{\}", r"\d+") for end in ends)
+    read = [name for name in tensors.shapes if not is_ignored(family, name)]  # heads that guess on have experts too
+    if not ends or not any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in read):
         return family
     return family._replace(places={**family.places, **family.regrouped})
 
