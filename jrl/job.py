@@ -183,6 +183,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
         check_bytes(model.spec(cfg), mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_keys(config, cfg)
     built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)
 
@@ -205,6 +206,12 @@ def check_shared(config: Config, cfg: Any) -> None:
         raise ValueError("Learner.prompts='apart' needs jrl's decoder: a module of your own sees one row; use 'shared'")
     if prompts == "apart" and cfg.linear is not None:
         raise ValueError("Learner.prompts='apart' is not known to linear attention, which sees one row; use 'shared'")
+
+
+def check_keys(config: Config, cfg: Any) -> None:
+    """Raises ValueError for a layout of the cache that the model does not have."""
+    if config.sampler.keys != "by_column" and not isinstance(cfg, Decoder):
+        raise ValueError(f"Sampler.keys={config.sampler.keys!r} lays out jrl's own cache; this model keeps its own")
 
 
 def with_kept_model(config: Config, folder: Path) -> Config:

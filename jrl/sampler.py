@@ -47,6 +47,8 @@ class Sampler:
     min_p: float | None = None
     stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
+    # What of a head's keys lies side by side in the cache: a column's entries, or an entry's columns (faster on CPU).
+    keys: Literal["by_column", "by_entry"] = "by_column"
     halvings: int = 0  # how often the last sequences go on in half the slots, once none waits; each is compiled apart
 
     def __post_init__(self) -> None:
@@ -150,6 +152,7 @@ def sample(
             completion_length=config.completion_length,
             slots=config.slots,
             layers=config.layers,
+            keys=config.keys,
             halvings=config.halvings,
             stop_ids=stop_ids,
             pad_id=pad_id,
@@ -165,6 +168,7 @@ def sample(
         "completion_length",
         "slots",
         "layers",
+        "keys",
         "halvings",
         "stop_ids",
         "pad_id",
@@ -186,6 +190,7 @@ def program(
     completion_length: int,
     slots: int,
     layers: str,
+    keys: str,
     halvings: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
@@ -209,6 +214,7 @@ def program(
         completion_length=completion_length,
         slots=slots,
         layers=layers,
+        keys=keys,
         halvings=halvings,
         stop_ids=stop_ids,
         pad_id=pad_id,
@@ -296,6 +302,7 @@ def _sample_shard(
     completion_length: int,
     slots: int,
     layers: str,
+    keys: str,
     halvings: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
@@ -311,6 +318,7 @@ def _sample_shard(
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
     resident = prompts_at_hand(local_prompts, slots, samples)
+    turned = keys == "by_entry"
     unrolled, batch_dimension = layers == "unrolled", 0 if layers == "unrolled" else 1
     in_layers = unstack_cache if unrolled else lambda stacked: stacked
     decoded = model.unstack(params, model_cfg) if unrolled else params
@@ -328,7 +336,7 @@ def _sample_shard(
             length = jax.lax.dynamic_slice_in_dim(prompts.length, first, resident)
             later = (columns >= length[:, None] - 1).astype(jnp.int32)
         _, cache = model.forward(decoded, tokens, columns, later, model_cfg, cache)
-        return _Resident(first, model.cut_cache(cache, width))
+        return _Resident(first, model.cut_cache(cache, width, turned))
 
     def admit(_: Array, loop: _Loop) -> _Loop:
         """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
@@ -407,7 +415,7 @@ def _sample_shard(
             narrow,
             loop.cache,
         )
-        cache = jax.lax.fori_loop(0, rows, move, model.cut_cache(in_layers(empty(rows, width)), width))
+        cache = jax.lax.fori_loop(0, rows, move, model.cut_cache(in_layers(empty(rows, width)), width, turned))
         slots = jax.tree.map(lambda x: x[order[:rows]], loop.slots)
         return loop._replace(resident=None, slots=slots, cache=cache)
 
@@ -418,9 +426,11 @@ def _sample_shard(
     idle = _vary(jnp.full(slots, count, jnp.int32))
     start = _Loop(
         waiting=idle[0] * 0,
-        resident=_Resident(idle[0] * 0 - resident, model.cut_cache(in_layers(empty(resident, prompt_width)), width)),
+        resident=_Resident(
+            idle[0] * 0 - resident, model.cut_cache(in_layers(empty(resident, prompt_width)), width, turned)
+        ),
         slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
-        cache=model.cut_cache(in_layers(empty(slots, width)), width),
+        cache=model.cut_cache(in_layers(empty(slots, width)), width, turned),
         written=_Written(
             tokens=jnp.where(column < prompt_length[:, None], padded, pad_id),
             logprobs=_vary(jnp.zeros(shape, wide)),

@@ -203,6 +203,17 @@ def test_the_last_sequences_are_the_same_in_fewer_slots(layers, shape):
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
 
 
+@pytest.mark.parametrize("layers, shape", [("unrolled", {}), ("scanned", dict(data=2, tensor=2))], ids=str)
+def test_keys_that_lie_by_entry_draw_the_same(layers, shape):
+    batch, long = prompts(), dataclasses.replace(BASE, completion_length=110)  # two blocks of columns
+    mesh = make_mesh(MeshShape(**shape), jax.devices()[: 4 if shape else 1])
+    plain = run(batch, long, stop_ids=(3,))
+    out = run(batch, dataclasses.replace(long, layers=layers, keys="by_entry"), mesh=mesh, stop_ids=(3,))
+    assert (plain.length - batch.length.repeat(3)).max() > 96
+    assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
+    np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
+
+
 def test_scanned_layers_draw_the_same():
     batch = prompts()
     scanned = run(batch, dataclasses.replace(BASE, layers="scanned"))
@@ -340,7 +351,7 @@ def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolle
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), law, None, None,
             model=decoder.MODEL, model_cfg=cfg, samples=4, completion_length=completion_length,
-            slots=16, layers=layers, halvings=halvings, stop_ids=STOP_IDS, pad_id=PAD,
+            slots=16, layers=layers, keys="by_column", halvings=halvings, stop_ids=STOP_IDS, pad_id=PAD,
         ).compile()  # fmt: skip
 
 

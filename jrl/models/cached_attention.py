@@ -42,6 +42,7 @@ def attend_cached(
     layer: Array | None,
     mask: Array,
     *,
+    turned: bool = False,
     scale: float | None = None,
     cap: float | None = None,
     sinks: Array | None = None,
@@ -52,11 +53,12 @@ def attend_cached(
       q: [B, 1, H, K].
       k, v: blocks [B, J, m, K] of M columns in all, where J divides H; or [layers, B, J, m, K], of which `layer` is
         meant: cut out where it is read, or a block that is not needed would be copied all the same.
+      turned: keys lie [B, J, K, m]. A CPU adds up the entries of many columns at once then, and not of one.
       mask: [B, 1, M] bool. Every query must be allowed at least one position.
       scale, cap, sinks: as in `attend`.
     """
     batch, _, heads, head_dim = q.shape
-    kv_heads = k[0].shape[-3]
+    kv_heads = v[0].shape[-3]
     wide = jnp.promote_types(q.dtype, jnp.float32)
     scale = head_dim**-0.5 if scale is None else scale
     grouped = (batch, kv_heads, heads // kv_heads, head_dim)
@@ -64,11 +66,14 @@ def attend_cached(
     # A CPU packs all keys anew for a product with a few queries; sums are three times as fast. One query it multiplies
     # as it is.
     on_cpu = (_scores, _values) if heads == kv_heads else (_scores_by_sums, _values_by_sums)
+    scores_of = _scores
+    if turned:
+        on_cpu, scores_of = (_turned_scores_by_sums, _values_by_sums), _turned_scores
 
     def sums(q: Array, k: Array, v: Array, mask: Array) -> Sums:
         k, v = (x if layer is None else jax.lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in (k, v))
         allowed = mask[:, None, None]
-        scores = jax.lax.platform_dependent(q, k.astype(wide), cpu=on_cpu[0], default=_scores) * scale
+        scores = jax.lax.platform_dependent(q, k.astype(wide), cpu=on_cpu[0], default=scores_of) * scale
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)
         scores = jnp.where(allowed, scores, jnp.finfo(wide).min)
@@ -89,8 +94,8 @@ def attend_cached(
 
     found, start = None, 0
     for k_block, v_block in zip(k, v, strict=True):
-        seen = mask[:, 0, start : start + k_block.shape[-2]]
-        start += k_block.shape[-2]
+        seen = mask[:, 0, start : start + v_block.shape[-2]]
+        start += v_block.shape[-2]
         block = (q, k_block, v_block, seen)
         found = sums(*block) if found is None else jax.lax.cond(seen.any(), add, lambda found, *_: found, found, *block)
     if sinks is not None:  # one more score, which adds its weight and no value
@@ -109,6 +114,14 @@ def _add_sink(found: Sums, sink: Array) -> Sums:
 
 def _scores(q: Array, k: Array) -> Array:
     return jnp.einsum("bjgk,bjmk->bjgm", q, k)
+
+
+def _turned_scores(q: Array, k: Array) -> Array:
+    return jnp.einsum("bjgk,bjkm->bjgm", q, k)
+
+
+def _turned_scores_by_sums(q: Array, k: Array) -> Array:
+    return (q[..., None] * k[:, :, None]).sum(axis=3)
 
 
 def _values(weights: Array, v: Array) -> Array:

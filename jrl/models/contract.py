@@ -32,11 +32,13 @@ class ParamSpec:
 
 @struct.dataclass
 class Cache:
-    """Keys and values of tokens already seen, each a tuple of blocks of columns: [layers, B, J, m, K]. Where layers are
-    computed one by one there is a tuple of caches, one a layer, of blocks [B, J, m, K]."""
+    """Keys and values of tokens already seen, each a tuple of blocks of columns: [layers, B, J, m, K]; of turned keys
+    [layers, B, J, K, m]. Where layers are computed one by one there is a tuple of caches, one a layer, of blocks with
+    no such axis."""
 
     k: Any
     v: Any
+    turned: bool = struct.field(pytree_node=False, default=False)
 
 
 @struct.dataclass
@@ -91,7 +93,7 @@ class Model(NamedTuple):
     routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache, in one block
-    cut_cache: Callable  # (cache, length) -> the cache in the blocks in which `length` columns are decoded
+    cut_cache: Callable  # (cache, length, turned) -> the cache in the blocks in which `length` columns are decoded
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
     ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
 

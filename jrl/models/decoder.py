@@ -318,10 +318,13 @@ def _attention(
         # Heads before columns: one head's keys lie together, and a decode step reads them without a copy.
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cache is not None:
-            cache = Cache(k=write(cache.k, k, positions[:, 0], layer), v=write(cache.v, v, positions[:, 0], layer))
+            start = positions[:, 0]
+            cache = cache.replace(
+                k=write(cache.k, k, start, layer, cache.turned), v=write(cache.v, v, start, layer, False)
+            )
     pair = (k, v)
     if cache is not None:
-        column = jnp.arange(sum(block.shape[-2] for block in cache.k))[None]
+        column = jnp.arange(sum(block.shape[-2] for block in cache.v))[None]
         mask = column[:, None] <= positions[:, :, None]
     if kind.windowed is not False:
         keys = column if cache is not None else positions
@@ -332,7 +335,10 @@ def _attention(
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     sinks = weights.get(name_of("sinks"))
     if cache is not None and q.shape[1] == 1:
-        out = attend_cached(q, cache.k, cache.v, layer, mask, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks)
+        out = attend_cached(
+            q, cache.k, cache.v, layer, mask,
+            turned=cache.turned, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
+        )  # fmt: skip
     else:
         if cache is not None:
             k, v = (of_layer(*blocks, layer) for blocks in (cache.k, cache.v))

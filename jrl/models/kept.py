@@ -58,17 +58,18 @@ def cache_shapes(
     return found
 
 
-def cut_cache(cache: Any, length: int) -> Any:
+def cut_cache(cache: Any, length: int, turned: bool) -> Any:
     """Returns a cache of one block, stacked or a tuple of layers, in the blocks that `length` columns have; some of
-    them are empty where it has fewer."""
+    them are empty where it has fewer. Keys are turned where that is asked for."""
     if isinstance(cache, Stacks):
-        return cache.replace(plain=cache.plain and cut_cache(cache.plain, length),
-                             full=cache.full and cut_cache(cache.full, length))  # fmt: skip
+        return cache.replace(plain=cache.plain and cut_cache(cache.plain, length, turned),
+                             full=cache.full and cut_cache(cache.full, length, turned))  # fmt: skip
     if isinstance(cache, tuple):
-        return tuple(cut_cache(layer, length) for layer in cache)
+        return tuple(cut_cache(layer, length, turned) for layer in cache)
     starts = (0, *edges(length)[:-1])
     cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
-    return Cache(k=cut(*cache.k), v=cut(*cache.v))
+    turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks) if turned else blocks
+    return Cache(k=turn(cut(*cache.k)), v=cut(*cache.v), turned=turned)
 
 
 def row_of(cfg: Decoder, layer: int) -> int:
@@ -88,9 +89,9 @@ def with_stack(cache: Any, variant: Variant, stack: Any) -> Any:
     return cache.replace(**{variant.stack: stack}) if isinstance(cache, Stacks) else stack
 
 
-def write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | None) -> tuple[Array, ...]:
+def write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | None, turned: bool) -> tuple[Array, ...]:
     """Returns the cache's blocks with new [B, J, L, K] at the columns from start [B] on, of `layer` if they hold all.
-    More than one token a row is written to a cache in one block."""
+    More than one token a row is written to a cache in one block, whose keys are not turned."""
     if new.shape[2] > 1:
         (whole,) = blocks
         put = jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))
@@ -99,9 +100,10 @@ def write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | No
         return (jax.lax.dynamic_update_index_in_dim(whole, put(of_layer(whole, layer), new, start), layer, 0),)
     rows, found, first = jnp.arange(new.shape[0]), [], 0
     for block in blocks:
-        width = block.shape[-2]
+        width = block.shape[-1 if turned else -2]
         column = jnp.where(start < first, width, start - first)  # what does not lie in this block is dropped
-        at = block.at[rows, :, column] if layer is None else block.at[layer, rows, :, column]
+        at = (rows, slice(None), slice(None), column) if turned else (rows, slice(None), column)
+        at = block.at[at if layer is None else (layer, *at)]
         found.append(at.set(new[:, :, 0], mode="drop"))
         first += width
     return tuple(found)

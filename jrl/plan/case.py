@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jrl import paths, programs
 from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
-from jrl.job import check_router, check_shared
+from jrl.job import check_keys, check_router, check_shared
 from jrl.models import decoder
 from jrl.models.contract import ParamSpec, split
 from jrl.models.quantised import check_bytes
@@ -118,6 +118,7 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_keys(config, cfg)
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     stored, trained = split(programs.model_of(config, parts.tables).spec(cfg))
     check_bytes(stored or trained, mesh)

@@ -45,8 +45,8 @@ def caches_carried(text: str, case: Case) -> int:
     shapes = set()
     for layers, rows, heads, entries in _stacks(case):
         for columns in _blocks(case):
-            one = f"{rows},{heads},{columns},{entries}]"
-            shapes |= {f"[{one}", f"[{layers},{one}"}
+            for one in (f"{rows},{heads},{columns},{entries}]", f"{rows},{heads},{entries},{columns}]"):
+                shapes |= {f"[{one}", f"[{layers},{one}"}
     return max((sum(line.count(shape) for shape in shapes) for line in _WHILE.findall(text)), default=0)
 
 

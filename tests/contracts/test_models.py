@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from jrl import contents, sampler
 from jrl.check import check_parts
 from jrl.config import ConfigError
 from jrl.export import export_policy
+from jrl.job import check_keys, check_shared
+from jrl.learner import Learner
 from jrl.models.bring import from_linen
 from jrl.models.contract import Own
 from jrl.models.decoder import MODEL
@@ -210,6 +213,15 @@ def test_it_trains_resumes_and_scores(name, file, cut, tmp_path, monkeypatch):
         export_policy(tmp_path / "run", tmp_path / "out")
     with pytest.raises(ConfigError, match=f"not those of {name}"):
         jrl.load_config(config, ["Config.adapter=@LoRA()"])
+
+
+def test_layouts_of_our_own_decoder_are_refused_to_other_models():
+    mine = shape("Small")
+    config = SimpleNamespace(learner=Learner(prompts="apart"), sampler=Sampler(completion_length=1, keys="by_entry"))
+    with pytest.raises(ValueError, match="prompts='apart' needs jrl's decoder"):
+        check_shared(config, mine)
+    with pytest.raises(ValueError, match="keys='by_entry' lays out jrl's own cache"):
+        check_keys(config, mine)
 
 
 def test_gradients_over_two_devices_are_those_of_one():

@@ -56,6 +56,19 @@ def test_it_is_attention(last, cap):
         np.testing.assert_allclose(cached(q, k, v, up_to(*last), None, sinks), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("heads", [4, 2])  # two queries a key head, and one
+def test_turned_keys_give_the_same(heads):
+    q, k, v = operands()
+    q, mask = q[:, :, :heads], up_to(96, 3, 399)
+    turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks)
+    stacked = lambda blocks: tuple(jnp.stack([0 * block, block]) for block in blocks)
+    expected = attend(q, k, v, mask)
+    found = attend_cached(q, turn(cut(k)), cut(v), None, mask, turned=True)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    of_layers = attend_cached(q, stacked(turn(cut(k))), stacked(cut(v)), jnp.int32(1), mask, turned=True)
+    np.testing.assert_allclose(of_layers, expected, rtol=0, atol=1e-6)
+
+
 def test_a_window_may_leave_the_first_block_unseen():
     q, k, v = operands()
     mask = up_to(300, 150, 20) & (jnp.arange(COLUMNS)[None, None] > jnp.array([290, 100, 10])[:, None, None])
