@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl import programs
 from jrl.job import Job
-from jrl.models.contract import whole
+from jrl.models.contract import policy_of, whole
 from jrl.sharding import batch_sharding
 from jrl.types import Rollout, Scores, TrainState
 
@@ -26,7 +26,8 @@ def rollout_shape(job: Job, state: TrainState) -> Rollout:
 def sample_arguments(job: Job, state: TrainState, count: int) -> tuple:
     prompts = programs.abstract_prompts(count, job.config.data.prompt_length, job.mesh)
     law, key, table = programs.abstract((job.law, job.key, job.stop_table), job.mesh)
-    return (whole(state.base, state.params), prompts, key, _scalar(job, np.uint32), state.version, law, table, None)
+    params = policy_of(whole(state.base, state.params))
+    return (params, prompts, key, _scalar(job, np.uint32), state.version, law, table, None)
 
 
 def compile_rest(job: Job) -> None:
@@ -67,7 +68,9 @@ def compile_rl(job: Job, state: TrainState) -> None:
     rollout = p.sample.compile(*sample_arguments(job, state, config.loop.prompts))
     plan = programs.abstract_plan(job.shape, job.mesh)
     batch = p.pack.compile(rollout, plan, _scalar(job, np.float32))
-    if config.learner.updates_per_batch > 1:
+    if p.values is not None:
+        batch = batch.replace(**p.values.compile(whole(state.base, state.params), batch))
+    elif config.learner.updates_per_batch > 1:
         batch = batch.replace(old_logprobs=p.logprobs.compile(whole(state.base, state.params), batch))
     if state.reference is not None:
         batch = batch.replace(ref_logprobs=p.logprobs.compile(whole(state.base, state.reference), batch))
@@ -76,7 +79,8 @@ def compile_rl(job: Job, state: TrainState) -> None:
     scores = Scores(reward=by_row(np.float32), valid=by_row(bool), verdict=by_row(np.int8), outcome=by_row(np.float32))
     if job.algorithm.refill(config.algo) is not None:
         p.keep.compile(rollout, scores, algo)
-    credit = p.credit.compile(rollout, scores, state.baseline, algo)
+    values = [] if p.values is None else [[(batch.old_values, plan.source)] * config.learner.minibatches]
+    credit = p.credit.compile(rollout, scores, state.baseline, algo, *values)
     batch = p.finish.compile(batch, plan, credit, algo)
     p.copy.compile(state.skipped)
     before = None

@@ -153,6 +153,11 @@ def check(config: Config, tables: Tables) -> None:
         ),
     )
     name = type(config.model).__name__
+    if row_of(tables, "algos", config.algo).returns is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(
+            f"{type(config.algo).__name__} trains a value head, which reads the hidden states of a Decoder and not "
+            f"those of {name}; use an algorithm without one, such as GRPO"
+        )
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"LoRA knows the matrices of a Decoder, and not those of {name}; leave Config.adapter out")
     if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":

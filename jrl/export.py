@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +21,11 @@ from jrl.models.contract import ADAPTER, abstract, axes
 from jrl.models.lora import in_full, merge
 from jrl.models.matrices import EXPERTS
 from jrl.models.shape import Decoder
-from jrl.policy import NoTokenizer, Trained, open_trained
+from jrl.policy import NoTokenizer, Trained, is_published, open_trained
 from jrl.tokenizers.published import PublishedTokenizer
 from jrl.types import PyTree
+
+_log = logging.getLogger(__name__)
 
 SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
 
@@ -52,6 +55,7 @@ def export_policy(
     """
     most_bytes = size_of(max_shard)
     trained = open_trained(source, (), step, announce=announce)
+    note_value_head(trained, source)
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
         raise ValueError(f"{type(model).__name__} is a model of your own, and has no published form to be written in")
@@ -74,6 +78,12 @@ def export_policy(
     return trained.step, files
 
 
+def note_value_head(trained: Trained, source: str | Path) -> None:
+    """Says so where a run has a value head, which is no part of its policy."""
+    if trained.policy.algorithm.returns is not None and not is_published(Path(source)):
+        _log.warning("the value head is no part of the policy: it stays in %s", source)
+
+
 def merged(trained: Trained, dtype: str) -> PyTree:
     """Returns the weights without adapters beside them: those of the run, or W + s A B in `dtype` where it has some."""
     policy = trained.policy
@@ -92,6 +102,7 @@ def export_adapter(
     Raises: ValueError for a run without adapters, or whose frozen weights are not those of a published folder.
     """
     trained = open_trained(source, (), step)
+    note_value_head(trained, source)
     policy = trained.policy
     if policy.config.adapter is None:
         raise ValueError(f"{source} has no adapters (Config.adapter); leave --adapter-only out")

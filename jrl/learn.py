@@ -28,7 +28,9 @@ def packed(
     for minibatch in range(job.config.learner.minibatches):
         plan = place_plan(job, pack.plan(lengths, job.shape, minibatch, job.config.learner.minibatches, prompts))
         batch = job.programs.pack(rollout, plan, job.temperature)
-        if job.config.learner.updates_per_batch > 1:
+        if job.programs.values is not None:
+            batch = batch.replace(**job.programs.values(whole(state.base, state.params), batch))
+        elif job.config.learner.updates_per_batch > 1:
             batch = batch.replace(old_logprobs=job.programs.logprobs(whole(state.base, state.params), batch))
         if state.reference is not None:
             batch = batch.replace(ref_logprobs=job.programs.logprobs(whole(state.base, state.reference), batch))
@@ -47,7 +49,8 @@ def learn(
     job: Job, state: TrainState, batches: list[tuple[pack.Plan, TrainBatch]], collected: Collected
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after every update on the batch, and the means of their metrics, still on the device."""
-    credit = job.programs.credit(collected.rollout, collected.scores, state.baseline, job.algo)
+    values = [] if job.programs.values is None else [[(batch.old_values, plan.source) for plan, batch in batches]]
+    credit = job.programs.credit(collected.rollout, collected.scores, state.baseline, job.algo, *values)
     finished = [job.programs.finish(batch, plan, credit, job.algo) for plan, batch in batches]
     skipped = job.programs.copy(state.skipped)
     before = job.programs.copy(state.params) if state.behaviour is not None else None

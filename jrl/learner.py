@@ -1,6 +1,6 @@
 """The learner: log-probs of packed sequences, credit for what was rewarded, and one optimiser step.
 
-    plan (host) -> pack (device) -> logprobs (old, reference) -> finish (advantages) -> update
+    plan (host) -> pack (device) -> logprobs (old, reference), old values -> finish (advantages, returns) -> update
 
 Everything here is pure. Sums over sequences are local to a packed row; numerators and denominators travel apart to
 the end, so that loss and gradient depend neither on packing, nor on micro-batches, nor on the mesh.
@@ -9,6 +9,7 @@ the end, so that loss and gradient depend neither on packing, nor on micro-batch
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,11 +19,14 @@ from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
 from jrl.data.trunks import most_micro_batches, most_rows
-from jrl.models.contract import Ahead, Model, only_trained, whole, without_gradient
+from jrl.models.contract import VALUE, Ahead, Model, only_trained, whole, without_gradient
+from jrl.models.heads import read_values
 from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
+from jrl.ops.reduce import masked_mean
+from jrl.ops.values import explained_variance
 from jrl.optimizer import AdamW, optimizer
-from jrl.pack import Plan, Shape, pack
+from jrl.pack import Plan, Shape, pack, unpack
 from jrl.sharding import constrain
 from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState, traced
 
@@ -125,9 +129,12 @@ class Credit(NamedTuple):
     loss_weights: Array  # [N, T] float32
     baseline: Array  # [] float32, to be stored once the update is known to be sound
     metrics: dict[str, Array]
+    returns: Array | None = None  # [N, T] float32, where the algorithm has a value head
 
 
-def groups_of(rollout: Rollout, scores: Scores, num_groups: int, max_completion: int) -> Groups:
+def groups_of(
+    rollout: Rollout, scores: Scores, num_groups: int, max_completion: int, values: Array | None = None
+) -> Groups:
     """Returns what algorithms judge rows by. Groups may lie on different shards, so every shard gets all of it."""
     everywhere = lambda x: x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec())
     return Groups(
@@ -139,6 +146,7 @@ def groups_of(rollout: Rollout, scores: Scores, num_groups: int, max_completion:
         action_mask=everywhere(rollout.action_mask),
         finish=everywhere(rollout.finish),
         max_completion=max_completion,
+        values=None if values is None else everywhere(values),
     )
 
 
@@ -155,13 +163,19 @@ def credit(
     scores: Scores,
     baseline: Array,
     algo: PyTree,
+    old_values: Sequence[tuple[Array, Array]] = (),
     *,
     algorithm: Algorithm,
     num_groups: int,
     max_completion: int,
 ) -> Credit:
-    """Returns advantages and loss weights of every token. Group statistics see the whole batch."""
-    groups = groups_of(rollout, scores, num_groups, max_completion)
+    """Returns advantages and loss weights of every token. Group statistics see the whole batch.
+
+    Args:
+      old_values: of every minibatch (TrainBatch.old_values, Plan.source), where the algorithm has a value head.
+    """
+    by_row = [unpack(packed, source, *rollout.tokens.shape[::-1]) for packed, source in old_values]
+    groups = groups_of(rollout, scores, num_groups, max_completion, sum(by_row) if by_row else None)
     action_mask = groups.action_mask
     reward = algorithm.shape(algo, groups)
     advantages, new_baseline, counters = algorithm.advantages(algo, groups, reward, baseline)
@@ -182,7 +196,12 @@ def credit(
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
     }
-    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), new_baseline, metrics)
+    returns = None
+    if algorithm.returns is not None:
+        returns = algorithm.returns(algo, groups, reward)
+        metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
+        metrics["value/return"] = masked_mean(returns, loss_mask)
+    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), new_baseline, metrics, returns)
 
 
 def finish(
@@ -200,6 +219,7 @@ def finish(
         loss_mask=pack(credit.loss_mask, plan.source),
         loss_weights=pack(credit.loss_weights, plan.source),
         advantages=pack(credit.advantages, plan.source),
+        returns=None if credit.returns is None else pack(credit.returns, plan.source),
         denominator=algorithm.denominator(algo, mask, plan.member.sum(), max_completion).astype(jnp.float32),
     )
 
@@ -214,14 +234,16 @@ def _micro_batch(batch: TrainBatch, i: Array) -> TrainBatch:
 
 def _forward(
     params: PyTree, micro: TrainBatch, mask: Array, model: Model, cfg: Any, chunk: int
-) -> tuple[Array, Array, Array | None]:
-    """Returns log-prob and entropy of the tokens in `mask`, and the logits of the model's routers."""
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Returns log-prob and entropy of the tokens in `mask`, the logits of the model's routers, and what the value head
+    says before each token; None where there is none."""
     segment = micro.segment if micro.trunk is None else jnp.stack([micro.segment, micro.trunk], axis=-1)
     if micro.ahead is not None:
         segment = Ahead(segment, segment < micro.sequence.shape[-1], micro.ahead)
     hidden, logits = model.routed(params, micro.tokens, micro.positions, segment, cfg)
     unembed = lambda h: model.unembed(params, h, cfg)
-    return *token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk), logits
+    said = token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk)
+    return *said, logits, read_values(params[VALUE], hidden) if VALUE in params else None
 
 
 def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
@@ -229,12 +251,35 @@ def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk
 
     def body(i: Array, out: Array) -> Array:
         micro = _micro_batch(batch, i)
-        values, _, _ = _forward(params, micro, micro.action_mask, model, cfg, chunk)
+        values, *_ = _forward(params, micro, micro.action_mask, model, cfg, chunk)
         values = constrain(values, "batch", None)  # reshapes of a single row have lost its axes
         return jax.lax.dynamic_update_index_in_dim(out, values.astype(out.dtype), i, 0)
 
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
     return jax.lax.fori_loop(0, batch.num_real, body, jnp.zeros_like(batch.advantages, dtype))
+
+
+def before_update(
+    params: PyTree, batch: TrainBatch, *, fields: Sequence[str], model: Model, cfg: Any, chunk: int
+) -> dict[str, Array]:
+    """Returns fields of the batch as weights with a value head have them, in one pass, [M, R, L] float32 each.
+
+    Args:
+      fields: "old_values", and "old_logprobs" where they are wanted; what is not is not computed.
+    """
+
+    def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
+        micro = _micro_batch(batch, i)
+        new, _, _, values = _forward(params, micro, micro.action_mask, model, cfg, chunk)
+        found = {"old_logprobs": new, "old_values": jnp.where(micro.action_mask, values, 0)}
+        put = lambda whole, x: jax.lax.dynamic_update_index_in_dim(
+            whole, constrain(x, "batch", None).astype(whole.dtype), i, 0
+        )
+        return {name: put(out[name], found[name]) for name in fields}
+
+    dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
+    zeros = {name: jnp.zeros_like(batch.advantages, dtype) for name in fields}
+    return jax.lax.fori_loop(0, batch.num_real, body, zeros)
 
 
 class Sums(NamedTuple):
@@ -271,7 +316,7 @@ def loss_sums(
 
     def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array], Array | None]]:
         params = without_gradient(params, model.spec(cfg))
-        new, entropy, logits = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
+        new, entropy, logits, values = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
         entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
         old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs
         tokens = Tokens(
@@ -284,6 +329,9 @@ def loss_sums(
             mask=micro.loss_mask,
             segment=micro.segment,
             num_segments=places,
+            values=values,
+            old_values=micro.old_values,
+            returns=micro.returns,
         )
         per_token, metrics = algorithm.token_loss(algo, tokens)
         # Select, do not multiply: a masked token's loss may be anything.

@@ -20,7 +20,7 @@ from jrl.evaluate import evaluate, numbers
 from jrl.job import Job
 from jrl.learn import learn, packed, supervise
 from jrl.models import decoder
-from jrl.models.contract import num_params, split, whole
+from jrl.models.contract import num_params, policy_of, split, value_of, whole
 from jrl.records import Preempted, Progress, Step
 from jrl.types import PyTree, TrainState
 
@@ -69,11 +69,14 @@ def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
     loop, data, s = job.config.loop, job.config.data, job.shape
     mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
-    base, trained = split(job.model.spec(job.cfg))
+    spec = job.model.spec(job.cfg)
+    base, trained = split(policy_of(spec))
     # Of whole matrices: in few bits there are fewer entries, and scales.
     size = f"{num_params(trained if base is None else decoder.spec(job.cfg)):,} parameters"
     if base is not None:
         size += f" under {num_params(trained):,} of adapters"
+    if value_of(spec):
+        size += f" and {num_params(value_of(spec)):,} of a value head"
     return (
         f"{size} on {mesh}; shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} "
         f"sequences of {s.width}, at most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"
@@ -82,7 +85,7 @@ def shapes(job: Job) -> str:
 
 def weights(state: TrainState) -> PyTree:
     """Returns the parameters of the policy: what is trained, and what is frozen under it."""
-    return whole(state.base, state.params)
+    return policy_of(whole(state.base, state.params))
 
 
 def begin_rl(job: Job, progress: Progress) -> Progress:
@@ -113,7 +116,7 @@ def rl_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     waiting = draw(job, weights(state), state.version) if lag else None
 
     def refill_with():
-        before = lambda: (whole(state.base, state.behaviour), job.programs.before(state.version))
+        before = lambda: (policy_of(whole(state.base, state.behaviour)), job.programs.before(state.version))
         return before() if lag else (weights(state), state.version)
 
     job.display.phase("scoring")

@@ -20,7 +20,7 @@ from jrl.contents import newest, saved_steps
 from jrl.example import Message
 from jrl.experiment import TABLES, Config, config_classes
 from jrl.job import Policy, open_policy, with_kept_model
-from jrl.models.contract import whole
+from jrl.models.contract import policy_of, whole
 from jrl.models.kernels import PLATFORMS
 from jrl.models.shape import Decoder
 from jrl.parts import load_parts
@@ -90,7 +90,7 @@ def open_trained(
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
     state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
-    wanted = {"state": {"params": state.params, "base": state.base}}
+    wanted = {"state": {"params": policy_of(state.params), "base": state.base}}
     at, tree, _ = restore_step(folder / "checkpoints", wanted, step, part=True)
     if step is None and at != newest(folder):
         _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)

@@ -23,6 +23,7 @@ from jrl.lattice import Lattice
 from jrl.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import Model, split, unrolled
+from jrl.models.heads import valued
 from jrl.models.lora import adapted
 from jrl.models.shape import Decoder, for_length
 from jrl.optimizer import optimizer
@@ -47,7 +48,8 @@ class Programs(NamedTuple):
     sample_eval: Callable[..., Rollout] | None
     pack: Callable[[Rollout, Plan, Array], TrainBatch]
     logprobs: Callable[[PyTree, TrainBatch], Array]
-    credit: Callable[[Rollout, Scores, Array, PyTree], Credit]
+    values: Callable[[PyTree, TrainBatch], dict[str, Array]] | None  # fields of TrainBatch; None: no value head
+    credit: Callable[..., Credit]  # (rollout, scores, baseline, algo[, old values by minibatch])
     finish: Callable[[TrainBatch, Plan, Credit, PyTree], TrainBatch]
     update: Callable[[TrainState, TrainBatch, PyTree, PyTree], tuple[TrainState, dict[str, Array]]]
     close: Callable[..., TrainState]
@@ -87,7 +89,8 @@ def model_of(config: Config, tables: Tables) -> Model:
     """Returns the functions of the run's model."""
     if not isinstance(config.model, Decoder | Published):
         return row_of(tables, "models", config.model).model
-    return decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
+    model = decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
+    return model if row_of(tables, "algos", config.algo).returns is None else valued(model)
 
 
 def padded_prompts(config: Config, mesh: Mesh) -> int:
@@ -156,6 +159,8 @@ def build(config: Config, algorithm: Algorithm, model: Model, tokenizer: Any, me
     static = dict(model=learned, cfg=cfg, chunk=config.learner.logprob_chunk)
     completion = config.sampler.completion_length
     groups = padded_prompts(config, mesh)
+    # The only update of its batch needs no old log-probs; a value head's old values are needed always.
+    old_fields = ("old_values",) if config.learner.updates_per_batch == 1 else ("old_values", "old_logprobs")
 
     def sampling(name: str, samples: int) -> Callable[..., Rollout]:
         fn = functools.partial(
@@ -180,6 +185,9 @@ def build(config: Config, algorithm: Algorithm, model: Model, tokenizer: Any, me
         sample_eval=None if config.eval is None else sampling("sample_eval", config.eval.samples),
         pack=lattice.program("pack", pack.pack_rollout),
         logprobs=lattice.program("logprobs", functools.partial(learner.logprobs, **static)),
+        values=None
+        if algorithm.returns is None
+        else lattice.program("values", functools.partial(learner.before_update, fields=old_fields, **static)),
         credit=lattice.program(
             "credit",
             functools.partial(

@@ -19,7 +19,7 @@ from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
 from jrl.job import PUBLISHED, Job, RefusedIdentity
 from jrl.models import decoder
-from jrl.models.contract import axes
+from jrl.models.contract import axes, policy_of, value_of
 from jrl.models.matrices import MATRICES
 from jrl.models.quantised import quantise
 from jrl.ops.fingerprint import fingerprint
@@ -124,7 +124,8 @@ def beginning(job: Job) -> TrainState:
     if job.published is None:
         return state
     place = "params" if state.base is None else "base"
-    for leaf in jax.tree.leaves(getattr(state, place)):
+    head = {} if place == "base" else value_of(state.params)  # which no folder holds
+    for leaf in jax.tree.leaves(policy_of(getattr(state, place))):
         leaf.delete()  # both sets of weights need not fit
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
@@ -132,7 +133,7 @@ def beginning(job: Job) -> TrainState:
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
     if place == "base" and job.config.adapter.base is not None:
         weights = quantised(job, weights)
-    return state.replace(**{place: weights})
+    return state.replace(**{place: {**weights, **head}})
 
 
 def quantised(job: Job, weights: PyTree) -> PyTree:

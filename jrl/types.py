@@ -103,6 +103,8 @@ class TrainBatch:
     denominator: Array  # [] float32, what the weighted sum of the whole optimiser step is divided by
     temperature: Array  # [] float32, log-probs are of logits / temperature
     num_real: Array  # [] int32
+    old_values: Array | None = None  # [M, R, L] float32, of the value head at the start of the update; None: no head
+    returns: Array | None = None  # [M, R, L] float32, what the value head should have said
 
 
 @struct.dataclass

@@ -13,9 +13,10 @@ from jrl import learner
 from jrl.algos import ALGOS
 from jrl.algos.supervised import SUPERVISED
 from jrl.learner import Learner, RouterLoss, loss_sums, packed_shape
-from jrl.models.contract import axes, init
+from jrl.models.contract import VALUE, axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
+from jrl.models.heads import valued
 from jrl.models.shape import Decoder
 from jrl.optimizer import AdamW, optimizer
 from jrl.pack import pack, pack_rollout, plan, unpack
@@ -73,16 +74,22 @@ def program(mesh_shape, config, algo, dtype, experts):
     mesh = make_mesh(mesh_shape, devices)
     cfg, algorithm = model_config(dtype, experts), ALGOS[algo]
     hyper, router = jax.tree.map(jnp.float32, (algorithm.config(), config.router))
-    static = dict(algorithm=algorithm, model=MODEL, cfg=cfg, chunk=config.logprob_chunk)
+    head = algorithm.returns is not None
+    model = valued(MODEL) if head else MODEL
+    static = dict(model=model, cfg=cfg, chunk=config.logprob_chunk)
 
     @jax.jit
     def run(params, rollout, scores, plan):
-        batch = pack_rollout(rollout, plan, jnp.float32(0.8))
+        batch, values = pack_rollout(rollout, plan, jnp.float32(0.8)), []
+        if head:  # old values of another head, so that those of now have moved
+            old = {**params, VALUE: 0.5 * params[VALUE]}
+            batch = batch.replace(**learner.before_update(old, batch, fields=("old_values", "old_logprobs"), **static))
+            values = [[(batch.old_values, plan.source)]]
         credit = learner.credit(
-            rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C
+            rollout, scores, jnp.float32(0), hyper, *values, algorithm=algorithm, num_groups=B, max_completion=C
         )
         batch = learner.finish(batch, plan, credit, hyper, algorithm=algorithm, max_completion=C)
-        sums = loss_sums(params, batch, hyper, router, **static)
+        sums = loss_sums(params, batch, hyper, router, algorithm=algorithm, **static)
         return (
             sums.loss / batch.denominator,
             sums.magnitude / batch.denominator,
@@ -90,16 +97,18 @@ def program(mesh_shape, config, algo, dtype, experts):
         )
 
     with jax.set_mesh(mesh):
-        params = jax.tree.map(jax.device_put, weights(dtype, experts), shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+        drawn = weights(dtype, experts, head)
+        params = jax.tree.map(jax.device_put, drawn, shardings(axes(model.spec(cfg)), mesh, TRAIN))
     return mesh, params, run
 
 
 @functools.cache
-def weights(dtype, experts=None):
-    """Returns random parameters as numpy."""
+def weights(dtype, experts=None, head=False):
+    """Returns random parameters as numpy, with a value head that is not 0 where asked."""
     spec = MODEL.spec(model_config(dtype, experts))
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        return jax.tree.map(np.asarray, jax.jit(lambda k: init(k, spec))(jax.random.key(3)))
+        drawn = jax.tree.map(np.asarray, jax.jit(lambda k: init(k, spec))(jax.random.key(3)))
+    return {**drawn, VALUE: np.random.default_rng(4).normal(size=(1, 16, 1)).astype(dtype) / 4} if head else drawn
 
 
 def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None):
@@ -157,9 +166,12 @@ LAYOUTS = {
 }
 
 
-# A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two.
-CASES = [("GRPO", layout) for layout in LAYOUTS] + [
-    ("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")
+# A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two,
+# and one with a value head through those where a token's neighbour may be another's.
+CASES = [
+    *(("GRPO", layout) for layout in LAYOUTS),
+    *(("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")),
+    *(("PPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes")),
 ]
 
 
@@ -184,13 +196,46 @@ def test_loss_and_gradient_do_not_depend_on_row_order():
     assert distance(gradient, other_gradient) <= 1e-5
 
 
-def test_in_float64_only_a_wrong_formula_can_differ():
+@pytest.mark.parametrize("algo", ["GRPO", "PPO"])
+def test_in_float64_only_a_wrong_formula_can_differ(algo):
     with jax.enable_x64(True):
-        loss, magnitude, gradient = reference(dtype="float64")
+        loss, magnitude, gradient = reference(algo, dtype="float64")
         for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts", "prompts apart, groups cut"):
-            other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], dtype="float64")
+            other_loss, _, other_gradient = step_sums(*LAYOUTS[layout], algo, dtype="float64")
             assert abs(other_loss - loss) <= 1e-12 * magnitude
             assert distance(gradient, other_gradient) <= 1e-12
+
+
+def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
+    _, _, gradient = reference("PPO")
+    assert gradient[VALUE].shape == (1, 16, 1) and np.abs(gradient[VALUE]).max() > 1e-3
+    mesh, params, _ = program(MeshShape(), Learner(row_length=T), "PPO", "float32", None)
+    rollout, _ = sequences()
+    cfg, model = model_config("float32"), valued(MODEL)
+    shape = packed_shape(Learner(minibatches=4), N, T, 1)
+    with jax.set_mesh(mesh):
+        rollout = jax.tree.map(jnp.asarray, rollout)
+        one, *four = (plan(np.asarray(rollout.length), s, k, n) for s, k, n in
+                      [(packed_shape(Learner(), N, T, 1), 0, 1), *((shape, k, 4) for k in range(4))])  # fmt: skip
+        static = dict(model=model, cfg=cfg, chunk=16)
+
+        @jax.jit
+        def old_values(params, packing):
+            return learner.before_update(
+                params, pack_rollout(rollout, packing, jnp.float32(1)), fields=("old_values",), **static
+            )["old_values"]
+
+        back = jax.jit(lambda values, source: unpack(values, source, T, N))
+        by_row = lambda plans: sum(back(old_values(params, p), p.source) for p in plans)
+        whole, dealt = by_row([one]), by_row(four)
+        hidden, _ = jax.jit(lambda p, x, c: MODEL.forward(p, x, c, None, cfg))(
+            params, rollout.tokens, jnp.broadcast_to(jnp.arange(T)[None], (N, T))
+        )
+    # The value before token t is read where token t - 1 lies, of sequences that lie alone in their rows.
+    alone = np.where(rollout.action_mask[:, 1:], np.asarray(hidden)[:, :-1] @ np.asarray(params[VALUE])[0, :, 0], 0)
+    np.testing.assert_allclose(whole[:, 1:], alone, atol=1e-6)
+    np.testing.assert_allclose(dealt, whole, atol=1e-6)
+    assert (np.asarray(whole[:, 0]) == 0).all() and np.abs(whole).max() > 0.1
 
 
 EXPERTS = Experts(count=4, per_token=2, width=8)

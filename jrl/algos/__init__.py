@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrl.algos import dapo, dr_grpo, grpo, reinforce
+from jrl.algos import dapo, dr_grpo, grpo, ppo, reinforce
 from jrl.algos.contract import Algorithm
 
 ALGOS: dict[str, Algorithm] = {
@@ -10,4 +10,5 @@ ALGOS: dict[str, Algorithm] = {
     "GRPO": grpo.ALGORITHM,
     "DrGRPO": dr_grpo.ALGORITHM,
     "DAPO": dapo.ALGORITHM,
+    "PPO": ppo.ALGORITHM,
 }

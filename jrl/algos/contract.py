@@ -1,6 +1,7 @@
 """What an algorithm is: a record of pure functions on arrays. It never sees a model, a tokenizer or a device.
 
 Groups --keep, shape, advantages--> advantages [N, T] --pack--> Tokens --token_loss--> loss [..., L]
+       --returns------------------> returns [N, T], where it has a value head
 loss of a step = sum(weights * token_loss) / denominator, both over the whole optimiser step
 """
 
@@ -30,6 +31,7 @@ class Groups:
     finish: Array  # [N] int8, a Finish
     num_groups: int = struct.field(pytree_node=False)
     max_completion: int = struct.field(pytree_node=False)  # tokens, as configured
+    values: Array | None = None  # [N, T] float32, of the value head before the update, where the algorithm has one
 
 
 @struct.dataclass
@@ -45,6 +47,9 @@ class Tokens:
     mask: Array  # [..., L] bool, the loss mask
     segment: Array  # [..., L] int32, place of the token's sequence in its row, num_segments or more off every sequence
     num_segments: int = struct.field(pytree_node=False)
+    values: Array | None = None  # [..., L] float32, differentiated; these three where the algorithm has a value head
+    old_values: Array | None = None  # [..., L] float32, before the update
+    returns: Array | None = None  # [..., L] float32, as Algorithm.returns said
 
 
 class Facts(NamedTuple):
@@ -75,6 +80,8 @@ class Algorithm(NamedTuple):
     ]  # (config, loss_mask, rows, max_completion) -> [], >= 1
     needs_reference: Callable[[Any], bool]
     needs_entropy_gradient: Callable[[Any], bool]
+    returns: Callable[[Any, Groups, Array], Array] | None = None
+    #   (config, groups, reward [N]) -> [N, T], what a value head should have said; None: there is no such head
 
 
 def eligible(groups: Groups) -> Array:

@@ -83,6 +83,17 @@ PARTS: list[Part] = [
         "tests": ["tests/ops/test_advantages.py::test_group_mean_batch_std_by_hand"],
     },
     {
+        "id": "A13",
+        "function": "jrl.ops.advantages:gae",
+        "inputs": ["token_reward", "values", "action_mask", "discount", "trace"],
+        "output": "advantages [N, T] float32, before whitening",
+        "tests": [
+            "tests/ops/test_advantages.py::test_gae_by_hand",
+            "tests/ops/test_advantages.py::test_gae_steps_over_a_tools_answer",
+            "tests/ops/test_advantages.py::test_gae_is_the_return_less_the_value_or_the_error_of_one_step",
+        ],
+    },
+    {
         "id": "A23",
         "function": "jrl.ops.advantages:clip_advantages",
         "inputs": ["advantages", "limit"],
@@ -251,6 +262,23 @@ PARTS: list[Part] = [
         "inputs": ["loss", "mask", "rows", "max_completion"],
         "output": "loss [] float32",
         "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+    },
+    {
+        "id": "V1",
+        "function": "jrl.ops.values:clipped_value_loss",
+        "inputs": ["values", "old_values", "returns", "mask", "clip"],
+        "output": "(loss [...] float32, where the clip binds [...] bool)",
+        "tests": [
+            "tests/ops/test_values.py::test_the_clipped_loss_by_hand",
+            "tests/ops/test_values.py::test_a_value_that_has_moved_too_far_has_no_gradient",
+        ],
+    },
+    {
+        "id": "V4",
+        "function": "jrl.ops.values:explained_variance",
+        "inputs": ["values", "returns", "mask"],
+        "output": "explained variance [] float32",
+        "tests": ["tests/ops/test_values.py::test_explained_variance_by_hand"],
     },
     {
         "id": "F1",

@@ -58,7 +58,8 @@ def masked_tokens_do_not_matter(algorithm: Algorithm, config: Any) -> None:
     """NaN under the mask reaches neither loss, metrics nor gradient; nor does any other value there."""
     tokens = sample_tokens()
     poison = lambda x: jnp.where(tokens.mask, x, jnp.nan)
-    names = ("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages")
+    names = ("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages", "values",
+             "old_values", "returns")  # fmt: skip
     poisoned = tokens.replace(**{name: poison(getattr(tokens, name)) for name in names})
     seen = lambda tree: jax.tree.map(lambda x: jnp.where(tokens.mask, x, 0), tree)
     clean, dirty = algorithm.token_loss(config, tokens), algorithm.token_loss(config, poisoned)
@@ -69,7 +70,10 @@ def masked_tokens_do_not_matter(algorithm: Algorithm, config: Any) -> None:
     )
     gradient = _gradient(algorithm, config, poisoned)
     _close(gradient, _gradient(algorithm, config, tokens), "NaN under the mask reaches the gradient")
-    _true(bool(jnp.all(jnp.where(tokens.mask, 0, gradient) == 0)), "a masked token has a gradient")
+    pulled = lambda g: bool(jnp.all(jnp.where(tokens.mask, 0, g) == 0) & jnp.all(jnp.isfinite(g)))
+    _true(pulled(gradient), "a masked token has a gradient")
+    of_values = jax.grad(lambda v: _total(algorithm, config, poisoned.replace(values=v)))(poisoned.values)
+    _true(pulled(of_values), "a masked token's value has a gradient, or NaN under the mask reaches that of others")
 
 
 def metrics_speak_of_tokens_and_carry_no_gradient(algorithm: Algorithm, config: Any) -> None:
@@ -109,7 +113,8 @@ def row_order_does_not_matter(algorithm: Algorithm, config: Any) -> None:
 def pad_columns_do_not_matter(algorithm: Algorithm, config: Any) -> None:
     """Two columns of padding more change nothing."""
     groups = sample_groups()
-    padded = groups.replace(action_mask=jnp.pad(groups.action_mask, ((0, 0), (0, 2))))
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, 2)))
+    padded = groups.replace(action_mask=pad(groups.action_mask), values=pad(groups.values))
     cut = lambda x: x[:, :WIDTH] if x.ndim == 2 else x
     _close(
         jax.tree.map(cut, _credit(algorithm, config, padded, jnp.float32(0.3))),
@@ -130,21 +135,23 @@ def rows_without_a_verdict_or_a_token_do_not_matter(algorithm: Algorithm, config
         finish=jnp.array([Finish.STOP_TOKEN, Finish.STOP_TOKEN, Finish.FAILED], jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
+        values=jnp.full((3, WIDTH), 9.0),
     )
     more = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), groups, extra)
     few, many = (_credit(algorithm, config, g, jnp.float32(0.3)) for g in (groups, more))
     _true(not bool(jnp.any(many["keep"][ROWS:])), "a row without a verdict or without a token enters the loss")
     _true(bool(jnp.all(many["advantages"][ROWS:] == 0)), "a row without a verdict or without a token has an advantage")
-    for name in ("keep", "advantages", "weights"):
+    for name in ("keep", "advantages", "weights", "returns"):
         _close(many[name][:ROWS], few[name], f"a row without a verdict or a token changes the {name} of others")
     _close(many["baseline"], few["baseline"], "a row without a verdict or a token changes the baseline")
 
 
 def advantages_lie_on_sampled_tokens(algorithm: Algorithm, config: Any) -> None:
-    """Prompt, padding and tool output have advantage 0, and no token off the loss mask has a weight."""
+    """Prompt, padding and tool output have advantage and return 0, and no token off the loss mask has a weight."""
     groups = sample_groups()
     credit = _credit(algorithm, config, groups, jnp.float32(0.3))
     _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["advantages"]) == 0)), "an advantage on no action")
+    _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["returns"]) == 0)), "a return on no action")
     _true(bool(jnp.all(jnp.where(credit["loss_mask"], 0, credit["weights"]) == 0)), "a weight off the loss mask")
 
 
@@ -199,6 +206,7 @@ def sample_groups() -> Groups:
         finish=jnp.where(jnp.asarray(stop) == WIDTH, Finish.LENGTH, Finish.STOP_TOKEN).astype(jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
+        values=jnp.asarray(rng.uniform(0, 1, (ROWS, WIDTH)), jnp.float32),
     )
 
 
@@ -217,16 +225,22 @@ def sample_tokens() -> Tokens:
         mask=jnp.array([[False, True, True, True, True, False], [False, False, True, True, False, True]]),
         segment=jnp.array([[0, 0, 0, 1, 1, 2], [0, 0, 0, 0, 0, 0]], jnp.int32),
         num_segments=2,
+        values=draw(-1, 1),
+        old_values=draw(-1, 1),
+        returns=draw(-1, 1),
     )
 
 
 def _credit(algorithm: Algorithm, config: Any, groups: Groups, baseline: Array) -> dict[str, Any]:
-    advantages, following, counters = algorithm.advantages(config, groups, algorithm.shape(config, groups), baseline)
+    reward = algorithm.shape(config, groups)
+    advantages, following, counters = algorithm.advantages(config, groups, reward, baseline)
+    nothing = jnp.zeros(groups.action_mask.shape)
     keep = algorithm.keep(config, groups)
     loss_mask = groups.action_mask & keep[:, None]
     return {
         "keep": keep,
         "advantages": advantages,
+        "returns": nothing if algorithm.returns is None else algorithm.returns(config, groups, reward),
         "loss_mask": loss_mask,
         "weights": algorithm.weights(config, loss_mask, groups.max_completion),
         "baseline": following,

@@ -17,6 +17,7 @@ from jrl.types import Array, PyTree
 
 Names = tuple[str | None, ...]  # logical axes of a parameter
 ADAPTER = "adapter"  # the entry of a parameter tree that is trained, where there is one; the others are frozen
+VALUE = "value"  # the entry that is a value head: always trained, and no part of the policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,15 +122,27 @@ def unrolled(model: Model) -> Model:
 
 
 def split(params: PyTree) -> tuple[PyTree | None, PyTree]:
-    """Returns (frozen, trained) parameters: (None, all of them) where there are no adapters."""
+    """Returns (frozen, trained) parameters: (None, all of them) where there are no adapters. A value head is trained
+    beside them, an entry among theirs."""
     if ADAPTER not in params:
         return None, params
-    return {name: leaf for name, leaf in params.items() if name != ADAPTER}, params[ADAPTER]
+    frozen = {name: leaf for name, leaf in params.items() if name not in (ADAPTER, VALUE)}
+    return frozen, {**params[ADAPTER], **value_of(params)}
 
 
 def whole(frozen: PyTree | None, trained: PyTree) -> PyTree:
     """Returns the parameters that a model's functions take; the inverse of `split`. Copies nothing."""
-    return trained if frozen is None else {**frozen, ADAPTER: trained}
+    return trained if frozen is None else {**frozen, ADAPTER: policy_of(trained), **value_of(trained)}
+
+
+def policy_of(params: PyTree) -> PyTree:
+    """Returns parameters, all or the trained ones, without the value head: what samples and is exported."""
+    return {name: leaf for name, leaf in params.items() if name != VALUE} if VALUE in params else params
+
+
+def value_of(params: PyTree) -> PyTree:
+    """Returns the entry of `params` that is the value head; {} where there is none."""
+    return {VALUE: params[VALUE]} if VALUE in params else {}
 
 
 def without_gradient(params: PyTree, spec: PyTree) -> PyTree:

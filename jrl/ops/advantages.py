@@ -41,6 +41,44 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
     return returns.T
 
 
+def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, trace: float) -> Array:
+    """Returns A13, generalised advantage estimates: from the end of a row to its start, over sampled tokens alone,
+
+        delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * trace * A_{t'}
+
+    with t' the next sampled token, and v = A = 0 after the last: a row that was cut at its limit ends there too.
+    Tokens of others are stepped over: with plain recursion over values of 0 the token before a tool's answer would
+    expect nothing (TRL's PPO, OpenRLHF). A reward on such a token counts for the sampled token before it.
+
+    Args:
+      token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
+      action_mask: [N, T] bool. trace: lambda; at 1 A_t is the return less v_t, at 0 it is delta_t.
+
+    Returns:
+      [N, T] float32 or wider, 0 where not an action.
+
+    Source: Schulman et al. 1506.02438 eq. 16; carried over gaps as in verl, Tunix, AReaL and NeMo.
+    """
+    values = reduce.masked(values, action_mask)
+    dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
+
+    def step(later, column):
+        next_value, next_advantage, waiting = later
+        reward, value, is_action = column
+        reward = reward + waiting
+        advantage = (reward + discount * next_value - value + discount * trace * next_advantage).astype(dtype)
+        kept = (
+            jnp.where(is_action, value, next_value),
+            jnp.where(is_action, advantage, next_advantage),
+            jnp.where(is_action, 0, reward),
+        )
+        return kept, jnp.where(is_action, advantage, 0)
+
+    start = jnp.zeros_like(values[:, 0], dtype)
+    columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T)
+    return jax.lax.scan(step, (start, start, start), columns, reverse=True)[1].T
+
+
 def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: float) -> tuple[Array, Array]:
     """Returns A2: (R_i - b, the next baseline decay * b + (1 - decay) * mean(R)).
 

@@ -14,7 +14,7 @@ from jrl.checkpoints.published import Published, decoder_of
 from jrl.experiment import Config, row_of
 from jrl.job import check_keys, check_router, check_shared
 from jrl.models import decoder
-from jrl.models.contract import ParamSpec, split
+from jrl.models.contract import ParamSpec, policy_of, split
 from jrl.models.quantised import check_bytes
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.pack import Shape
@@ -39,6 +39,7 @@ class Case:
     reference: bool  # the algorithm keeps what is trained as it was
     behaviour: bool  # and as it was a version before
     passes: int  # log-prob passes over a batch: old and reference
+    values: bool  # one more before the update, which reads the value head, and old log-probs where they are wanted
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     sequences = property(lambda self: self.prompts * self.config.loop.samples)  # N
@@ -120,7 +121,8 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     check_shared(config, cfg)
     check_keys(config, cfg)
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-    stored, trained = split(programs.model_of(config, parts.tables).spec(cfg))
+    # A value head is as wide as one row of the embedding, and not counted.
+    stored, trained = split(policy_of(programs.model_of(config, parts.tables).spec(cfg)))
     check_bytes(stored or trained, mesh)
     algorithm = row_of(parts.tables, "algos", config.algo)
     reference = algorithm.needs_reference(config.algo)
@@ -135,7 +137,8 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
         prompts=programs.padded_prompts(config, mesh),
         reference=reference,
         behaviour=config.loop.lag > 0 and algorithm.refill(config.algo) is not None,
-        passes=(config.learner.updates_per_batch > 1) + reference,
+        passes=(config.learner.updates_per_batch > 1 and algorithm.returns is None) + reference,
+        values=algorithm.returns is not None,
     )
 
 
@@ -144,7 +147,7 @@ BEFORE_RL = ("init", "pack_sft", "update_sft", "close_sft")  # programs that run
 
 def before_rl(case: Case) -> Case:
     """Returns the case while no weights are frozen yet."""
-    return dataclasses.replace(case, reference=False, behaviour=False, passes=0)
+    return dataclasses.replace(case, reference=False, behaviour=False, passes=0, values=False)
 
 
 def supervised_case(case: Case) -> Case:
@@ -177,6 +180,8 @@ def programs_of(case: Case) -> dict[str, Program]:
         found["sample_eval"] = Program("sample", evaluated_case(case))
     if case.passes:
         found["logprobs"] = Program("logprobs", case)
+    if case.values:
+        found["values"] = Program("logprobs", case)
     return {**found, "update": Program("update", case)}
 
 

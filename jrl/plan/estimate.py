@@ -254,6 +254,7 @@ def calls(case: Case) -> dict[str, int]:
         "sample_eval": 0,
         "sample": 1,
         "logprobs": case.passes * learner.minibatches,
+        "values": case.values * learner.minibatches,
         "update": learner.updates_per_batch,
     }
 

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 # Which of the trees that a run keeps are among a program's arguments. The others are on the device all the same.
 HOLDS = {"init": "nothing", "begin_rl": "state", "update": "state", "close": "state",
          "update_sft": "state", "close_sft": "state", "sample": "weights",
-         "sample_eval": "weights", "logprobs": "weights"}  # fmt: skip
+         "sample_eval": "weights", "logprobs": "weights", "values": "weights"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,8 @@ BEST = 5  # layouts that are shown
 COMPILED = 2  # layouts that must pass the compiler before the search of a named topology ends
 TRIES = 6  # layouts that are compiled at most
 
-LEARNING = ("update", "update_sft", "logprobs")  # programs that have no slots; the others have no micro-batches
+# Programs that have no slots; the others have no micro-batches.
+LEARNING = ("update", "update_sft", "logprobs", "values")
 
 Say = Callable[[str], None]
 

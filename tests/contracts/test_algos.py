@@ -18,7 +18,7 @@ from jrl.sharding import MeshShape, make_mesh
 
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
 
-OPTIONS = {"dual_clip": 3.0, "kl": 0.1, "overlong_buffer": 2, "overlong_filter": True}
+OPTIONS = {"dual_clip": 3.0, "kl": 0.1, "overlong_buffer": 2, "overlong_filter": True, "value_clip": 0.1}
 
 
 def everything_on(algorithm):
@@ -106,6 +106,7 @@ def test_it_learns_a_word_of_two_letters(name):
             finish=jnp.zeros(rows, jnp.int8),
             num_groups=num_groups,
             max_completion=2,
+            values=jnp.zeros((rows, 2)),
         )
         advantages, baseline, _ = algorithm.advantages(config, groups, algorithm.shape(config, groups), baseline)
         mask = ones & algorithm.keep(config, groups)[:, None]
@@ -124,6 +125,9 @@ def test_it_learns_a_word_of_two_letters(name):
                 mask=mask,
                 segment=jnp.zeros((rows, 2), jnp.int32),
                 num_segments=1,
+                values=jnp.zeros((rows, 2)),
+                old_values=jnp.zeros((rows, 2)),
+                returns=jnp.zeros((rows, 2)),
             )
             per_token, _ = algorithm.token_loss(config, batch)
             weighted = jnp.where(mask, algorithm.weights(config, mask, 2) * per_token, 0)
@@ -168,6 +172,7 @@ def test_rows_may_be_sharded_over_data(name):
 def test_truncated_importance_weighs_the_policy_loss(name):
     """A sampler 0.1 nats off everywhere weighs exp(0.1), one 5 nats off the cap of 2."""
     algorithm, tokens = ALGOS[name], promises.sample_tokens()
+    tokens = tokens.replace(values=tokens.returns, old_values=tokens.returns)  # nothing to learn of values
     plain, _ = algorithm.token_loss(algorithm.config(), tokens)
     for difference, weight in ((0.1, np.exp(0.1)), (5.0, 2.0), (-1.0, np.exp(-1.0))):
         shifted = tokens.replace(behaviour_logprobs=tokens.old_logprobs - difference)

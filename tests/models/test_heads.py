@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.contract import init
+from jrl.models.contract import ADAPTER, VALUE, init, policy_of, split, whole
 from jrl.models.decoder import MODEL
-from jrl.models.heads import REWARD, Head, head_spec, read_head
+from jrl.models.heads import REWARD, Head, head_spec, read_head, read_values, valued
+from jrl.models.lora import LoRA, adapted
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
@@ -51,3 +52,25 @@ def test_a_head_is_drawn_beside_the_weights_and_moves_none_of_them():
 def test_a_head_of_nothing_is_refused(field):
     with pytest.raises(ValueError, match=f"Head.{field} must be at least 1"):
         Head(**{field: 0})
+
+
+def test_a_value_is_read_where_the_token_before_lies():
+    # w = [1, 2]: hidden states [1, 0], [0, 1], [1, 1] say 1, 2, 3; the first token has none before it.
+    w, hidden = jnp.array([[[1.0], [2.0]]]), jnp.array([[[1.0, 0], [0, 1], [1, 1]]])
+    np.testing.assert_array_equal(jax.jit(read_values)(w, hidden), [[0, 1, 2]])
+
+
+@pytest.mark.parametrize("adapter", [None, LoRA(rank=2)])
+def test_a_value_head_of_zeros_is_trained_beside_the_weights_or_the_adapters_and_moves_none_of_them(adapter):
+    model = MODEL if adapter is None else adapted(MODEL, adapter)
+    params, bare = valued(model).init(jax.random.key(0), CFG), model.init(jax.random.key(0), CFG)
+    np.testing.assert_array_equal(params[VALUE], np.zeros((1, 16, 1), np.float32))
+    jax.tree.map(np.testing.assert_array_equal, policy_of(params), bare)
+    frozen, trained = split(params)
+    assert VALUE in trained and (frozen is None) == (adapter is None)
+    jax.tree.map(np.testing.assert_array_equal, whole(frozen, trained), params)
+    jax.tree.map(np.testing.assert_array_equal, policy_of(trained), split(bare)[1])
+    spec = jax.tree.map(lambda s: (s.shape, s.dtype), valued(model).spec(CFG))
+    assert spec == jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    if adapter is not None:
+        assert frozen.keys() == bare.keys() - {ADAPTER} and trained.keys() == {*bare[ADAPTER], VALUE}

@@ -1,0 +1,104 @@
+"""PPO: each token against what a value head expected of the answer so far; PPO's clip; the mean over tokens.
+
+    r_t = R_i on the last sampled token, 0 before
+    A_t = gae(r, v_old), whitened over all sampled tokens of the step; Ret_t = A_t + v_old before that    A13, A23
+    l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                              L2 (L3)
+        + value_coefficient * 0.5 * max((v_t - Ret_t)^2, (v_old + clip(v_t - v_old) - Ret_t)^2)           V1
+    L   = mean over all tokens of the step                                                                G1
+
+The head reads the policy's own last hidden states, so that its loss teaches the layers under it too. No groups are
+needed. Every judged row teaches both: no filter takes a row from one of them.
+
+Source: Schulman et al. 1707.06347 eq. 9 and 1506.02438; for language models Ziegler et al. 1909.08593, whose
+coefficient is this one. A network of its own for values (N+, verl) is not offered, nor a KL to a reference.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import contract, terms
+from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import reduce, shaping, values
+from jrl.types import traced
+
+Array = jax.Array
+
+
+@traced
+class PPO:
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None  # above 1 + clip_high
+    discount: float = 1.0  # gamma, by sampled token
+    trace: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
+    value_coefficient: float = 0.1
+    value_clip: float | None = 0.2  # how far a value may move in the updates of a batch; None: no clip
+    entropy_bonus: float | None = None
+    importance: terms.TruncatedImportance | None = None
+
+
+def check(config: PPO, facts: Facts) -> None:
+    terms.check_sampling(config, facts, grouped=False)
+    terms.check_clip(config)
+    terms.check_importance(config)
+    terms.check_entropy(config)
+    if not 0 < config.discount <= 1:
+        raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
+    if not 0 <= config.trace <= 1:
+        raise ValueError(
+            f"PPO.trace = {config.trace} must lie in [0, 1]: it is the lambda of generalised advantage estimates. "
+            "0.95 is usual, 1.0 for long answers that are judged at their end."
+        )
+    if not config.value_coefficient > 0:
+        raise ValueError(
+            f"PPO.value_coefficient = {config.value_coefficient} must be above 0: the value head would never learn. "
+            "0.1 is usual; GRPO, DrGRPO, DAPO and Reinforce have no value head."
+        )
+    if config.value_clip is not None and not config.value_clip > 0:
+        raise ValueError(f"PPO.value_clip = {config.value_clip} must be above 0, or None for no clip. 0.2 is usual.")
+
+
+def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
+    """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
+    counts = groups.action_mask & contract.eligible(groups)[:, None]
+    at_the_end = jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0)
+    return advantage_ops.gae(at_the_end, groups.values, counts, discount=config.discount, trace=config.trace), counts
+
+
+def advantages(config: PPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
+    return reduce.whiten(*estimates(config, groups, reward)), baseline, terms.count_groups(groups, reward)
+
+
+def returns(config: PPO, groups: Groups, reward: Array) -> Array:
+    better, counts = estimates(config, groups, reward)
+    return better + reduce.masked(groups.values, counts)
+
+
+def token_loss(config: PPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
+    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
+    wrong, binds = values.clipped_value_loss(
+        tokens.values, tokens.old_values, tokens.returns, tokens.mask, clip=config.value_clip
+    )
+    own = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
+    metrics = terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting, own
+    return loss + config.value_coefficient * wrong, terms.metrics_of(tokens, *metrics)
+
+
+ALGORITHM = Algorithm(
+    config=PPO,
+    check=check,
+    keep=lambda config, groups: contract.eligible(groups),
+    refill=lambda config: None,
+    shape=lambda config, groups: groups.reward,
+    advantages=advantages,
+    token_loss=token_loss,
+    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
+    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_tokens(loss_mask),
+    needs_reference=lambda config: False,
+    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+    returns=returns,
+)

@@ -1,0 +1,132 @@
+"""Whole runs with a value head: it learns, it is kept and resumed, and no policy that leaves the run has it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+import jrl
+from jrl import contents
+from jrl.config import ConfigError
+from jrl.export import export_policy
+from jrl.models.contract import VALUE
+from jrl.policy import open_trained
+from jrl.score import score
+from jrl.sharding import MeshShape, make_mesh
+
+TINY = [
+    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Loop.prompts=32", "Loop.samples=1", "Loop.steps=4", "Checkpoint.every=2",
+    "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.algo=@PPO()", "Learner.minibatches=2",
+]  # fmt: skip
+ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_the_runs():
+    """A run sets its mesh for the process; the tests after these must not find it."""
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
+
+
+def run(folder, *bindings, stop_after=None, config="configs/tiny.gin", over=TINY):
+    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
+    seen = []
+    named = {binding.partition("=")[0]: binding for binding in [*over, *bindings]}
+    with contextlib.closing(jrl.steps(str(config), list(named.values()), run=folder)) as steps:
+        for step in steps:
+            seen.append(step)
+            if step.step == stop_after:
+                break
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "ppo"
+    return folder, run(folder, "Checkpoint.every=1", "Checkpoint.keep=9")
+
+
+def trained_at(folder, step):
+    return contents.read_step(folder, step)[0]["state"]["params"]
+
+
+def test_a_run_that_is_left_and_resumed_holds_the_same_bits(whole, tmp_path):
+    run(tmp_path, "Checkpoint.every=1", "Checkpoint.keep=9", stop_after=3)
+    run(tmp_path, "Checkpoint.every=1", "Checkpoint.keep=9")
+    assert contents.run_fingerprint(tmp_path, 4) == contents.run_fingerprint(whole[0], 4)
+
+
+def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimiser(whole):
+    first, last = trained_at(whole[0], 1)[VALUE], trained_at(whole[0], 4)[VALUE]
+    assert first.shape == (1, 16, 1) and np.abs(first).max() > 0 and not np.array_equal(first, last)
+    moments = contents.read_step(whole[0], 4)[0]["state"]["opt_state"]
+    named = [path for path, _ in jax.tree_util.tree_leaves_with_path(moments) if VALUE in jax.tree_util.keystr(path)]
+    assert len(named) == 2
+    for step in whole[1]:
+        assert {"value/loss", "value/clipped", "value/mean", "value/return", "value/explained_variance"} <= {
+            *step.metrics
+        }
+    assert whole[1][0].metrics["value/explained_variance"] == pytest.approx(0, abs=1e-3)  # it says 0 of everything
+
+
+def test_the_first_completions_are_those_without_a_head(whole, tmp_path):
+    plain = run(tmp_path, "Config.algo=@Reinforce()", "Learner.minibatches=1", "Loop.steps=1")[0].rollout
+    np.testing.assert_array_equal(whole[1][0].rollout["tokens"], plain["tokens"])
+    # What the sampler hashes is what it is given: the same weights, without a head among them.
+    assert open_trained(tmp_path).params.keys() == open_trained(whole[0]).params.keys()
+
+
+def test_an_exported_run_scores_as_the_run_and_has_no_head(whole, tmp_path, caplog):
+    expected = score(open_trained(whole[0]), ROWS)
+    export_policy(whole[0], tmp_path / "out")
+    assert f"the value head is no part of the policy: it stays in {whole[0]}" in caplog.text
+    for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_explained_variance_rises(tmp_path):
+    """The reward is decided by an answer's first byte: 0 for the value of a token after it is a mistake."""
+    steps = run(
+        tmp_path, r"Regex.pattern='[ -~](.|\n)*'", "AdamW.learning_rate=1e-2", "PPO.value_coefficient=100.0",
+        "PPO.trace=1.0", "PPO.value_clip=None", "Loop.prompts=128", "Loop.steps=12", "Learner.epochs=4",
+    )  # fmt: skip
+    explained = [step.metrics["value/explained_variance"] for step in steps]
+    assert abs(explained[0]) < 1e-3 and np.mean(explained[-3:]) > 0.2
+
+
+def test_adapters_are_trained_with_a_head_beside_them_at_lag_one_with_groups(tmp_path):
+    bindings = ["Config.adapter=@LoRA()", "LoRA.rank=2", "Loop.lag=1", "Loop.prompts=8", "Loop.samples=4",
+                "Learner.minibatches=1", "Learner.prompts='shared'"]  # fmt: skip
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    steps = run(straight, *bindings)
+    assert steps[0].metrics["ratio"] == 1  # of the only update of its batch
+    run(cut, *bindings, stop_after=3)
+    run(cut, *bindings)
+    assert contents.run_fingerprint(cut, 4) == contents.run_fingerprint(straight, 4)
+    assert trained_at(cut, 4).keys() == {"q", "k", "v", "o", "gate", "up", "down", VALUE}
+    export_policy(cut, tmp_path / "out")
+    for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), score(open_trained(cut), ROWS), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_published_model_begins_with_a_head_of_zeros(whole, tmp_path):
+    export_policy(whole[0], tmp_path / "model")
+    start, rest = open("configs/tiny.gin").read().split("Decoder:\n")
+    gin = tmp_path / "published.gin"
+    gin.write_text(
+        f"{start}Config.model = @Published()\nPublished.path = '{tmp_path / 'model'}'\n{rest.split(chr(10) * 2, 1)[1]}"
+    )
+    over = [binding for binding in TINY if not binding.startswith("Decoder")]
+    folder = tmp_path / "run"
+    steps = run(folder, "Loop.steps=1", "Checkpoint.every=1", config=gin, over=over)
+    assert steps[0].metrics["value/explained_variance"] == pytest.approx(0, abs=1e-3)
+    assert np.abs(trained_at(folder, 1)[VALUE]).max() > 0
+
+
+def test_a_model_of_ones_own_has_no_value_head():
+    with pytest.raises(ConfigError, match=r"PPO trains a value head, .* and not those of Small"):
+        jrl.load_config("configs/own/linen.gin", ["Config.algo=@PPO()"])
