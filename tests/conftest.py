@@ -125,7 +125,7 @@ REPEATS = (
     "models/test_experts.py::test_the_samplers_*[mixed-unrolled]",
     "models/test_linear.py::test_the_samplers_*[unrolled]",
     "models/test_lora.py::test_a_mesh_*[config0]",
-    "models/test_lora.py::test_sampling_on_a_mesh_*[config0]",
+    "models/test_lora.py::test_sampling_on_a_mesh_*-unrolled]",
     "models/test_lora.py::test_the_gradient_*[config0]",
     "models/test_lora.py::test_merged_weights_*[config0-cfg0]",
     "models/test_lora.py::test_the_first_policy_*[lora-cfg0]",

@@ -1,19 +1,50 @@
-"""What the sampler says of its draws against a plain forward pass, on one device and on four."""
+"""Parameters for tests; and what the sampler says of its draws against a plain forward pass, on one device and four."""
+
+import dataclasses
+import functools
 
 import jax
 import numpy as np
 
 from jrl import sampler
-from jrl.models.contract import axes
+from jrl.models.contract import ADAPTER, abstract, axes
 from jrl.models.decoder import MODEL
+from jrl.models.lora import adapted as adapted_anew
 from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.types import PromptBatch
 
+adapted = functools.cache(adapted_anew)  # else what is compiled for one call's functions is not found by the next
 
-def agree_on_every_mesh(cfg, layers, model=MODEL):
-    """Eight prompts of 1 to 3 tokens, two samples of 6 each, in three slots, prefilled in two rounds; `cfg`: 48 ids."""
-    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
-        params = jax.tree.map(np.asarray, jax.jit(lambda key: model.init(key, cfg))(jax.random.key(0)))
+
+def one_device():
+    return make_mesh(MeshShape(), jax.devices()[:1])
+
+
+@functools.cache
+def fresh(model, cfg):
+    """Returns parameters as they are drawn, as numpy; in float32 first, as float64 takes long to compile."""
+    narrow = dataclasses.replace(cfg, dtype="float32", param_dtype="float32")
+    with jax.enable_x64(False), jax.set_mesh(one_device()):
+        params = jax.jit(lambda key: model.init(key, narrow))(jax.random.key(0))
+    return jax.tree.map(lambda x, due: np.asarray(x, due.dtype), params, abstract(model.spec(cfg)))
+
+
+@functools.cache
+def learned(model, cfg):
+    """Returns parameters after some training: every number of the adapters away from its beginning."""
+    rng = np.random.default_rng(1)
+    moved = lambda x: (x + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
+    params = fresh(model, cfg)
+    return {**params, ADAPTER: jax.tree.map(moved, params[ADAPTER])}
+
+
+def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
+    """Eight prompts of 1 to 3 tokens, two samples of 6 each, in three slots, prefilled in two rounds; `cfg`: 48 ids.
+
+    Args:
+      params: of `model`; None: fresh ones.
+    """
+    params = fresh(model, cfg) if params is None else params
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
         tokens=rng.integers(0, 48, (8, 3)).astype(np.int32),
@@ -34,8 +65,13 @@ def agree_on_every_mesh(cfg, layers, model=MODEL):
     np.testing.assert_array_equal(one.tokens, many.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
     positions = np.broadcast_to(np.arange(9, dtype=np.int32), one.tokens.shape)
-    hidden, _ = model.forward(params, one.tokens, positions, None, cfg)
-    law = np.asarray(jax.nn.log_softmax(model.unembed(params, hidden, cfg)))
+
+    @jax.jit
+    def plain(params):
+        hidden, _ = model.forward(params, one.tokens, positions, None, cfg)
+        return jax.nn.log_softmax(model.unembed(params, hidden, cfg))
+
+    law = np.asarray(plain(params))
     expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
     difference = np.where(one.action_mask[:, 1:], one.sampler_logprobs[:, 1:] - expected, 0)
     assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(law).max())

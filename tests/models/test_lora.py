@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampled import adapted, fresh, learned, one_device
 
 from jrl import sampler
 from jrl.models import lora
-from jrl.models.contract import ADAPTER, abstract, axes, init, num_params, split, whole
+from jrl.models.contract import ADAPTER, abstract, axes, num_params, split, whole
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.linear import Linear
-from jrl.models.lora import LoRA, adapted, columns, merge
+from jrl.models.lora import LoRA, columns, merge
 from jrl.models.matrices import ADAPTABLE, MATRICES
 from jrl.models.shape import Decoder, FullHeads
 from jrl.sampler import Sampler
@@ -32,21 +33,9 @@ POSITIONS = np.broadcast_to(np.arange(10, dtype=np.int32), TOKENS.shape)
 KINDS = [LoRA(rank=3, alpha=6.0), LoRA(rank=4, alpha=3.0, kind="dora", scaling="alpha/sqrt(rank)", targets=("q", "o*"))]
 
 
-def one_device():
-    return make_mesh(MeshShape(), jax.devices()[:1])
-
-
-@functools.cache
-def drawn(config, cfg=CFG, learned=True):
-    """Returns parameters; with `learned` those after some training, every adapter away from its beginning."""
-    with jax.set_mesh(one_device()):
-        params = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))
-        if not learned:
-            return params
-        leaves, tree = jax.tree.flatten(params[ADAPTER])
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        moved = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for key, x in zip(keys, leaves)]
-        return {**params, ADAPTER: jax.tree.unflatten(tree, moved)}
+def drawn(config, cfg=CFG):
+    """Returns parameters after some training."""
+    return learned(adapted(MODEL, config), cfg)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "cfg"))
@@ -125,13 +114,11 @@ def test_an_output_without_weights_stays_finite():
 
 @pytest.mark.parametrize("kind, cfg", [("lora", CFG), ("dora", PLAIN)])
 def test_the_first_policy_is_the_base_bit_for_bit(kind, cfg):
-    config = LoRA(rank=3, kind=kind)
-    params = drawn(config, cfg, learned=False)
+    model = adapted(MODEL, LoRA(rank=3, kind=kind))
+    params = fresh(model, cfg)
     base, adapters = split(params)
     assert np.abs(adapters["q"]["a"]).min() > 0
-    fresh = on_one_device(jax.jit(lambda key: init(key, MODEL.spec(cfg))), jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, base, fresh)  # adapters move no draw of the weights
-    model = adapted(MODEL, config)
+    jax.tree.map(np.testing.assert_array_equal, base, fresh(MODEL, cfg))  # adapters move no draw of the weights
 
     def one_by_one(model, params):  # compiled as one, two programs of different shape may round differently
         hidden, _ = model.forward(model.unstack(params, cfg), TOKENS, POSITIONS, None, cfg)
@@ -244,14 +231,17 @@ def test_merged_and_unmerged_sampling_agree_with_each_other_and_with_the_learner
     assert one.weights_fingerprint == two.weights_fingerprint
 
 
-@pytest.mark.parametrize("config", [KINDS[1], dataclasses.replace(KINDS[0], sampling="merged")])
-def test_sampling_on_a_mesh_draws_the_same(config):
+MERGED = [dataclasses.replace(config, sampling="merged") for config in KINDS]
+
+
+@pytest.mark.parametrize("config, layers", [(KINDS[1], "unrolled"), (MERGED[0], "unrolled"), (MERGED[1], "scanned")])
+def test_sampling_on_a_mesh_draws_the_same(config, layers):
     model, params = adapted(MODEL, config), drawn(config)
     mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
         places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
         put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
-    one, two = sampled(config, params), sampled(config, put, mesh)
+    one, two = sampled(config, params, layers=layers), sampled(config, put, mesh, layers)
     np.testing.assert_array_equal(one.tokens, two.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, two.sampler_logprobs, atol=5e-6)
     assert one.weights_fingerprint == two.weights_fingerprint

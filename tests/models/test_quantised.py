@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampled import agree_on_every_mesh
+from sampled import adapted, agree_on_every_mesh, fresh, learned, one_device
 
-from jrl.models.contract import ADAPTER, axes, init, split, whole
+from jrl.models.contract import ADAPTER, axes, split, whole
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.linear import Linear
-from jrl.models.lora import LoRA, adapted, merge
+from jrl.models.lora import LoRA, merge
 from jrl.models.matrices import MATRICES
 from jrl.models.quantised import KINDS, NF4, check_bytes, quantise
 from jrl.models.quantised import whole as whole_matrix
@@ -26,18 +26,14 @@ from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 qwix = pytest.importorskip("qwix")
 
-CFG = Decoder(vocab_size=24, layers=2, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16)
+CFG = Decoder(vocab_size=48, layers=2, width=16, heads=2, kv_heads=2, head_dim=8, mlp_width=16)
 SPARSE = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8))
-TOKENS = np.random.default_rng(0).integers(0, 24, (4, 8)).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 48, (4, 8)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(8, dtype=np.int32), TOKENS.shape)
 CLAMPED = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8, bias=True, clamp=0.8))
 CASES = [(LoRA(rank=2, base="nf4", kind="dora"), CFG), (LoRA(rank=2, base="int4", targets=("o", "expert_*")), SPARSE),
          (LoRA(rank=2, base="int8", targets=("q", "expert_*")), CLAMPED)]  # fmt: skip
 IDS = ["nf4-dora", "int4-experts", "int8-experts of gpt-oss"]
-
-
-def one_device():
-    return make_mesh(MeshShape(), jax.devices()[:1])
 
 
 @functools.partial(jax.jit, static_argnames=("model", "cfg"))
@@ -54,16 +50,10 @@ def loss(adapters, base, model, cfg):
 gradient = functools.partial(jax.jit, static_argnames=("model", "cfg"))(jax.value_and_grad(loss))
 
 
-@functools.cache
 def drawn(config, cfg):
     """Returns (model, parameters whose adapters have learned something, cfg), in float64."""
     model, cfg = adapted(MODEL, config), dataclasses.replace(cfg, dtype="float64", param_dtype="float64")
-    with jax.enable_x64(True), jax.set_mesh(one_device()):
-        params = jax.jit(lambda key: model.init(key, cfg))(jax.random.key(0))
-        leaves, tree = jax.tree.flatten(params[ADAPTER])
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        moved = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for key, x in zip(keys, leaves)]
-    return model, {**params, ADAPTER: jax.tree.unflatten(tree, moved)}, cfg
+    return model, learned(model, cfg), cfg
 
 
 # The formulas
@@ -148,20 +138,20 @@ def test_every_matrix_has_its_inputs_named(cfg):
 
 
 def test_the_model_computes_with_the_weights_that_they_stand_for():
-    model = adapted(MODEL, LoRA(base="nf4"))  # B is 0: nothing comes of the adapters
-    with jax.set_mesh(one_device()):
-        params = jax.jit(lambda key: model.init(key, CFG))(jax.random.key(0))
-        bare = jax.jit(lambda key: init(key, MODEL.spec(CFG)))(jax.random.key(0))
-        found, without = logits(params, model=model), logits(bare)
-    np.testing.assert_array_equal(params["embed"], bare["embed"])
-    meant = dict(params["layers"])
-    for name in meant.keys() & MATRICES.keys():
-        stacks = jax.tree.map(np.asarray, meant[name])
-        layers = [whole_matrix(jax.tree.map(lambda x, i=i: x[i], stacks), name, "float32", None) for i in range(2)]
-        meant[name] = np.stack(layers)
-    with jax.set_mesh(one_device()):
-        expected = logits(jax.tree.map(np.asarray, {**bare, "layers": meant}))
-    np.testing.assert_allclose(found, expected, atol=2e-6 * np.abs(expected).max())
+    model, params, cfg = drawn(*CASES[0])
+    params = {**params, ADAPTER: jax.tree.map(np.zeros_like, params[ADAPTER])}  # nothing comes of the adapters
+    with jax.enable_x64(True):
+        bare = fresh(MODEL, cfg)
+        np.testing.assert_array_equal(params["embed"], bare["embed"])
+        meant = dict(params["layers"])
+        for name in meant.keys() & MATRICES.keys():
+            stacks = meant[name]
+            layers = [whole_matrix(jax.tree.map(lambda x, i=i: x[i], stacks), name, "float64", None) for i in range(2)]
+            meant[name] = np.stack(layers)
+        with jax.set_mesh(one_device()):
+            found, without = logits(params, model=model, cfg=cfg), logits(bare, cfg=cfg)
+            expected = logits({**bare, "layers": meant}, cfg=cfg)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
     assert 1e-4 < np.abs(found - without).max() < 2
 
 
@@ -172,7 +162,7 @@ def test_merged_weights_compute_what_adapters_do(config, cfg):
         merged = jax.jit(lambda p: merge(p, config, axes(model.spec(cfg)), dtype="float64"))(params)
         assert not any(isinstance(leaf, dict) for leaf in merged["layers"].values())
         found, expected = logits(params, model=model, cfg=cfg), logits(merged, cfg=cfg)
-        still = logits({**params, ADAPTER: jax.tree.map(jnp.zeros_like, params[ADAPTER])}, model=model, cfg=cfg)
+        still = logits({**params, ADAPTER: jax.tree.map(np.zeros_like, params[ADAPTER])}, model=model, cfg=cfg)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
     assert np.abs(found - still).max() > 0.01
 
@@ -182,9 +172,11 @@ def test_the_gradient_of_adapters_is_that_of_the_loss():
     base, adapters = split(params)
     with jax.enable_x64(True), jax.set_mesh(one_device()):
         slope = gradient(adapters, base, model, cfg)[1]
-        along = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(2), leaf.shape, leaf.dtype), adapters)
-        at = lambda step: float(loss(jax.tree.map(lambda x, d: x + step * d, adapters, along), base, model, cfg))
-        found = sum(float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (slope, along))))
+        rng = np.random.default_rng(2)
+        along = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), adapters)
+        moved = lambda step: jax.tree.map(lambda x, d: x + step * d, adapters, along)
+        at = lambda step: float(gradient(moved(step), base, model, cfg)[0])
+        found = sum(float(np.vdot(g, d)) for g, d in zip(*map(jax.tree.leaves, (slope, along))))
         expected = (at(3e-7) - at(-3e-7)) / 6e-7
     assert found == pytest.approx(expected, rel=1e-7)
 
@@ -210,9 +202,11 @@ def test_a_mesh_changes_neither_policy_nor_gradient(config, cfg):
     jax.tree.map(close, slope, expected[1])
 
 
-@pytest.mark.parametrize("config, cfg", CASES[:2], ids=IDS[:2])
-def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(config, cfg):
-    agree_on_every_mesh(dataclasses.replace(cfg, vocab_size=48), "unrolled", adapted(MODEL, config))
+@pytest.mark.parametrize(("case", "layers"), list(zip(CASES, ("unrolled", "scanned", "scanned"))), ids=IDS)
+def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(case, layers):
+    config, cfg = case
+    model = adapted(MODEL, config)
+    agree_on_every_mesh(cfg, layers, model, learned(model, cfg))
 
 
 # What is refused
