@@ -33,7 +33,7 @@ def fresh(model, cfg):
 def learned(model, cfg):
     """Returns parameters after some training: every number of the adapters away from its beginning."""
     rng = np.random.default_rng(1)
-    moved = lambda x: (x + 0.2 * rng.normal(size=x.shape)).astype(x.dtype)
+    moved = lambda x: (x + 0.1 * rng.normal(size=x.shape)).astype(x.dtype)
     params = fresh(model, cfg)
     return {**params, ADAPTER: jax.tree.map(moved, params[ADAPTER])}
 

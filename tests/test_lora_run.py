@@ -61,7 +61,8 @@ def whole(tmp_path_factory):
 
 
 HARD = ["Loop.lag=1", "Config.algo=@DAPO()", "DAPO.max_refills=1", "LoRA.kind='dora'",
-        "LoRA.sampling='merged'", "Decoder.param_dtype='bfloat16'", "Decoder.dtype='bfloat16'"]  # fmt: skip
+        "LoRA.sampling='merged'", "Decoder.param_dtype='bfloat16'", "Decoder.dtype='bfloat16'",
+        "Sampler.layers='scanned'", "Learner.layers='scanned'"]  # fmt: skip
 
 
 @pytest.mark.parametrize("bindings", [["GRPO.kl=0.01"], HARD], ids=["plain", "hard"])
@@ -171,7 +172,7 @@ def test_a_base_in_four_bits_is_kept_resumed_and_exported(published, tmp_path):
     bits = ["LoRA.base='nf4'", "LoRA.targets=('q', 'o')", "AdamW.learning_rate=0.1", "Checkpoint.every=1"]
     with pytest.raises(ConfigError, match=r"without Published\.remat = 'layer' the backward pass would keep every one"):
         published_run(published, tmp_path / "straight", *bits)
-    bits.append("Published.remat='layer'")
+    bits += ["Published.remat='layer'", "Sampler.layers='scanned'", "Learner.layers='scanned'"]
     straight = published_run(published, tmp_path / "straight", *bits)
     published_run(published, tmp_path / "cut", *bits, steps=1)
     cut = published_run(published, tmp_path / "cut", *bits)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from jrl.checkpoints import peft
 from jrl.checkpoints.adapters import fold, modules_of, transposed, unfold
 from jrl.checkpoints.published import Published, decoder_of, load, plans, published_tensors
-from jrl.models.contract import ADAPTER, axes, init
+from jrl.models.contract import ADAPTER, abstract, axes
 from jrl.models.decoder import MODEL
 from jrl.models.families.contract import Pick
 from jrl.models.leaves import layers_of
@@ -64,6 +64,12 @@ def write(folder, family, cfg, dora=False, **config):
     return said
 
 
+def somehow(spec):
+    """Returns parameters of a spec, of small numbers."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: (0.2 * rng.normal(size=leaf.shape)).astype(leaf.dtype), abstract(spec))
+
+
 def published(params, cfg, family):
     return dict(published_tensors(params, cfg, family, "float32"))
 
@@ -95,10 +101,8 @@ def test_an_adapter_that_is_written_says_of_published_matrices_what_was_trained(
     config = LoRA(rank=2, alpha=3.0, kind=kind, scaling="alpha/sqrt(rank)", targets=targets)
     names = axes(adapted(MODEL, config).spec(cfg))
     with jax.set_mesh(one_device()):
-        drawn = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))[ADAPTER]
-        leaves, tree = jax.tree.flatten(drawn)
-        moved = [x + 0.1 * jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(leaves)]
-        params = {**load(Published(path=str(folder)), one_device()), ADAPTER: jax.tree.unflatten(tree, moved)}
+        adapters = somehow(adapted(MODEL, config).spec(cfg)[ADAPTER])
+        params = {**load(Published(path=str(folder)), one_device()), ADAPTER: adapters}
         whole = jax.jit(functools.partial(merge, config=config, names=names, dtype="float32"))(params)
     modules = dict(modules_of(params, config, plans(family, cfg)))
     to = tmp_path / "adapter"
@@ -114,9 +118,7 @@ def test_an_adapter_that_is_written_says_of_published_matrices_what_was_trained(
 def test_fused_leaves_share_one_adapter_of_their_ranks_together(tmp, tmp_path):
     _, family, cfg = base("Phi3", tmp)
     config = LoRA(rank=2, alpha=2.0)
-    with jax.set_mesh(one_device()):
-        params = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))
-    modules = dict(modules_of(params, config, plans(family, cfg)))
+    modules = dict(modules_of(somehow(adapted(MODEL, config).spec(cfg)), config, plans(family, cfg)))
     assert {name.split(".")[-1]: len(module.a) for name, module in modules.items()} == {
         "qkv_proj": 6, "o_proj": 2, "gate_up_proj": 4, "down_proj": 2}  # fmt: skip
     peft.write(tmp_path / "adapter", modules, base="there", rslora=False, transposed=False, dtype="bfloat16")

@@ -21,11 +21,16 @@ POSITIONS = np.broadcast_to(np.arange(10, dtype=np.int32), TOKENS.shape)
 
 @functools.cache
 def params(cfg=CFG):
-    return init(jax.random.key(0), MODEL.spec(cfg))
+    return jax.jit(lambda key: init(key, MODEL.spec(cfg)))(jax.random.key(0))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def forward(weights, tokens, positions, cfg, segment=None, cache=None):
+    return MODEL.forward(weights, tokens, positions, segment, cfg, cache)
 
 
 def logits(tokens=TOKENS, positions=POSITIONS, segment=None, cfg=CFG):
-    hidden, _ = MODEL.forward(params(cfg), tokens, positions, segment, cfg)
+    hidden, _ = forward(params(cfg), tokens, positions, cfg, segment)
     return MODEL.unembed(params(cfg), hidden, cfg)
 
 
@@ -38,7 +43,7 @@ def test_a_position_does_not_depend_on_later_tokens():
         return hidden[0, position].sum()
 
     ids = np.arange(10, dtype=np.int32)[None]  # every position has a token, so an embedding row, of its own
-    moved = jax.grad(at)(jnp.zeros_like(table), 4)
+    moved = jax.jit(jax.grad(at), static_argnums=1)(jnp.zeros_like(table), 4)
     assert (np.abs(moved[:5]).sum(axis=1) > 0).all()
     np.testing.assert_array_equal(moved[5:10], 0)
 
@@ -51,7 +56,7 @@ def test_prefill_and_decode_equal_one_full_forward(layers):
         cache = unstack_cache(cache)
     found = []
     for start, stop in [(0, 4), *((t, t + 1) for t in range(4, 10))]:
-        hidden, cache = MODEL.forward(weights, TOKENS[:, start:stop], POSITIONS[:, start:stop], None, CFG, cache)
+        hidden, cache = forward(weights, TOKENS[:, start:stop], POSITIONS[:, start:stop], CFG, cache=cache)
         found.append(MODEL.unembed(weights, hidden, CFG))
     expected = logits()
     np.testing.assert_allclose(jnp.concatenate(found, 1), expected, atol=2e-6 * max(1, np.abs(expected).max()))
@@ -100,7 +105,7 @@ def test_parameters_are_counted():
 
 @pytest.mark.parametrize("chunk", [1, 3, 10, 64])
 def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
-    hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
+    hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
     found, entropy = token_logprobs(
         hidden, TOKENS, ALL, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
     )
@@ -121,7 +126,7 @@ def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
         law = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
         return jnp.take_along_axis(law[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
 
-    hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
+    hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
     np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(whole)(hidden), atol=1e-5)
 
 
@@ -129,7 +134,7 @@ def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
 def test_logprobs_are_computed_where_they_are_wanted(chunk):
     mask = np.zeros(TOKENS.shape, bool)
     mask[0, [2, 5, 9]] = mask[2, 4:8] = True  # one row wants nothing, none more than 4: later chunks are skipped
-    hidden, _ = MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)
+    hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
     weight = np.random.default_rng(1).normal(size=TOKENS.shape)
 
     @functools.partial(jax.jit, static_argnames="wanted")
@@ -154,7 +159,7 @@ def test_logprobs_of_nothing_are_zero_and_have_no_gradient():
         out = token_logprobs(h, TOKENS, ~ALL, unembed, temperature=jnp.float32(1), chunk=4)
         return sum(x.sum() for x in out)
 
-    value, gradient = jax.value_and_grad(total)(MODEL.forward(params(), TOKENS, POSITIONS, None, CFG)[0])
+    value, gradient = jax.value_and_grad(total)(forward(params(), TOKENS, POSITIONS, CFG)[0])
     assert value == 0 and (np.asarray(gradient) == 0).all()
 
 
@@ -165,7 +170,8 @@ def test_unrolled_layers_compute_what_scanned_layers_do():
         def loss(p, model):
             return (model.forward(p, TOKENS, POSITIONS, None, cfg)[0] ** 3).mean()
 
-        scanned, unrolled_ = (jax.value_and_grad(loss)(params(cfg), model) for model in (MODEL, unrolled(MODEL)))
+        both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+        scanned, unrolled_ = (both(params(cfg), model) for model in (MODEL, unrolled(MODEL)))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), scanned, unrolled_)
 
 

@@ -99,12 +99,16 @@ def test_what_is_kept_stands_for_the_tokens_before(cuts):
     with jax.enable_x64(True):
         kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 2).values()]
         found = []
-        for start, stop in itertools.pairwise(cuts):
-            positions = jnp.broadcast_to(jnp.arange(start, stop), (2, stop - start))
-            out, kept = linear.attend(
-                jnp.asarray(h[:, start:stop]), w, CFG, EPS, positions=positions, segment=None, mask=None, kept=kept,
-                counted=None,
+
+        @jax.jit
+        def attend(h, positions, kept):
+            return linear.attend(
+                h, w, CFG, EPS, positions=positions, segment=None, mask=None, kept=kept, counted=None
             )  # fmt: skip
+
+        for start, stop in itertools.pairwise(cuts):
+            positions = np.broadcast_to(np.arange(start, stop), (2, stop - start))
+            out, kept = attend(h[:, start:stop], positions, kept)
             found.append(out)
         expected = np.stack([by_hand(row, w) for row in h])
         np.testing.assert_allclose(np.concatenate(found, 1), expected, atol=1e-12)
