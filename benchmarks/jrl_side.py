@@ -96,8 +96,11 @@ def _name(binding: str) -> str:
     return binding.partition("=")[0].strip()
 
 
-# A CPU decodes a few rows faster than many, and adds up an entry of many columns faster than the entries of one.
-SAMPLER = ("Sampler.halvings=2", "Sampler.keys='by_entry'")
+def sampling_settings(lengths: str) -> tuple[str, ...]:
+    """Returns what this machine wants: a CPU adds up an entry of many columns faster than the entries of one, and
+    decodes a few rows faster than many, of which there are only a few in the end where lengths differ."""
+    return ("Sampler.keys='by_entry'", *(() if lengths == "full" else ("Sampler.halvings=2",)))
+
 
 OPENED: dict[str, tuple[Trained, Any]] = {}  # sampling case -> policy and the budget of its rows
 
@@ -112,7 +115,7 @@ def open_sampling(folder: str, case: list[Any], bindings: list[str]) -> None:
         f"Sampler.slots={case.slots}",
         f"Loop.prompts={case.prompts}",
         f"Loop.samples={case.samples}",
-        *(setting for setting in SAMPLER if _name(setting) not in map(_name, bindings)),
+        *(setting for setting in sampling_settings(case.lengths) if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
     trained = open_trained(folder, said)
@@ -172,7 +175,7 @@ def settings(case: Learning) -> tuple[str, ...]:
     apart = ("Learner.prompts='apart'", f"Learner.micro_batch_tokens={rows * row}")
     whole = ("Learner.micro_batch_tokens=768",)
     learner = whole if case.name == shapes.UPDATE.name else apart
-    return ("Learner.layers='unrolled'", *learner, *SAMPLER, "Checkpoint.every=1000000")
+    return ("Learner.layers='unrolled'", *learner, *sampling_settings(case.lengths), "Checkpoint.every=1000000")
 
 
 def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str]) -> None:

@@ -94,15 +94,11 @@ def packed_shape(
         raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {what}, {longest} tokens")
     local = sequences // (shards * config.minibatches)
     places = min(config.sequences_per_row, local)
-    # Minibatches may cut two groups.
-    groups = local // samples + (0 if config.minibatches == 1 else 2)
-    together = max(1, config.micro_batch_tokens // (row_length * shards))
+    # A minibatch may begin and end inside a group.
+    groups = local // samples + (2 if local % samples else 0)
+    fewest = 2 if apart and row_length < width else 1  # a trunk, and a branch that does not fit behind it
+    together = max(fewest, config.micro_batch_tokens // (row_length * shards))
     if apart:
-        if together == 1 and row_length < width:
-            raise ValueError(
-                f"Learner.micro_batch_tokens={config.micro_batch_tokens} is one row of {row_length} tokens a shard; "
-                f"prompts='apart' needs two, or rows of {width}"
-            )
         held = dict(row_length=row_length, max_per_row=places)
         one = most_rows(groups, samples, trunk, width - trunk, **held)
         rows = min(together, one)

@@ -56,9 +56,7 @@ class Plan:
 
     source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 where there is padding
     segment: Array  # [M, R, L] int32
-    trunk: (
-        Array | None
-    )  # [M, R, L] int32, the other segment that a token sees; None where trunks are in no row of theirs
+    trunk: Array | None  # [M, R, L] int32, the other segment that a token sees; None: no trunk lies in its row
     ahead: Array | None  # [M, R, shape.ahead] int32, the shard's row of whose column c the row's branches see; -1: none
     sequence: Array  # [M, R, S] int32, index among all N; N where a place is empty
     member: Array  # [N] bool, the sequences of this optimiser step; padding prompts are none

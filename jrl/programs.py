@@ -116,7 +116,9 @@ def train_shape(config: Config, mesh: Mesh) -> Shape:
 def sft_shape(config: Config, mesh: Mesh) -> Shape:
     """Returns the packed shape of one supervised step: one pass, one minibatch."""
     width = config.data.prompt_length + config.sampler.completion_length
-    plain = dataclasses.replace(config.learner, minibatches=1, epochs=1)
+    plain = dataclasses.replace(config.learner, minibatches=1, epochs=1, prompts="repeated")
+    if config.learner.prompts == "apart" and (plain.row_length or width) < width:
+        plain = dataclasses.replace(plain, row_length=None)  # that of branches; a warm start has whole sequences
     return learner.packed_shape(plain, config.sft.sequences, width, batch_shards(mesh))
 
 

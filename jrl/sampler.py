@@ -10,7 +10,8 @@ Shards take different numbers of turns, therefore no collective over a batch axi
 replicated over those axes, and sharded over tensor only.
 
 A sequence always passes through the same computation, whatever slot it has: its prompt's keys and values are copied
-from the prefill, then the last prompt token is fed again and every logit comes from the one-token body of the loop.
+from the prefill, then the last prompt token is fed again and every logit comes from the one-token body of the loop, or
+of one with fewer slots: when it goes on there depends on the others, and can move a log-prob by a rounding.
 """
 
 from __future__ import annotations

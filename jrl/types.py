@@ -90,7 +90,7 @@ class TrainBatch:
     positions: Array  # [M, R, L] int32, place of the token in its own sequence
     segment: Array  # [M, R, L] int32
     trunk: Array | None  # [M, R, L] int32, the other segment that a token sees, or its own; None: no prompt is shared
-    ahead: Array | None  # [M, R, P - 1] int32: of which row (of the shard's) this row's sequences see column c, or -1
+    ahead: Array | None  # [M, R, P - 1] int32 (or 1): of which of the shard's rows these see column c; -1: none
     action_mask: Array  # [M, R, L] bool
     loss_mask: Array  # [M, R, L] bool, enters the policy loss; a subset of action_mask
     loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask
@@ -113,7 +113,7 @@ class TrainState:
 
     step: Array  # [] int32, completed steps of every phase
     version: Array  # [] int32, policy updates since RL began; tokens carry it
-    params: PyTree  # what is trained: all weights, or adapters to `base`
+    params: PyTree  # what is trained: all weights, or adapters to `base`; and a value head, where there is one
     opt_state: PyTree
     key: Array  # typed key, root of every named draw; never consumed
     baseline: Array  # [] float32, moving average of the reward (NaN before the first batch)

@@ -300,6 +300,23 @@ def test_router_terms_pull_on_the_router_alone_where_nothing_else_is_learned(mes
         assert (np.asarray(pulled["layers"]["expert_down"][-1]) == 0).all()
 
 
+def test_the_value_loss_pulls_on_the_layers_where_nothing_else_is_learned():
+    mesh, params, _ = program(MeshShape(), Learner(row_length=T), "PPO", "float32", None)
+    rollout, _ = sequences()
+    hyper = jax.tree.map(jnp.float32, ALGOS["PPO"].config())
+    shape = packed_shape(Learner(), N, T, 1)
+    with jax.set_mesh(mesh):
+        packing = plan(np.asarray(rollout.length), shape, 0, 1)
+        batch = jax.jit(pack_rollout)(jax.tree.map(jnp.asarray, rollout), packing, jnp.float32(1))
+        ones = jnp.where(batch.action_mask, 1.0, 0.0)
+        batch = batch.replace(
+            loss_mask=batch.action_mask, loss_weights=ones, advantages=0 * ones, old_values=0 * ones, returns=ones
+        )
+        static = dict(algorithm=ALGOS["PPO"], model=valued(MODEL), cfg=model_config("float32"), chunk=16)
+        gradient = jax.jit(lambda p: loss_sums(p, batch, hyper, **static).gradient)(params)
+    assert np.abs(gradient["layers"]["down"][0]).max() > 1e-3  # of the first layer
+
+
 @pytest.mark.parametrize("shards", [1, 4])
 def test_unpack_inverts_pack(shards):
     mesh = make_mesh(MeshShape(data=shards), jax.devices()[:shards])
@@ -350,12 +367,13 @@ def test_a_prompt_apart_lies_in_its_micro_batch_once():
 
 def test_prompts_apart_need_two_rows_or_one_that_holds_both():
     one = Learner(row_length=8, micro_batch_tokens=8, prompts="apart")
-    with pytest.raises(ValueError, match="is one row of 8 tokens a shard; prompts='apart' needs two, or rows of 10"):
-        packed_shape(one, 6, 10, 1, prompt_length=4, samples=3)
+    assert packed_shape(one, 6, 10, 1, prompt_length=4, samples=3).rows == 2
     whole = dataclasses.replace(one, row_length=10, micro_batch_tokens=10)
     assert packed_shape(whole, 6, 10, 1, prompt_length=4, samples=3).rows == 1
     with pytest.raises(ValueError, match="shorter than the longest prompt or completion, 7 tokens"):
         packed_shape(dataclasses.replace(one, row_length=6), 6, 10, 1, prompt_length=4, samples=3)
+    cut = packed_shape(Learner(prompts="apart", minibatches=2), 48, 192, 1, prompt_length=64, samples=8)
+    assert cut[3:] == packed_shape(Learner(prompts="apart"), 24, 192, 1, prompt_length=64, samples=8)[3:]
     alone = packed_shape(Learner(prompts="apart"), 6, 10, 1, prompt_length=4, samples=1)  # nothing to share
     assert (alone.samples, alone.ahead) == (1, 0)
 

@@ -31,7 +31,7 @@ class Groups:
     finish: Array  # [N] int8, a Finish
     num_groups: int = struct.field(pytree_node=False)
     max_completion: int = struct.field(pytree_node=False)  # tokens, as configured
-    values: Array | None = None  # [N, T] float32, of the value head before the update, where the algorithm has one
+    values: Array | None = None  # [N, T] float32, of the value head before the update; None without one, and in refills
 
 
 @struct.dataclass

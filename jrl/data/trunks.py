@@ -3,6 +3,7 @@ numpy on the host."""
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -96,6 +97,16 @@ def most_micro_batches(
     _, k0 = _fitting(trunk, branch, row_length, max_per_row)
     free = rows - 1 - (k0 == 0)
     return min(groups * samples, -(-whole // free) if free > 0 else groups * samples)
+
+
+@functools.lru_cache
+def micro_batches_of_longest(
+    groups: int, samples: int, trunk: int, branch: int, *, row_length: int, rows: int, max_per_row: int
+) -> int:
+    """Returns the micro-batches of groups whose trunks and branches all have these lengths."""
+    branches = np.full((groups, samples), branch)
+    plan = plan_trunks(np.full(groups, trunk), branches, row_length=row_length, rows=rows, max_per_row=max_per_row)
+    return plan.micro_batches
 
 
 def _fitting(trunk: int, branch: int, row_length: int, max_per_row: int) -> tuple[int, int]:

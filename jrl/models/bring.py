@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen, traverse_util
 
-from jrl.models.contract import Model, Names, Own, ParamSpec, axes
+from jrl.models.contract import ADAPTER, VALUE, Model, Names, Own, ParamSpec, axes
 from jrl.models.decoder import visible
 from jrl.sharding import ACTIVATIONS, constrain, spec
 from jrl.types import Array, PyTree
@@ -110,6 +110,9 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
     def own_spec(cfg: Any) -> dict[str, ParamSpec]:
         drawn = jax.eval_shape(lambda key: draw(key, cfg), jax.eval_shape(jax.random.key, 0))
         dtype = jnp.dtype(cfg.param_dtype)
+        if taken := {ADAPTER, VALUE} & drawn.keys():
+            raise ValueError(f"{type(cfg).__name__}: a parameter of the module is called {taken.pop()!r}, which is "
+                             "jrl's own entry of a parameter tree; give it another name")  # fmt: skip
         return {name: ParamSpec(x.shape, dtype, (None,) * len(x.shape), math.nan) for name, x in drawn.items()}
 
     def init(key: Array, cfg: Any, place: Callable[[Names], Any] = lambda names: None) -> Flat:

@@ -164,7 +164,8 @@ def a_layer_keeps(case: Case) -> int:
     entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor)) * narrow
     blocked = queries(case, case.shape.row_length) < case.shape.row_length  # blocks are always computed again
     weights = a_layer(case) * narrow if case.sizes["fsdp"] > 1 else 0
-    return case.rows * case.shape.row_length * entries + weights + (0 if blocked else SCORES * row_scores(case))
+    ahead = case.rows * case.shape.ahead * 2 * keys * (narrow + FLOAT32)  # keys and values put before each row's own
+    return case.rows * case.shape.row_length * entries + ahead + weights + (0 if blocked else SCORES * row_scores(case))
 
 
 def narrowed(case: Case) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,6 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jrl import paths, programs
 from jrl.checkpoints.published import Published, decoder_of
+from jrl.data.trunks import micro_batches_of_longest
 from jrl.experiment import Config, row_of
 from jrl.job import check_keys, check_router, check_shared
 from jrl.models import decoder
@@ -54,6 +56,19 @@ class Case:
     def turns(self) -> int:
         """Decoding turns of a step where every completion is as long as it may be."""
         return -(-(self.sequences // self.shards) // self.slots) * self.config.sampler.completion_length
+
+    @functools.cached_property
+    def micro_batches(self) -> int:
+        """Micro-batches of an optimiser step where everything is as long as it may be. Where prompts lie apart that is
+        less than the shape has room for, which must hold the worst lengths."""
+        s = self.shape
+        if not s.ahead:
+            return s.micro_batches
+        groups = -(-(s.sequences // s.shards // self.config.learner.minibatches) // s.samples)
+        trunk = self.config.data.prompt_length - 1
+        return micro_batches_of_longest(
+            groups, s.samples, trunk, s.width - trunk, row_length=s.row_length, rows=self.rows, max_per_row=s.places
+        )
 
     @property
     def rows(self) -> int:

@@ -173,7 +173,7 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     for name, program in lowered.items():
         kind, own = known.get(name, Program("update", case))
         text = program.compile().as_text()
-        trips = own.turns if kind == "sample" else own.shape.micro_batches
+        trips = own.turns if kind == "sample" else own.micro_batches
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         found[name] = {
             "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],

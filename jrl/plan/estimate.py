@@ -196,9 +196,9 @@ def layer_traffic(case: Case, tokens: float) -> float:
 def pass_traffic(case: Case, passes: int) -> Traffic:
     """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches."""
     cfg = case.cfg
-    tokens = case.shape.micro_batches * case.rows * case.shape.row_length
+    tokens = case.micro_batches * case.rows * case.shape.row_length
     weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
-    times = case.shape.micro_batches * passes
+    times = case.micro_batches * passes
     return Traffic(
         hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
         links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, passes)),
@@ -216,12 +216,12 @@ def update_traffic(case: Case) -> Traffic:
     backward = 2 if case.adapters is None else 1
     once = pass_traffic(case, 1 + backward + (case.cfg.remat == "layer"))
     stored = trained_bytes(case, TRAIN)
-    gradient = trained_bytes(case, GATHERED) * case.shape.micro_batches
+    gradient = trained_bytes(case, GATHERED) * case.micro_batches
     reduced = gathered_over(case, gradient)
     copies = case.sizes["data"]
-    reduced = add(reduced, {"data": 2 * stored * case.shape.micro_batches * (copies - 1) / copies})
+    reduced = add(reduced, {"data": 2 * stored * case.micro_batches * (copies - 1) / copies})
     return Traffic(
-        hbm=once.hbm + 3 * stored * case.shape.micro_batches + 6 * stored + 2 * moment_bytes(case),
+        hbm=once.hbm + 3 * stored * case.micro_batches + 6 * stored + 2 * moment_bytes(case),
         links=add(once.links, reduced),
     )
 

@@ -159,7 +159,7 @@ def completions_in_a_row(case: Case) -> int:
     s = case.shape
     trunk = case.config.data.prompt_length - 1 if s.samples > 1 else 0
     if s.ahead:
-        return max(min(s.row_length // (s.width - trunk), s.places), 1)
+        return max(min(s.row_length // (s.width - trunk), s.places, s.samples), 1)
     group = trunk + s.samples * (s.width - trunk)
     rest = max(s.row_length % group - trunk, 0) // (s.width - trunk)
     return max(min(s.row_length // group * s.samples + rest, s.places), 1)
@@ -171,12 +171,12 @@ def read_positions(case: Case) -> int:
     s, learner = case.shape, case.config.learner
     chunk = min(learner.logprob_chunk, s.row_length)
     wanted = completions_in_a_row(case) * case.config.sampler.completion_length
-    return s.micro_batches * s.rows * -(-wanted // chunk) * chunk
+    return case.micro_batches * s.rows * -(-wanted // chunk) * chunk
 
 
 def logprobs(case: Case) -> Flops:
     """Returns the operations of one log-prob pass over a full batch of packed rows."""
-    tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
+    tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers = layers_of(case) + adapter_weights(case)
     weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
     return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.keys))
@@ -190,7 +190,7 @@ def update(case: Case) -> Flops:
     computed a block at a time. A kernel's way back has seven products of the size of scores, three for the queries and
     four for keys and values, where forward has two. Frozen weights have no gradient, which is half of their backward
     pass."""
-    tokens = case.shape.micro_batches * case.shape.rows * case.shape.row_length
+    tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
     attended = of_rows(case.cfg, tokens, case.shape.keys)
     head = 2.0 * read_positions(case) * head_weights(case.cfg)

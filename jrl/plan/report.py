@@ -23,7 +23,7 @@ def head(plan: Plan) -> str:
     return (
         f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB; mesh {mesh}\n"
         f"{case.prompts} prompts x {case.config.loop.samples} samples of at most {case.width} tokens, "
-        f"{case.slots} slots a batch shard; {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length}"
+        f"{case.slots} slots a batch shard; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}"
     )
 
 

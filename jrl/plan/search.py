@@ -101,7 +101,8 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             continue
         local = case.sequences // case.shards
         own = case.cfg.attention_block
-        rows = sorted({min(n, local) for n in ROWS})
+        whole = (case.shape.samples + 1,) if case.shape.ahead else ()  # of a group: its prompt, and each sample
+        rows = sorted({min(n, local) for n in (*ROWS, *whole)})
         slots = sorted({min(n, local) for n in SLOTS})
         blocked = case.cfg.attention == "reference" and case.shape.row_length > BLOCK
         blocks = {None, BLOCK, own} if blocked else {own}

@@ -185,6 +185,20 @@ def test_a_module_with_state_beside_its_parameters_is_refused():
         from_linen(Broken, Remembers).model.spec(Broken(vocab_size=24))
 
 
+class Named(Sees):
+    def setup(self):
+        super().setup()
+        self.bias = self.param("value", linen.initializers.ones, ())
+
+    def __call__(self, tokens, positions, mask):
+        return self.embed(tokens) * self.bias
+
+
+def test_a_parameter_with_the_name_of_an_entry_of_jrls_is_refused():
+    with pytest.raises(ValueError, match="Broken: a parameter of the module is called 'value'"):
+        from_linen(Broken, Named).model.spec(Broken(vocab_size=24))
+
+
 def test_a_configuration_without_the_fields_that_jrl_reads_is_refused(tmp_path):
     file = tmp_path / "part.py"
     file.write_text(FILES["Small"].read_text().replace('    param_dtype: str = "float32"\n', ""))

@@ -288,6 +288,10 @@ def test_every_matrix_has_adapters_or_is_named():
         (dict(), ()),
         (gated, ()),
         (dict(experts=Experts(count=4, per_token=2, width=8)), ("router", "expert_gate", "expert_up", "expert_down")),
+        (
+            dict(experts=Experts(count=4, per_token=2, width=8, beside="gated")),
+            ("router", "beside_gate", "expert_gate", "expert_up", "expert_down"),
+        ),
         (dict(layer_inputs=4), ("input_gate", "input_out")),
         (
             dict(layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4)),

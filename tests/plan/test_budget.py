@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jrl.plan import budget, cheaper, estimate, flops
@@ -210,6 +212,10 @@ def test_what_lies_ahead_of_rows_is_counted_with_their_scores(small):
     apart = small("Learner.prompts='apart'", "Learner.row_length=32", "Learner.micro_batch_tokens=96")
     assert (apart.rows, apart.shape.ahead) == (3, 7)
     assert budget.row_scores(apart) == 3 * 4 * 32 * (32 + 7) * 4
+    # Keys and values of 2 heads of 16, before 3 rows, in the model's float32 and again as they multiply.
+    alone = dataclasses.replace(apart, shape=apart.shape._replace(ahead=0))
+    scores = 2 * (3 * 4 * 32 * 7) * 4
+    assert budget.a_layer_keeps(apart) - budget.a_layer_keeps(alone) == 3 * 7 * 2 * 32 * (4 + 4) + scores
 
 
 def test_the_warm_start_and_evaluations_are_counted_by_their_own_shapes(small):

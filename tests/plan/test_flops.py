@@ -52,6 +52,15 @@ def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):
     assert flops.decode(case).attention == 72 // 24 * 110 * 3 * 2 * 2 * 2 * 4 * 16 * flops.read_columns(case)
 
 
+def test_ppo_takes_one_pass_more_a_minibatch(small):
+    times = lambda *bindings: estimate.calls(small("Config.algo=@PPO()", *bindings))
+    assert {name: n for name, n in times().items() if n} == {"sample": 1, "values": 1, "update": 1}
+    # With several updates that pass gives old log-probs too.
+    several = times("Learner.minibatches=2", "Learner.epochs=2")
+    assert (several["values"], several["logprobs"], several["update"]) == (2, 0, 4)
+    assert "values" in flops.of_programs(small("Config.algo=@PPO()"))
+
+
 def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
     shared = lambda row: small("Learner.prompts='shared'", f"Learner.row_length={row}", "Loop.samples=4")
     # A trunk of 7 tokens, and branches of 25: 107 for a group of four, 57 for two of them.
@@ -59,6 +68,17 @@ def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
     # Apart, of branches of 25 alone; the trunk's 7 columns are compared with from every row.
     apart = small("Learner.prompts='apart'", "Learner.row_length=57", "Loop.samples=4")
     assert (flops.completions_in_a_row(apart), apart.shape.keys) == (2, 64)
+    longer = small("Learner.prompts='apart'", "Learner.row_length=200", "Loop.samples=4")
+    assert flops.completions_in_a_row(longer) == 4  # of one group
+
+
+def test_the_longest_batch_with_prompts_apart_by_hand(small):
+    # Rows of 25 hold one branch and none beside a trunk of 7: 5 a group of four. In micro-batches of 5 rows that is one
+    # a group, which is less than the shape has room for.
+    case = small("Learner.prompts='apart'", "Learner.row_length=25", "Learner.micro_batch_tokens=125", "Loop.samples=4")
+    groups = case.sequences // 4
+    assert (case.rows, case.micro_batches) == (5, groups) and case.shape.micro_batches > groups
+    assert flops.read_positions(case) == groups * 5 * 25
     assert [flops.completions_in_a_row(small(f"Learner.row_length={row}")) for row in (32, 63, 64)] == [1, 1, 2]
     assert flops.completions_in_a_row(small("Learner.row_length=256", "Learner.sequences_per_row=4")) == 4
 

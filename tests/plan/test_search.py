@@ -71,6 +71,15 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
     }
 
 
+def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():
+    # Rows of 25 tokens, of which the configuration's own micro-batch holds one: no mesh is given up for that.
+    bindings = ["Learner.prompts='apart'", "Learner.row_length=25", "Learner.micro_batch_tokens=25", "Loop.samples=4",
+                "Loop.prompts=4", "Data.prompt_length=8", "Sampler.completion_length=24"]  # fmt: skip
+    config, parts = load_config("configs/tiny.gin", bindings)
+    tried = list(search.layouts(config, parts, parse_topology("v5e:1x1")))
+    assert {found["Learner.micro_batch_tokens"] // 25 for found in tried} == {1, 2, 4, 5, 8}
+
+
 def test_the_smallest_slice_that_fits_is_found(without_libtpu):
     config, parts = load_config("configs/plan/8b.gin")
     tried = []

@@ -9,7 +9,7 @@ from jrl.models.experts import Experts
 from jrl.models.families import qwen35
 from jrl.models.families.contract import Keys, Place
 from jrl.models.families.llama import OUT_IN, read_shape
-from jrl.models.families.qwen_moe import EXPERTS, FUSED, count_experts, experts_of
+from jrl.models.families.qwen_moe import EXPERTS, FUSED, experts_of
 from jrl.models.shape import Decoder
 
 SHARED_WIDTH = "shared_expert_intermediate_size"
@@ -20,7 +20,7 @@ def read(keys: Keys) -> Decoder:
     keys.expect("decoder_sparse_step", 1)
     shape = read_shape(keys, head_dim=256, kv_heads=2, rope=False, mlp_key=SHARED_WIDTH)
     experts = Experts(
-        count=count_experts(keys),
+        count=keys.count("num_experts"),
         per_token=keys.count("num_experts_per_tok", 8),
         width=keys.count("moe_intermediate_size"),
         beside="gated",
@@ -44,7 +44,7 @@ QWEN35_MOE = qwen35.QWEN35._replace(
     model_type="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
     keys=(*(key for key in qwen35.QWEN35.keys if key != "intermediate_size"), SHARED_WIDTH, "norm_topk_prob",
-          "decoder_sparse_step", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size"),
+          "decoder_sparse_step", "num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     harmless=(*qwen35.QWEN35.harmless, "intermediate_size", "output_router_logits", "router_aux_loss_coef"),
     read=read,
     write=write,
