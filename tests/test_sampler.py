@@ -198,7 +198,8 @@ def test_the_last_sequences_are_the_same_in_fewer_slots(layers, shape):
     batch, budget = prompts(), np.where(np.arange(24) % 5 == 4, 9, 2)  # most are done when the last few begin
     mesh = make_mesh(MeshShape(**shape), jax.devices()[: 4 if shape else 1])
     plain = run(batch, BASE, budget=budget)
-    out = run(batch, dataclasses.replace(BASE, layers=layers, halvings=2), mesh=mesh, budget=budget)
+    stored = jax.device_put(weights(), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
+    out = run(batch, dataclasses.replace(BASE, layers=layers, halvings=2), stored, mesh, budget=budget)
     assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
 
@@ -208,7 +209,8 @@ def test_keys_that_lie_by_entry_draw_the_same(layers, shape):
     batch, long = prompts(), dataclasses.replace(BASE, completion_length=110)  # two blocks of columns
     mesh = make_mesh(MeshShape(**shape), jax.devices()[: 4 if shape else 1])
     plain = run(batch, long, stop_ids=(3,))
-    out = run(batch, dataclasses.replace(long, layers=layers, keys="by_entry"), mesh=mesh, stop_ids=(3,))
+    stored = jax.device_put(weights(), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
+    out = run(batch, dataclasses.replace(long, layers=layers, keys="by_entry"), stored, mesh, stop_ids=(3,))
     assert (plain.length - batch.length.repeat(3)).max() > 96
     assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
