@@ -22,6 +22,7 @@ from benchmarks.child import peak_bytes, serve, timed
 from benchmarks.shapes import Learning, ModelShape, Sampling
 from jrl import config as gin
 from jrl import loop, pack, programs, records
+from jrl.ahead import compile_ahead
 from jrl.checkpoints.published import export
 from jrl.collect import collect, completion_text, draw
 from jrl.data.prompts import Visit
@@ -212,6 +213,8 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
     job = HELD.enter_context(open_job(config, load_parts(()), place / "run", threading.Event()))
     if case.lengths != "full":
         job.policy = with_lengths(job.policy, shapes.lengths(case))
+    else:
+        compile_ahead(job, 0)  # as a run does; its sampling program is told no lengths
     progress = loop.begin_rl(job, records.restore(job))
     OPEN[case.name] = Run(job, progress, case)
 

@@ -1,8 +1,8 @@
 """Compiles the programs of a run before they are needed, from shapes alone.
 
-What the first step needs is compiled by the first step. The rest (RL's programs during the warm start, evaluation) is
-compiled here before the second step ends, so that a compilation afterwards can be an error. Only shapes are asked of
-the job: a plan (jrl.plan.shapes) goes the same way with a run that was never opened.
+The compiler works in the order in which they are needed, while weights are read and the first steps are made: a call
+waits for its own program only. All are known before the second step ends, so that a compilation afterwards can be an
+error. Only shapes are asked of the job: a plan (jrl.plan.shapes) goes the same way with a run that was never opened.
 """
 
 from __future__ import annotations
@@ -30,16 +30,24 @@ def sample_arguments(job: Job, state: TrainState, count: int) -> tuple:
     return (params, prompts, key, _scalar(job, np.uint32), state.version, law, table, None)
 
 
-def compile_rest(job: Job) -> None:
-    """Compiles every program of the run that has not been needed yet."""
+def compile_ahead(job: Job, done: int) -> None:
+    """Begins to compile every program that the run needs after `done` of its steps."""
+    if done >= job.total:
+        return
     with job.timed("compile"):
-        state = job.programs.init.shape(programs.abstract(job.key, job.mesh))
+        key = programs.abstract(job.key, job.mesh)
+        state = job.programs.init.shape(key)
+        if done == 0 and job.published is None:
+            job.programs.init.compile(key)
+        elif done == 0:
+            job.programs.init_from.compile(policy_of(state.params) if state.base is None else state.base, key)
+        if done < job.sft_steps:
+            compile_sft(job, state)
         if job.config.eval is not None:
             compile_eval(job, state)
-        if job.done <= job.sft_steps:
-            job.programs.begin_rl.compile(state)
-        if job.done < job.total:
-            compile_rl(job, job.programs.begin_rl.shape(state))
+        if job.config.loop.steps:
+            begin_rl = job.programs.begin_rl
+            compile_rl(job, begin_rl.compile(state) if done <= job.sft_steps else begin_rl.shape(state))
 
 
 def compile_eval(job: Job, state: TrainState) -> None:
@@ -50,7 +58,7 @@ def compile_eval(job: Job, state: TrainState) -> None:
 
 
 def compile_sft(job: Job, state: TrainState) -> None:
-    """Compiles the programs of a supervised step. A run does so by its first; a plan has no first step."""
+    """Compiles the programs of a supervised step."""
     p, shape = job.programs, job.sft_shape
     by_row = lambda dtype: jax.ShapeDtypeStruct(
         (shape.sequences, shape.width), dtype, sharding=batch_sharding(job.mesh, 2)

@@ -250,6 +250,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         started = config  # where weights come from, which a resumed run needs no more
         config = with_kept_model(config, folder)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
+        stack.callback(policy.lattice.close)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these stay as they are")
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)

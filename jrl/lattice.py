@@ -1,13 +1,14 @@
 """The declared set of compiled programs of a run.
 
-Every program is called through the lattice, which compiles it for each combination of shapes it meets. Once the
-lattice is sealed, a call that would compile is an error that names the program and the shape.
+Every program is called through the lattice, which compiles it for each combination of shapes it meets. What is known
+to be needed is compiled ahead, from shapes, while the calling thread goes on. Once the lattice is sealed, a call that
+would compile is an error that names the program and the shape.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ class Program:
         self._jitted = jax.jit(fn, **jit_options)
         self._lattice = lattice
         self._compiled: dict[tuple, Any] = {}
+        self._begun: dict[tuple, Future] = {}  # what is being compiled, and has not been called yet
 
     def __call__(self, *args: Any) -> Any:
         return self._executable(args)(*args)
@@ -41,25 +43,37 @@ class Program:
         return jax.tree.map(place, jax.eval_shape(self._jitted, *args))
 
     def compile(self, *args: Any) -> Any:
-        """Compiles for such arguments, and returns what `shape` does."""
-        self._executable(args)
+        """Begins to compile for such arguments, and returns what `shape` does. The first call waits for the end."""
+        signature = _signature(args)
+        if not self._knows(signature):
+            self._refuse_sealed(args, signature)
+            # Tracing and lowering hold the interpreter anyway; the compiler does not.
+            self._begun[signature] = self._lattice.compiler.submit(self._jitted.lower(*args).compile)
         return self.shape(*args)
 
     def _executable(self, args: tuple) -> Any:
         signature = _signature(args)
-        if signature not in self._compiled:
-            if self._lattice.sealed:
-                raise CompileAfterSeal(self._explain(args, signature))
-            start = time.monotonic()
+        if not self._knows(signature):
+            self._refuse_sealed(args, signature)
             self._lattice.announce(self.name)
             self._compiled[signature] = self._jitted.lower(*args).compile()
-            self._lattice.compile_seconds += time.monotonic() - start
+        elif signature in self._begun:
+            if not self._begun[signature].done():
+                self._lattice.announce(self.name)
+            self._compiled[signature] = self._begun.pop(signature).result()
         return self._compiled[signature]
+
+    def _knows(self, signature: tuple) -> bool:
+        return signature in self._compiled or signature in self._begun
+
+    def _refuse_sealed(self, args: tuple, signature: tuple) -> None:
+        if self._lattice.sealed:
+            raise CompileAfterSeal(self._explain(args, signature))
 
     def _explain(self, args: tuple, signature: tuple) -> str:
         said = f"program {self.name!r} would compile after the lattice was sealed"
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
-        for structure, known in reversed(self._compiled):
+        for structure, known in reversed([*self._compiled, *self._begun]):
             if structure == signature[0]:
                 changed = [
                     f"argument {path} was {_show(old)}, is {_show(new)}"
@@ -76,8 +90,8 @@ class Lattice:
     def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
         self.programs: dict[str, Program] = {}
         self.sealed = False
-        self.compile_seconds = 0.0
-        self.announce = announce  # told the name of a program before it is compiled
+        self.announce = announce  # told the name of a program before a call waits for the compiler
+        self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
         """Returns `fn` as a program of the lattice. Statics are bound before."""
@@ -88,9 +102,13 @@ class Lattice:
         """From here on a compilation is an error."""
         self.sealed = True
 
+    def close(self) -> None:
+        """Begins no compilation any more, and waits for those under way."""
+        self.compiler.shutdown(cancel_futures=True)
+
     def size(self) -> int:
-        """Returns the number of executables."""
-        return sum(len(program._compiled) for program in self.programs.values())
+        """Returns the number of executables, those being compiled among them."""
+        return sum(len(program._compiled) + len(program._begun) for program in self.programs.values())
 
 
 def _signature(args: tuple) -> tuple:

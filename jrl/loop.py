@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import jax
 
 from jrl import records
-from jrl.ahead import compile_rest
+from jrl.ahead import compile_ahead
 from jrl.collect import collect, draw
 from jrl.evaluate import evaluate, numbers
 from jrl.job import Job
@@ -27,7 +27,11 @@ from jrl.types import PyTree, TrainState
 
 def steps(job: Job) -> Iterator[Step]:
     """Yields every step that is still to be done; a step's metrics are fetched while the next one is under way."""
+    expected = max(job.run_state.steps(), default=0)
+    compile_ahead(job, expected)
     progress = records.restore(job)
+    if job.done < expected:  # a damaged checkpoint
+        compile_ahead(job, job.done)
     if job.done >= job.total:
         job.display.note(f"nothing to do: {job.done} of {job.total} steps are done")
     job.display.note(shapes(job))
@@ -48,8 +52,6 @@ def steps(job: Job) -> Iterator[Step]:
         held = made
         job.done += 1
         records.clock(job, held, time.monotonic() - start)
-        if job.done == first + 1:
-            compile_rest(job)
         if job.done == first + 2:
             job.lattice.seal()
         asked = job.stop.is_set()

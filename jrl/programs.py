@@ -43,6 +43,7 @@ class Programs(NamedTuple):
     """Jitted functions of arrays. Hyper-parameters travel as arrays, so that changing one never recompiles."""
 
     init: Callable[[Array], TrainState]
+    init_from: Callable[[PyTree, Array], TrainState]  # (published weights, key); the weights are donated
     begin_rl: Callable[[TrainState], TrainState]
     sample: Callable[..., Rollout]  # (params, prompts, key, stream, version, law, stop_table) at training's shape
     sample_eval: Callable[..., Rollout] | None
@@ -142,6 +143,14 @@ def initial_state(key: Array, config: Config, cfg: Any, model: Model) -> TrainSt
     )
 
 
+def state_from(weights: PyTree, key: Array, config: Config, cfg: Any, model: Model) -> TrainState:
+    """Returns `initial_state` with `weights` in the place of those drawn, which the compiler leaves out: of the policy,
+    or frozen under adapters. What no folder holds, adapters and a value head, is drawn."""
+    state = initial_state(key, config, cfg, model)
+    place = "params" if state.base is None else "base"
+    return state.replace(**{place: {**getattr(state, place), **weights}})
+
+
 def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainState:
     """Returns the state RL begins with: a fresh optimiser, the reference frozen where the algorithm has a KL term."""
     keeps_behaviour = config.loop.lag > 0 and algorithm.refill(config.algo) is not None
@@ -182,6 +191,9 @@ def build(config: Config, algorithm: Algorithm, model: Model, tokenizer: Any, me
 
     return Programs(
         init=lattice.program("init", lambda key: initial_state(key, config, cfg, model)),
+        init_from=lattice.program(
+            "init_from", lambda weights, key: state_from(weights, key, config, cfg, model), donate_argnums=0
+        ),
         begin_rl=lattice.program("begin_rl", lambda state: rl_state(state, config, algorithm), donate_argnums=0),
         sample=sampling("sample", config.loop.samples),
         sample_eval=None if config.eval is None else sampling("sample_eval", config.eval.samples),

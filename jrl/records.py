@@ -19,7 +19,7 @@ from jrl.checkpoints.run_state import DamagedStep, NoIntactStep
 from jrl.collect import Collected, Draw, redraw_prompts
 from jrl.job import PUBLISHED, Job, RefusedIdentity
 from jrl.models import decoder
-from jrl.models.contract import axes, policy_of, value_of
+from jrl.models.contract import axes
 from jrl.models.matrices import MATRICES
 from jrl.models.quantised import quantise
 from jrl.ops.fingerprint import fingerprint
@@ -120,20 +120,15 @@ def restore(job: Job) -> Progress:
 
 def beginning(job: Job) -> TrainState:
     """Returns the state before the first step: random weights, or the published ones that the run starts from."""
-    state = job.programs.init(job.key)
     if job.published is None:
-        return state
-    place = "params" if state.base is None else "base"
-    head = {} if place == "base" else value_of(state.params)  # which no folder holds
-    for leaf in jax.tree.leaves(policy_of(getattr(state, place))):
-        leaf.delete()  # both sets of weights need not fit
+        return job.programs.init(job.key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     weights = load(job.published, job.mesh, told)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
-    if place == "base" and job.config.adapter.base is not None:
+    if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantised(job, weights)
-    return state.replace(**{place: {**weights, **head}})
+    return job.programs.init_from(weights, job.key)
 
 
 def quantised(job: Job, weights: PyTree) -> PyTree:

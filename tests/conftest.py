@@ -36,13 +36,34 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 from jrl.sharding import MeshShape, make_mesh
 
 
-@pytest.fixture(autouse=True)
-def no_mesh_is_left_set():
-    """A run sets its mesh for its whole process; the next test has a run of its own, or none."""
+def mesh_put_back():
+    """A run sets its mesh for its whole process; what comes after it has a run of its own, or none."""
     empty = jax.sharding.get_abstract_mesh().empty
     yield
     if empty and not jax.sharding.get_abstract_mesh().empty:
         jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]).reshape(()), ()))
+
+
+# A module's own fixtures may leave a mesh to its tests, and no test one to the next.
+mesh_of_a_module = pytest.fixture(scope="module", autouse=True)(mesh_put_back)
+mesh_of_a_test = pytest.fixture(autouse=True)(mesh_put_back)
+
+
+@pytest.fixture(scope="module")
+def sealed_before_the_first_step():
+    """Whatever these runs call must have been known ahead: what would be compiled by a call is an error."""
+    from jrl import loop
+
+    with pytest.MonkeyPatch.context() as patch:
+        known = loop.compile_ahead
+
+        def seal(job, done):
+            job.lattice.sealed = False  # where a damaged checkpoint sends a run back, it asks for more
+            known(job, done)
+            job.lattice.seal()
+
+        patch.setattr(loop, "compile_ahead", seal)
+        yield
 
 
 @pytest.fixture

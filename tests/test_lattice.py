@@ -47,3 +47,31 @@ def test_programs_are_announced_before_they_are_compiled(mesh):
     lattice = Lattice(said.append)
     lattice.program("double", lambda x: x * 2)(jnp.ones(3))
     assert said == ["double"]
+
+
+def test_a_program_compiled_ahead_is_announced_only_to_who_waits_for_it(mesh):
+    said = []
+    lattice = Lattice(said.append)
+    double = lattice.program("double", lambda x: x * 2)
+    x = jnp.ones(3)
+    double.compile(x)
+    lattice.close()  # waits for the end
+    double(x)
+    assert said == [] and lattice.size() == 1
+
+
+def test_what_the_compiler_refuses_is_raised_by_the_call(mesh):
+    lattice = Lattice()
+    refused = lattice.program("refused", lambda x: x * 2, compiler_options={"no_such_option": True})
+    x = jnp.ones(3)
+    refused.compile(x)
+    with pytest.raises(Exception, match="no_such_option"):
+        refused(x)
+
+
+def test_a_closed_lattice_begins_nothing_any_more(mesh):
+    lattice = Lattice()
+    double = lattice.program("double", lambda x: x * 2)
+    lattice.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        double.compile(jnp.ones(3))

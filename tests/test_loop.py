@@ -15,6 +15,8 @@ from jrl.parts import PartError
 from jrl.policy import open_trained
 from jrl.records import Preempted
 
+pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=6", "Checkpoint.every=2",

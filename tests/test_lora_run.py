@@ -21,6 +21,8 @@ from jrl.resolve import load_config
 from jrl.score import score
 from jrl.sharding import MeshShape, make_mesh
 
+pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=4", "Checkpoint.every=2",

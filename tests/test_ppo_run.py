@@ -17,6 +17,8 @@ from jrl.policy import open_trained
 from jrl.score import score
 from jrl.sharding import MeshShape, make_mesh
 
+pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Loop.prompts=32", "Loop.samples=1", "Loop.steps=4", "Checkpoint.every=2",

@@ -15,6 +15,8 @@ from jrl.sharding import MeshShape, make_mesh
 from jrl.tokenizers.published import HuggingFace, build
 from jrl.types import Finish
 
+pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 

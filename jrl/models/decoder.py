@@ -7,7 +7,6 @@ learner (under jit, mesh axes explicit) and the sampler (inside shard_map over t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,6 +39,15 @@ class Turns(NamedTuple):
 
     far: tuple[Array, Array]
     near: tuple[Array, Array]  # in windowed layers
+
+
+class Seen(NamedTuple):
+    """What every layer reads of the tokens, and what they may see."""
+
+    positions: Array  # [B, L] int32
+    segment: Array | Ahead | None
+    mask: Array | None  # [B, L, L] bool, or [B, L, P + L]; None with a cache
+    turned: Turns | None
 
 
 def forward(
@@ -100,39 +108,9 @@ def _run(
     mask = visible(positions, segment) if cache is None else None
     turned = _turns(positions, cfg)
     inputs = None if cfg.layer_inputs is None else _layer_inputs(params, x, tokens, cfg)
+    seen = Seen(positions, segment, mask, turned)
     shared = {}  # is the layer windowed? -> keys and values of these tokens, for layers that have none
-
-    def block(
-        kind: Kind,
-        variant: Variant,
-        x: Array,
-        weights: PyTree,
-        own: Cache | State | None = None,
-        at: Array | None = None,
-        given: Array | None = None,
-    ) -> tuple[Array, Cache | State | None, tuple[Array, Array] | None, Array | None]:
-        before, after = cfg.norm_place != "after", cfg.norm_place != "before"
-        h = _norm(x, weights, "attention_norm", cfg) if before else x
-        pair = None
-        if variant.linear:
-            y, own = _linear(h, weights, positions, segment, mask, own, at, cfg)
-        else:
-            others = shared.get(kind.windowed) if variant.shared else None
-            y, own, pair = _attention(h, weights, kind, variant, positions, segment, turned, mask, own, at, others, cfg)
-        between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        h = _norm(between, weights, "mlp_norm", cfg) if before else between
-        if "router" in weights:
-            z, logits = _sparse(between, h, weights, cfg)
-        else:
-            z, logits = _mlp(h, weights, cfg), None
-        if cfg.parallel:
-            between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
-        if given is not None:
-            x = x + _norm(_from_input(x, weights, given, cfg), weights, "input_norm", cfg)
-        if cfg.layer_scale:
-            x = x * weights["layer_scale"][0].astype(x.dtype)
-        return x, own, pair if variant.source else None, logits if routed else None
+    others = lambda kind, variant: shared.get(kind.windowed) if variant.shared else None
 
     kinds = [Kind(cfg.windowed(i), cfg.rotates(i)) for i in range(cfg.layers)]
     # Where layers of a scan differ it carries along which kind each is.
@@ -142,17 +120,16 @@ def _run(
     )
     flags = {name: jnp.array([getattr(kind, name) for kind in kinds]) for name in vary}
 
-    def layer(kind: Kind, variant: Variant) -> Callable[..., tuple]:
-        run = functools.partial(block, kind, variant)
-        return jax.checkpoint(run) if cfg.remat == "layer" and cache is None else run
-
     found = []  # of each scan, or layer
     if isinstance(params["layers"], tuple):
         for i, weights in enumerate(params["layers"]):
             variant, row = cfg.variant(i), row_of(cfg, i)
             own = None if cache is None else stack_of(cache, variant)[row]
             given = None if inputs is None else inputs[i]
-            x, own, pair, logits = layer(kinds[i], variant)(x, weights, own, None, given)
+            x, own, pair, logits = _layer_once(
+                x, weights, seen, own, None, given, others(kinds[i], variant),
+                kind=kinds[i], variant=variant, cfg=cfg, routed=routed,
+            )  # fmt: skip
             if cache is not None and not variant.shared:
                 rows = stack_of(cache, variant)
                 cache = with_stack(cache, variant, (*rows[:row], own, *rows[row + 1 :]))
@@ -165,7 +142,10 @@ def _run(
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 (x, cache), (weights, flags, i, given) = carry, xs
                 own = None if cache is None else stack_of(cache, variant)
-                x, own, pair, logits = layer(kind._replace(**flags), variant)(x, weights, own, i, given)
+                x, own, pair, logits = _layer(
+                    x, weights, seen, own, i, given, others(kind, variant),
+                    kind=kind._replace(**flags), variant=variant, cfg=cfg, routed=routed,
+                )  # fmt: skip
                 if cache is not None and not variant.shared:
                     cache = with_stack(cache, variant, own)
                 return (x, cache), (logits, pair)
@@ -188,23 +168,71 @@ def _run(
     return _norm(x, params, "final_norm", cfg), cache, jnp.concatenate(found) if found else None
 
 
-def _linear(
-    h: Array,
+def _layer(
+    x: Array,
     weights: PyTree,
-    positions: Array,
-    segment: Array | None,
-    mask: Array | None,
-    own: State | None,
-    layer: Array | None,
+    seen: Seen,
+    own: Cache | State | None,
+    at: Array | None,
+    given: Array | None,
+    others: tuple[Array, Array] | None,
+    *,
+    kind: Kind,
+    variant: Variant,
     cfg: Decoder,
+    routed: bool,
+) -> tuple[Array, Cache | State | None, tuple[Array, Array] | None, Array | None]:
+    """Returns the stream after a layer, what the layer keeps with these tokens in it, the keys and values that later
+    layers share, and its router's logits.
+
+    Args:
+      x: [B, L, D]. weights: of the layer.
+      own: what this layer keeps; or what all of its kind do, of which `at` says which it is.
+      given: [B, L, E], what the tokens give to this layer by themselves.
+      others: keys and values that a layer without its own reads where there is no cache.
+    """
+
+    def block(x: Array, weights: PyTree, given: Array | None, others: tuple[Array, Array] | None) -> tuple:
+        before, after = cfg.norm_place != "after", cfg.norm_place != "before"
+        h = _norm(x, weights, "attention_norm", cfg) if before else x
+        if variant.linear:
+            y, new = _linear(h, weights, seen, own, at, cfg)
+            pair = None
+        else:
+            y, new, pair = _attention(h, weights, kind, variant, seen, own, at, others, cfg)
+        between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
+        h = _norm(between, weights, "mlp_norm", cfg) if before else between
+        if "router" in weights:
+            z, logits = _sparse(between, h, weights, cfg)
+        else:
+            z, logits = _mlp(h, weights, cfg), None
+        if cfg.parallel:
+            between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
+        x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
+        if given is not None:
+            x = x + _norm(_from_input(x, weights, given, cfg), weights, "input_norm", cfg)
+        if cfg.layer_scale:
+            x = x * weights["layer_scale"][0].astype(x.dtype)
+        return x, new, pair if variant.source else None, logits if routed else None
+
+    run = jax.checkpoint(block) if cfg.remat == "layer" and own is None else block
+    return run(x, weights, given, others)
+
+
+# Layers that are alike are traced and lowered once, wherever they stand in a program and however often.
+_layer_once = jax.jit(_layer, static_argnames=("kind", "variant", "cfg", "routed"))
+
+
+def _linear(
+    h: Array, weights: PyTree, seen: Seen, own: State | None, layer: Array | None, cfg: Decoder
 ) -> tuple[Array, State | None]:
     """Returns linear attention's output and the state after it: of this layer alone, or of all linear ones where
     `layer` says which this is."""
     kept = None if own is None else jax.tree.leaves(jax.tree.map(lambda x: of_layer(x, layer), own))
-    counted = None if own is None or segment is None else segment == 0
+    counted = None if own is None or seen.segment is None else seen.segment == 0
     y, kept = linear.attend(
-        h, weights, cfg.linear, cfg.norm_eps, positions=positions, segment=None if own is not None else segment,
-        mask=mask, kept=kept, counted=counted,
+        h, weights, cfg.linear, cfg.norm_eps, positions=seen.positions,
+        segment=None if own is not None else seen.segment, mask=seen.mask, kept=kept, counted=counted,
     )  # fmt: skip
     if own is None:
         return y, None
@@ -278,10 +306,7 @@ def _attention(
     weights: PyTree,
     kind: Kind,
     variant: Variant,
-    positions: Array,
-    segment: Array | None,
-    turned: Turns | None,
-    mask: Array | None,
+    seen: Seen,
     cache: Cache | None,
     layer: Array | None,
     others: tuple[Array, Array] | None,
@@ -294,6 +319,7 @@ def _attention(
       cache: of a layer that shares, the one it reads, and `layer` that one's.
       others: keys and values that a layer without its own reads where there is no cache.
     """
+    positions, segment, mask, turned = seen
     name_of = lambda name: f"{variant.prefix}{name}"
 
     def project(name: str, heads: str) -> Array:

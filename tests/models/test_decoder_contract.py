@@ -48,6 +48,14 @@ def test_a_position_does_not_depend_on_later_tokens():
     np.testing.assert_array_equal(moved[5:10], 0)
 
 
+def test_layers_that_are_alike_are_traced_once_though_a_program_computes_them_one_by_one():
+    cfg = dataclasses.replace(CFG, layers=6, window=4, window_layers=(True, True, False))
+    weights = MODEL.unstack(params(cfg), cfg)
+    traced = jax.make_jaxpr(lambda weights: MODEL.forward(weights, TOKENS, POSITIONS, None, cfg)[0])(weights)
+    layers = [eqn.params["jaxpr"] for eqn in traced.eqns if eqn.params.get("name") == "_layer"]
+    assert len(layers) == 6 and len(set(map(id, layers))) == 2
+
+
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
 def test_prefill_and_decode_equal_one_full_forward(layers):
     weights = params() if layers == "scanned" else MODEL.unstack(params(), CFG)
