@@ -244,30 +244,26 @@ def _forward(
 
 def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
     """Returns the log-prob of every action, [M, R, L] float32; zero elsewhere."""
-
-    def body(i: Array, out: Array) -> Array:
-        micro = _micro_batch(batch, i)
-        values, *_ = _forward(params, micro, micro.action_mask, model, cfg, chunk)
-        values = constrain(values, "batch", None)  # reshapes of a single row have lost its axes
-        return jax.lax.dynamic_update_index_in_dim(out, values.astype(out.dtype), i, 0)
-
-    dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
-    return jax.lax.fori_loop(0, batch.num_real, body, jnp.zeros_like(batch.advantages, dtype))
+    found = before_update(params, batch, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
+    return found["old_logprobs"]
 
 
 def before_update(
     params: PyTree, batch: TrainBatch, *, fields: Sequence[str], model: Model, cfg: Any, chunk: int
 ) -> dict[str, Array]:
-    """Returns fields of the batch as weights with a value head have them, in one pass, [M, R, L] float32 each.
+    """Returns fields of the batch as the weights before its update have them, in one pass, [M, R, L] float32 each.
 
     Args:
-      fields: "old_values", and "old_logprobs" where they are wanted; what is not is not computed.
+      fields: of "old_logprobs" and, where there is a value head, "old_values"; what is not wanted is not computed.
     """
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
         micro = _micro_batch(batch, i)
         new, _, _, values = _forward(params, micro, micro.action_mask, model, cfg, chunk)
-        found = {"old_logprobs": new, "old_values": jnp.where(micro.action_mask, values, 0)}
+        found = {"old_logprobs": new}
+        if values is not None:
+            found["old_values"] = jnp.where(micro.action_mask, values, 0)
+        # Reshapes of a single row have lost its axes.
         put = lambda whole, x: jax.lax.dynamic_update_index_in_dim(
             whole, constrain(x, "batch", None).astype(whole.dtype), i, 0
         )

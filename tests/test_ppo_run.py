@@ -132,3 +132,13 @@ def test_a_published_model_begins_with_a_head_of_zeros(whole, tmp_path):
 def test_a_model_of_ones_own_has_no_value_head():
     with pytest.raises(ConfigError, match=r"PPO trains a value head, .* and not those of Small"):
         jrl.load_config("configs/own/linen.gin", ["Config.algo=@PPO()"])
+
+
+def test_a_warm_start_leaves_the_head_at_zero_and_rl_moves_it(tmp_path):
+    warm = ["Config.sft=@SFT()", "SFT.steps=2", "SFT.sequences=4"]
+    seen = run(tmp_path, *warm, "Loop.steps=1", "Checkpoint.every=1", "Checkpoint.keep=9")
+    assert [step.phase for step in seen] == ["sft", "sft", "rl"]
+    before, after = trained_at(tmp_path, 2), trained_at(tmp_path, 3)
+    np.testing.assert_array_equal(before[VALUE], 0)
+    assert np.abs(before["embed"] - trained_at(tmp_path, 1)["embed"]).max() > 0
+    assert np.abs(after[VALUE]).max() > 0
