@@ -231,8 +231,8 @@ def _linear(
     kept = None if own is None else jax.tree.leaves(jax.tree.map(lambda x: of_layer(x, layer), own))
     counted = None if own is None or seen.segment is None else seen.segment == 0
     y, kept = linear.attend(
-        h, weights, cfg.linear, cfg.norm_eps, positions=seen.positions,
-        segment=None if own is not None else seen.segment, mask=seen.mask, kept=kept, counted=counted,
+        h, weights, cfg.linear, cfg.norm_eps, segment=None if own is not None else seen.segment, kept=kept,
+        counted=counted,
     )  # fmt: skip
     if own is None:
         return y, None

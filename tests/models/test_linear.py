@@ -11,6 +11,7 @@ from sampled import agree_on_every_mesh
 from jrl.models import linear
 from jrl.models.linear import Linear
 from jrl.models.shape import Decoder
+from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 CFG = Linear(key_heads=2, value_heads=4, key_dim=3, value_dim=5, taps=3)
 WIDTH, LENGTH, EPS = 8, 9, 1e-6
@@ -22,7 +23,7 @@ def layer():
 
 
 def by_hand(h, w):
-    """o [L, D] of one sequence h [L, D]."""
+    """o [L, D] of one sequence h [L, D]: a token at a time."""
     silu, sigmoid = lambda x: x / (1 + np.exp(-x)), lambda x: 1 / (1 + np.exp(-x))
 
     def convolved(name):
@@ -32,65 +33,144 @@ def by_hand(h, w):
 
     q, k, v = (convolved(name) for name in "qkv")
     unit = lambda x: x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
-    out = np.zeros((len(h), CFG.value_heads, CFG.value_dim))
-    for head in range(CFG.value_heads):
-        state = np.zeros((CFG.key_dim, CFG.value_dim))
-        for t in range(len(h)):
-            key, query = unit(k[t, head // 2]), unit(q[t, head // 2]) / np.sqrt(CFG.key_dim)
-            step = h[t] @ w["linear_step"][:, head] + w["linear_step_bias"][head]
-            state = np.exp(-np.exp(w["linear_decay"][head]) * np.log1p(np.exp(step))) * state
-            rate = sigmoid(h[t] @ w["linear_beta"][:, head])
-            state = state + rate * np.outer(key, v[t, head] - key @ state)
-            out[t, head] = query @ state
+    query, key = (np.repeat(unit(x), CFG.value_heads // CFG.key_heads, 1) for x in (q, k))
+    decay = np.exp(-np.exp(w["linear_decay"]) * np.log1p(np.exp(h @ w["linear_step"] + w["linear_step_bias"])))
+    rate = sigmoid(h @ w["linear_beta"])
+    state, out = np.zeros((CFG.value_heads, CFG.key_dim, CFG.value_dim)), []
+    for t in range(len(h)):
+        state = decay[t][:, None, None] * state
+        missing = v[t] - np.einsum("hk,hkv->hv", key[t], state)
+        state = state + rate[t][:, None, None] * np.einsum("hk,hv->hkv", key[t], missing)
+        out.append(np.einsum("hk,hkv->hv", query[t] / np.sqrt(CFG.key_dim), state))
+    out = np.stack(out)
     out = out / np.sqrt((out**2).mean(-1, keepdims=True) + EPS) * w["linear_norm"]
     out = out * silu(np.einsum("ld,dhk->lhk", h, w["linear_gate"]))
     return np.einsum("lhk,hkd->ld", out, w["linear_o"])
 
 
-def whole(h, w, mask, positions, segment=None):
-    run = lambda h, w: linear.attend(
-        h, w, CFG, EPS, positions=jnp.asarray(positions), segment=segment, mask=jnp.asarray(mask), kept=None,
-        counted=None,
-    )[0]  # fmt: skip
-    return jax.jit(run)(h, w)
+@jax.jit
+def whole(h, w, segment=None):
+    return linear.attend(h, w, CFG, EPS, segment=segment, kept=None, counted=None)[0]
+
+
+def row_of(bundles):
+    """Returns segment [L, 2] of trunks of so many tokens, each with branches of so many behind it: [(5, [3, 4]), ...].
+    One without branches is a sequence."""
+    segment, place = [], 0
+    for trunk, branches in bundles:
+        root = place if not branches else 50 + place
+        segment += [(root, root)] * trunk
+        for length in branches:
+            segment += [(place, root)] * length
+            place += 1
+        place += not branches
+    return np.array(segment, np.int32)
+
+
+def row_by_hand(h, w, bundles):
+    """Returns o [L, D] of a row of bundles, each branch computed with its trunk as one sequence."""
+    out, at = [], 0
+    for trunk, branches in bundles:
+        root, at = h[at : at + trunk], at + trunk
+        out.append(by_hand(root, w))
+        for length in branches:
+            branch, at = h[at : at + length], at + length
+            out.append(by_hand(np.concatenate([root, branch]), w)[trunk:])
+    return np.concatenate(out)
 
 
 def test_a_row_equals_the_recurrence():
     h, w = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)), layer()
     with jax.enable_x64(True):
-        causal = np.broadcast_to(np.tril(np.ones((LENGTH, LENGTH), bool)), (2, LENGTH, LENGTH))
-        found = whole(h, w, causal, np.broadcast_to(np.arange(LENGTH), (2, LENGTH)))
-        np.testing.assert_allclose(found, np.stack([by_hand(row, w) for row in h]), atol=1e-12)
+        np.testing.assert_allclose(whole(h, w), np.stack([by_hand(row, w) for row in h]), atol=1e-12)
 
 
 def test_a_row_shorter_than_the_convolution():
     h, w = np.random.default_rng(1).normal(size=(1, 1, WIDTH)), layer()
     with jax.enable_x64(True):
-        found = whole(h, w, np.ones((1, 1, 1), bool), np.zeros((1, 1), int))
-        np.testing.assert_allclose(found[0], by_hand(h[0], w), atol=1e-12)
+        np.testing.assert_allclose(whole(h, w)[0], by_hand(h[0], w), atol=1e-12)
+
+
+# Rows of 128 tokens are two chunks of 64, rows of 192 three.
+PACKED = ([128], [64, 64], [63, 65], [65, 63], [5, 58, 1, 30, 34], [1, 2, 61, 62, 2], [20, 108])
+TREES = (
+    [(20, [30, 142])],  # a branch through all of a chunk
+    [(20, [130, 42])],  # the next begins with what the trunk left two chunks before
+    [(64, [64, 32, 32])],  # ends at borders
+    [(63, [65, 64])],
+    [(65, [62, 1, 64])],
+    [(150, [20, 22])],  # a trunk through chunks
+    [(1, [1, 2, 188])],  # shorter than what the convolution sees
+    [(10, [5, 7]), (30, []), (40, [20, 30, 2]), (3, [44]), (1, [])],
+    [(100, []), (20, [50, 22])],
+    [(192, [])],
+)
 
 
 def test_packed_sequences_begin_with_nothing():
-    h, w, cut = np.random.default_rng(1).normal(size=(1, LENGTH, WIDTH)), layer(), 4
-    segment = (np.arange(LENGTH) >= cut).astype(np.int32)[None]
-    mask = np.tril(segment[:, :, None] == segment[:, None, :])
-    positions = np.concatenate([np.arange(cut), np.arange(LENGTH - cut)])[None]
+    rows, w = [[(length, []) for length in lengths] for lengths in PACKED], layer()
+    h = np.random.default_rng(1).normal(size=(len(rows), 128, WIDTH))
+    segment = np.stack([row_of(row)[:, 0] for row in rows])
     with jax.enable_x64(True):
-        found = whole(h, w, mask, positions, jnp.asarray(segment))[0]
-        np.testing.assert_allclose(found, np.concatenate([by_hand(h[0, :cut], w), by_hand(h[0, cut:], w)]), atol=1e-12)
+        found = whole(h, w, segment)
+        expected = np.stack([row_by_hand(h[i], w, row) for i, row in enumerate(rows)])
+        np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_branches_begin_with_what_their_trunk_left():
-    # A trunk of 4, a branch of 3 and one of 2.
-    h, w = np.random.default_rng(1).normal(size=(1, LENGTH, WIDTH)), layer()
-    own, other = np.array([9] * 4 + [0] * 3 + [1] * 2), np.full(LENGTH, 9)
-    mask = np.tril((own[:, None] == own[None]) | (other[:, None] == own[None]))[None]
-    positions = np.array([0, 1, 2, 3, 4, 5, 6, 4, 5])[None]
+    h, w = np.random.default_rng(1).normal(size=(len(TREES), 192, WIDTH)), layer()
     with jax.enable_x64(True):
-        found = whole(h, w, mask, positions, jnp.asarray(np.stack([own, other], -1)[None]))[0]
-        np.testing.assert_allclose(found[:7], by_hand(h[0, :7], w), atol=1e-12)
-        second = np.concatenate([h[0, :4], h[0, 7:]])
-        np.testing.assert_allclose(found[7:], by_hand(second, w)[4:], atol=1e-12)
+        found = whole(h, w, np.stack([row_of(row) for row in TREES]))
+        expected = np.stack([row_by_hand(h[i], w, row) for i, row in enumerate(TREES)])
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+MIXED = [(40, [20, 30]), (7, []), (23, [10])]  # 130 tokens: chunks of 44, the last filled up with 2
+
+
+WEIGHED = np.random.default_rng(1).normal(size=(2, 130, WIDTH))
+
+
+@jax.jit
+@jax.value_and_grad
+def weighed(args):
+    segment = jnp.asarray(np.stack([row_of(MIXED), row_of([(130, [])])]))
+    return (whole(args["h"], args, segment) * WEIGHED).sum()
+
+
+@pytest.fixture(scope="module")
+def given():
+    """Returns (arguments, the loss and its gradients on one device)."""
+    args = {**layer(), "h": np.random.default_rng(2).normal(size=(2, 130, WIDTH))}
+    with jax.enable_x64(True):
+        return args, jax.tree.map(np.asarray, weighed(args))
+
+
+def test_gradients_are_those_of_the_recurrence(given):
+    """Along a random direction of each argument, by a step into the complex plane: exact to rounding."""
+    args, (_, found) = given
+    rng = np.random.default_rng(3)
+    for name, leaf in args.items():
+        direction = rng.normal(size=leaf.shape)
+        moved = {**args, name: leaf + 1e-30j * direction}
+        rows = row_by_hand(moved["h"][0], moved, MIXED), by_hand(moved["h"][1], moved)
+        expected = (rows * WEIGHED).sum().imag / 1e-30
+        np.testing.assert_allclose((found[name] * direction).sum(), expected, rtol=1e-11, err_msg=name)
+
+
+def test_a_mesh_changes_nothing(given):
+    args, expected = given
+    mesh = make_mesh(MeshShape(data=2, tensor=2), jax.devices()[:4])
+    with jax.enable_x64(True), jax.set_mesh(mesh):
+        axes = {name: axes for name, (_, axes) in linear.leaves(CFG, WIDTH).items()}
+        spread = jax.device_put(args, shardings({**axes, "h": (None, None, None)}, mesh, TRAIN))
+        found = weighed(spread)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max()), found, expected)
+
+
+@jax.jit
+def continued(h, w, kept, counted=None):
+    return linear.attend(h, w, CFG, EPS, segment=None, kept=kept, counted=counted)
 
 
 @pytest.mark.parametrize("cuts", [(0, 9), (0, 4, 5, 6, 9), (0, 1, 9)])
@@ -100,28 +180,34 @@ def test_what_is_kept_stands_for_the_tokens_before(cuts):
         kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 2).values()]
         found = []
 
-        @jax.jit
-        def attend(h, positions, kept):
-            return linear.attend(
-                h, w, CFG, EPS, positions=positions, segment=None, mask=None, kept=kept, counted=None
-            )  # fmt: skip
-
         for start, stop in itertools.pairwise(cuts):
-            positions = np.broadcast_to(np.arange(start, stop), (2, stop - start))
-            out, kept = attend(h[:, start:stop], positions, kept)
+            out, kept = continued(h[:, start:stop], w, kept)
             found.append(out)
         expected = np.stack([by_hand(row, w) for row in h])
         np.testing.assert_allclose(np.concatenate(found, 1), expected, atol=1e-12)
 
 
+def test_a_long_prompt_leaves_what_its_tokens_that_count_leave():
+    """Of 130 tokens, in chunks of 44, the first 100, 44 or 3 count."""
+    rng, w, counts = np.random.default_rng(1), layer(), np.array([100, 44, 3])
+    prompts, more = rng.normal(size=(3, 130, WIDTH)), rng.normal(size=(3, 70, WIDTH))
+    with jax.enable_x64(True):
+        kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 3).values()]
+        _, kept = continued(prompts, w, kept, np.arange(130)[None] < counts[:, None])
+        found, _ = continued(more, w, kept)
+        for i, n in enumerate(counts):
+            expected = by_hand(np.concatenate([prompts[i, :n], more[i]]), w)[n:]
+            np.testing.assert_allclose(found[i], expected, atol=1e-12)
+
+
 def test_a_long_row_in_float32_is_as_exact_as_a_short_one():
-    """Sums of g are added up between two tokens; a difference of sums over the whole row would be off by 1e-4."""
+    """Sums of g are added up between two tokens; a difference of sums over the whole row would be off by 1e-4, and of
+    sums over a chunk by 1e-5."""
     rng, length = np.random.default_rng(1), 600
     h = np.float32(rng.normal(size=(1, length, WIDTH)))
     w = {name: np.float32(leaf) for name, leaf in layer().items()}
     w["linear_step_bias"] = w["linear_step_bias"] + 4  # g is about -5 a token
-    causal = np.tril(np.ones((1, length, length), bool))
-    found = whole(h, w, causal, np.arange(length)[None])[0]
+    found = whole(h, w)[0]
     expected = by_hand(np.float64(h[0]), {name: np.float64(leaf) for name, leaf in w.items()})
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
 
