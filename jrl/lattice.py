@@ -12,7 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
+
+from jrl.host import HOST, memory_kind
 
 
 class CompileAfterSeal(RuntimeError):
@@ -36,11 +38,13 @@ class Program:
         """Returns shape, dtype and sharding of the result, of arguments of which only those are given."""
         mesh = jax.sharding.get_mesh()
 
-        def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            spec = x.sharding.spec if x.sharding is not None else PartitionSpec()
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+        def place(x: Any) -> jax.ShapeDtypeStruct:
+            kind = HOST if x.memory_space == jax.memory.Space.Host else None  # jax.eval_shape forgets it
+            return jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec, memory_kind=kind)
+            )
 
-        return jax.tree.map(place, jax.eval_shape(self._jitted, *args))
+        return jax.tree.map(place, self._jitted.trace(*args).out_avals)
 
     def compile(self, *args: Any) -> Any:
         """Begins to compile for such arguments, and returns what `shape` does. The first call waits for the end."""
@@ -120,9 +124,10 @@ def _describe(leaf: Any) -> tuple:
     spec = tuple(getattr(getattr(leaf, "sharding", None), "spec", ()))
     while spec and spec[-1] is None:  # P('data') and P('data', None) are one layout
         spec = spec[:-1]
-    return tuple(leaf.shape), str(leaf.dtype), spec
+    return tuple(leaf.shape), str(leaf.dtype), spec, memory_kind(leaf)
 
 
 def _show(described: tuple) -> str:
-    shape, dtype, spec = described
-    return f"{dtype}{list(shape)}" + (f" cut over {spec}" if spec else "")
+    shape, dtype, spec, kind = described
+    said = f"{dtype}{list(shape)}" + (f" cut over {spec}" if spec else "")
+    return said if kind is None else f"{said} in {kind}"

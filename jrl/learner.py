@@ -25,7 +25,7 @@ from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
 from jrl.ops.reduce import masked_mean
 from jrl.ops.values import explained_variance
-from jrl.optimizer import AdamW, optimizer
+from jrl.optimizer import AdamW, step
 from jrl.pack import Plan, Shape, pack, unpack
 from jrl.sharding import constrain
 from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState, traced
@@ -407,7 +407,7 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    updates, opt_state = optimizer(adamw).update(gradient, state.opt_state, state.params)
+    updates, opt_state = step(adamw, gradient, state.opt_state, state.params, sound)
     updates = only_trained(updates, model.spec(cfg))
     params = optax.apply_updates(state.params, updates)
     select = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
@@ -424,7 +424,7 @@ def update(
     }
     state = state.replace(
         params=select(params, state.params),
-        opt_state=select(opt_state, state.opt_state),
+        opt_state=opt_state,
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import optax
 
-from jrl.types import PyTree, traced
+from jrl.host import to_device, to_host
+from jrl.types import Array, PyTree, traced
 
 # bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself stays as it is.
 SLOWEST = 0.99
+
+# Leaves of the parameters whose moments are on the device at once: one is fetched while another is updated.
+AT_ONCE = 2
 
 
 @traced
@@ -27,6 +32,7 @@ class AdamW:
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
     moments: Literal["bfloat16"] | None = None  # how they are stored; they are computed wide. None: as the parameters
+    memory: Literal["device", "host"] = "device"  # where they lie between updates; from the host they come leaf by leaf
 
     def __post_init__(self) -> None:
         if self.schedule != "constant" and self.decay_steps is None:
@@ -57,10 +63,63 @@ class AdamW:
 
 
 def optimizer(config: AdamW) -> optax.GradientTransformation:
-    """Returns the optax transformation of `config`; its floats may be tracers."""
-    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    adam = optax.adamw(_schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
-    return optax.chain(clip, adam if config.moments is None else _stored_narrow(adam))
+    """Returns the optax transformation of `config`; its floats may be tracers. Moments are on the device: where they
+    may not be, `begin` and `step` know."""
+    return optax.chain(_clip(config), _stored(config))
+
+
+def begin(config: AdamW, params: PyTree) -> optax.OptState:
+    """Returns the first state of the optimiser, its moments where they lie between updates."""
+    state = optimizer(config).init(params)
+    if config.memory == "device":
+        return state
+    return (state[0], optax.tree.map_params(_adam(config), to_host, state[1]))
+
+
+def step(
+    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, sound: Array
+) -> tuple[PyTree, optax.OptState]:
+    """Returns what is to be added to `params`, and the next state; where not `sound` [] bool, the state as it was.
+
+    Moments come from the host a leaf of the parameters at a time. The numbers are those of moments on the device.
+    """
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
+    if config.memory == "device":
+        updates, new = optimizer(config).update(gradient, state, params)
+        return updates, keep(new, state)
+    # Clipping alone looks at two leaves together. The rest goes leaf by leaf: of trees with None at every other place.
+    gradient, clipped = _clip(config).update(gradient, state[0], params)
+    moments = lambda fn, state, *rest: optax.tree.map_params(_adam(config), fn, state, *rest)
+    leaves, structure = jax.tree.flatten(params)
+    places = jax.tree.unflatten(structure, range(len(leaves)))
+    updates, states = [], []
+    for i in range(len(leaves)):
+        own = moments(lambda moment, place, i=i: moment if place == i else None, state[1], places)
+        if i >= AT_ONCE:  # fetched once an earlier leaf is done
+            states[i - AT_ONCE], own = jax.lax.optimization_barrier((states[i - AT_ONCE], own))
+        own = moments(to_device, own)
+        alone = lambda tree, i=i: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
+        update, new = _stored(config).update(alone(gradient), own, alone(params))
+        updates.append(update)
+        states.append(keep(new, own))
+    together = lambda *trees: jax.tree.map(_first, *trees, is_leaf=lambda x: x is None)
+    return together(*updates), (clipped, moments(to_host, together(*states)))
+
+
+def _first(*found: Any) -> Any:
+    return next(x for x in found if x is not None)
+
+
+def _clip(config: AdamW) -> optax.GradientTransformation:
+    return optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+
+
+def _adam(config: AdamW) -> optax.GradientTransformation:
+    return optax.adamw(_schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
+
+
+def _stored(config: AdamW) -> optax.GradientTransformation:
+    return _adam(config) if config.moments is None else _stored_narrow(_adam(config))
 
 
 def _stored_narrow(adam: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -26,7 +26,7 @@ from jrl.models.contract import Model, split, unrolled
 from jrl.models.heads import valued
 from jrl.models.lora import adapted
 from jrl.models.shape import Decoder, for_length
-from jrl.optimizer import optimizer
+from jrl.optimizer import begin
 from jrl.pack import Plan, Shape
 from jrl.sampler import Law
 from jrl.sharding import BATCH_AXES, TRAIN, batch_sharding, batch_shards, spec
@@ -133,7 +133,7 @@ def initial_state(key: Array, config: Config, cfg: Any, model: Model) -> TrainSt
         step=zero,
         version=zero,
         params=params,
-        opt_state=optimizer(first).init(params),
+        opt_state=begin(first, params),
         key=key,
         baseline=jnp.full((), jnp.nan, jnp.float32),
         reference=None,
@@ -156,7 +156,7 @@ def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainSt
     keeps_behaviour = config.loop.lag > 0 and algorithm.refill(config.algo) is not None
     copy = lambda: jax.tree.map(jnp.copy, state.params)
     return state.replace(
-        opt_state=optimizer(config.optimizer).init(state.params),
+        opt_state=begin(config.optimizer, state.params),
         reference=copy() if algorithm.needs_reference(config.algo) else None,
         behaviour=copy() if keeps_behaviour else None,
     )

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # From the ground up. A module may import from the rows below its own, and a folder from itself.
 LAYERS = (
     ("types", "verdict", "example"),
+    ("host",),
     ("ops", "stop", "signals", "optimizer", "lattice"),
     ("sharding",),
     ("paths",),

@@ -30,6 +30,7 @@ from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place,
 from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.kernels import Attention
 from jrl.models.leaves import layers_of
+from jrl.models.remat import Remat
 from jrl.models.shape import Decoder
 from jrl.sharding import TRAIN, shardings
 from jrl.types import PyTree
@@ -50,7 +51,7 @@ class Published:
     adapter: str | None = None  # a PEFT adapter's folder, merged into the weights as they are read
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
-    remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    remat: Remat = "none"  # what a layer keeps for the backward pass, as in Decoder
     attention: Attention = "reference"  # as in Decoder
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 

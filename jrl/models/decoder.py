@@ -21,6 +21,7 @@ from jrl.models.kept import cut_cache, init_cache, of_layer, row_of, stack_of, w
 from jrl.models.leaves import ready, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
+from jrl.models.remat import keeping, layer_input
 from jrl.models.rope import amplitude, frequencies, rotate, turns
 from jrl.models.shape import Decoder, Variant
 from jrl.sharding import constrain, einsum, gather, per_shard, take_rows
@@ -193,6 +194,7 @@ def _layer(
     """
 
     def block(x: Array, weights: PyTree, given: Array | None, others: tuple[Array, Array] | None) -> tuple:
+        x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
         h = _norm(x, weights, "attention_norm", cfg) if before else x
         if variant.linear:
@@ -215,7 +217,7 @@ def _layer(
             x = x * weights["layer_scale"][0].astype(x.dtype)
         return x, new, pair if variant.source else None, logits if routed else None
 
-    run = jax.checkpoint(block) if cfg.remat == "layer" and own is None else block
+    run = keeping(cfg.remat, block) if own is None else block
     return run(x, weights, given, others)
 
 

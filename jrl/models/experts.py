@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from jrl.models.contract import ADAPTER
 from jrl.models.quantised import gathered
+from jrl.models.remat import product
 from jrl.ops.router import route
 from jrl.sharding import einsum, gather, mapped, per_shard
 from jrl.types import Array, PyTree
@@ -160,15 +161,15 @@ def _mix_shard(
         if name in pairs:
             a, b = pairs[name]
             y = y + jax.lax.ragged_dot(jax.lax.ragged_dot(x, a, sizes), b, sizes)
-        return y + bias[0][expert[order]] if bias else y
+        return product(y + bias[0][expert[order]] if bias else y)
 
     gated, upward = multiply(sorted_, gate, "gate", *biases[:1]), multiply(sorted_, up, "up", *biases[1:])
     if cfg.clamp is None:
-        product = activation(gated) * upward
+        inner = activation(gated) * upward
     else:
         gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(upward, -cfg.clamp, cfg.clamp)
-        product = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
-    found = permute(multiply(product, down, "down"), back, order).reshape(len(x), cfg.per_token, -1)
+        inner = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
+    found = permute(multiply(inner, down, "down"), back, order).reshape(len(x), cfg.per_token, -1)
     return (found * share.reshape(len(x), -1, 1).astype(found.dtype)).sum(1).reshape(h.shape)
 
 

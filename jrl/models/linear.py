@@ -31,6 +31,7 @@ import jax.numpy as jnp
 
 from jrl.models.norm import rms_norm
 from jrl.models.quantised import gathered
+from jrl.models.remat import product
 from jrl.sharding import constrain, einsum, gather, per_shard
 from jrl.types import Array, PyTree
 
@@ -122,7 +123,7 @@ def attend(
         axes = shapes[name][1]
         matrix = gathered(weights, name, h, *axes)
         formula = "bld,dhk->blhk" if matrix.ndim == 3 else "bld,dh->blh"
-        return einsum(formula, h, matrix, ("batch", None, *(heads.get(axis) for axis in axes[1:])))
+        return product(einsum(formula, h, matrix, ("batch", None, *(heads.get(axis) for axis in axes[1:]))))
 
     keys, values, scalars = ("batch", None, "kv_heads", None), ("batch", None, "heads", None), ("batch", None, "heads")
     conv = [gather(weights[f"conv_{name}"].astype(wide), *shapes[f"conv_{name}"][1]) for name in "qkv"]
@@ -147,7 +148,7 @@ def attend(
     normed = rms_norm(out, weights["linear_norm"], eps).astype(dtype).astype(wide)
     gated = (normed * jax.nn.silu(project("linear_gate").astype(wide))).astype(dtype)
     o = gathered(weights, "linear_o", gated, *shapes["linear_o"][1])
-    out = einsum("blhk,hkd->bld", constrain(gated, *values), o, ("batch", None, None))
+    out = product(einsum("blhk,hkd->bld", constrain(gated, *values), o, ("batch", None, None)))
     return out, None if kept is None else tuple(new)
 
 

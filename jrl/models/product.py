@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.models.contract import ADAPTER
 from jrl.models.quantised import gathered
+from jrl.models.remat import product
 from jrl.sharding import einsum, gather
 from jrl.types import Array, PyTree
 
@@ -20,15 +21,15 @@ def multiply(formula: str, x: Array, weights: PyTree, name: str, axes: tuple[str
     laid = ("batch", None, *(OUTPUTS.get(axes[i]) for i in out))
     y = einsum(formula, x, gathered(weights, name, x, *axes), laid)
     if name not in weights.get(ADAPTER, ()):
-        return y
+        return product(y)
     adapter = weights[ADAPTER][name]
     a = gather(adapter["a"], *(axes[i] for i in into), "rank").astype(x.dtype)
     b = gather(adapter["b"], "rank", *(axes[i] for i in out)).astype(x.dtype)
     low = einsum(f"{rows},{''.join(matrix[i] for i in into)}r->{rows[:2]}r", x, a, ("batch", None, None))
     y = y + einsum(f"{rows[:2]}r,r{''.join(matrix[i] for i in out)}->{result}", low, b, laid)
     if "c" not in adapter:
-        return y
-    return y * gather(adapter["c"], *(axes[i] for i in out))[None, None].astype(y.dtype)
+        return product(y)
+    return product(y * gather(adapter["c"], *(axes[i] for i in out))[None, None].astype(y.dtype))
 
 
 def plus(x: Array, weights: PyTree, name: str) -> Array:

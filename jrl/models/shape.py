@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from jrl.models.experts import Experts
 from jrl.models.kernels import Attention
 from jrl.models.linear import Linear
+from jrl.models.remat import Remat
 from jrl.models.rope import LongRope, Stretch
 from jrl.sharding import ACTIVATIONS, TRAIN
 
@@ -90,7 +91,7 @@ class Decoder:
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    remat: Literal["none", "layer"] = "none"  # recompute a layer in the backward pass
+    remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, what matrices made; on the host
     attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. One token a row is always our own
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
