@@ -56,6 +56,10 @@ HELD_OUT = {
     "8b apart": ("8b", "v6e:8x8", ("Sampler.layers='unrolled'", "Decoder.layers=12", "Sampler.slots=2")),
     "4b gemma": ("../gsm8k/gemma-3-4b", "v5e:4x4", ()),
     "0.6b float32": ("0.6b", "v5e:2x4", ("Decoder.dtype='float32'",)),
+    "0.6b dots": ("0.6b", "v5e:2x4", ("Decoder.remat='dots'",)),
+    "1.7b moments away": ("1.7b", V5E, ("AdamW.memory='host'",)),
+    "8b dots": ("8b", "v5p:4x4x4", ("Decoder.remat='dots'",)),
+    "8b both away": ("8b", "v5p:4x4x4", ("Decoder.remat='offload'", "AdamW.memory='host'")),
 }
 PROGRAMS = ("sample", "update")
 

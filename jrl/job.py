@@ -30,6 +30,7 @@ from jrl.data.survey import texts_of
 from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
 from jrl.experiment import FREE, Config, config_classes, row_of
+from jrl.host import check_host_memory
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
 from jrl.models.kernels import check_attention
@@ -188,6 +189,16 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)
 
 
+def check_host(config: Config, mesh: Mesh) -> None:
+    """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
+    optimizers = [config.optimizer, *([] if config.sft is None else [config.sft.optimizer])]
+    wanted = ["AdamW.memory='host'"] * any(adamw.memory == "host" for adamw in optimizers)
+    if getattr(config.model, "remat", None) == "offload":
+        wanted.append(f"{type(config.model).__name__}.remat='offload'")
+    for said in wanted:
+        check_host_memory(said, mesh.devices.flat[0])
+
+
 def check_router(config: Config, cfg: Any) -> None:
     """Raises ValueError for a loss of routers where the model has none."""
     if config.learner.router is not None and getattr(cfg, "experts", None) is None:
@@ -251,6 +262,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         config = with_kept_model(config, folder)
         policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
         stack.callback(policy.lattice.close)
+        check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these stay as they are")
         seeds = np.random.SeedSequence(config.run.seed).generate_state(2)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from jrl.algos.contract import Algorithm, Groups, Tokens
 from jrl.data.trunks import most_micro_batches, most_rows
-from jrl.models.contract import VALUE, Ahead, Model, only_trained, whole, without_gradient
+from jrl.models.contract import VALUE, Ahead, Model, trained, whole, without_gradient
 from jrl.models.heads import read_values
 from jrl.ops import router as routers
 from jrl.ops.logprobs import token_logprobs
@@ -407,10 +407,7 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    updates, opt_state = step(adamw, gradient, state.opt_state, state.params, sound)
-    updates = only_trained(updates, model.spec(cfg))
-    params = optax.apply_updates(state.params, updates)
-    select = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
+    params, opt_state, updates = step(adamw, gradient, state.opt_state, state.params, trained(model.spec(cfg)), sound)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
@@ -423,7 +420,7 @@ def update(
         "update/tokens": num_tokens,
     }
     state = state.replace(
-        params=select(params, state.params),
+        params=params,
         opt_state=opt_state,
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,6 @@ from jrl.types import Array, PyTree, traced
 
 # bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself stays as it is.
 SLOWEST = 0.99
-
-# Leaves of the parameters whose moments are on the device at once: one is fetched while another is updated.
-AT_ONCE = 2
 
 
 @traced
@@ -77,37 +75,59 @@ def begin(config: AdamW, params: PyTree) -> optax.OptState:
 
 
 def step(
-    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, sound: Array
-) -> tuple[PyTree, optax.OptState]:
-    """Returns what is to be added to `params`, and the next state; where not `sound` [] bool, the state as it was.
+    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, trained: PyTree, sound: Array
+) -> tuple[PyTree, optax.OptState, PyTree]:
+    """Returns parameters and state after one step, as they were where not `sound`; and what was added, if it was.
 
-    Moments come from the host a leaf of the parameters at a time. The numbers are those of moments on the device.
+    Args:
+      trained: bool for each leaf of `params`; where False it stays as it is.
+      sound: [] bool.
     """
+    only_trained = lambda updates, trained: jax.tree.map(lambda x, t: x if t else jnp.zeros_like(x), updates, trained)
+    if config.memory == "host":
+        return _leaf_by_leaf(config, gradient, state, params, trained, sound, only_trained)
+    updates, new = optimizer(config).update(gradient, state, params)
+    updates = only_trained(updates, trained)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
-    if config.memory == "device":
-        updates, new = optimizer(config).update(gradient, state, params)
-        return updates, keep(new, state)
-    # Clipping alone looks at two leaves together. The rest goes leaf by leaf: of trees with None at every other place.
+    return keep(optax.apply_updates(params, updates), params), keep(new, state), updates
+
+
+def _leaf_by_leaf(
+    config: AdamW,
+    gradient: PyTree,
+    state: optax.OptState,
+    params: PyTree,
+    trained: PyTree,
+    sound: Array,
+    only_trained: Callable[[PyTree, PyTree], PyTree],
+) -> tuple[PyTree, optax.OptState, PyTree]:
+    """Returns what `step` does, of moments that come from the host and go back a leaf of the parameters at a time.
+
+    A leaf's turn is a loop of one turn, or of none where not `sound`: only what lies in a loop is not copied before
+    it. Barriers are gone by the time that XLA schedules copies, and every moment came at the start of the program,
+    before the gradient (libtpu 0.0.42.1).
+    """
+    # Clipping alone looks at two leaves together. The rest takes trees with None in all places but one.
     gradient, clipped = _clip(config).update(gradient, state[0], params)
     moments = lambda fn, state, *rest: optax.tree.map_params(_adam(config), fn, state, *rest)
-    leaves, structure = jax.tree.flatten(params)
-    places = jax.tree.unflatten(structure, range(len(leaves)))
-    updates, states = [], []
-    for i in range(len(leaves)):
-        own = moments(lambda moment, place, i=i: moment if place == i else None, state[1], places)
-        if i >= AT_ONCE:  # fetched once an earlier leaf is done
-            states[i - AT_ONCE], own = jax.lax.optimization_barrier((states[i - AT_ONCE], own))
-        own = moments(to_device, own)
-        alone = lambda tree, i=i: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
-        update, new = _stored(config).update(alone(gradient), own, alone(params))
-        updates.append(update)
-        states.append(keep(new, own))
-    together = lambda *trees: jax.tree.map(_first, *trees, is_leaf=lambda x: x is None)
-    return together(*updates), (clipped, moments(to_host, together(*states)))
+    places = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
 
+    def turn(i: int) -> tuple[PyTree, optax.OptState, PyTree]:
+        alone = lambda tree: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
+        own = moments(lambda moment, place: moment if place == i else None, state[1], places)
 
-def _first(*found: Any) -> Any:
-    return next(x for x in found if x is not None)
+        def update(_: Array, carry: tuple[PyTree, optax.OptState, PyTree]) -> tuple[PyTree, optax.OptState, PyTree]:
+            weight, own, gradient = carry
+            added, own = _stored(config).update(gradient, moments(to_device, own), weight)
+            added = only_trained(added, alone(trained))
+            return optax.apply_updates(weight, added), moments(to_host, own), added
+
+        return jax.lax.fori_loop(0, sound.astype(jnp.int32), update, (alone(params), own, alone(gradient)))
+
+    first = lambda *found: next(x for x in found if x is not None)
+    turns = map(turn, jax.tree.leaves(places))
+    params, own, updates = jax.tree.map(first, *turns, is_leaf=lambda x: x is None)
+    return params, (clipped, own), updates
 
 
 def _clip(config: AdamW) -> optax.GradientTransformation:

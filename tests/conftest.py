@@ -98,6 +98,8 @@ LONG = (
     "plan/test_waste.py",
     "test_cli.py",
     "test_export.py",
+    "test_host.py",
+    "models/test_remat.py",
     "test_learner.py",
     "test_loop.py",
     "test_ppo_run.py",

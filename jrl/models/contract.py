@@ -150,10 +150,9 @@ def without_gradient(params: PyTree, spec: PyTree) -> PyTree:
     return jax.tree.map(lambda x, s: x if s.trained else jax.lax.stop_gradient(x), params, split(spec)[1])
 
 
-def only_trained(updates: PyTree, spec: PyTree) -> PyTree:
-    """Returns what an optimiser adds to the trained parameters of a model, 0 where its spec says ParamSpec.trained =
-    False."""
-    return jax.tree.map(lambda x, s: x if s.trained else jnp.zeros_like(x), updates, split(spec)[1])
+def trained(spec: PyTree) -> PyTree:
+    """Returns for each of the trained parameters of a model whether an optimiser may move it: ParamSpec.trained."""
+    return jax.tree.map(lambda s: s.trained, split(spec)[1], is_leaf=is_spec)
 
 
 def is_spec(x: Any) -> bool:

@@ -26,10 +26,10 @@ def multiply(formula: str, x: Array, weights: PyTree, name: str, axes: tuple[str
     a = gather(adapter["a"], *(axes[i] for i in into), "rank").astype(x.dtype)
     b = gather(adapter["b"], "rank", *(axes[i] for i in out)).astype(x.dtype)
     low = einsum(f"{rows},{''.join(matrix[i] for i in into)}r->{rows[:2]}r", x, a, ("batch", None, None))
-    y = y + einsum(f"{rows[:2]}r,r{''.join(matrix[i] for i in out)}->{result}", low, b, laid)
+    y = product(y + einsum(f"{rows[:2]}r,r{''.join(matrix[i] for i in out)}->{result}", low, b, laid))
     if "c" not in adapter:
-        return product(y)
-    return product(y * gather(adapter["c"], *(axes[i] for i in out))[None, None].astype(y.dtype))
+        return y
+    return y * gather(adapter["c"], *(axes[i] for i in out))[None, None].astype(y.dtype)
 
 
 def plus(x: Array, weights: PyTree, name: str) -> Array:

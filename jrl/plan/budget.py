@@ -36,6 +36,7 @@ from jrl.sharding import GATHERED, TRAIN
 FLOAT32 = 4  # bytes
 
 RELAID = tuple(kind + name for kind in ("", "full_", "linear_") for name in ("q", "k"))
+IN_FLIGHT = 2  # layers whose inputs are on their way to the host, or back
 SCORES = 2  # arrays of the size of the scores, float32, that exist at once: before and after the softmax, or gradients
 
 
@@ -54,16 +55,41 @@ class Memory(NamedTuple):
         return sum(self)
 
 
+class HostMemory(NamedTuple):
+    """Bytes in the host's memory, of one device."""
+
+    optimiser: int = 0  # moments between updates
+    activations: int = 0  # inputs of layers, from the forward pass to the backward pass
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
 def kept(case: Case) -> Memory:
     """Returns what the run holds all the time."""
     trained = trained_bytes(case, TRAIN)
-    return Memory(weights=frozen(case) + trained * (1 + case.reference + case.behaviour), optimiser=moment_bytes(case))
+    return Memory(weights=frozen(case) + trained * (1 + case.reference + case.behaviour), optimiser=moments_there(case))
 
 
 def init(case: Case) -> Memory:
     """Returns the memory of the first state: weights are drawn where they lie."""
     trained = trained_bytes(case, TRAIN)
-    return Memory(weights=frozen(case) + trained, optimiser=moment_bytes(case))
+    return Memory(weights=frozen(case) + trained, optimiser=moments_there(case))
+
+
+def moments_there(case: Case) -> int:
+    """Returns the bytes of Adam's moments that are on a device between updates."""
+    return moment_bytes(case) if case.config.optimizer.memory == "device" else 0
+
+
+def on_host(case: Case) -> HostMemory:
+    """Returns what an update keeps in the host's memory."""
+    inputs = case.rows * case.shape.row_length * case.cfg.width * itemsize(case.cfg.dtype)
+    return HostMemory(
+        optimiser=moment_bytes(case) - moments_there(case),
+        activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
+    )
 
 
 def frozen(case: Case) -> int:
@@ -168,6 +194,42 @@ def a_layer_keeps(case: Case) -> int:
     return case.rows * case.shape.row_length * entries + ahead + weights + (0 if blocked else SCORES * row_scores(case))
 
 
+def a_layer_made(case: Case) -> int:
+    """Returns the bytes of what a layer's matrices make and the backward pass needs again: queries, keys, values, what
+    comes out of attention, gate and up; of experts, those of each that a token goes to, and what comes out. What is
+    only added to the stream is needed where a norm comes before."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    queries_, keys = widest_heads(cfg)
+    entries = (queries_ * (2 if cfg.output_gate else 1) + 2 * keys) // tensor + cfg.width
+    dense = sparse = 0
+    if any(map(cfg.dense, range(cfg.layers))):
+        wide = max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
+        dense = wide * (2 if cfg.mlp == "gated" else 1) + (0 if cfg.norm_place == "before" else cfg.width)
+    if cfg.experts is not None:
+        sparse = cfg.experts.per_token * (2 * cfg.experts.width // tensor + cfg.width)
+    entries += max(dense, sparse) if cfg.experts is None or cfg.experts.beside is None else dense + sparse
+    return case.rows * case.shape.row_length * entries * itemsize(cfg.dtype)
+
+
+def kept_for_backward(case: Case) -> int:
+    """Returns the bytes that the forward pass keeps on the device for the backward pass, as `Decoder.remat` says."""
+    cfg = case.cfg
+    inputs = case.rows * case.shape.row_length * cfg.width * itemsize(cfg.dtype)
+    if cfg.remat == "offload":
+        return IN_FLIGHT * inputs
+    beside = {"none": a_layer_keeps, "dots": a_layer_made, "layer": lambda case: 0}[cfg.remat]
+    return cfg.layers * (inputs + beside(case))
+
+
+def a_turn(case: Case) -> int:
+    """Returns the bytes of the largest leaf's moments where they come from the host, as they came and as they go."""
+    if case.config.optimizer.memory == "device":
+        return 0
+    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    size = 2 if case.config.optimizer.moments == "bfloat16" else FLOAT32
+    return 4 * max(share(leaf, TRAIN, case.sizes) for leaf in leaves) * size
+
+
 def narrowed(case: Case) -> int:
     """Returns the bytes of the stored weights as they multiply: cast once, ahead of the loop over micro-batches."""
     if case.cfg.param_dtype == case.cfg.dtype:
@@ -185,8 +247,9 @@ def update(case: Case) -> Memory:
     """Returns the memory of an optimiser step. All through it: the gradient's sum, the weights as they multiply, and
     what the forward pass keeps: every layer's input, or where nothing is computed again all that it needs. Then a chunk
     of logits on its way back: the head gathered, its gradient in float32 and again, narrow, summed over shards. Later a
-    layer on its way back: the micro-batch's own gradient of all layers, and the layer's weights and theirs."""
-    cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
+    layer on its way back: the micro-batch's own gradient of all layers, and the layer's weights and theirs. At the end
+    moments that come from the host."""
+    narrow = itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
     gradient = trained_bytes(case, TRAIN)
     whole = case.adapters is None  # frozen weights have no gradient
@@ -195,8 +258,8 @@ def update(case: Case) -> Memory:
     layer += SCORES * row_scores(case)
     return kept(case)._replace(
         gradients=gradient,
-        activations=cfg.layers * (tokens * cfg.width * narrow + (a_layer_keeps(case) if cfg.remat == "none" else 0)),
-        temporary=narrowed(case) + max(back, layer),
+        activations=kept_for_backward(case),
+        temporary=narrowed(case) + max(back, layer, a_turn(case)),
     )
 
 

@@ -34,6 +34,7 @@ from jrl.sharding import MeshShape, make_mesh
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 KEPT_FORMAT = 2
+HOST_COLOR = r"\bcolor 5\b"  # S(5) in a program's text; the compiler's report calls it cmem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Compiled:
     outputs: int = 0  # beyond arguments that are given up for them
     temporary: int = 0
     code: int = 0
+    host: int = 0  # in the host's memory, which is no part of the total
     needed: int | None = None  # HBM that the compiler asked for and did not find
     compile_seconds: float = 0.0
 
@@ -156,12 +158,15 @@ def assignment(folder: str) -> Compiled | None:
 
 
 def hbm_assigned(text: str) -> Compiled:
-    """Returns what a buffer assignment puts into HBM, which is memory space 0 and has no color."""
-    sizes = {"parameter": 0, "live-out": 0, "": 0}
+    """Returns what a buffer assignment puts into HBM, which is memory space 0 and has no color, and into the
+    host's memory."""
+    sizes, host = {"parameter": 0, "live-out": 0, "": 0}, 0
     for size, what in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
         if "color" not in what:
             sizes[next(kind for kind in sizes if kind in what)] += int(size)
-    return Compiled(arguments=sizes["parameter"], outputs=sizes["live-out"], temporary=sizes[""])
+        elif re.search(HOST_COLOR, what):
+            host += int(size)
+    return Compiled(arguments=sizes["parameter"], outputs=sizes["live-out"], temporary=sizes[""], host=host)
 
 
 def hbm_total(report: str) -> int | None:

@@ -33,7 +33,7 @@ ASSUMPTIONS = (
     "experts are visited evenly, and those that no slot goes to are not read",
     "every completion is as long as it may be, every packed row is full, nothing is refilled",
     "a mesh axis moves data around one ring of the torus, both ways",
-    "host time (scoring, data, dispatch) is not in it",
+    "host time (scoring, data, dispatch) is not in it, nor what AdamW.memory and remat = 'offload' move over its link",
 )
 
 
@@ -87,7 +87,7 @@ def trained_bytes(case: Case, rules: dict) -> int:
 
 
 def moment_bytes(case: Case) -> int:
-    """Returns the bytes of Adam's two moments of what is trained on one device."""
+    """Returns the bytes of Adam's two moments of what is trained on one device, or on the host for it."""
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
     narrow = case.config.optimizer.moments == "bfloat16"
     return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
@@ -214,7 +214,7 @@ def update_traffic(case: Case) -> Traffic:
     """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees. Frozen
     weights have no gradient, which is half of a backward pass."""
     backward = 2 if case.adapters is None else 1
-    once = pass_traffic(case, 1 + backward + (case.cfg.remat == "layer"))
+    once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")))
     stored = trained_bytes(case, TRAIN)
     gradient = trained_bytes(case, GATHERED) * case.micro_batches
     reduced = gathered_over(case, gradient)

@@ -15,7 +15,7 @@ from typing import Any
 from jrl.experiment import Config
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper, compiled, estimate, flops, libtpu, waste
-from jrl.plan.budget import Memory
+from jrl.plan.budget import HostMemory, Memory
 from jrl.plan.case import BEFORE_RL, Case, before_rl, make_case, programs_of, uncounted, with_known_shape
 from jrl.plan.cheaper import Change
 from jrl.plan.chips import GIB, Topology
@@ -60,6 +60,10 @@ class Plan:
     @property
     def largest(self) -> Row:
         return max(self.rows, key=lambda row: row.memory.total)
+
+    @property
+    def host(self) -> HostMemory:
+        return budget.on_host(self.case)
 
     @property
     def fits(self) -> bool:
@@ -234,6 +238,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "hbm_gib": plan.largest.memory.total / GIB,
         "limit_gib": plan.limit / GIB,
+        "host_gib": {kind: size / GIB for kind, size in plan.host._asdict().items()},
         "step_seconds": plan.step_seconds,
         "notes": plan.notes,
         "wastes": plan.wastes,
@@ -242,6 +247,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
                 "name": row.name,
                 "compiled": row.compiled is not None,
                 "hbm": {kind: size / GIB for kind, size in row.memory._asdict().items()},
+                "host": None if row.compiled is None else row.compiled.host / GIB,
                 "flops": row.flops,
                 "bytes": row.bytes,
                 "collectives": row.collectives,

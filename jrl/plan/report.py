@@ -44,6 +44,9 @@ def memory(plan: Plan) -> str:
     said = table(lines)
     if small:
         said += f"\nless than {SMALL} GiB beside what the run keeps: {', '.join(small)}"
+    if plan.host.total:
+        kinds = ", ".join(f"{kind} {size / GIB:.2f}" for kind, size in plan.host._asdict().items() if size)
+        said += f"\nin the host's memory, GiB a device: {kinds}"
     return said
 
 

@@ -9,6 +9,7 @@ import pytest
 from jrl.plan import budget, cheaper, estimate, flops
 from jrl.plan.case import make_case
 from jrl.plan.chips import CHIPS
+from jrl.plan.compiled import hbm_assigned
 from jrl.resolve import load_config
 from jrl.sharding import GATHERED
 
@@ -118,6 +119,38 @@ def test_gradients_and_layer_inputs_by_hand(small):
     found = budget.update(small("Decoder.remat='layer'"))
     assert found.gradients == 4 * PARAMETERS  # the sum; the micro-batch's own is there while a layer goes back
     assert found.activations == 2 * (2 * 32) * 64 * 4  # layers, rows x length, width, float32
+
+
+def test_what_layers_keep_by_hand(small):
+    # 64 tokens, float32: a layer's input, its queries, keys and values, what attention gives, gate and up.
+    of = lambda remat: budget.update(small(f"Decoder.remat={remat!r}")).activations
+    assert of("dots") == 2 * 64 * (64 + 64 + 2 * 32 + 64 + 2 * 128) * 4
+    assert of("layer") == 2 * 64 * 64 * 4 == budget.on_host(small("Decoder.remat='offload'")).activations
+    assert of("offload") == budget.IN_FLIGHT * 64 * 64 * 4
+    assert budget.on_host(small("Decoder.remat='layer'")) == (0, 0)
+    # Of experts: two a token, gate and up of 32 and what comes out, 64.
+    experts = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
+    sparse = budget.update(small("Decoder.remat='dots'", *experts)).activations
+    assert sparse == 2 * 64 * (64 + 64 + 2 * 32 + 64 + 2 * (2 * 32 + 64)) * 4
+
+
+def test_moments_on_the_host_by_hand(small):
+    there, away = small("Decoder.remat='layer'"), small("Decoder.remat='layer'", "AdamW.memory='host'")
+    assert budget.kept(away).optimiser == budget.init(away).optimiser == 0
+    assert budget.on_host(away) == (8 * PARAMETERS, 0)
+    assert budget.update(there).total - budget.update(away).total == 8 * PARAMETERS
+    # The largest leaf is the embedding, 512 x 64: both moments as they came, and as they go.
+    assert budget.a_turn(away) == 4 * 4 * 512 * 64 and budget.a_turn(there) == 0
+    narrow = small("AdamW.memory='host'", "AdamW.moments='bfloat16'")
+    assert (budget.on_host(narrow).optimiser, budget.a_turn(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
+
+
+def test_the_hosts_memory_is_no_part_of_what_the_compiler_puts_on_a_device():
+    lines = ["allocation 0: size 64, parameter 0, shape |f32[16]|:", "allocation 1: size 32, color 5, parameter 1, shape",
+             "allocation 2: size 8, maybe-live-out:", "allocation 3: size 4, preallocated-temp:",
+             "allocation 4: size 2, color 1, preallocated-temp:"]  # fmt: skip
+    found = hbm_assigned("\n".join(lines))
+    assert (found.arguments, found.outputs, found.temporary, found.host, found.total) == (64, 8, 4, 32, 76)
 
 
 def test_a_layer_on_its_way_back_by_hand(small):

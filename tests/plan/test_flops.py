@@ -41,6 +41,9 @@ def test_programs_by_hand(small):
     kept_less = flops.update(small("Decoder.remat='layer'"))
     # The last product of a layer, down, is not needed again.
     assert kept_less == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
+    assert flops.update(small("Decoder.remat='offload'")) == kept_less
+    # Products with matrices are kept, attention is not.
+    assert flops.update(small("Decoder.remat='dots'")) == (2 * 256 * (3 * LAYERS + 4 * HEAD), 4 * forward.attention)
     blocked = flops.update(small("Decoder.remat='layer'", "Decoder.attention_block=16"))
     assert blocked == (kept_less.weights, 4.5 * forward.attention)
 

@@ -30,13 +30,14 @@ def plan(monkeypatch, capsys):
 
 def test_a_plan_says_what_its_numbers_are(plan):
     said = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
-    assert set(said) == {"fits", "hbm_gib", "limit_gib", "step_seconds", "notes", "wastes", "programs"}
+    assert set(said) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "notes", "wastes", "programs"}
     assert said["fits"] and said["limit_gib"] == 94.75 and said["wastes"] == []
     assert any("libtpu is not installed: nothing was compiled" in note for note in said["notes"])
     programs = {program["name"]: program for program in said["programs"]}
     assert set(programs) == {"init", "restore", "sample", "update"}
     assert not any(program["compiled"] for program in programs.values())
     assert said["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
+    assert said["host_gib"] == {"optimiser": 0, "activations": 0}
     assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
 
 

@@ -1,0 +1,148 @@
+"""What lies in the host's memory: moments between updates. CPU devices have such a memory, so that all of it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jrl
+from jrl.checkpoints.run_state import verify_step
+from jrl.host import HOST, check_host_memory, memory_kind
+from jrl.lattice import CompileAfterSeal, Lattice
+from jrl.optimizer import AdamW, begin, step
+from jrl.sharding import MeshShape, make_mesh
+
+TINY = [
+    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=2", "Checkpoint.every=1",
+    "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "MeshShape.fsdp=2",
+    "Decoder.remat='offload'", "AdamW.memory='host'",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_these_tests():
+    """A run sets its mesh for the process; the tests after these must not find it."""
+    with jax.set_mesh(make_mesh(MeshShape(fsdp=2), jax.devices()[:2])):
+        yield
+
+
+def drawn(seed):
+    """Returns a small tree of weights, one of them cut over fsdp."""
+    draw = np.random.default_rng(seed)
+    leaf = lambda shape, *cut: jax.device_put(
+        draw.normal(size=shape).astype(np.float32), NamedSharding(jax.sharding.get_mesh(), PartitionSpec(*cut))
+    )
+    return {"stack": leaf((3, 8, 4), None, "fsdp"), "others": [leaf((7,)), leaf((4, 4))]}
+
+
+TRAINED = {"stack": True, "others": [False, True]}
+
+
+def steps(memory, sound=(True, True, True), **more):
+    """Returns (params, optimiser's state, norms of what was added) after a step for each of `sound`."""
+    config = AdamW(memory=memory, learning_rate=1e-2, weight_decay=0.1, schedule="cosine", decay_steps=9, **more)
+    traced, params = jax.tree.map(jnp.float32, config), drawn(0)
+    state = jax.jit(begin)(traced, params)
+
+    def one(config, params, state, gradient, sound):
+        params, state, added = step(config, gradient, state, params, TRAINED, sound)
+        return params, state, sum(jnp.sum(x * x) for x in jax.tree.leaves(added))
+
+    update, norms = jax.jit(one, donate_argnums=(1, 2)), []
+    for i, good in enumerate(sound):
+        params, state, norm = update(traced, params, state, drawn(1 + i), jnp.bool_(good))
+        norms.append(norm)
+    return params, state, norms
+
+
+@pytest.mark.parametrize("moments", [None, "bfloat16"])
+def test_moments_on_the_host_make_the_same_steps(moments):
+    expected, found = steps("device", moments=moments), steps("host", moments=moments)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+        # Two programs, of which one may fuse a product and a sum that the other rounds apart.
+        np.testing.assert_allclose(
+            np.float64(a), np.float64(b), rtol=1e-2 if a.dtype == jnp.bfloat16 else 1e-6, atol=1e-7
+        )
+    np.testing.assert_array_equal(found[0]["others"][0], drawn(0)["others"][0])  # not trained
+
+
+def test_moments_lie_on_the_host_and_nothing_else_does():
+    params, state, _ = steps("host", sound=(True,))
+    kinds = {jax.tree_util.keystr(path): memory_kind(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    assert {HOST if ".mu" in name or ".nu" in name else None for name in kinds} == {HOST, None}
+    assert all(kind == (HOST if ".mu" in name or ".nu" in name else None) for name, kind in kinds.items())
+    assert {memory_kind(leaf) for leaf in jax.tree.leaves(params)} == {None}
+    on_device = steps("device", sound=(True,))[1]
+    assert {memory_kind(leaf) for leaf in jax.tree.leaves(on_device)} == {None}
+
+
+def test_an_unsound_step_keeps_every_bit_on_the_host():
+    before, after = steps("host", sound=(True,)), steps("host", sound=(True, False))
+    for a, b in zip(jax.tree.leaves(after[:2]), jax.tree.leaves(before[:2])):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_device_without_such_memory_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"AdamW\.memory='host' needs memory of the host \(pinned_host\).* TPUs? "):
+        memory = types.SimpleNamespace(kind="device")
+        check_host_memory(
+            "AdamW.memory='host'", types.SimpleNamespace(platform="tpu", addressable_memories=lambda: [memory])
+        )
+    check_host_memory("AdamW.memory='host'", jax.devices()[0])
+
+
+def test_a_program_knows_where_its_arguments_and_results_lie():
+    lattice = Lattice()
+    begun = lattice.program("begin", lambda params: begin(AdamW(memory="host"), params))
+    doubled = lattice.program("double", lambda x: x * 2)
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), drawn(0))
+    shape = begun.compile(params)
+    assert memory_kind(shape[1][0].mu["stack"]) == HOST and memory_kind(shape[1][0].count) is None
+    assert shape[1][0].mu["stack"].sharding.spec == PartitionSpec(None, "fsdp", None)
+    lattice.seal()
+    made = begun(drawn(0))
+    assert made[1][0].mu["stack"].sharding == shape[1][0].mu["stack"].sharding
+    lattice.sealed = False
+    put = lambda kind: jax.device_put(
+        np.ones(3, np.float32), NamedSharding(jax.sharding.get_mesh(), PartitionSpec(), memory_kind=kind)
+    )
+    doubled(put(None))
+    lattice.seal()
+    with pytest.raises(CompileAfterSeal, match=r"float32\[3\], is float32\[3\] in pinned_host"):
+        doubled(put(HOST))
+
+
+def run(folder, *bindings, stop_after=None):
+    """Trains, or trains until a step is done and leaves as a notebook would."""
+    named = {binding.partition("=")[0]: binding for binding in [*TINY, *bindings]}
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as running:
+        for seen in running:
+            if seen.step == stop_after:
+                break
+
+
+def digests(folder, step):
+    """Returns leaf -> what its checkpoint says of it: dtype, shape and hash."""
+    return verify_step(folder / "checkpoints", step)["leaves"]
+
+
+def test_a_run_with_its_moments_on_the_host_resumes_bit_for_bit(tmp_path):
+    whole, killed, moved = (tmp_path / name for name in ("whole", "killed", "moved"))
+    run(whole)
+    run(killed, stop_after=1)
+    shutil.copytree(killed, moved)
+    run(killed)
+    assert digests(killed, 2) == digests(whole, 2)
+    # With moments on the device it is the same run, in the same leaves.
+    run(moved, "AdamW.memory='device'")
+    shapes = lambda folder: {name: (leaf["dtype"], leaf["shape"]) for name, leaf in digests(folder, 2).items()}
+    assert shapes(moved) == shapes(whole)
