@@ -146,9 +146,9 @@ def test_moments_on_the_host_by_hand(small):
 
 
 def test_the_hosts_memory_is_no_part_of_what_the_compiler_puts_on_a_device():
-    lines = ["allocation 0: size 64, parameter 0, shape |f32[16]|:", "allocation 1: size 32, color 5, parameter 1, shape",
-             "allocation 2: size 8, maybe-live-out:", "allocation 3: size 4, preallocated-temp:",
-             "allocation 4: size 2, color 1, preallocated-temp:"]  # fmt: skip
+    what = ["size 64, parameter 0, shape |f32[16]|:", "size 32, color 5, parameter 1, shape |f32[8]|:",
+            "size 8, maybe-live-out:", "size 4, preallocated-temp:", "size 2, color 1, preallocated-temp:"]  # fmt: skip
+    lines = [f"allocation {i}: {said}" for i, said in enumerate(what)]
     found = hbm_assigned("\n".join(lines))
     assert (found.arguments, found.outputs, found.temporary, found.host, found.total) == (64, 8, 4, 32, 76)
 
