@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -83,23 +82,16 @@ def step(
       trained: bool for each leaf of `params`; where False it stays as it is.
       sound: [] bool.
     """
-    only_trained = lambda updates, trained: jax.tree.map(lambda x, t: x if t else jnp.zeros_like(x), updates, trained)
     if config.memory == "host":
-        return _leaf_by_leaf(config, gradient, state, params, trained, sound, only_trained)
+        return _leaf_by_leaf(config, gradient, state, params, trained, sound)
     updates, new = optimizer(config).update(gradient, state, params)
-    updates = only_trained(updates, trained)
+    updates = _only(updates, trained)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
     return keep(optax.apply_updates(params, updates), params), keep(new, state), updates
 
 
 def _leaf_by_leaf(
-    config: AdamW,
-    gradient: PyTree,
-    state: optax.OptState,
-    params: PyTree,
-    trained: PyTree,
-    sound: Array,
-    only_trained: Callable[[PyTree, PyTree], PyTree],
+    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, trained: PyTree, sound: Array
 ) -> tuple[PyTree, optax.OptState, PyTree]:
     """Returns what `step` does, of moments that come from the host and go back a leaf of the parameters at a time.
 
@@ -119,7 +111,7 @@ def _leaf_by_leaf(
         def update(_: Array, carry: tuple[PyTree, optax.OptState, PyTree]) -> tuple[PyTree, optax.OptState, PyTree]:
             weight, own, gradient = carry
             added, own = _stored(config).update(gradient, moments(to_device, own), weight)
-            added = only_trained(added, alone(trained))
+            added = _only(added, alone(trained))
             return optax.apply_updates(weight, added), moments(to_host, own), added
 
         return jax.lax.fori_loop(0, sound.astype(jnp.int32), update, (alone(params), own, alone(gradient)))
@@ -128,6 +120,11 @@ def _leaf_by_leaf(
     turns = map(turn, jax.tree.leaves(places))
     params, own, updates = jax.tree.map(first, *turns, is_leaf=lambda x: x is None)
     return params, (clipped, own), updates
+
+
+def _only(updates: PyTree, trained: PyTree) -> PyTree:
+    """Returns `updates`, 0 for leaves that are not trained."""
+    return jax.tree.map(lambda x, is_trained: x if is_trained else jnp.zeros_like(x), updates, trained)
 
 
 def _clip(config: AdamW) -> optax.GradientTransformation:
