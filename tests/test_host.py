@@ -14,9 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jrl
 from jrl.checkpoints.run_state import restore_step, save_step, verify_step
 from jrl.experiment import FREE
-from jrl.host import HOST, check_host_memory, memory_kind
+from jrl.host import HOST, memory_kind
+from jrl.job import check_host
 from jrl.lattice import CompileAfterSeal, Lattice
 from jrl.optimizer import AdamW, begin, step
+from jrl.resolve import load_config
 from jrl.sharding import MeshShape, make_mesh
 
 TINY = [
@@ -91,13 +93,20 @@ def test_an_unsound_step_keeps_every_bit_on_the_host():
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_device_without_such_memory_is_refused_by_name():
+def test_a_device_without_such_memory_is_refused_by_the_field_that_asks():
+    memory = types.SimpleNamespace(kind="device")
+    device = types.SimpleNamespace(platform="tpu", addressable_memories=lambda: [memory])
+    bare = types.SimpleNamespace(devices=np.array([device], object))
+    asks = lambda *bindings: load_config("configs/tiny.gin", bindings)[0]
     with pytest.raises(ValueError, match=r"AdamW\.memory='host' needs memory of the host \(pinned_host\).* TPUs? "):
-        memory = types.SimpleNamespace(kind="device")
-        check_host_memory(
-            "AdamW.memory='host'", types.SimpleNamespace(platform="tpu", addressable_memories=lambda: [memory])
-        )
-    check_host_memory("AdamW.memory='host'", jax.devices()[0])
+        check_host(asks("AdamW.memory='host'"), bare)
+    with pytest.raises(ValueError, match=r"Decoder\.remat='offload' needs memory of the host"):
+        check_host(asks("Decoder.remat='offload'"), bare)
+    with pytest.raises(ValueError, match=r"AdamW\.memory='host'"):
+        warm = ("Config.sft=@SFT()", "SFT.steps=1", "SFT.optimizer=@warm/AdamW()", "warm/AdamW.memory='host'")
+        check_host(asks(*warm), bare)
+    check_host(asks("Decoder.remat='dots'"), bare)
+    check_host(asks("AdamW.memory='host'", "Decoder.remat='offload'"), jax.sharding.get_mesh())
 
 
 def test_a_program_knows_where_its_arguments_and_results_lie():
