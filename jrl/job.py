@@ -33,7 +33,7 @@ from jrl.experiment import FREE, Config, config_classes, row_of
 from jrl.host import check_host_memory
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
-from jrl.models.kernels import check_attention
+from jrl.models.kernels import check_attention, check_kernel, check_ragged
 from jrl.models.lora import without_adapters
 from jrl.models.quantised import check_bytes
 from jrl.models.shape import Decoder, check_divides, check_length
@@ -177,14 +177,16 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     algorithm = row_of(parts.tables, "algos", config.algo)
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
+    platform = mesh.devices.flat[0].platform
+    check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):
         check_divides(cfg, mesh)
-        check_attention(cfg, mesh.devices.flat[0].platform)
+        check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         check_bytes(model.spec(cfg), mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
-    check_keys(config, cfg)
+    check_cache(config, cfg, mesh.shape["tensor"])
     built = programs.build(config, algorithm, model, tokenizer, mesh, lattice)
     return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, lattice, built)
 
@@ -219,10 +221,18 @@ def check_shared(config: Config, cfg: Any) -> None:
         raise ValueError("Learner.prompts='apart' is not known to linear attention, which sees one row; use 'shared'")
 
 
-def check_keys(config: Config, cfg: Any) -> None:
-    """Raises ValueError for a layout of the cache that the model does not have."""
-    if config.sampler.keys != "by_column" and not isinstance(cfg, Decoder):
-        raise ValueError(f"Sampler.keys={config.sampler.keys!r} lays out jrl's own cache; this model keeps its own")
+def check_cache(config: Config, cfg: Any, tensor: int) -> None:
+    """Raises ValueError for a layout of the cache, or a kernel over it, that the model does not have on a mesh with so
+    many devices along its tensor axis."""
+    keys, attention = config.sampler.keys, config.sampler.attention
+    if keys != "by_column" and not isinstance(cfg, Decoder):
+        raise ValueError(f"Sampler.keys={keys!r} lays out jrl's own cache; this model keeps its own")
+    if attention != "reference" and not isinstance(cfg, Decoder):
+        raise ValueError(f"Sampler.attention={attention!r} reads jrl's own cache; this model keeps its own")
+    if attention != "reference" and cfg.dtype == "float64":
+        raise ValueError(f"Sampler.attention={attention!r} computes in float32; float64 needs 'reference'")
+    if attention == "ragged":
+        check_ragged(cfg, tensor)
 
 
 def with_kept_model(config: Config, folder: Path) -> Config:

@@ -147,15 +147,17 @@ def name_of(binding: str) -> str:
 
 
 def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
-    """Returns `config` with a mesh and an attention that this machine has, where the bindings ask for none."""
+    """Returns `config` with a mesh and kernels of attention that this machine has, where the bindings ask for none."""
     bound = [name_of(binding) for binding in bindings]
     if not any(name.startswith("MeshShape.") for name in bound):
         config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
-    kernel, platform = getattr(config.model, "attention", "reference"), jax.devices()[0].platform
-    if PLATFORMS.get(kernel, platform) != platform and not any(name.endswith(".attention") for name in bound):
-        said = "attention=%r is not on this %s: using the reference, whose rounding differs"
-        _log.warning(said, kernel, platform.upper())
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="reference"))
+    platform = jax.devices()[0].platform
+    for place, asked in (("model", config.model), ("sampler", config.sampler)):
+        kernel, name = getattr(asked, "attention", "reference"), f"{type(asked).__name__}.attention"
+        if PLATFORMS.get(kernel, platform) != platform and not any(said.endswith(name) for said in bound):
+            warning = "%s=%r is not on this %s: using the reference, whose rounding differs"
+            _log.warning(warning, name, kernel, platform.upper())
+            config = dataclasses.replace(config, **{place: dataclasses.replace(asked, attention="reference")})
     return config
 
 

@@ -182,7 +182,7 @@ def build(config: Config, algorithm: Algorithm, model: Model, tokenizer: Any, me
             completion_length=completion,
             slots=config.sampler.slots,
             layers=config.sampler.layers,
-            keys=config.sampler.keys,
+            layout=config.sampler.layout,
             halvings=config.sampler.halvings,
             stop_ids=tokenizer.end_ids,
             pad_id=tokenizer.pad_id,

@@ -26,7 +26,8 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
-from jrl.models.contract import Model, has_state, unstack_cache
+from jrl.models.contract import Layout, Model, has_state, unstack_cache
+from jrl.models.kernels import OneToken
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -50,6 +51,7 @@ class Sampler:
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
     # What of a head's keys lies side by side in the cache: a column's entries, or an entry's columns (faster on CPU).
     keys: Literal["by_column", "by_entry"] = "by_column"
+    attention: OneToken = "reference"  # of a new token over the cache, or by a kernel of ours for TPUs: 'ragged'
     halvings: int = 0  # how often the last sequences go on in half the slots, once none waits; each is compiled apart
 
     def __post_init__(self) -> None:
@@ -57,6 +59,8 @@ class Sampler:
             raise ValueError(f"Sampler.completion_length must be at least 1; got {self.completion_length}")
         if self.slots < 1:
             raise ValueError(f"Sampler.slots must be at least 1; got {self.slots}")
+        if self.attention == "ragged" and self.keys != "by_column":
+            raise ValueError(f"Sampler.attention='ragged' reads keys by column; leave out Sampler.keys={self.keys!r}")
         if self.halvings < 0:
             raise ValueError(f"Sampler.halvings must be at least 0; got {self.halvings}")
         if self.top_k is not None and self.top_k < 1:
@@ -68,6 +72,11 @@ class Sampler:
             high = float("inf") if name == "temperature" else 1.0
             if not (0 < value <= high if low_open else 0 <= value <= high):
                 raise ValueError(f"Sampler.{name} must be in {'(' if low_open else '['}0, {high}]; got {value}")
+
+    @property
+    def layout(self) -> Layout:
+        """How the cache lies."""
+        return "whole" if self.attention == "ragged" else self.keys
 
 
 @struct.dataclass
@@ -153,7 +162,7 @@ def sample(
             completion_length=config.completion_length,
             slots=config.slots,
             layers=config.layers,
-            keys=config.keys,
+            layout=config.layout,
             halvings=config.halvings,
             stop_ids=stop_ids,
             pad_id=pad_id,
@@ -169,7 +178,7 @@ def sample(
         "completion_length",
         "slots",
         "layers",
-        "keys",
+        "layout",
         "halvings",
         "stop_ids",
         "pad_id",
@@ -191,7 +200,7 @@ def program(
     completion_length: int,
     slots: int,
     layers: str,
-    keys: str,
+    layout: Layout,
     halvings: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
@@ -215,7 +224,7 @@ def program(
         completion_length=completion_length,
         slots=slots,
         layers=layers,
-        keys=keys,
+        layout=layout,
         halvings=halvings,
         stop_ids=stop_ids,
         pad_id=pad_id,
@@ -303,7 +312,7 @@ def _sample_shard(
     completion_length: int,
     slots: int,
     layers: str,
-    keys: str,
+    layout: Layout,
     halvings: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
@@ -319,7 +328,6 @@ def _sample_shard(
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
     resident = prompts_at_hand(local_prompts, slots, samples)
-    turned = keys == "by_entry"
     unrolled, batch_dimension = layers == "unrolled", 0 if layers == "unrolled" else 1
     in_layers = unstack_cache if unrolled else lambda stacked: stacked
     decoded = model.unstack(params, model_cfg) if unrolled else params
@@ -337,7 +345,7 @@ def _sample_shard(
             length = jax.lax.dynamic_slice_in_dim(prompts.length, first, resident)
             later = (columns >= length[:, None] - 1).astype(jnp.int32)
         _, cache = model.forward(decoded, tokens, columns, later, model_cfg, cache)
-        return _Resident(first, model.cut_cache(cache, width, turned))
+        return _Resident(first, model.cut_cache(cache, width, layout))
 
     def admit(_: Array, loop: _Loop) -> _Loop:
         """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
@@ -416,7 +424,7 @@ def _sample_shard(
             narrow,
             loop.cache,
         )
-        cache = jax.lax.fori_loop(0, rows, move, model.cut_cache(in_layers(empty(rows, width)), width, turned))
+        cache = jax.lax.fori_loop(0, rows, move, model.cut_cache(in_layers(empty(rows, width)), width, layout))
         slots = jax.tree.map(lambda x: x[order[:rows]], loop.slots)
         return loop._replace(resident=None, slots=slots, cache=cache)
 
@@ -428,10 +436,10 @@ def _sample_shard(
     start = _Loop(
         waiting=idle[0] * 0,
         resident=_Resident(
-            idle[0] * 0 - resident, model.cut_cache(in_layers(empty(resident, prompt_width)), width, turned)
+            idle[0] * 0 - resident, model.cut_cache(in_layers(empty(resident, prompt_width)), width, layout)
         ),
         slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
-        cache=model.cut_cache(in_layers(empty(slots, width)), width, turned),
+        cache=model.cut_cache(in_layers(empty(slots, width)), width, layout),
         written=_Written(
             tokens=jnp.where(column < prompt_length[:, None], padded, pad_id),
             logprobs=_vary(jnp.zeros(shape, wide)),

@@ -17,6 +17,15 @@ def test_a_kernel_that_is_not_here_gives_way_to_the_reference(caplog):
     assert "attention='splash' is not on this CPU: using the reference" in caplog.text
 
 
+def test_so_does_the_samplers(caplog):
+    ragged = "Sampler.attention='ragged'"
+    config, _ = load_config("configs/tiny.gin", [ragged])
+    assert on_this_machine(config, ()).sampler.attention == "reference"
+    assert "Sampler.attention='ragged' is not on this CPU: using the reference" in caplog.text
+    assert on_this_machine(config, [ragged]).sampler.attention == "ragged"
+    assert on_this_machine(config, ["Decoder.attention='reference'"]).sampler.attention == "reference"
+
+
 def test_one_that_is_bound_is_kept_and_so_refused():
     config, _ = load_config("configs/tiny.gin", [SPLASH])
     kept = on_this_machine(config, [SPLASH])

@@ -353,7 +353,7 @@ def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolle
         return sampler.program.lower(
             params, batch, key, number(jnp.uint32), number(jnp.int32), law, None, None,
             model=decoder.MODEL, model_cfg=cfg, samples=4, completion_length=completion_length,
-            slots=16, layers=layers, keys="by_column", halvings=halvings, stop_ids=STOP_IDS, pad_id=PAD,
+            slots=16, layers=layers, layout="by_column", halvings=halvings, stop_ids=STOP_IDS, pad_id=PAD,
         ).compile()  # fmt: skip
 
 

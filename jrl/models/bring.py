@@ -169,7 +169,7 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
         routed=routed,
         unembed=unembed,
         init_cache=init_cache,
-        cut_cache=lambda cache, length, turned: cache,  # of whatever the module keeps
+        cut_cache=lambda cache, length, layout: cache,  # of whatever the module keeps
         unstack=lambda params, cfg: params,
         ready=lambda params, cfg: (params, axes(own_spec(cfg))),
     )

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from jax.sharding import PartitionSpec
 from jrl.types import Array, PyTree
 
 Names = tuple[str | None, ...]  # logical axes of a parameter
+# How a cache lies: in blocks of columns; the same, of keys [layers, B, J, K, m]; or in one block, filled up to what the
+# kernel of ragged attention reads.
+Layout = Literal["by_column", "by_entry", "whole"]
 ADAPTER = "adapter"  # the entry of a parameter tree that is trained, where there is one; the others are frozen
 VALUE = "value"  # the entry that is a value head: always trained, and no part of the policy
 
@@ -33,13 +36,12 @@ class ParamSpec:
 
 @struct.dataclass
 class Cache:
-    """Keys and values of tokens already seen, each a tuple of blocks of columns: [layers, B, J, m, K]; of turned keys
-    [layers, B, J, K, m]. Where layers are computed one by one there is a tuple of caches, one a layer, of blocks with
-    no such axis."""
+    """Keys and values of tokens already seen, each a tuple of blocks of columns: [layers, B, J, m, K]. Where layers are
+    computed one by one there is a tuple of caches, one a layer, of blocks with no such axis."""
 
     k: Any
     v: Any
-    turned: bool = struct.field(pytree_node=False, default=False)
+    layout: Layout = struct.field(pytree_node=False, default="by_column")
 
 
 @struct.dataclass
@@ -94,7 +96,7 @@ class Model(NamedTuple):
     routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache, in one block
-    cut_cache: Callable  # (cache, length, turned) -> the cache in the blocks in which `length` columns are decoded
+    cut_cache: Callable  # (cache, length, layout) -> the cache in the blocks in which `length` columns are decoded
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
     ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
 

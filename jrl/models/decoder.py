@@ -347,8 +347,9 @@ def _attention(
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cache is not None:
             start = positions[:, 0]
+            turned_keys = cache.layout == "by_entry"
             cache = cache.replace(
-                k=write(cache.k, k, start, layer, cache.turned), v=write(cache.v, v, start, layer, False)
+                k=write(cache.k, k, start, layer, turned_keys), v=write(cache.v, v, start, layer, False)
             )
     pair = (k, v)
     if cache is not None:
@@ -362,10 +363,12 @@ def _attention(
         near = positions[:, :, None] - keys[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     sinks = weights.get(name_of("sinks"))
-    if cache is not None and q.shape[1] == 1:
+    if cache is not None and q.shape[1] == 1 and cache.layout == "whole":
+        out = _by_ragged(q, cache, layer, positions[:, 0], kind.windowed, sinks, cfg)
+    elif cache is not None and q.shape[1] == 1:
         out = attend_cached(
             q, cache.k, cache.v, layer, mask,
-            turned=cache.turned, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
+            turned=cache.layout == "by_entry", scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
         )  # fmt: skip
     else:
         if cache is not None:
@@ -399,6 +402,20 @@ def _by_splash(
     if isinstance(windowed, bool):
         return within(cfg.window if windowed else None)
     return jax.lax.cond(windowed, lambda: within(cfg.window), lambda: within(None))
+
+
+def _by_ragged(
+    q: Array, cache: Cache, layer: Array | None, last: Array, windowed: bool | Array, sinks: Array | None, cfg: Decoder
+) -> Array:
+    """Returns attention of one token a row, in column `last` [B], by the kernel, [B, 1, H, K]."""
+    from jrl.models import ragged  # Pallas is half a second of import, for those who ask for it
+
+    first = jnp.zeros_like(last)
+    if windowed is not False:
+        near = jnp.maximum(last - cfg.window + 1, 0)
+        first = near if windowed is True else jnp.where(windowed, near, first)
+    (k,), (v,) = cache.k, cache.v
+    return ragged.attend(q, k, v, layer, first, last, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks)
 
 
 def _turns(positions: Array, cfg: Decoder) -> Turns | None:

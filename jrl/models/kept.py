@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from jrl.models import linear
 from jrl.models.cached_attention import edges
-from jrl.models.contract import Cache, Stacks, State
+from jrl.models.contract import Cache, Layout, Stacks, State
+from jrl.models.kernels import filled
 from jrl.models.leaves import layers_of
 from jrl.models.shape import Decoder, Variant, check_length
 from jrl.sharding import constrain
@@ -58,18 +59,39 @@ def cache_shapes(
     return found
 
 
-def cut_cache(cache: Any, length: int, turned: bool) -> Any:
-    """Returns a cache of one block, stacked or a tuple of layers, in the blocks that `length` columns have; some of
-    them are empty where it has fewer. Keys are turned where that is asked for."""
+def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
+    """Returns a cache of one block, stacked or a tuple of layers, laid out as `layout` says: in the blocks that
+    `length` columns have, of which some are empty where it has fewer; or filled up to what a kernel reads."""
     if isinstance(cache, Stacks):
-        return cache.replace(plain=cache.plain and cut_cache(cache.plain, length, turned),
-                             full=cache.full and cut_cache(cache.full, length, turned))  # fmt: skip
+        return cache.replace(plain=cache.plain and cut_cache(cache.plain, length, layout),
+                             full=cache.full and cut_cache(cache.full, length, layout))  # fmt: skip
     if isinstance(cache, tuple):
-        return tuple(cut_cache(layer, length, turned) for layer in cache)
+        return tuple(cut_cache(layer, length, layout) for layer in cache)
+    if layout == "whole":
+        return Cache(k=_filled(cache.k), v=_filled(cache.v), layout=layout)
     starts = (0, *edges(length)[:-1])
     cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
-    turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks) if turned else blocks
-    return Cache(k=turn(cut(*cache.k)), v=cut(*cache.v), turned=turned)
+    turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks) if layout == "by_entry" else blocks
+    return Cache(k=turn(cut(*cache.k)), v=cut(*cache.v), layout=layout)
+
+
+def _filled(blocks: tuple[Array]) -> tuple[Array]:
+    (whole,) = blocks
+    return (_fill(_fill(whole, -2, filled(whole.shape[-2])), -1, filled(whole.shape[-1])),)
+
+
+def _fill(x: Array, axis: int, size: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
+def ends(columns: int, length: int, layout: Layout) -> tuple[int, ...]:
+    """Returns where each block of a cache of `columns` ends that is laid out as one of `length` columns."""
+    if layout == "whole":
+        return (filled(columns),)
+    every = edges(length)
+    return tuple(min(end, columns) for start, end in zip((0, *every), every) if start < columns)
 
 
 def row_of(cfg: Decoder, layer: int) -> int:
@@ -99,6 +121,8 @@ def write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | No
             return (put(whole, new, start),)
         return (jax.lax.dynamic_update_index_in_dim(whole, put(of_layer(whole, layer), new, start), layer, 0),)
     rows, found, first = jnp.arange(new.shape[0]), [], 0
+    if not turned:
+        new = _fill(new, -1, blocks[0].shape[-1])
     for block in blocks:
         width = block.shape[-1 if turned else -2]
         column = jnp.where(start < first, width, start - first)  # what does not lie in this block is dropped

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Attention = Literal["reference", "splash"]
+Attention = Literal["reference", "splash"]  # over rows of tokens
+OneToken = Literal["reference", "ragged"]  # of one new token a row, over a cache
 
-PLATFORMS = {"splash": "tpu"}  # attention -> the only kind of device that has it
+PLATFORMS = {"splash": "tpu", "ragged": "tpu"}  # attention -> the only kind of device that has it
 LANES = 128  # tokens: a kernel reads rows that are filled up to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
+CACHE_BLOCK_BYTES = 2**18  # of keys that ragged attention reads at once: longer to fetch than a block takes to begin
 
 
 def filled(length: int) -> int:
@@ -28,11 +30,39 @@ def causal_share(length: int) -> float:
     return (blocks + 1) / (2 * blocks) * (filled(length) / length) ** 2
 
 
+def cache_block(columns: int, column_bytes: int) -> int:
+    """Returns the columns of a cache that ragged attention reads at once: the most of BLOCKS that divide what is filled
+    up, and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; or the fewest.
+
+    Args:
+      column_bytes: of a column's keys.
+    """
+    fit = [size for size in BLOCKS if filled(columns) % size == 0 and size * column_bytes <= CACHE_BLOCK_BYTES]
+    return fit[0] if fit else BLOCKS[-1]
+
+
+def check_ragged(cfg: Any, tensor: int) -> None:
+    """Raises ValueError where ragged attention would read a Decoder's cache in rows that are not whole tiles: of a
+    device's share over `tensor` devices. XLA would move all of it, at every token."""
+    for heads in [cfg.kv_heads] + ([] if cfg.full is None else [cfg.full.kv_heads]):
+        own = heads // tensor
+        if own not in (1, 2, 4) and own % 8:
+            raise ValueError(
+                f"Sampler.attention='ragged' reads 1, 2, 4 or a multiple of 8 key heads on a device, and there are "
+                f"{own} (kv_heads={heads} over MeshShape.tensor={tensor}); set Sampler.attention='reference'"
+            )
+
+
 def check_attention(cfg: Any, platform: str) -> None:
     """Raises ValueError where the attention of a Decoder is not there on devices of `platform`: cpu, gpu or tpu."""
-    needed = PLATFORMS.get(cfg.attention, platform)
+    check_kernel("attention", cfg.attention, platform)
+
+
+def check_kernel(name: str, kernel: str, platform: str) -> None:
+    """Raises ValueError where the kernel that the field `name` asks for is not there on devices of `platform`."""
+    needed = PLATFORMS.get(kernel, platform)
     if platform != needed:
         raise ValueError(
-            f"attention={cfg.attention!r} is a kernel of {needed.upper()}s, and these devices are "
-            f"{platform.upper()}s; set attention='reference'"
+            f"{name}={kernel!r} is a kernel of {needed.upper()}s, and these devices are {platform.upper()}s; "
+            f"set {name}='reference'"
         )

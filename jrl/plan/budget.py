@@ -24,6 +24,7 @@ from jrl.plan.estimate import (
     held_bytes,
     itemsize,
     kept_bytes,
+    kept_columns,
     mlp_entries,
     moment_bytes,
     trained_bytes,
@@ -106,8 +107,9 @@ def sample(case: Case) -> Memory:
     prompts, length = resident(case), case.config.data.prompt_length
     scores = SCORES * prompts * score_heads(cfg) // tensor * queries(case, length) * length * FLOAT32
     turn = (SCORES * cfg.vocab_size + at_work(case, 1) // FLOAT32) * case.slots * FLOAT32
-    beside = [2 * kept_bytes(case, prompts, length)]
-    beside += [kept_bytes(case, rows, case.width) for rows in narrower(case.slots, case.config.sampler.halvings)]
+    beside = [2 * kept_bytes(case, prompts, kept_columns(case, length))]
+    width = kept_columns(case, case.width)
+    beside += [kept_bytes(case, rows, width) for rows in narrower(case.slots, case.config.sampler.halvings)]
     return kept(case)._replace(
         cache=cache_bytes(case) + max(beside),
         temporary=gathered(case) + relaid(case) + max(scores + at_work(case, prompts * length), turn),

@@ -14,7 +14,7 @@ from jrl import paths, programs
 from jrl.checkpoints.published import Published, decoder_of
 from jrl.data.trunks import micro_batches_of_longest
 from jrl.experiment import Config, row_of
-from jrl.job import check_keys, check_router, check_shared
+from jrl.job import check_cache, check_router, check_shared
 from jrl.models import decoder
 from jrl.models.contract import ParamSpec, policy_of, split
 from jrl.models.quantised import check_bytes
@@ -134,7 +134,7 @@ def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
-    check_keys(config, cfg)
+    check_cache(config, cfg, mesh.shape["tensor"])
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     # A value head is as wide as one row of the embedding, and not counted.
     stored, trained = split(policy_of(programs.model_of(config, parts.tables).spec(cfg)))

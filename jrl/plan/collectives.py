@@ -155,7 +155,7 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
 
 def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, the
-    most positions that an array of logits has, and the arrays of the cache that a loop carries."""
+    most positions that an array of logits has, and of a sampler whether a loop carries a second cache."""
     from jrl.plan import waste
     from jrl.plan.case import Program, make_case, programs_of, with_known_shape
     from jrl.plan.shapes import lower
@@ -165,7 +165,11 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
     resolved, parts = load_config(config, bindings)
     resolved, _ = with_known_shape(resolved)
     # A kernel of TPUs is none of a CPU's. It has no collective: each device attends with its own heads in its own rows.
-    resolved = dataclasses.replace(resolved, model=dataclasses.replace(resolved.model, attention="reference"))
+    resolved = dataclasses.replace(
+        resolved,
+        model=dataclasses.replace(resolved.model, attention="reference"),
+        sampler=dataclasses.replace(resolved.sampler, attention="reference"),
+    )
     case = make_case(resolved, parts, devices)
     known = programs_of(case)
     found = {}
@@ -175,10 +179,11 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
         text = program.compile().as_text()
         trips = own.turns if kind == "sample" else own.micro_batches
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
+        carried = waste.caches_carried(text, own)
         found[name] = {
             "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],
             "logits": waste.widest_logits(text, shares),
-            "caches": waste.caches_carried(text, own),
+            "second_cache": waste.second_cache(name, own, carried) if kind == "sample" else None,
         }
     Path(out).write_text(json.dumps(found), encoding="utf-8")
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models.contract import ParamSpec, is_spec
-from jrl.models.kept import cache_shapes
+from jrl.models.kept import cache_shapes, ends
+from jrl.models.kernels import filled
 from jrl.models.quantised import is_quantised
 from jrl.models.shape import Decoder
 from jrl.plan import flops
@@ -139,13 +140,22 @@ def sample_traffic(case: Case) -> Traffic:
 
 def cache_bytes(case: Case) -> int:
     """Returns what all slots keep of the tokens they have seen on one device, bytes."""
-    return kept_bytes(case, case.slots, case.width)
+    return kept_bytes(case, case.slots, kept_columns(case, case.width))
+
+
+def kept_columns(case: Case, columns: int) -> int:
+    """Returns the columns that a cache of so many takes: for a kernel it is filled up."""
+    return ends(columns, case.width, case.config.sampler.layout)[-1]
 
 
 def kept_bytes(case: Case, rows: int, columns: int) -> int:
     """Returns the bytes of a cache on one device: keys and values of every layer that has its own, and states."""
-    leaves = [leaf for stack in cache_shapes(case.cfg, rows, columns).values() for leaf in stack.values()]
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype, _ in leaves) // case.sizes["tensor"]
+    total, whole = 0, case.config.sampler.layout == "whole"
+    for stack in cache_shapes(case.cfg, rows, columns).values():
+        for name, (shape, dtype, _) in stack.items():
+            wide = filled(shape[-1]) if whole and name in ("k", "v") else shape[-1]
+            total += math.prod(shape[:-1]) * wide * dtype.itemsize
+    return total // case.sizes["tensor"]
 
 
 def mlp_entries(cfg: Decoder, tensor: int) -> int:

@@ -11,11 +11,12 @@ import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jrl.models.cached_attention import edges
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.experts import Experts
-from jrl.models.kernels import causal_share
+from jrl.models.kept import ends
+from jrl.models.kernels import cache_block, causal_share, filled
 from jrl.models.shape import Decoder
 from jrl.plan.case import Case, programs_of
 from jrl.types import PyTree
@@ -117,9 +118,18 @@ def read_columns(case: Case) -> float:
     """Returns how many columns of the cache a turn reads, the mean over a completion that is as long as it may be: the
     first turn has the prompt in view, the last all but the token that it draws, and blocks are read whole."""
     first, last = case.config.data.prompt_length, case.width - 1
-    ends = edges(case.width)
+    found = ends(case.width, case.width, case.config.sampler.layout)
+    if case.config.sampler.attention == "ragged":
+        entries = heads_at_once(case) * filled(case.cfg.head_dim)
+        block = cache_block(case.width, entries * jnp.dtype(case.cfg.dtype).itemsize)
+        found = tuple(range(block, filled(case.width) + 1, block))
     turns = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
-    return sum(turns(*block) * block[1] for block in zip((0, *ends), ends)) / (last - first + 1)
+    return sum(turns(*block) * block[1] for block in zip((0, *found), found)) / (last - first + 1)
+
+
+def heads_at_once(case: Case) -> int:
+    """Returns the heads with whose keys ragged attention multiplies a query: all of a device's."""
+    return case.cfg.kv_heads // case.sizes["tensor"]
 
 
 def stepping(cfg: Decoder, columns: float) -> float:
@@ -147,10 +157,16 @@ def sample(case: Case) -> Flops:
 
 def decode(case: Case) -> Flops:
     """Returns the operations of decoding where every completion is as long as it may be: each turn feeds one token to
-    every slot of every shard, and looks at the blocks of its cache that are filled."""
-    tokens = case.turns * case.slots * case.shards
-    matrices = decoded_weights(case) + head_weights(case.cfg)
-    return Flops(2.0 * tokens * matrices, float(tokens * stepping(case.cfg, read_columns(case))))
+    every slot of every shard, and looks at the blocks of its cache that are filled. A kernel multiplies a
+    query with the keys and values of all heads, and values of bfloat16 with weights of two such numbers."""
+    tokens, columns = case.turns * case.slots * case.shards, read_columns(case)
+    matrices = 2.0 * tokens * (decoded_weights(case) + head_weights(case.cfg))
+    attended = stepping(case.cfg, columns)
+    if case.config.sampler.attention == "reference":
+        return Flops(matrices, float(tokens * attended))
+    linear = stepping(case.cfg, 0)
+    by_kernel = (attended - linear) * heads_at_once(case) * (1.5 if case.cfg.dtype == "bfloat16" else 1)
+    return Flops(matrices + tokens * by_kernel, float(tokens * linear))
 
 
 def completions_in_a_row(case: Case) -> int:

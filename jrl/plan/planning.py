@@ -157,7 +157,7 @@ def wastes_of(case: Case, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
             continue
         if kind == "sample":
             said += waste.gathers_in_loop(name, own, body["collectives"])
-            said.append(waste.second_cache(name, own, body["caches"]))
+            said.append(body["second_cache"])
         else:
             said.append(waste.full_logits(name, own, body["logits"]))
     return [line for line in said if line is not None]
@@ -209,7 +209,7 @@ class Counting:
         self._reader.start()
 
     def result(self, say: Say) -> dict[str, dict[str, Any]]:
-        """Returns "collectives", "logits" and "caches" of every program, as `jrl.plan.collectives` writes them.
+        """Returns "collectives", "logits" and "second_cache" of every program, as `jrl.plan.collectives` writes them.
 
         Raises: ValueError where the process failed.
         """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jrl.models.cached_attention import edges
-from jrl.models.kept import cache_shapes
+from jrl.models.kept import cache_shapes, ends
 from jrl.plan import budget
 from jrl.plan.case import Case
 
@@ -53,7 +52,7 @@ def caches_carried(text: str, case: Case) -> int:
 def second_cache(name: str, case: Case, carried: int) -> str | None:
     """Returns what is wrong with a sampler whose loop carries more than keys and values once."""
     slots = _blocks(case)
-    prompts = [n for n in _cut(case.config.data.prompt_length, case.width) if n in slots]
+    prompts = [n for n in _blocks(case, case.config.data.prompt_length) if n in slots]
     blocks = len(slots) + (len(prompts) if budget.resident(case) == case.slots else 0)
     scanned = case.config.sampler.layers == "scanned"
     once = 2 * blocks * sum(1 if scanned else layers for layers, *_ in _stacks(case))
@@ -69,15 +68,11 @@ def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
     return [(layers, rows, heads // case.sizes["tensor"], entries) for layers, rows, heads, _, entries in shapes]
 
 
-def _blocks(case: Case) -> tuple[int, ...]:
-    """Returns the columns of every block that the sampler's cache lies in."""
-    return _cut(case.width, case.width)
-
-
-def _cut(columns: int, width: int) -> tuple[int, ...]:
-    """Returns how many of the first `columns` lie in each block of a cache of `width`."""
-    ends = edges(width)
-    return tuple(min(end, columns) - start for start, end in zip((0, *ends), ends) if start < columns)
+def _blocks(case: Case, columns: int | None = None) -> tuple[int, ...]:
+    """Returns the columns of every block that the sampler's cache lies in, or one of its first `columns`."""
+    columns = case.width if columns is None else columns
+    found = ends(columns, case.width, case.config.sampler.layout)
+    return tuple(end - start for start, end in zip((0, *found), found))
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:

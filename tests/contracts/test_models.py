@@ -19,7 +19,7 @@ from jrl import contents, sampler
 from jrl.check import check_parts
 from jrl.config import ConfigError
 from jrl.export import export_policy
-from jrl.job import check_keys, check_shared
+from jrl.job import check_cache, check_shared
 from jrl.learner import Learner
 from jrl.models.bring import from_linen
 from jrl.models.contract import Own
@@ -235,7 +235,7 @@ def test_layouts_of_our_own_decoder_are_refused_to_other_models():
     with pytest.raises(ValueError, match="prompts='apart' needs jrl's decoder"):
         check_shared(config, mine)
     with pytest.raises(ValueError, match="keys='by_entry' lays out jrl's own cache"):
-        check_keys(config, mine)
+        check_cache(config, mine, 1)
 
 
 def test_gradients_over_two_devices_are_those_of_one():

@@ -261,7 +261,7 @@ def test_over_data_alone_sampling_moves_no_weight():
             params, PromptBatch(tokens=row((8, 5), np.int32), length=row((8,), np.int32), uid=row((8, 2), np.uint32)),
             jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(mesh)), number(np.uint32), number(np.int32),
             sampler.Law(number(np.float32), None, None, None), None, None, model=model, model_cfg=CFG, samples=2,
-            completion_length=8, slots=5, keys="by_column", halvings=0, layers="unrolled", stop_ids=(3,), pad_id=0,
+            completion_length=8, slots=5, layout="by_column", halvings=0, layers="unrolled", stop_ids=(3,), pad_id=0,
         ).compile()  # fmt: skip
     moved = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
     assert moved == []

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-TINY = ["Decoder.attention='splash'", "Decoder.window=4",
+TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.window=4",
         "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",
         "MeshShape.fsdp=2", "MeshShape.tensor=2"]  # fmt: skip
 

@@ -115,6 +115,13 @@ def test_the_cache_by_hand(small):
     assert budget.sample(small(*last)).cache == 512 * (8 + 4) * 32
 
 
+def test_the_cache_of_a_kernel_is_filled_up_by_hand(small):
+    # Every head to 128 entries: 4096 bytes a column; slots of 32 columns and prompts of 8 to 128 each.
+    assert budget.sample(small("Sampler.attention='ragged'")).cache == 4096 * (3 * 128 + 2 * 4 * 128)
+    with pytest.raises(ValueError, match="and there are 3"):
+        small("Sampler.attention='ragged'", "Decoder.heads=6", "Decoder.kv_heads=3")
+
+
 def test_gradients_and_layer_inputs_by_hand(small):
     found = budget.update(small("Decoder.remat='layer'"))
     assert found.gradients == 4 * PARAMETERS  # the sum; the micro-batch's own is there while a layer goes back

@@ -55,6 +55,20 @@ def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):
     assert flops.decode(case).attention == 72 // 24 * 110 * 3 * 2 * 2 * 2 * 4 * 16 * flops.read_columns(case)
 
 
+def test_a_turn_reads_the_blocks_of_a_kernel_by_hand(small):
+    long = ("Data.prompt_length=250", "Sampler.completion_length=140", "Learner.row_length=390")
+    case, own = (small(*long, f"Sampler.attention={name!r}") for name in ("ragged", "reference"))
+    # Of 2 heads filled up to 128 entries of float32 a block holds 256 columns. Turns see 250 to 389: 7 of them one,
+    # 133 two. A query meets the keys of both heads.
+    assert flops.read_columns(case) == (7 * 256 + 133 * 512) / 140
+    attended = flops.decode(own).attention / flops.read_columns(own) * flops.read_columns(case)
+    assert flops.decode(case) == (pytest.approx(flops.decode(own).weights + 2 * attended), 0)
+    narrow = small(*long, "Sampler.attention='ragged'", "Decoder.dtype='bfloat16'")
+    # Weights of values are two numbers each: three products in place of two. One block holds all 512 columns.
+    attended *= 512 / flops.read_columns(case)
+    assert flops.decode(narrow) == (pytest.approx(flops.decode(own).weights + 3 * attended), 0)
+
+
 def test_ppo_takes_one_pass_more_a_minibatch(small):
     times = lambda *bindings: estimate.calls(small("Config.algo=@PPO()", *bindings))
     assert {name: n for name, n in times().items() if n} == {"sample": 1, "values": 1, "update": 1}
