@@ -45,6 +45,8 @@ def compile_ahead(job: Job, done: int) -> None:
             compile_sft(job, state)
         if job.config.eval is not None:
             compile_eval(job, state)
+        if job.config.loop.steps and job.judge is not None:
+            compile_reward(job)
         if job.config.loop.steps:
             begin_rl = job.programs.begin_rl
             compile_rl(job, begin_rl.compile(state) if done <= job.sft_steps else begin_rl.shape(state))
@@ -55,6 +57,15 @@ def compile_eval(job: Job, state: TrainState) -> None:
     arguments = list(sample_arguments(job, state, job.config.eval.batch))
     arguments[5] = programs.abstract(job.eval_law, job.mesh)
     job.programs.sample_eval.compile(*arguments)
+
+
+def compile_reward(job: Job) -> None:
+    """Compiles the run's reward model."""
+    judge = job.judge
+    by_row = lambda *dims: jax.ShapeDtypeStruct(
+        (judge.batch, *dims), np.int32, sharding=batch_sharding(judge.mesh, 1 + len(dims))
+    )
+    judge.program.compile(programs.abstract(judge.params, judge.mesh), by_row(judge.width), by_row())
 
 
 def compile_sft(job: Job, state: TrainState) -> None:

@@ -243,6 +243,7 @@ def test_score_judges_by_the_longest_row_and_not_by_its_columns(name, options, t
             judge_file(tmp_path / "model", rows, out)
 
 
+@pytest.mark.usefixtures("sealed_before_the_first_step")
 def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "judge")
     bindings = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
