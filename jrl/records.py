@@ -105,7 +105,8 @@ def restore(job: Job) -> Progress:
         return Progress(beginning(job), None, rl=False)
     job.done, job.evals = host["done"], host["evals"]
     job.skipped, job.unscored = host["in_a_row"]["skipped"], host["in_a_row"]["unscored"]
-    job.seconds = host["time"]["seconds"]
+    before = host["time"]["seconds"]
+    job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"])
     job.sft_stream.set_state(host["data"]["sft"])
