@@ -106,6 +106,13 @@ class Lattice:
         """From here on a compilation is an error."""
         self.sealed = True
 
+    def check(self) -> None:
+        """Raises what the compiler has failed with so far, of programs that nobody has called yet."""
+        for program in self.programs.values():
+            for begun in program._begun.values():
+                if begun.done():
+                    begun.result()
+
     def close(self) -> None:
         """Begins no compilation any more, and waits for those under way."""
         self.compiler.shutdown(cancel_futures=True)

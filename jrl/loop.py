@@ -52,6 +52,7 @@ def steps(job: Job) -> Iterator[Step]:
         held = made
         job.done += 1
         records.clock(job, held, time.monotonic() - start)
+        job.lattice.check()  # a warm start of hours must not end with what cannot be compiled
         if job.done == first + 2:
             job.lattice.seal()
         asked = job.stop.is_set()

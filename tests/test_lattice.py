@@ -1,3 +1,6 @@
+import threading
+from concurrent.futures import wait
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +58,7 @@ def test_a_program_compiled_ahead_is_announced_only_to_who_waits_for_it(mesh):
     double = lattice.program("double", lambda x: x * 2)
     x = jnp.ones(3)
     double.compile(x)
-    lattice.close()  # waits for the end
+    wait(double._begun.values())
     double(x)
     assert said == [] and lattice.size() == 1
 
@@ -65,6 +68,9 @@ def test_what_the_compiler_refuses_is_raised_by_the_call(mesh):
     refused = lattice.program("refused", lambda x: x * 2, compiler_options={"no_such_option": True})
     x = jnp.ones(3)
     refused.compile(x)
+    wait(refused._begun.values())
+    with pytest.raises(Exception, match="no_such_option"):
+        lattice.check()  # long before the call, where a run asks after every step
     with pytest.raises(Exception, match="no_such_option"):
         refused(x)
 
@@ -75,3 +81,14 @@ def test_a_closed_lattice_begins_nothing_any_more(mesh):
     lattice.close()
     with pytest.raises(RuntimeError, match="shutdown"):
         double.compile(jnp.ones(3))
+
+
+def test_a_check_does_not_wait_for_what_is_being_compiled(mesh):
+    lattice, go = Lattice(), threading.Event()
+    busy = [lattice.compiler.submit(go.wait) for _ in range(2)]
+    double = lattice.program("double", lambda x: x * 2)
+    double.compile(jnp.ones(3))
+    lattice.check()
+    assert not any(begun.done() for begun in [*busy, *double._begun.values()])
+    go.set()
+    np.testing.assert_array_equal(double(jnp.ones(3)), 2)
