@@ -4,17 +4,29 @@ environment for this file alone, as with it every plan would compile."""
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from jrl.plan import budget
+from jrl.plan.case import make_case
+from jrl.plan.chips import parse_topology
+from jrl.plan.compiled import topology_mesh
+from jrl.plan.shapes import lower
+from jrl.resolve import load_config
 
 TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.window=4",
         "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",
         "MeshShape.fsdp=2", "MeshShape.tensor=2"]  # fmt: skip
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+COMPILES = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+@COMPILES
 @pytest.mark.parametrize(
     "dtype, head_dim, remat, memory", [("bfloat16", 64, "offload", "host"), ("float32", 128, "dots", "device")]
 )
@@ -30,3 +42,22 @@ def test_an_update_and_a_decode_loop_with_the_kernel_compile_for_a_tpu(dtype, he
     update = next(program for program in said["programs"] if program["name"] == "update")
     assert (update["host"] > 0) == (memory == "host") == (sum(said["host_gib"].values()) > 0)
     assert "update: compiled in" in done.stderr and "sample: compiled in" in done.stderr
+
+
+@COMPILES
+@pytest.mark.parametrize("tensor, head_dim", [(1, 64), (2, 128)])
+def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
+    bindings = ["Sampler.attention='ragged'", "Sampler.layers='scanned'", "Sampler.slots=24", "Data.prompt_length=200",
+                "Sampler.completion_length=12000", "Decoder.dtype='bfloat16'", f"Decoder.head_dim={head_dim}",
+                f"MeshShape.fsdp={4 // tensor}", f"MeshShape.tensor={tensor}"]  # fmt: skip
+    config, parts = load_config("configs/tiny.gin", bindings)
+    cache = budget.sample(make_case(config, parts, 4)).cache  # with the prompts at hand, a fiftieth of it
+    mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
+    with jax.default_matmul_precision("highest"):  # as in a run
+        compiled = lower(config, parts, mesh)["sample"].compile()
+    text = compiled.as_text()
+    # Of two layers, 24 rows and 96 x 128 columns, of which neither keys nor values fit into the core; heads of
+    # 64 are filled up. Carried once, and never moved: a copy of the keys alone would be half as much again.
+    carried = [line.count(f"bf16[2,24,{2 // tensor},12288,128]") for line in re.findall(r" = \((.*)\) while\(", text)]
+    assert "ragged_attention" in text and max(carried) == 2
+    assert cache < compiled.memory_analysis().temp_size_in_bytes < 1.1 * cache
