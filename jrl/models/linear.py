@@ -85,6 +85,11 @@ def leaves(cfg: Linear, width: int) -> dict[str, tuple[tuple[int, ...], tuple[st
 LEAVES = tuple(leaves(Linear(key_heads=1, value_heads=1, key_dim=2, value_dim=2), 1))
 
 
+def chunk_of(length: int) -> int:
+    """Returns the tokens of a chunk of rows of `length`: as even as can be, so that few fill the last one up."""
+    return -(-length // -(-length // CHUNK))
+
+
 def state_shapes(cfg: Linear, batch: int) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
     """Returns field of a State -> (shape, logical axes), of one layer."""
     before = (batch, cfg.taps - 1)
@@ -271,8 +276,8 @@ def _in_chunks(q: Array, k: Array, v: Array, g: Array, b: Array, segment: Array,
     split = (key_heads, heads // key_heads)
     unit = lambda x: x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6)
     q, k = unit(q) * key_dim**-0.5, unit(k)
-    chunks = -(-length // CHUNK)
-    size = -(-length // chunks)  # as even as can be: few tokens fill the last one up
+    size = chunk_of(length)
+    chunks = -(-length // size)
 
     def cut(x: Array, mode: str = "constant") -> Array:  # [B, L, ...] -> [N, B, C, ...]
         x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *[(0, 0)] * (x.ndim - 2)), mode=mode)

@@ -2,8 +2,8 @@
 
 A program takes what the run keeps (weights, optimiser) and what it makes for itself. The latter is most at one of a few
 moments: prompts at work or a turn of decoding; a chunk of logits or a layer on its way back. Each moment is the sum of
-the arrays that the TPU compiler was seen to hold then (its buffer assignments, libtpu 0.0.42.1), and nothing is fitted:
-see docs/plan.md.
+the arrays that the TPU compiler was seen to hold then (its buffer assignments, libtpu 0.0.42.1), and nothing is fitted
+but a layer of linear attention (`chunk_bytes`): see docs/plan.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 
 from jrl.models.contract import is_spec
 from jrl.models.kernels import LANES
-from jrl.models.shape import Decoder
+from jrl.models.linear import chunk_of
 from jrl.plan.case import Case, programs_of, share
 from jrl.plan.estimate import (
     adapter_bytes,
@@ -105,14 +105,15 @@ def sample(case: Case) -> Memory:
     where the last sequences move there."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     prompts, length = resident(case), case.config.data.prompt_length
-    scores = SCORES * prompts * score_heads(cfg) // tensor * queries(case, length) * length * FLOAT32
+    scores = SCORES * prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
+    layer = max(scores + at_work(case, prompts * length), chunk_bytes(case, prompts * length, length) // 2)
     turn = (SCORES * cfg.vocab_size + at_work(case, 1) // FLOAT32) * case.slots * FLOAT32
     beside = [2 * kept_bytes(case, prompts, kept_columns(case, length))]
     width = kept_columns(case, case.width)
     beside += [kept_bytes(case, rows, width) for rows in narrower(case.slots, case.config.sampler.halvings)]
     return kept(case)._replace(
         cache=cache_bytes(case) + max(beside),
-        temporary=gathered(case) + relaid(case) + max(scores + at_work(case, prompts * length), turn),
+        temporary=gathered(case) + relaid(case) + max(layer, turn),
     )
 
 
@@ -159,13 +160,7 @@ def queries(case: Case, length: int) -> int:
     """Returns how many of a row's queries have scores at once. A kernel's do not leave the core; what it says of each
     query, the logarithm of a sum, it writes LANES times."""
     block = case.cfg.attention_block if case.cfg.attention == "reference" else LANES
-    block = None if case.cfg.linear is not None else block
     return length if block is None else min(block, length)
-
-
-def score_heads(cfg: Decoder) -> int:
-    """Returns the most heads that a layer has scores of; of linear attention shares, which are never in blocks."""
-    return max(cfg.heads, 0 if cfg.linear is None else cfg.linear.value_heads)
 
 
 def at_work(case: Case, tokens: int) -> int:
@@ -178,8 +173,25 @@ def at_work(case: Case, tokens: int) -> int:
 def row_scores(case: Case) -> int:
     """Returns the bytes of one array of the attention's scores of a micro-batch."""
     cfg, length = case.cfg, case.shape.row_length
-    heads = score_heads(cfg) // case.sizes["tensor"]
+    heads = cfg.heads // case.sizes["tensor"]
     return case.rows * queries(case, length) * heads * case.shape.keys * FLOAT32
+
+
+def chunk_bytes(case: Case, tokens: int, length: int) -> int:
+    """Returns the bytes of a layer of linear attention at work on `tokens` in rows of `length`, on its way back, all in
+    float32; half of it forward; 0 without one. Of each value head four arrays of the shares' size, whose last dimension
+    fills LANES, six of values and of what reads a state, and a state a chunk; of each key head queries and keys twelve
+    times, around their convolution and norm, and four arrays of their products. How many there are is set by the totals
+    of two compiled updates (tests/plan/test_budget.py), where the rest of this file counts arrays."""
+    shape = case.cfg.linear
+    if shape is None:
+        return 0
+    chunk = chunk_of(length)
+    lanes = max(chunk, LANES)
+    of_value = 4 * lanes + 6 * (shape.key_dim + shape.value_dim) + shape.key_dim * shape.value_dim // chunk
+    of_key = 4 * lanes + 24 * shape.key_dim
+    entries = shape.value_heads * of_value + shape.key_heads * of_key
+    return tokens * entries // case.sizes["tensor"] * FLOAT32
 
 
 def a_layer_keeps(case: Case) -> int:
@@ -193,7 +205,9 @@ def a_layer_keeps(case: Case) -> int:
     blocked = queries(case, case.shape.row_length) < case.shape.row_length  # blocks are always computed again
     weights = a_layer(case) * narrow if case.sizes["fsdp"] > 1 else 0
     ahead = case.rows * case.shape.ahead * 2 * keys * (narrow + FLOAT32)  # keys and values put before each row's own
-    return case.rows * case.shape.row_length * entries + ahead + weights + (0 if blocked else SCORES * row_scores(case))
+    tokens = case.rows * case.shape.row_length
+    between = max(0 if blocked else SCORES * row_scores(case), chunk_bytes(case, tokens, case.shape.row_length) // 2)
+    return tokens * entries + ahead + weights + between
 
 
 def a_layer_made(case: Case) -> int:
@@ -256,8 +270,8 @@ def update(case: Case) -> Memory:
     gradient = trained_bytes(case, TRAIN)
     whole = case.adapters is None  # frozen weights have no gradient
     back = logits(case) + head(case) * (2 * narrow + FLOAT32 if whole else narrow)
-    layer = gradient + a_layer(case) * (narrow + FLOAT32 if whole else narrow) + at_work(case, tokens)
-    layer += SCORES * row_scores(case)
+    layer = gradient + a_layer(case) * (narrow + FLOAT32 if whole else narrow)
+    layer += max(at_work(case, tokens) + SCORES * row_scores(case), chunk_bytes(case, tokens, case.shape.row_length))
     return kept(case)._replace(
         gradients=gradient,
         activations=kept_for_backward(case),
@@ -269,7 +283,8 @@ def logprobs(case: Case) -> Memory:
     """Returns the memory of a log-prob pass: a layer at work, or the head and a chunk of logits after the last."""
     cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
-    layer = at_work(case, tokens) + SCORES * row_scores(case) + a_layer(case) * narrow
+    linear = chunk_bytes(case, tokens, case.shape.row_length) // 2
+    layer = max(at_work(case, tokens) + SCORES * row_scores(case), linear) + a_layer(case) * narrow
     last = tokens * cfg.width * narrow + logits(case) + head(case) * narrow
     return kept(case)._replace(temporary=narrowed(case) + max(layer, last))
 

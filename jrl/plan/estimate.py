@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.kept import cache_shapes, ends
 from jrl.models.kernels import filled
+from jrl.models.linear import chunk_of
 from jrl.models.quantised import is_quantised
 from jrl.models.shape import Decoder
 from jrl.plan import flops
@@ -196,11 +197,15 @@ def turn_bytes(case: Case) -> float:
 
 def layer_traffic(case: Case, tokens: float) -> float:
     """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
-    of every product once, and the float32 scores written and read around the softmax, which a kernel's are not."""
+    of every product once, and the float32 scores written and read around the softmax, which a kernel's are not, or the
+    shares of linear attention's chunks."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
     scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention == "reference" else 0
-    return cfg.layers * tokens * (2 * wide * itemsize(cfg.dtype) + scores)
+    linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
+    shares = 4 * 4 * cfg.linear.value_heads / tensor * chunk_of(case.shape.row_length) if linear else 0
+    moved = cfg.layers * 2 * wide * itemsize(cfg.dtype) + (cfg.layers - linear) * scores + linear * shares
+    return tokens * moved
 
 
 def pass_traffic(case: Case, passes: int) -> Traffic:

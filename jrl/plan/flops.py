@@ -17,6 +17,7 @@ from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.experts import Experts
 from jrl.models.kept import ends
 from jrl.models.kernels import cache_block, causal_share, filled
+from jrl.models.linear import chunk_of
 from jrl.models.shape import Decoder
 from jrl.plan.case import Case, programs_of
 from jrl.types import PyTree
@@ -82,9 +83,8 @@ def input_weights(case: Case) -> int:
 
 def attention(cfg: Decoder, columns: float) -> float:
     """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
-    linear attention, what a row takes: three products of the size of scores (keys with keys, queries with keys, and
-    their shares with corrections) and the triangular system, which is half of one."""
-    return softmax_attention(cfg, columns) + linear_attention(cfg, columns)
+    linear attention, those of a token in a row as long."""
+    return softmax_attention(cfg, columns) + linear_attention(cfg, int(columns))
 
 
 def softmax_attention(cfg: Decoder, columns: float) -> float:
@@ -95,19 +95,31 @@ def softmax_attention(cfg: Decoder, columns: float) -> float:
     return total + (full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns) if full else 0)
 
 
-def linear_attention(cfg: Decoder, columns: float) -> float:
+def linear_attention(cfg: Decoder, length: int, states: int = 1) -> float:
+    """Returns the operations of one token in all linear layers, in rows of `length`. In a chunk of C tokens: for each
+    key head, keys with keys and queries with keys; for each value head, sums of decays, shares with corrections, and
+    the triangular system for values and keys, which is half a product. With each state that is carried: read for keys
+    and queries, and written."""
     if cfg.linear is None:
         return 0
-    shape, linear = cfg.linear, sum(cfg.variant(i).linear for i in range(cfg.layers))
-    return linear * shape.value_heads * columns * (4 * shape.key_dim + 3 * shape.value_dim)
+    shape, layers = cfg.linear, sum(cfg.variant(i).linear for i in range(cfg.layers))
+    chunk, keys, values = chunk_of(length), shape.key_dim, shape.value_dim
+    inside = chunk * (2 * chunk + 2 * values + keys + values)
+    between = states * 3 * 2 * keys * values
+    return layers * (shape.key_heads * 4 * keys * chunk + shape.value_heads * (inside + between))
 
 
-def of_rows(cfg: Decoder, tokens: int, length: int) -> Flops:
+def carried(case: Case) -> int:
+    """Returns the states that linear attention carries through a packed row: branches have their own."""
+    return 2 if case.shape.samples > 1 and not case.shape.ahead else 1
+
+
+def of_rows(cfg: Decoder, tokens: int, length: int, states: int = 1) -> Flops:
     """Returns the operations of attention forward, of `tokens` in rows of `length`."""
+    linear = float(tokens * linear_attention(cfg, length, states))
     if cfg.attention == "reference":
-        return Flops(0.0, float(tokens * attention(cfg, length)))
-    by_kernel = tokens * softmax_attention(cfg, length) * causal_share(length)
-    return Flops(by_kernel, float(tokens * linear_attention(cfg, length)))
+        return Flops(0.0, tokens * softmax_attention(cfg, length) + linear)
+    return Flops(tokens * softmax_attention(cfg, length) * causal_share(length), linear)
 
 
 def plus(*parts: Flops) -> Flops:
@@ -195,7 +207,7 @@ def logprobs(case: Case) -> Flops:
     tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers = layers_of(case) + adapter_weights(case)
     weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
-    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.keys))
+    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.keys, carried(case)))
 
 
 def update(case: Case) -> Flops:
@@ -208,7 +220,7 @@ def update(case: Case) -> Flops:
     Frozen weights have no gradient, which is half of their backward pass."""
     tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
-    attended = of_rows(case.cfg, tokens, case.shape.keys)
+    attended = of_rows(case.cfg, tokens, case.shape.keys, carried(case))
     head = 2.0 * read_positions(case) * head_weights(case.cfg)
     passes = 3 if case.adapters is None else 2
     weights = passes * layers + 3 * adapters + (passes + 1) * head
@@ -218,9 +230,11 @@ def update(case: Case) -> Flops:
         summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None and not beside
         last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
         weights += layers + adapters - 2.0 * tokens * last
+    blocks = 0.0
     if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
-        again += 0.5
-    return Flops(weights + (1 + 3.5 + again) * attended.weights, (3 + again) * attended.attention)
+        blocks = 0.5 * tokens * softmax_attention(case.cfg, case.shape.keys)
+    kernel = (1 + 3.5 + again) * attended.weights
+    return Flops(weights + kernel, (3 + again) * attended.attention + blocks)
 
 
 def of_programs(case: Case) -> dict[str, Flops]:

@@ -231,8 +231,19 @@ def test_linear_attention_by_hand(small):
                  "Linear.value_dim=16", "Linear.layers=(True, False)")  # fmt: skip
     first = 2 * 64 * 16 + 3 * 64 * 64 + 2 * 64 * 4
     assert flops.layer_weights(case.spec) == LAYERS // 2 + first + 3 * 64 * 128
-    # A row of 10: key with key and query with key 2 * 8 each, shares with corrections 2 * 16, half of that to solve.
-    assert flops.attention(case.cfg, 10) == 2 * 2 * 4 * 16 * 10 + 4 * 10 * (2 * 16 + 32 + 16)
+    # A row of 10 is one chunk. A key head: key with key and query with key. A value head: sums of decays 2 * 10, shares
+    # with corrections 2 * 16, the system for a value's and a key's entries 16 + 8; the state read twice and written.
+    linear = 2 * 2 * 2 * 8 * 10 + 4 * (10 * (20 + 32 + 24) + 3 * 2 * 8 * 16)
+    assert flops.attention(case.cfg, 10) == 2 * 2 * 4 * 16 * 10 + linear
+    # Rows of 130 are chunks of 44: no more operations a token than that.
+    assert flops.linear_attention(case.cfg, 130) == 2 * 32 * 44 + 4 * (44 * (88 + 32 + 24) + 768)
+    # With branches two states are carried.
+    assert flops.linear_attention(case.cfg, 10, 2) == linear + 4 * 768
+    # Blocks are of the layer that attends: only its scores are computed once more.
+    blocked = small("Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=4", "Linear.key_dim=8",
+                    "Linear.value_dim=16", "Linear.layers=(True, False)", "Decoder.attention_block=16")  # fmt: skip
+    more = flops.update(blocked).attention - flops.update(case).attention
+    assert more == 256 * 0.5 * 2 * 2 * 4 * 16 * 32
     # A token: the state read for its key and its query, and written: 2 * 8 * 16 each.
     assert flops.stepping(case.cfg, 10) == 2 * 2 * 4 * 16 * 10 + 4 * 3 * 2 * 8 * 16
     # 3 slots: states, the last three tokens that convolutions see, and 32 columns of the layer that attends.
