@@ -84,10 +84,10 @@ def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(
 
 def test_more_steps_go_on_where_fewer_ended(tmp_path, whole):
     run(tmp_path, "Loop.steps=4")
-    seconds = lambda: json.loads((tmp_path / "summary.json").read_text())["seconds"]
-    before = seconds()
+    compiled = lambda: json.loads((tmp_path / "summary.json").read_text())["seconds"]["compile"]
+    before = compiled()
     run(tmp_path)
-    assert all(before[name] < more for name, more in seconds().items())  # those of both lives, "compile" too
+    assert compiled() > before  # of both lives
     assert table(tmp_path) == table(whole[0])
 
 
