@@ -171,9 +171,11 @@ HELD = contextlib.ExitStack()  # what those runs hold open, until the process en
 def settings(case: Learning) -> tuple[str, ...]:
     """Returns what this machine wants: unrolled layers compute faster on a CPU, and small micro-batches stay in its
     caches. A step computes a group's prompt once; an update alone is of whole sequences."""
-    row = max(128, case.prompt_length - 1, case.completion_length + 1)
-    rows = case.samples + 1 if case.lengths == "full" else 5  # one of the prompt, and one of each sample
-    apart = ("Learner.prompts='apart'", f"Learner.micro_batch_tokens={rows * row}")
+    trunk, branch = case.prompt_length - 1, case.completion_length + 1
+    row = max(trunk, branch)
+    row *= -(-128 // row)  # as many of the longest as make 128 tokens
+    rows = 1 + -(-case.samples // (row // branch)) if case.lengths == "full" else 5  # and the prompt's
+    apart = ("Learner.prompts='apart'", f"Learner.row_length={row}", f"Learner.micro_batch_tokens={rows * row}")
     whole = ("Learner.micro_batch_tokens=768",)
     learner = whole if case.name == shapes.UPDATE.name else apart
     return ("Learner.layers='unrolled'", *learner, *sampling_settings(case.lengths), "Checkpoint.every=1000000")
@@ -213,7 +215,7 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
     job = HELD.enter_context(open_job(config, load_parts(()), place / "run", threading.Event()))
     if case.lengths != "full":
         job.policy = with_lengths(job.policy, shapes.lengths(case))
-    else:
+    elif case.name != shapes.UPDATE.name:  # which draws nothing
         compile_ahead(job, 0)  # as a run does; its sampling program is told no lengths
     progress = loop.begin_rl(job, records.restore(job))
     OPEN[case.name] = Run(job, progress, case)
