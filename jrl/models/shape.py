@@ -92,7 +92,7 @@ class Decoder:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, what matrices made; on the host
-    attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. One token a row is always our own
+    attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. Of one token a row: Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:

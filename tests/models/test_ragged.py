@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from jrl import sampler
+from jrl.config.compare import identity
+from jrl.experiment import FREE
 from jrl.job import check_cache, open_policy
 from jrl.models import decoder, ragged
 from jrl.models.cached_attention import attend_cached
@@ -160,6 +162,11 @@ def test_a_run_that_asks_for_it_does_not_start_on_a_cpu():
         ValueError, match=r"Sampler\.attention='ragged' is a kernel of TPUs, and these devices are CPUs"
     ):
         open_policy(config, parts, ByteTokenizer())
+
+
+def test_it_makes_no_other_run():
+    of = lambda *bindings: load_config("configs/tiny.gin", bindings)[0]
+    assert identity(of("Sampler.attention='ragged'"), FREE) == identity(of(), FREE)  # nor one from before the field
 
 
 def test_what_it_does_not_know_is_refused():
