@@ -35,7 +35,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
     while slots >= 1:
         yield {"Sampler.slots": slots}
         slots //= 2
-    if case.cfg.remat == "none":
+    if case.cfg.remat in ("none", "dots"):
         yield {f"{type(config.model).__name__}.remat": "layer"}
     if case.cfg.attention == "reference" and case.cfg.attention_block is None and case.shape.row_length > 512:
         yield {f"{type(config.model).__name__}.attention_block": 512}

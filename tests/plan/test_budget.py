@@ -234,6 +234,11 @@ def test_changes_save_what_they_say_and_those_that_fit_come_first(large):
         assert before - budget.peak(make_case(config, parts, 64))[1] == change.saves > 0
 
 
+def test_layers_that_keep_more_than_their_inputs_are_told_to_keep_those_alone(small):
+    told = lambda remat: {"Decoder.remat": "layer"} in list(cheaper.candidates(small(f"Decoder.remat={remat!r}")))
+    assert [told(remat) for remat in ("none", "dots", "layer", "offload")] == [True, True, False, False]
+
+
 def test_a_run_that_cannot_be_laid_out_is_refused(small):
     with pytest.raises(ValueError, match="kv_heads = 2 does not divide"):
         small("MeshShape.tensor=4", devices=4)
