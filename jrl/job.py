@@ -165,7 +165,7 @@ class Job:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
-def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = lambda name: None) -> Policy:
+def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = lambda what: None) -> Policy:
     """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices."""
     mesh = make_mesh(config.mesh)
     jax.set_mesh(mesh)
@@ -270,7 +270,7 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         refuse_another(folder, manifest, config)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_kept_model(config, folder)
-        policy = open_policy(config, parts, tokenizer, lambda name: display.phase(f"compiling {name}"))
+        policy = open_policy(config, parts, tokenizer, display.phase)
         stack.callback(policy.lattice.close)
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):

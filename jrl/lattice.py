@@ -59,11 +59,11 @@ class Program:
         signature = _signature(args)
         if not self._knows(signature):
             self._refuse_sealed(args, signature)
-            self._lattice.announce(self.name)
+            self._lattice.announce(f"compiling {self.name}")
             self._compiled[signature] = self._jitted.lower(*args).compile()
         elif signature in self._begun:
             if not self._begun[signature].done():
-                self._lattice.announce(self.name)
+                self._lattice.announce(f"compiling {self.name}")
             self._compiled[signature] = self._begun.pop(signature).result()
         return self._compiled[signature]
 
@@ -91,10 +91,10 @@ class Program:
 class Lattice:
     """The programs of a run."""
 
-    def __init__(self, announce: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, announce: Callable[[str], None] = lambda what: None) -> None:
         self.programs: dict[str, Program] = {}
         self.sealed = False
-        self.announce = announce  # told the name of a program before a call waits for the compiler
+        self.announce = announce  # told what the caller is about to wait for
         self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
@@ -115,7 +115,10 @@ class Lattice:
 
     def close(self) -> None:
         """Begins no compilation any more, and waits for those under way."""
-        self.compiler.shutdown(cancel_futures=True)
+        self.compiler.shutdown(wait=False, cancel_futures=True)
+        if any(begun.running() for program in self.programs.values() for begun in program._begun.values()):
+            self.announce("waiting for the compiler, which cannot be interrupted")
+        self.compiler.shutdown()
 
     def size(self) -> int:
         """Returns the number of executables, those being compiled among them."""

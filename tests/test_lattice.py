@@ -49,7 +49,7 @@ def test_programs_are_announced_before_they_are_compiled(mesh):
     said = []
     lattice = Lattice(said.append)
     lattice.program("double", lambda x: x * 2)(jnp.ones(3))
-    assert said == ["double"]
+    assert said == ["compiling double"]
 
 
 def test_a_program_compiled_ahead_is_announced_only_to_who_waits_for_it(mesh):
@@ -81,6 +81,22 @@ def test_a_closed_lattice_begins_nothing_any_more(mesh):
     lattice.close()
     with pytest.raises(RuntimeError, match="shutdown"):
         double.compile(jnp.ones(3))
+
+
+def test_a_lattice_that_is_closed_while_the_compiler_is_at_work_says_what_it_waits_for(mesh):
+    said, go = [], threading.Event()
+
+    def announce(what):
+        said.append(what)
+        go.set()
+
+    lattice = Lattice(announce)
+    double = lattice.program("double", lambda x: x * 2)
+    started = threading.Event()
+    double._begun["at work"] = lattice.compiler.submit(lambda: started.set() or go.wait())
+    assert started.wait(10)
+    lattice.close()
+    assert len(said) == 1 and "waiting for the compiler" in said[0] and double._begun["at work"].done()
 
 
 def test_a_check_does_not_wait_for_what_is_being_compiled(mesh):
