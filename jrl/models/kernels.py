@@ -11,6 +11,7 @@ OneToken = Literal["reference", "ragged"]  # of one new token a row, over a cach
 PLATFORMS = {"splash": "tpu", "ragged": "tpu"}  # attention -> the only kind of device that has it
 LANES = 128  # tokens: a kernel reads rows that are filled up to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
+CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
 CACHE_BLOCK_BYTES = 2**18  # of keys that ragged attention reads at once: longer to fetch than a block takes to begin
 
 
@@ -31,14 +32,14 @@ def causal_share(length: int) -> float:
 
 
 def cache_block(columns: int, column_bytes: int) -> int:
-    """Returns the columns of a cache that ragged attention reads at once: the most of BLOCKS that divide what is filled
-    up, and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; or the fewest.
+    """Returns the columns of a cache that ragged attention reads at once: the most of CACHE_BLOCKS that divide what is
+    filled up, and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; or the fewest.
 
     Args:
       column_bytes: of a column's keys.
     """
-    fit = [size for size in BLOCKS if filled(columns) % size == 0 and size * column_bytes <= CACHE_BLOCK_BYTES]
-    return fit[0] if fit else BLOCKS[-1]
+    fit = [size for size in CACHE_BLOCKS if filled(columns) % size == 0 and size * column_bytes <= CACHE_BLOCK_BYTES]
+    return fit[0] if fit else CACHE_BLOCKS[-1]
 
 
 def check_ragged(cfg: Any, tensor: int) -> None:

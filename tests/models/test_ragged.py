@@ -57,6 +57,12 @@ def test_it_is_attention_over_the_columns_that_a_row_sees(bounds, heads, kv_head
     np.testing.assert_allclose(kernel(q, k, v, None, bounds, sinks, scale, cap), expected, rtol=0, atol=1e-6)
 
 
+def test_many_heads_are_read_in_few_columns():
+    q, k, v, _ = operands(heads=32, kv_heads=32, head_dim=128)
+    expected = attend_cached(q, (k,), (v,), None, mask_of(*WINDOWS))
+    np.testing.assert_allclose(kernel(q, k, v, None, WINDOWS), expected, rtol=0, atol=1e-6)
+
+
 def test_a_mean_by_hand():
     # Queries of 0 score all alike: a row gets the mean of the columns that it sees, and a sink of 0 is one value of 0.
     v = jnp.broadcast_to(jnp.arange(COLUMNS, dtype=jnp.float32)[:, None], (2, 1, COLUMNS, 2))
@@ -114,7 +120,8 @@ def test_blocks_by_hand():
     # 8 heads of 128 in bfloat16 are 2 KiB a column: 128 columns are a quarter of a MiB. 896 are 7 blocks of 128.
     assert cache_block(1000, 2048) == 128 and cache_block(1024, 1024) == 256
     assert cache_block(1024, 512) == 512 and cache_block(896, 512) == 128
-    assert cache_block(512, 2**20) == 128  # at least one tile
+    # 32 heads of 128 in float32 are 16 KiB a column: 16 columns. The fewest, though these would be 1 MiB.
+    assert cache_block(512, 2**14) == cache_block(512, 2**16) == 16
 
 
 # In the sampler: rows of two blocks of 128 columns, which see very different parts of them.

@@ -10,13 +10,16 @@ import sys
 
 import jax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jrl.models import ragged
 from jrl.plan import budget
 from jrl.plan.case import make_case
 from jrl.plan.chips import parse_topology
 from jrl.plan.compiled import topology_mesh
 from jrl.plan.shapes import lower
 from jrl.resolve import load_config
+from jrl.sharding import MeshShape
 
 TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.window=4",
         "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",
@@ -61,3 +64,14 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
     carried = [line.count(f"bf16[2,24,{2 // tensor},12288,128]") for line in re.findall(r" = \((.*)\) while\(", text)]
     assert "ragged_attention" in text and max(carried) == 2
     assert cache < compiled.memory_analysis().temp_size_in_bytes < 1.1 * cache
+
+
+@COMPILES
+@pytest.mark.parametrize("heads, head_dim, dtype", [(64, 256, "float32"), (128, 128, "bfloat16")])
+def test_ragged_attention_of_many_heads_fits_into_a_core(heads, head_dim, dtype):
+    mesh = topology_mesh(parse_topology("v4:2x2x1"), MeshShape())  # whose core has 16 MiB, the least of all
+    with jax.set_mesh(mesh):
+        of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+        query, cache = of((8, 1, heads, head_dim), dtype), of((8, heads, 1024, head_dim), dtype)
+        attend = jax.jit(lambda q, k, v, first, last: ragged.attend(q, k, v, None, first, last))
+        assert "ragged_attention" in attend.lower(query, cache, cache, *[of((8,), "int32")] * 2).compile().as_text()
