@@ -173,11 +173,11 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
         raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
     # Accelerators multiply float32 in fewer bits unless told; sampler and learner would differ by more than rounding.
     jax.config.update("jax_default_matmul_precision", "highest")
-    lattice = Lattice(announce)
+    platform = mesh.devices.flat[0].platform
+    lattice = Lattice(announce, platform)
     algorithm = row_of(parts.tables, "algos", config.algo)
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
-    platform = mesh.devices.flat[0].platform
     check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):
         check_divides(cfg, mesh)

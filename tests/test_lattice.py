@@ -75,6 +75,15 @@ def test_what_the_compiler_refuses_is_raised_by_the_call(mesh):
         refused(x)
 
 
+def test_the_compiler_is_told_what_suits_the_kind_of_device(mesh):
+    told = lambda platform: Lattice(platform=platform).options
+    assert told("cpu") == {"xla_backend_optimization_level": 1} and told("tpu") == told(None) == {}
+    refused = Lattice(platform="cpu")
+    refused.options = {"no_such_option": True}
+    with pytest.raises(Exception, match="no_such_option"):  # which is how one sees that it is told
+        refused.program("double", lambda x: x * 2)(jnp.ones(3))
+
+
 def test_a_closed_lattice_begins_nothing_any_more(mesh):
     lattice = Lattice()
     double = lattice.program("double", lambda x: x * 2)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from jrl.types import Array
 
@@ -141,8 +143,14 @@ def turns(positions: Array, frequency: Array, scale: float = 1.0) -> tuple[Array
       scale: of the rotated entries.
     """
     angle = positions[:, :, None, None].astype(frequency.dtype) * frequency[None, None, None, :]
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    with set_xla_metadata(inlineable="false"):  # or XLA merges them into the layers, which compute them for every head
+        cos, sin = _cos_and_sin(angle)
     return (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
+
+
+@jax.jit
+def _cos_and_sin(angle: Array) -> tuple[Array, Array]:
+    return jnp.cos(angle), jnp.sin(angle)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
@@ -150,7 +158,7 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
     Args:
       x: [B, L, H, K]. Of the first 2 * half entries the two halves are real and imaginary parts; the rest stays.
-      cos, sin: of `turns`. They are made once for all layers: each would compute them anew for every head.
+      cos, sin: of `turns`, made once for all layers.
 
     Source: RoFormer (2104.09864), in the half-split form that published Llama weights use.
     """
