@@ -16,7 +16,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",  # of what is compiled by tests themselves, which compute next to nothing
+        "--xla_backend_optimization_level=1",  # of what is compiled by tests themselves, which compute next to nothing
         "--xla_cpu_collective_call_terminate_timeout_seconds=900",
         "--xla_cpu_collective_timeout_seconds=900",
     ]
