@@ -210,7 +210,7 @@ def check_router(config: Config, cfg: Any) -> None:
 def check_shared(config: Config, cfg: Any) -> None:
     """Raises ValueError for prompts computed once where the attention cannot see them."""
     prompts, attention = config.learner.prompts, getattr(cfg, "attention", "reference")
-    if prompts != "repeated" and attention != "reference":
+    if prompts != "repeated" and attention == "splash":
         raise ValueError(
             f"Learner.prompts={prompts!r} needs attention='reference': with {attention!r} a token sees its own "
             "segment only"

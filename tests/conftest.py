@@ -6,9 +6,11 @@ session compiled is never found.
 
 import atexit
 import fnmatch
+import gc
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # On a busy machine eight devices on two cores may wait for each other for longer than the default of 40 s.
@@ -48,6 +50,17 @@ def mesh_put_back():
 # A module's own fixtures may leave a mesh to its tests, and no test one to the next.
 mesh_of_a_module = pytest.fixture(scope="module", autouse=True)(mesh_put_back)
 mesh_of_a_test = pytest.fixture(autouse=True)(mesh_put_back)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_put_away():
+    """Every program's kernels are mapped into memory, and beyond 65,530 maps of a process, which is Linux's default,
+    the compiler aborts."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.models import experts, linear
+from jrl.models import cudnn, experts, linear
 from jrl.models.attention import attend
 from jrl.models.cached_attention import attend_cached
 from jrl.models.contract import Ahead, Cache, Model, State, init
@@ -377,6 +377,8 @@ def _attention(
             k, v = (jnp.concatenate([_ahead(x, segment.row), x], axis=2) for x in (k, v))
         if cfg.attention == "splash":
             out = _by_splash(q, k, v, None if cache is not None else segment, kind.windowed, sinks, cfg)
+        elif cfg.attention == "cudnn":
+            out = cudnn.attend(q, k, v, mask, scale=cfg.query_scale)
         else:
             out = attend(
                 q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Attention = Literal["reference", "splash"]  # over rows of tokens
+Attention = Literal["reference", "splash", "cudnn"]  # over rows of tokens
 OneToken = Literal["reference", "ragged"]  # of one new token a row, over a cache
 
-PLATFORMS = {"splash": "tpu", "ragged": "tpu"}  # attention -> the only kind of device that has it
+PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only kind of device that has it
 LANES = 128  # tokens: a kernel reads rows that are filled up to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once

@@ -115,6 +115,10 @@ class Decoder:
             )
         if self.attention != "reference" and self.dtype == "float64":
             raise ValueError(f"attention={self.attention!r} computes in float32; dtype='float64' needs 'reference'")
+        if self.attention == "cudnn" and self.dtype != "bfloat16":
+            raise ValueError(f"attention='cudnn' computes in bfloat16; dtype={self.dtype!r} needs 'reference'")
+        if self.attention == "cudnn" and (self.attention_cap is not None or self.sinks):
+            raise ValueError("attention='cudnn' has neither attention_cap nor sinks; this model needs 'reference'")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1; got {self.window}")
         if self.full is not None and (self.heads % self.full.kv_heads or self.full.head_dim % 2):
