@@ -31,7 +31,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the pr
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
-import numpy as np
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -44,7 +43,7 @@ def mesh_put_back():
     empty = jax.sharding.get_abstract_mesh().empty
     yield
     if empty and not jax.sharding.get_abstract_mesh().empty:
-        jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[0]).reshape(()), ()))
+        jax.set_mesh(None)
 
 
 # A module's own fixtures may leave a mesh to its tests, and no test one to the next.
