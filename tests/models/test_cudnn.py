@@ -11,12 +11,12 @@ import pytest
 from jrl.job import check_shared, open_policy
 from jrl.models import cudnn
 from jrl.models.attention import attend
-from jrl.models.contract import abstract, axes
+from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL
 from jrl.models.kernels import check_attention
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
-from jrl.sharding import TRAIN, MeshShape, constrain, make_mesh, shardings
+from jrl.sharding import constrain
 from jrl.tokenizers.bytes import ByteTokenizer
 
 CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=8, mlp_width=32, query_scale=0.4,
@@ -25,14 +25,6 @@ CUDNN = dataclasses.replace(CFG, attention="cudnn")
 TOKENS = np.random.default_rng(0).integers(0, 48, (2, 13)).astype(np.int32)
 POSITIONS = np.array([[*range(7), *range(4), 0, 1], range(13)], np.int32)
 SEGMENT = np.array([[0] * 7 + [1] * 4 + [2] * 2, [0] * 13], np.int32)
-
-
-@pytest.fixture
-def four():
-    """Four devices as fsdp 2 x tensor 2."""
-    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
-    with jax.set_mesh(mesh):
-        yield mesh
 
 
 @pytest.fixture
@@ -74,29 +66,21 @@ def test_it_is_the_reference_and_so_is_its_gradient(four, queries, keys):
         np.testing.assert_allclose(x, y, rtol=0, atol=2e-6)
 
 
-def params(mesh):
-    tree = jax.tree_util.tree_map_with_path(
-        lambda path, s: jax.random.normal(jax.random.key(len(path) + sum(s.shape)), s.shape) * 0.3,
-        abstract(MODEL.spec(CFG)),
-    )
-    return jax.device_put(tree, shardings(axes(MODEL.spec(CFG)), mesh, TRAIN))
-
-
 def logprobs(params, cfg):
     hidden, _ = MODEL.forward(params, TOKENS, POSITIONS, SEGMENT, cfg)
     return jax.nn.log_softmax(constrain(MODEL.unembed(params, hidden, cfg), "batch", None, None))
 
 
-def test_logprobs_of_packed_rows_with_windows(by_xla):
-    own = params(by_xla)
+def test_logprobs_of_packed_rows_with_windows(by_xla, drawn):
+    own = drawn(CFG)
     configs = (CUDNN, CFG, dataclasses.replace(CFG, dtype="float32"))
     found, expected, exact = (np.asarray(jax.jit(lambda p, cfg=cfg: logprobs(p, cfg))(own)) for cfg in configs)
     # Both are as far from float32 as bfloat16 takes them, and no farther from one another.
     assert 0 < np.abs(found - expected).max() <= 2 * np.abs(expected - exact).max()
 
 
-def test_shared_prompts_are_seen(by_xla):
-    own, both = params(by_xla), np.stack([SEGMENT, np.where(SEGMENT == 1, 0, SEGMENT)], -1)
+def test_shared_prompts_are_seen(by_xla, drawn):
+    own, both = drawn(CFG), np.stack([SEGMENT, np.where(SEGMENT == 1, 0, SEGMENT)], -1)
 
     @functools.partial(jax.jit, static_argnums=1)
     def hidden(params, cfg):
@@ -107,8 +91,8 @@ def test_shared_prompts_are_seen(by_xla):
     check_shared(load_config("configs/tiny.gin", ["Learner.prompts='shared'"])[0], CUDNN)
 
 
-def test_forward_and_gradient_are_lowered_for_a_gpu(a_gpu_is_there):
-    own = params(a_gpu_is_there)
+def test_forward_and_gradient_are_lowered_for_a_gpu(a_gpu_is_there, drawn):
+    own = drawn(CFG)
     gradient = jax.jit(jax.grad(lambda p: -logprobs(p, CUDNN)[..., 0].mean()))
     text = gradient.trace(own).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaScaleBiasSoftmax" in text and "__cudnn$fmhaScaleBiasSoftmaxBackward" in text

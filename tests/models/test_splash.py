@@ -11,12 +11,12 @@ import pytest
 from jrl.job import open_policy
 from jrl.models import splash
 from jrl.models.attention import attend
-from jrl.models.contract import abstract, axes
+from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL, visible
 from jrl.models.kernels import causal_share, check_attention
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
-from jrl.sharding import TRAIN, MeshShape, constrain, make_mesh, shardings
+from jrl.sharding import constrain
 from jrl.tokenizers.bytes import ByteTokenizer
 
 # 300 tokens are filled up to 384, which three blocks of 128 divide. Rows hold segments of their own lengths, and what
@@ -72,14 +72,6 @@ def kernel_and_reference(case, dtype):
 
 
 @pytest.fixture
-def four():
-    """Four devices as fsdp 2 x tensor 2."""
-    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
-    with jax.set_mesh(mesh):
-        yield mesh
-
-
-@pytest.fixture
 def interpreted(four, monkeypatch):
     """The same, on which the decoder's kernel is interpreted."""
     monkeypatch.setattr(splash, "attend", functools.partial(splash.attend, interpret=True))
@@ -112,35 +104,27 @@ POSITIONS = np.array([[*range(7), *range(4), 0], range(12)], np.int32)
 SEGMENT = np.array([[0] * 7 + [1] * 4 + [2], [0] * 12], np.int32)
 
 
-def params(mesh):
-    tree = jax.tree_util.tree_map_with_path(
-        lambda path, s: jax.random.normal(jax.random.key(len(path) + sum(s.shape)), s.shape) * 0.3,
-        abstract(MODEL.spec(CFG)),
-    )
-    return jax.device_put(tree, shardings(axes(MODEL.spec(CFG)), mesh, TRAIN))
-
-
-def test_logprobs_of_packed_rows(interpreted):
+def test_logprobs_of_packed_rows(interpreted, drawn):
     @functools.partial(jax.jit, static_argnums=1)
     def logprobs(params, cfg):
         hidden, _ = MODEL.forward(params, TOKENS, POSITIONS, SEGMENT, cfg)
         return jax.nn.log_softmax(constrain(MODEL.unembed(params, hidden, cfg), "batch", None, None))
 
-    own = params(interpreted)
+    own = drawn(CFG)
     np.testing.assert_allclose(logprobs(own, SPLASH), logprobs(own, CFG), rtol=0, atol=5e-6)
 
 
-def test_a_prompt_that_fills_its_cache_is_read_by_the_kernel(interpreted):
+def test_a_prompt_that_fills_its_cache_is_read_by_the_kernel(interpreted, drawn):
     @functools.partial(jax.jit, static_argnums=(1, 2))
     def prefill(params, cfg, columns):
         cache = MODEL.init_cache(cfg, 2, columns)
         positions = constrain(jnp.broadcast_to(jnp.arange(12), TOKENS.shape), "batch", None)
         return MODEL.forward(params, TOKENS, positions, None, cfg, cache)
 
-    for found, expected in zip(*(jax.tree.leaves(prefill(params(interpreted), cfg, 12)) for cfg in (SPLASH, CFG))):
+    for found, expected in zip(*(jax.tree.leaves(prefill(drawn(CFG), cfg, 12)) for cfg in (SPLASH, CFG))):
         np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
     with pytest.raises(ValueError, match="12 queries and 16 keys"):
-        prefill(params(interpreted), SPLASH, 16)
+        prefill(drawn(CFG), SPLASH, 16)
 
 
 def test_what_is_asked_for_and_missing_is_refused():
