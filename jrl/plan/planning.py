@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jrl.experiment import Config
+from jrl.models.kernels import check_attention
 from jrl.parts import Parts
 from jrl.plan import budget, cheaper, compiled, estimate, flops, libtpu, waste
 from jrl.plan.budget import HostMemory, Memory
@@ -80,10 +81,11 @@ def make_plan(
       say: told of progress.
       count: count collectives too.
 
-    Raises: ValueError where the run cannot be laid out on the topology.
+    Raises: ValueError where the run cannot be laid out on the topology, or asks for a kernel of other devices.
     """
     config, told = with_known_shape(config)
     case = make_case(config, parts, topology.num_devices)
+    check_attention(case.cfg, "tpu")
     notes = [line for line in (told, uncounted(config)) if line is not None]
     said: dict[str, Compiled] = {}
     counting = Counting(source, case) if count else None

@@ -12,9 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jrl.experiment import Config
+from jrl.models.kernels import check_attention
 from jrl.parts import Parts
 from jrl.plan import assigned, budget, compiled, estimate
-from jrl.plan.case import BEFORE_RL, Case, before_rl, make_case, programs_of, uncounted, with_known_shape
+from jrl.plan.case import (
+    BEFORE_RL,
+    Case,
+    before_rl,
+    decoder_of_run,
+    make_case,
+    programs_of,
+    uncounted,
+    with_known_shape,
+)
 from jrl.plan.cheaper import applied
 from jrl.plan.chips import GIB, Chip, Topology
 from jrl.plan.compiled import Compiled
@@ -61,8 +71,11 @@ def search(
     Args:
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
       wanted: layouts that must pass the compiler before the search ends.
+
+    Raises: ValueError where the run asks for a kernel of other devices.
     """
     config, told = with_known_shape(config)
+    check_attention(decoder_of_run(config), "tpu")
     for line in (told, uncounted(config)):
         if line is not None:
             say(line)

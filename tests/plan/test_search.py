@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jrl import cli
-from jrl.plan import assigned, budget, compiled, every, libtpu, search
+from jrl.plan import assigned, budget, compiled, every, libtpu, planning, search
 from jrl.plan.case import before_rl, make_case, vocab_size_of, with_known_shape
 from jrl.plan.cheaper import applied
 from jrl.plan.chips import CHIPS, parse_topology
@@ -44,6 +45,14 @@ def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without
     assert any("GiB a device, by arithmetic" in line for line in reasons)
     assert any("does not divide" in line for line in reasons)
     assert len(done.found) + len(done.refused) == len(list(search.layouts(config, parts, done.topology)))
+
+
+def test_a_kernel_of_other_devices_is_no_plan(without_libtpu):
+    config, parts = load_config("configs/plan/8b.gin", ["Decoder.attention='cudnn'"])
+    topology = parse_topology("v6e:16x16")
+    for planned in (search.search, functools.partial(planning.make_plan, count=False)):
+        with pytest.raises(ValueError, match="attention='cudnn' is a kernel of GPUs, and these devices are TPUs"):
+            planned(config, parts, topology, [], lambda line: None)
 
 
 def test_what_the_compiler_refuses_is_refused(monkeypatch):
