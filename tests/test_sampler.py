@@ -211,7 +211,7 @@ def test_keys_that_lie_by_entry_draw_the_same(layers, shape):
     plain = run(batch, long, stop_ids=(3,))
     stored = jax.device_put(weights(), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
     out = run(batch, dataclasses.replace(long, layers=layers, keys="by_entry"), stored, mesh, stop_ids=(3,))
-    assert (plain.length - batch.length.repeat(3)).max() > 96
+    assert (plain.length - batch.length.repeat(3)).max() > 64
     assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
 
@@ -401,7 +401,7 @@ def test_the_last_sequences_have_half_the_cache_and_then_half_of_that():
     program = compiled(one_device(), completion_length=columns, halvings=2)
     text = program.as_text()
     loops = re.findall(r" = \((.*)\) while\(", text)
-    block = f"{CFG.kv_heads},{WIDTH + columns - 768},{CFG.head_dim}]"  # the last of a slot's blocks of columns
+    block = f"{CFG.kv_heads},{WIDTH + columns - 512},{CFG.head_dim}]"  # the last of a slot's blocks of columns
     held = [{rows for rows in (16, 8, 4) if f"f32[{rows},{block}" in carried} for carried in loops]
     assert [{16}, {8}, {4}] == [rows for rows in held if len(rows) == 1]
     cache = 2 * CFG.layers * 16 * CFG.kv_heads * (WIDTH + columns) * CFG.head_dim * 4
@@ -461,7 +461,7 @@ def test_bad_settings_are_refused():
 def long_prompts(count, lengths):
     rng = np.random.default_rng(5)
     return PromptBatch(
-        tokens=rng.integers(0, 95, (count, 110)).astype(np.int32),
+        tokens=rng.integers(0, 95, (count, 78)).astype(np.int32),
         length=np.asarray(lengths, np.int32),
         uid=rng.integers(0, 2**32, (count, 2), dtype=np.uint32),
     )
@@ -478,13 +478,13 @@ OPTIONS = [
 
 @pytest.mark.parametrize("layers, option", OPTIONS, ids=["scanned", "unrolled", "windows", "shared", "two shapes"])
 def test_a_cache_of_several_blocks_gives_the_logprobs_of_a_plain_forward(layers, option):
-    """Blocks end at 96, 192 and 220 columns. Prompts end on both sides of the first end, completions beyond the second,
+    """Blocks end at 64, 128 and 174 columns. Prompts end on both sides of the first end, completions beyond the second,
     and slots pass from rows that have been there to rows that have not."""
     cfg = dataclasses.replace(CFG, **option)
-    batch = long_prompts(6, [110, 96, 3, 97, 95, 90])
-    config = Sampler(completion_length=110, slots=3, layers=layers)
+    batch = long_prompts(6, [78, 64, 3, 65, 63, 58])
+    config = Sampler(completion_length=96, slots=3, layers=layers)
     out = run(batch, config, cfg=cfg, samples=1, stop_ids=())
-    assert (out.length == batch.length + 110).all()
+    assert (out.length == batch.length + 96).all()
     logits = scores(out, cfg)
     expected = np.where(out.action_mask, logprobs(logits, out.tokens, 1.0), 0)
     assert np.abs(out.sampler_logprobs - expected).max() <= 2e-6 * max(1, np.abs(logits).max())

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jrl.sharding import reshape
 from jrl.types import Array
 
-FIRST = 96  # columns of the first block, and of the second; each further one is as wide as all before it
+# Columns of the first block, and of the second; each further one is as wide as all before it. A CPU adds up products
+# in lines of at most 64 twice as fast as in longer ones.
+FIRST = 64
 
 
 class Sums(NamedTuple):
@@ -28,7 +30,7 @@ class Sums(NamedTuple):
 
 
 def edges(columns: int) -> tuple[int, ...]:
-    """Returns where each block of `columns` columns ends: 96, 192, 384, 768 and so on, the last cut off."""
+    """Returns where each block of `columns` columns ends: 64, 128, 256, 512 and so on, the last cut off."""
     found = [FIRST]
     while found[-1] < columns:
         found.append(2 * found[-1])

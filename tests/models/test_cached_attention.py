@@ -8,7 +8,7 @@ import pytest
 from jrl.models.attention import attend
 from jrl.models.cached_attention import attend_cached, edges
 
-COLUMNS = 400  # blocks of 96, 96, 192 and 16
+COLUMNS = 400  # blocks of 64, 64, 128 and 144
 
 
 def operands(rows=3, dtype=jnp.float32):
@@ -32,8 +32,8 @@ cached = jax.jit(
 
 
 def test_blocks_double():
-    assert edges(5) == (5,) and edges(96) == (96,) and edges(97) == (96, 97)
-    assert edges(COLUMNS) == (96, 192, 384, 400)
+    assert edges(5) == (5,) and edges(64) == (64,) and edges(65) == (64, 65)
+    assert edges(COLUMNS) == (64, 128, 256, 400)
 
 
 def test_a_mean_by_hand():
@@ -43,7 +43,7 @@ def test_a_mean_by_hand():
     np.testing.assert_allclose(found.ravel(), [49.5, 49.5], rtol=1e-6)
 
 
-@pytest.mark.parametrize("last", [(0, 40, 95), (96, 3, 191), (399, 200, 0)], ids=str)
+@pytest.mark.parametrize("last", [(0, 40, 63), (64, 3, 127), (399, 200, 0)], ids=str)
 @pytest.mark.parametrize("cap", [None, 2.0])
 def test_it_is_attention(last, cap):
     q, k, v = operands()
@@ -83,9 +83,9 @@ def test_a_row_does_not_depend_on_how_far_the_others_are():
 
 def test_a_block_that_no_row_sees_is_not_read():
     q, k, v = operands()
-    spoiled = [x.at[:, :, 192:].set(jnp.nan) for x in (k, v)]
-    np.testing.assert_array_equal(cached(q, *spoiled, up_to(191, 4, 80)), cached(q, k, v, up_to(191, 4, 80)))
-    assert np.isnan(cached(q, *spoiled, up_to(192, 4, 80))).any()
+    spoiled = [x.at[:, :, 128:].set(jnp.nan) for x in (k, v)]
+    np.testing.assert_array_equal(cached(q, *spoiled, up_to(127, 4, 80)), cached(q, k, v, up_to(127, 4, 80)))
+    assert np.isnan(cached(q, *spoiled, up_to(128, 4, 80))).any()
 
 
 def test_a_layer_of_a_stack_and_float64():

@@ -57,7 +57,7 @@ def test_a_second_cache_is_flagged(monkeypatch, layers):
     case, text = compiled("sample", f"Sampler.layers={layers!r}", "Decoder.layers=3")
     assert waste.caches_carried(text, case) == (2 if layers == "scanned" else 6)
     assert waste.second_cache("sample", case, waste.caches_carried(text, case)) is None
-    # Blocks of prompts that look like blocks of slots are not a second cache: widths of 96, 96 and 8 or 32 columns.
+    # Blocks of prompts that look like blocks of slots are not a second cache: widths of 64, 64 and 72 or 96 columns.
     long = ("Data.prompt_length=200", "Sampler.completion_length=24", "Loop.prompts=8", "Sampler.slots=4")
     case, text = compiled("sample", f"Sampler.layers={layers!r}", *long)
     assert budget.resident(case) == case.slots == 4
