@@ -9,45 +9,103 @@ it is no defence against someone who looks for a collision.
 
 from __future__ import annotations
 
+import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 Array = jax.Array
+
+BLOCK = 2**16  # elements that a CPU mixes at once: what it makes of them stays in its cache
 
 
 def fingerprint(tree: Any) -> Array:
     """Returns the hash [] uint32 of a tree of floating-point or integer arrays of at most 2^32 elements each."""
-    total = jnp.zeros((), jnp.uint32)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        total += _leaf(zlib.crc32(jax.tree_util.keystr(path).encode()), leaf)
-    return total
+    named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    names, leaves = [zlib.crc32(name.encode()) for name, _ in named], [leaf for _, leaf in named]
+    steps = [_steps(leaf.shape) for leaf in leaves]
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return sum(map(_share, names, steps, [jnp.uint32(0)] * len(names), leaves), jnp.uint32(0))
+    cuts = [jax.typeof(leaf).sharding.spec for leaf in leaves]
+
+    def own(*shares: Array) -> Array:
+        total = jnp.uint32(0)
+        for name, step, cut, share in zip(names, steps, cuts, shares, strict=True):
+            places = [jnp.uint32(0 if axes is None else jax.lax.axis_index(axes)) for axes in cut]
+            first = sum(_u32(at, extent, n) for at, extent, n in zip(places, share.shape, step, strict=True))
+            # Of devices that hold the same, one counts.
+            copies = [jax.lax.axis_index(axis) for axis in mesh.axis_names if axis not in jax.tree.leaves(tuple(cut))]
+            total += jnp.where(sum(copies) == 0, _share(name, step, jnp.uint32(first), share), 0)
+        return jax.lax.psum(total, mesh.axis_names)
+
+    return jax.shard_map(own, in_specs=tuple(cuts), out_specs=PartitionSpec())(*leaves)
 
 
-def _leaf(name: int, leaf: Array) -> Array:
-    size = leaf.dtype.itemsize
+def _steps(shape: Sequence[int]) -> list[int]:
+    """Returns how far apart, in elements, neighbours along each dimension lie."""
+    return [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
+
+
+def _share(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
+    """Returns what a device's share of a leaf adds, [] uint32.
+
+    Args:
+      steps: of the whole leaf.
+      first: [] uint32, index in the leaf of the share's first element.
+    """
+    at_once = lambda first, share: _mixed(name, steps, first, share).sum(dtype=jnp.uint32)
+    if share.size <= BLOCK:
+        return at_once(first, share)
+    by_blocks = lambda first, share: _by_blocks(name, steps, first, share)
+    # A CPU writes down all that is to be added up, and reads it again.
+    return jax.lax.platform_dependent(first, share, cpu=by_blocks, default=at_once)
+
+
+def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
+    """Returns the same, mixed a block after another and added up in place."""
+    cut = share.ndim - 1  # the dimension of which a block has a part: of those before one place, of those after all
+    while math.prod(share.shape[cut:]) <= BLOCK:
+        cut -= 1
+    before, extent, after = share.shape[:cut], share.shape[cut], share.shape[cut + 1 :]
+    most = max(1, BLOCK // math.prod(after))
+    part = next(n for n in range(min(extent, most), 0, -1) if extent % n == 0)
+    outer, outer_steps = (*before, extent // part), (*steps[:cut], part * steps[cut])
+    blocks = share.reshape(-1, part, *after)
+
+    def add(i: Array, total: Array) -> Array:
+        here, left = first, i.astype(jnp.uint32)
+        for count, step in zip(reversed(outer), reversed(outer_steps)):
+            here, left = here + _u32(left % jnp.uint32(count), step), left // jnp.uint32(count)
+        return total + _mixed(name, steps[cut:], here, blocks[i])
+
+    return jax.lax.fori_loop(0, len(blocks), add, jnp.zeros_like(blocks[0], jnp.uint32)).sum(dtype=jnp.uint32)
+
+
+def _mixed(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
+    """Returns what every element of `share` adds, as uint32. Its first has the index `first`, and others are as far
+    from it as `steps` says."""
+    size = share.dtype.itemsize
     if size == 8:
-        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # [..., 2]
-        low, high = words[..., 0], words[..., 1]
-        bits = low + high * jnp.uint32(0x85EBCA6B)
+        words = jax.lax.bitcast_convert_type(share, jnp.uint32)  # [..., 2]
+        bits = words[..., 0] + _u32(words[..., 1], 0x85EBCA6B)
     else:
-        bits = jax.lax.bitcast_convert_type(leaf, {2: jnp.uint16, 4: jnp.uint32, 1: jnp.uint8}[size]).astype(jnp.uint32)
-    index = jnp.zeros((), jnp.uint32)
-    for dimension, extent in enumerate(leaf.shape):
-        index = index * jnp.uint32(extent) + _places(leaf, dimension)
-    return _mix(bits * _mix(index ^ jnp.uint32(name))).sum(dtype=jnp.uint32)
+        words = {2: jnp.uint16, 4: jnp.uint32, 1: jnp.uint8}[size]
+        bits = jax.lax.bitcast_convert_type(share, words).astype(jnp.uint32)
+    index = first
+    for dimension, step in enumerate(steps):
+        places = jax.lax.broadcasted_iota(jnp.uint32, share.shape, dimension)
+        index = index + _u32(places, step)
+    return _mix(bits * _mix(index ^ jnp.uint32(name)))
 
 
-def _places(leaf: Array, dimension: int) -> Array:
-    """Returns 0, 1, ... along one dimension of `leaf`, cut over devices as that is: a device computes the index of what
-    it holds, not of the whole leaf."""
-    kind = jax.typeof(leaf)
-    places = jnp.arange(leaf.shape[dimension], dtype=jnp.uint32)
-    if not jax.sharding.get_abstract_mesh().empty:
-        places = jax.sharding.reshard(places, jax.sharding.PartitionSpec(kind.sharding.spec[dimension]))
-    return places.reshape((1,) * dimension + (-1,) + (1,) * (leaf.ndim - dimension - 1))
+def _u32(x: Array, *factors: int) -> Array:
+    """Returns x times all factors, modulo 2^32."""
+    return x * jnp.uint32(math.prod(factors) % 2**32)
 
 
 def _mix(x: Array) -> Array:

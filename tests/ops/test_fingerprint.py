@@ -1,6 +1,7 @@
 """The weights' hash sees every element and no layout."""
 
 import re
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl.ops.fingerprint import fingerprint
+from jrl.ops.fingerprint import BLOCK, fingerprint
 from jrl.sharding import MeshShape, make_mesh
 
 
@@ -52,3 +53,43 @@ def test_a_device_hashes_what_it_holds_and_no_index_of_the_rest():
         text = jax.jit(fingerprint).lower({"w": leaf}).compile().as_text()
     sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in re.findall(r"u32\[([\d,]+)\]", text)]
     assert max(sizes) == 24 * 40 // 8
+
+
+def by_definition(name, leaf):
+    """The sum that the module's docstring names."""
+
+    def mix(x):
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+        return (x ^ (x >> np.uint32(16))) | np.uint32(1)
+
+    bits = leaf.view({2: np.uint16, 4: np.uint32}[leaf.itemsize]).astype(np.uint32)
+    index = np.arange(leaf.size, dtype=np.uint32).reshape(leaf.shape)
+    return int(mix(bits * mix(index ^ np.uint32(zlib.crc32(name.encode())))).sum(dtype=np.uint32))
+
+
+# The last two dimensions make a block, of the third a part does, or of the first; and all is one.
+LARGE = [
+    ((8, 10, 30, 50), np.float32),
+    ((4, 4, 60, 1200), np.float16),
+    ((4, 40_000), np.float32),
+    ((4, 60), np.float16),
+]
+
+
+@pytest.mark.parametrize("shape, dtype", LARGE, ids=str)
+def test_a_large_leaf_is_mixed_in_blocks_on_every_mesh(shape, dtype):
+    leaf = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    expected = by_definition("['w']", leaf)
+    assert int(fingerprint({"w": jnp.asarray(leaf)})) == expected
+    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    for spec in ((), ("fsdp",), (("data", "fsdp"),), (None, "tensor"), ("tensor", "fsdp")):
+        with jax.set_mesh(mesh):
+            placed = jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+            assert int(jax.jit(fingerprint)({"w": placed})) == expected, spec
+
+
+def test_what_is_added_up_is_not_written_down():
+    text = jax.jit(fingerprint).lower([jax.ShapeDtypeStruct((8, 512, 128), np.float32)]).compile().as_text()
+    sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in re.findall(r"= u32\[([\d,]+)\]", text)]
+    assert max(sizes) == BLOCK < 8 * 512 * 128
