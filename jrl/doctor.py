@@ -17,7 +17,8 @@ from jrl.checkpoints.lock import holder_of
 from jrl.checkpoints.run_state import DamagedStep, list_steps, verify_step
 from jrl.envs.mixture import open_source
 from jrl.example import Example, Message
-from jrl.job import free_places, identify
+from jrl.experiment import FREE
+from jrl.job import identify, places_of
 from jrl.policy import is_published
 from jrl.recognised import recognised
 from jrl.report.manifest import compare, read_manifest
@@ -162,7 +163,7 @@ def identity(folder: Path) -> Line:
         source = open_source(config.task, parts.tables["envs"])
         tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
         now = identify(config, parts, tokenizer, source)
-        differs, environment = compare(read_manifest(folder / "manifest.json"), now, free_places(config))
+        differs, environment = compare(read_manifest(folder / "manifest.json"), now, places_of(FREE, config))
     except Exception as error:  # a part or a task of the user's may raise anything; that is the finding
         return Line(False, f"the run cannot be opened here: {type(error).__name__}: {error}")
     if differs:

@@ -110,7 +110,10 @@ class Config:
     log: Log = dataclasses.field(default_factory=Log)
 
 
-# Fields that may differ when a run is resumed: they change how long or how loudly it runs, never what it computes.
+# Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
+# differ when it is resumed, which says so.
+ROUNDED = ("AdamW.memory", "Sampler.attention")
+# Fields that may differ too: they change how long or how loudly it runs, never what it computes.
 FREE = (
     "Loop.steps",
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
@@ -118,8 +121,7 @@ FREE = (
     "Scoring.workers",
     "Checkpoint.*",
     "Log.*",
-    "AdamW.memory",  # the same numbers to a rounding, in the same leaves of a checkpoint
-    "Sampler.attention",  # the same numbers to a rounding, by what the devices have
+    *ROUNDED,
     "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
 )
 

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from jrl.data.stream import Stream, open_stream
 from jrl.data.survey import texts_of
 from jrl.envs.contract import Source, named_verifiers
 from jrl.envs.mixture import open_source
-from jrl.experiment import FREE, Config, config_classes, row_of
+from jrl.experiment import FREE, ROUNDED, Config, config_classes, row_of
 from jrl.host import check_host_memory
 from jrl.lattice import Lattice
 from jrl.models.contract import Model
@@ -212,8 +212,8 @@ def check_shared(config: Config, cfg: Any) -> None:
     prompts, attention = config.learner.prompts, getattr(cfg, "attention", "reference")
     if prompts != "repeated" and attention == "splash":
         raise ValueError(
-            f"Learner.prompts={prompts!r} needs attention='reference': with {attention!r} a token sees its own "
-            "segment only"
+            f"Learner.prompts={prompts!r} needs attention='reference', or 'cudnn' on GPUs: with {attention!r} a token "
+            "sees its own segment only"
         )
     if prompts == "apart" and not isinstance(cfg, Decoder):
         raise ValueError("Learner.prompts='apart' needs jrl's decoder: a module of your own sees one row; use 'shared'")
@@ -406,19 +406,19 @@ def refuse_strange(folder: Path) -> None:
         )
 
 
-def free_places(config: Config) -> list[str]:
-    """Returns the fields that FREE names as places in the configuration: "loop.steps", "log.*"."""
+def places_of(names: Sequence[str], config: Config) -> list[str]:
+    """Returns named fields ("Loop.steps", "Log.*") as places in the configuration: "loop.steps", "log.*"."""
     at = {type(getattr(config, field.name)).__name__: f"{field.name}." for field in dataclasses.fields(config)}
-    split = [name.split(".") for name in FREE]
+    split = [name.split(".") for name in names]
     return [{**at, "Config": ""}[section] + field for section, field in split if section in {*at, "Config"}]
 
 
 def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> None:
-    """Raises RefusedIdentity where the folder holds another run; warns where this is another machine."""
+    """Raises RefusedIdentity where the folder holds another run; warns of another machine, or other kernels."""
     if not paths.exists(folder / "manifest.json"):
         return
     begun = read_manifest(folder / "manifest.json")
-    identity, environment = compare(begun, manifest, free_places(config))
+    identity, environment = compare(begun, manifest, places_of(FREE, config), places_of(ROUNDED, config))
     configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
     if identity and configured and all(": not there, now " in line for line in identity):
         raise RefusedIdentity(

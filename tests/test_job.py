@@ -7,8 +7,8 @@ import pytest
 
 from jrl.config import load
 from jrl.doctor import examine
-from jrl.experiment import TABLES, Config, config_classes
-from jrl.job import RefusedIdentity, free_places, refuse_another, refuse_strange
+from jrl.experiment import FREE, TABLES, Config, config_classes
+from jrl.job import RefusedIdentity, places_of, refuse_another, refuse_strange
 from jrl.report.manifest import compare, make_manifest, write_manifest
 from jrl.report.text import printable_lines
 from jrl.signals import stop_on_signals
@@ -56,7 +56,7 @@ def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
 def test_a_refusal_names_only_what_makes_another_run():
     bindings = ["Config.task = @Addition()", "Config.algo = @GRPO()", "Data.prompt_length = 8",
                 "Sampler.completion_length = 4"]  # fmt: skip
-    free = free_places(load(None, bindings, Config, config_classes(TABLES)))
+    free = places_of(FREE, load(None, bindings, Config, config_classes(TABLES)))
     assert {"loop.steps", "checkpoint.*", "mesh.*", "data.on_bad_prompt", "parts"} <= {*free}
     old = {"identity": {"config": "a"}, "environment": {}, "config": {"loop": {"steps": 1, "lag": 0}, "log": {"a": 1}}}
     new = {"identity": {"config": "b"}, "environment": {}, "config": {"loop": {"steps": 2, "lag": 1}, "log": {"a": 2}}}

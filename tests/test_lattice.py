@@ -6,7 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.lattice import CompileAfterSeal, Lattice
+from jrl.job import open_policy
+from jrl.lattice import COMPILER_OPTIONS, CompileAfterSeal, Lattice
+from jrl.resolve import load_config
+from jrl.tokenizers.bytes import ByteTokenizer
 
 
 def test_a_sealed_lattice_runs_what_it_has_compiled(mesh):
@@ -102,7 +105,7 @@ def test_a_lattice_that_is_closed_while_the_compiler_is_at_work_says_what_it_wai
     lattice = Lattice(announce)
     double = lattice.program("double", lambda x: x * 2)
     started = threading.Event()
-    double._begun["at work"] = lattice.compiler.submit(lambda: started.set() or go.wait())
+    double._begun["at work"] = lattice.compiler.submit(lambda: started.set() or go.wait(10))
     assert started.wait(10)
     lattice.close()
     assert len(said) == 1 and "waiting for the compiler" in said[0] and double._begun["at work"].done()
@@ -117,3 +120,8 @@ def test_a_check_does_not_wait_for_what_is_being_compiled(mesh):
     assert not any(begun.done() for begun in [*busy, *double._begun.values()])
     go.set()
     np.testing.assert_array_equal(double(jnp.ones(3)), 2)
+
+
+def test_a_policy_asks_the_compiler_for_what_its_devices_want():
+    config, parts = load_config("configs/tiny.gin")
+    assert open_policy(config, parts, ByteTokenizer()).lattice.options == COMPILER_OPTIONS["cpu"] != {}

@@ -9,14 +9,14 @@ Attention = Literal["reference", "splash", "cudnn"]  # over rows of tokens
 OneToken = Literal["reference", "ragged"]  # of one new token a row, over a cache
 
 PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only kind of device that has it
-LANES = 128  # tokens: a kernel reads rows that are filled up to a multiple of it
+LANES = 128  # tokens: a kernel for TPUs reads rows that are filled up to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
 CACHE_BLOCK_BYTES = 2**18  # of keys that ragged attention reads at once: longer to fetch than a block takes to begin
 
 
 def filled(length: int) -> int:
-    """Returns the tokens of a row of `length` as a kernel reads it."""
+    """Returns the tokens of a row of `length` as a kernel for TPUs reads it."""
     return -(-length // LANES) * LANES
 
 
@@ -26,7 +26,7 @@ def block_of(length: int) -> int:
 
 
 def causal_share(length: int) -> float:
-    """Returns the part of all pairs of a query and a key that a kernel computes: blocks at or below the diagonal."""
+    """Returns the part of all pairs of a query and a key that 'splash' computes: blocks at or below the diagonal."""
     blocks = filled(length) // block_of(length)
     return (blocks + 1) / (2 * blocks) * (filled(length) / length) ** 2
 

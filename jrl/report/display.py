@@ -136,7 +136,7 @@ def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -
 
     def phase(name: str) -> None:
         current["phase"] = printable(name)
-        draw(now=name.startswith("compiling"))
+        draw(now=name.startswith(("compiling", "waiting")))
 
     def step(metrics: Mapping[str, Any]) -> None:
         pace.step(metrics)

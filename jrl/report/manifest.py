@@ -64,11 +64,13 @@ def make_manifest(
     }
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str] = ()) -> tuple[list[str], list[str]]:
+def compare(
+    old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str] = (), rounded: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Returns (identity, environment): a line for each difference. Any of the first refuses a resume; the second warn.
 
     A configuration whose identity differs is explained field by field where the manifests hold it, without the fields
-    that `free` names ("loop.steps", "log.*"): they may differ.
+    that `free` names ("loop.steps", "log.*"): they may differ. Those that `rounded` names warn as the environment does.
     """
     identity = []
     for name, before, after in _differences(old["identity"], new["identity"]):
@@ -77,9 +79,11 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], free: Collection[str
         identity += [f"{field}: {_said(a)}, now {_said(b)}" for field, a, b in fields] or [
             f"{name}: {_said(before)}, now {_said(after)}"
         ]
+    fields = _differences(old.get("config"), new.get("config"))
+    changed = [each for each in fields if each[0] in rounded and each[1] is not _MISSING]
     environment = [
         f"{name}: {_said(before)}, now {_said(after)}"
-        for name, before, after in _differences(old["environment"], new["environment"])
+        for name, before, after in [*_differences(old["environment"], new["environment"]), *changed]
     ]
     return identity, environment
 

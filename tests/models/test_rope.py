@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
+import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.models.contract import abstract, unrolled
+from jrl.models.decoder import MODEL
 from jrl.models.rope import (
     LinearRope,
     Llama3Rope,
@@ -18,6 +22,7 @@ from jrl.models.rope import (
     rotate,
     turns,
 )
+from jrl.models.shape import Decoder
 
 
 def test_plain_frequencies_are_powers_of_the_base():
@@ -82,3 +87,16 @@ def test_proportional_leaves_the_last_pairs_as_they_are():
     stretch = ProportionalRope(share=0.5, factor=2)
     np.testing.assert_allclose(frequencies(1e4, 4, jnp.float32, stretch), [0.5, 0.05, 0, 0], rtol=1e-6)
     assert amplitude(stretch) == 1
+
+
+def test_all_layers_turn_by_the_same_cosines():
+    """Left to itself XLA merges them into the layers: each computes its own, for every head, and on the way back."""
+    cfg = Decoder(vocab_size=16, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=16)
+    tokens, positions = np.zeros((2, 8), np.int32), np.tile(np.arange(8, dtype=np.int32), (2, 1))
+
+    def loss(params):
+        hidden, _ = unrolled(MODEL).forward(params, tokens, positions, None, cfg)
+        return (hidden**2).sum()
+
+    text = jax.jit(jax.grad(loss)).lower(abstract(MODEL.spec(cfg))).compile().as_text()
+    assert len(re.findall(r" cosine\(", text)) == len(re.findall(r" sine\(", text)) == 1

@@ -104,6 +104,16 @@ def test_a_stream_that_breaks_ends_the_display_and_not_the_run(live, caplog):
     assert caplog.text.count("the display is gone (BrokenPipeError") == 1
 
 
+def test_what_may_take_long_is_shown_at_once():
+    stream = io.StringIO()
+    display = open_display(40, stream, live=True, clock=lambda: 0.0)
+    for phase in ("sampling", "compiling update", "waiting for the compiler", "update"):
+        display.phase(phase)
+    shown = stream.getvalue()
+    assert "compiling update" in shown and "waiting for the compiler" in shown and "phase update" not in shown
+    display.close()
+
+
 def test_time_left_forgets_the_phase_before():
     stream = io.StringIO()
     now = [0.0]

@@ -66,6 +66,15 @@ def test_another_machine_is_a_warning():
     assert environment[0] == "mesh.data: 8, now 4" and environment[1].endswith('now "0.0.1"')
 
 
+def test_another_kernel_is_a_warning_and_a_field_that_was_not_there_is_none():
+    old, new = (
+        {"identity": {}, "environment": {}, "config": {"sampler": s}} for s in ({"a": 1, "b": 1}, {"a": 2, "b": 2})
+    )
+    assert compare(old, new, ["sampler.a"], ["sampler.a"]) == ([], ["sampler.a: 1, now 2"])
+    del old["config"]["sampler"]["a"]
+    assert compare(old, new, ["sampler.a"], ["sampler.a"]) == ([], [])
+
+
 def test_a_damaged_manifest_is_refused_by_name(tmp_path):
     path = tmp_path / "manifest.json"
     for text in ("{", "[]", json.dumps({"format": 99}), json.dumps({"format": 1, "identity": 3})):
