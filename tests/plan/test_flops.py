@@ -49,10 +49,10 @@ def test_programs_by_hand(small):
 
 
 def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):
-    case = small("Data.prompt_length=90", "Sampler.completion_length=110", "Learner.row_length=200")
-    # 200 columns lie in blocks of 96, 96 and 8. Turns see 90 to 199: 7 of them at most 96, then 96, and 7 the rest.
-    assert flops.read_columns(case) == (7 * 96 + 96 * 192 + 7 * 200) / 110
-    assert flops.decode(case).attention == 72 // 24 * 110 * 3 * 2 * 2 * 2 * 4 * 16 * flops.read_columns(case)
+    case = small("Data.prompt_length=60", "Sampler.completion_length=140", "Learner.row_length=200")
+    # 200 columns lie in blocks of 64, 64 and 72. Turns see 60 to 199: 5 of them at most 64, then 64, and 71 the rest.
+    assert flops.read_columns(case) == (5 * 64 + 64 * 128 + 71 * 200) / 140
+    assert flops.decode(case).attention == 72 // 24 * 140 * 3 * 2 * 2 * 2 * 4 * 16 * flops.read_columns(case)
 
 
 def test_a_turn_reads_the_blocks_of_a_kernel_by_hand(small):
