@@ -113,7 +113,7 @@ class Config:
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
 ROUNDED = ("AdamW.memory", "Sampler.attention")
-# Fields that may differ too: they change how long or how loudly it runs, never what it computes.
+# All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Loop.steps",
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it

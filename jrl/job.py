@@ -407,14 +407,22 @@ def refuse_strange(folder: Path) -> None:
 
 
 def places_of(names: Sequence[str], config: Config) -> list[str]:
-    """Returns named fields ("Loop.steps", "Log.*") as places in the configuration: "loop.steps", "log.*"."""
-    at = {type(getattr(config, field.name)).__name__: f"{field.name}." for field in dataclasses.fields(config)}
+    """Returns named fields ("Loop.steps", "AdamW.*") as places in the configuration, all that there are: "loop.steps",
+    "optimizer.*", "sft.optimizer.*"."""
+
+    def sections(config: Any, place: str) -> Iterator[tuple[str, str]]:
+        yield type(config).__name__, place
+        for field in dataclasses.fields(config):
+            if dataclasses.is_dataclass(part := getattr(config, field.name)):
+                yield from sections(part, f"{place}{field.name}.")
+
+    at = list(sections(config, ""))
     split = [name.split(".") for name in names]
-    return [{**at, "Config": ""}[section] + field for section, field in split if section in {*at, "Config"}]
+    return [place + field for section, field in split for name, place in at if name == section]
 
 
 def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> None:
-    """Raises RefusedIdentity where the folder holds another run; warns of another machine, or other kernels."""
+    """Raises RefusedIdentity where the folder holds another run; warns of another machine, and of ROUNDED fields."""
     if not paths.exists(folder / "manifest.json"):
         return
     begun = read_manifest(folder / "manifest.json")
@@ -438,7 +446,7 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> No
                 "with --run, or put that back"
             )
     for line in environment:
-        _log.warning("resuming elsewhere: %s; bit-identity is not promised across this", line)
+        _log.warning("other than when it began: %s; bit-identity is not promised across this", line)
 
 
 def rehearse(job: Job) -> None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jrl.config import load
+from jrl.config import load, to_json
 from jrl.doctor import examine
 from jrl.experiment import FREE, TABLES, Config, config_classes
 from jrl.job import RefusedIdentity, places_of, refuse_another, refuse_strange
@@ -61,6 +61,22 @@ def test_a_refusal_names_only_what_makes_another_run():
     old = {"identity": {"config": "a"}, "environment": {}, "config": {"loop": {"steps": 1, "lag": 0}, "log": {"a": 1}}}
     new = {"identity": {"config": "b"}, "environment": {}, "config": {"loop": {"steps": 2, "lag": 1}, "log": {"a": 2}}}
     assert compare(old, new, free)[0] == ["loop.lag: 0, now 1"]
+
+
+def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
+    warm = ["Config.sft = @SFT()", "SFT.steps = 1", "SFT.optimizer = @warm/AdamW()", "warm/AdamW.learning_rate = 0.1"]
+    load_ = lambda *said: load("configs/tiny.gin", [*warm, *said], Config, config_classes(TABLES))
+    say = lambda config: make_manifest(
+        config_identity="c", config=to_json(config), tokenizer="t", data="d", parts={}, seed=0
+    )
+    config = load_()
+    write_manifest(tmp_path / "manifest.json", say(config))
+    refuse_another(tmp_path, say(config), config)
+    assert caplog.text == ""
+    other = load_("Sampler.attention = 'ragged'", "warm/AdamW.memory = 'host'")
+    refuse_another(tmp_path, say(other), other)
+    assert 'sampler.attention: "reference", now "ragged"' in caplog.text
+    assert 'sft.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

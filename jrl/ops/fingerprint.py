@@ -24,7 +24,8 @@ BLOCK = 2**16  # elements that a CPU mixes at once: what it makes of them stays 
 
 
 def fingerprint(tree: Any) -> Array:
-    """Returns the hash [] uint32 of a tree of floating-point or integer arrays of at most 2^32 elements each."""
+    """Returns the hash [] uint32 of a tree of floating-point or integer arrays of at most 2^32 elements each. Under
+    `jax.set_mesh` where leaves are cut over devices."""
     named = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     names, leaves = [zlib.crc32(name.encode()) for name, _ in named], [leaf for _, leaf in named]
     steps = [_steps(leaf.shape) for leaf in leaves]
@@ -75,13 +76,16 @@ def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> A
     most = max(1, BLOCK // math.prod(after))
     part = next(n for n in range(min(extent, most), 0, -1) if extent % n == 0)
     outer, outer_steps = (*before, extent // part), (*steps[:cut], part * steps[cut])
-    blocks = share.reshape(-1, part, *after)
+    if share.dtype.itemsize < 4:  # or XLA:CPU carries wider numbers through the loop, which have not all the bits
+        share = _bits(share)
+    block = after if part == 1 else (part, *after)  # a dimension of one place would be laid out anew, by a copy of all
+    blocks = share.reshape(-1, *block)
 
     def add(i: Array, total: Array) -> Array:
         here, left = first, i.astype(jnp.uint32)
         for count, step in zip(reversed(outer), reversed(outer_steps)):
             here, left = here + _u32(left % jnp.uint32(count), step), left // jnp.uint32(count)
-        return total + _mixed(name, steps[cut:], here, blocks[i])
+        return total + _mixed(name, steps[len(steps) - len(block) :], here, blocks[i])
 
     return jax.lax.fori_loop(0, len(blocks), add, jnp.zeros_like(blocks[0], jnp.uint32)).sum(dtype=jnp.uint32)
 
@@ -89,18 +93,21 @@ def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> A
 def _mixed(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
     """Returns what every element of `share` adds, as uint32. Its first has the index `first`, and others are as far
     from it as `steps` says."""
-    size = share.dtype.itemsize
-    if size == 8:
+    if share.dtype.itemsize == 8:
         words = jax.lax.bitcast_convert_type(share, jnp.uint32)  # [..., 2]
         bits = words[..., 0] + _u32(words[..., 1], 0x85EBCA6B)
     else:
-        words = {2: jnp.uint16, 4: jnp.uint32, 1: jnp.uint8}[size]
-        bits = jax.lax.bitcast_convert_type(share, words).astype(jnp.uint32)
+        bits = _bits(share).astype(jnp.uint32)
     index = first
     for dimension, step in enumerate(steps):
         places = jax.lax.broadcasted_iota(jnp.uint32, share.shape, dimension)
         index = index + _u32(places, step)
     return _mix(bits * _mix(index ^ jnp.uint32(name)))
+
+
+def _bits(x: Array) -> Array:
+    """Returns the bits of numbers of at most 4 bytes, as unsigned integers as wide."""
+    return jax.lax.bitcast_convert_type(x, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize])
 
 
 def _u32(x: Array, *factors: int) -> Array:

@@ -68,9 +68,10 @@ def by_definition(name, leaf):
     return int(mix(bits * mix(index ^ np.uint32(zlib.crc32(name.encode())))).sum(dtype=np.uint32))
 
 
-# The last two dimensions make a block, of the third a part does, or of the first; and all is one.
+# A block has a part of the first dimension, of the third, or of the last; and all is one.
 LARGE = [
     ((8, 10, 30, 50), np.float32),
+    ((8, 10, 30, 50), jnp.bfloat16),
     ((4, 4, 60, 1200), np.float16),
     ((4, 40_000), np.float32),
     ((4, 60), np.float16),
@@ -80,6 +81,7 @@ LARGE = [
 @pytest.mark.parametrize("shape, dtype", LARGE, ids=str)
 def test_a_large_leaf_is_mixed_in_blocks_on_every_mesh(shape, dtype):
     leaf = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    leaf.flat[7:9] = -np.inf, np.array(0xFFC1 << 16, np.uint32).view(np.float32)  # a NaN with bits of its own
     expected = by_definition("['w']", leaf)
     assert int(fingerprint({"w": jnp.asarray(leaf)})) == expected
     mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
@@ -89,7 +91,11 @@ def test_a_large_leaf_is_mixed_in_blocks_on_every_mesh(shape, dtype):
             assert int(jax.jit(fingerprint)({"w": placed})) == expected, spec
 
 
-def test_what_is_added_up_is_not_written_down():
-    text = jax.jit(fingerprint).lower([jax.ShapeDtypeStruct((8, 512, 128), np.float32)]).compile().as_text()
-    sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in re.findall(r"= u32\[([\d,]+)\]", text)]
-    assert max(sizes) == BLOCK < 8 * 512 * 128
+@pytest.mark.parametrize("dtype, leaves", [(np.float32, 0), (jnp.bfloat16, 1)])  # the bits of narrow ones
+def test_what_is_added_up_is_not_written_down(dtype, leaves):
+    leaf = jax.ShapeDtypeStruct((32, 512, 128), dtype)
+    program = jax.jit(fingerprint).lower([leaf]).compile()
+    sizes = [np.prod([int(n) for n in dims.split(",")]) for dims in re.findall(r"= u32\[([\d,]+)\]", program.as_text())]
+    assert max(sizes) == BLOCK < leaf.size
+    blocks = 4 * 4 * BLOCK
+    assert program.memory_analysis().temp_size_in_bytes < leaves * leaf.size * leaf.dtype.itemsize + blocks
