@@ -60,13 +60,18 @@ def attend(
     return reshape(out, (batch, queries, heads, head_dim), "batch", None, "heads", None)
 
 
+def fill_up(x: Array, axis: int, size: int) -> Array:
+    """Returns `x` with zeros after its last entries along `axis`, of which there are `size` then."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths)
+
+
 def _in_blocks(some: Callable[[Array, Array], Array], q: Array, mask: Array, block: int) -> Array:
     """Returns some(q, mask), a block of queries at a time. Queries that fill the last block up are cut off again."""
     batch, queries, kv_heads, group, head_dim = q.shape
     blocks = -(-queries // block)
-    missing = blocks * block - queries
-    q = jnp.pad(q, ((0, 0), (0, missing), (0, 0), (0, 0), (0, 0)))
-    mask = jnp.pad(mask, ((0, 0), (0, missing), (0, 0)))
+    q, mask = (fill_up(x, 1, blocks * block) for x in (q, mask))
     q = reshape(q, (batch, blocks, block, kv_heads, group, head_dim), "batch", None, None, "kv_heads", None, None)
     mask = reshape(mask, (batch, blocks, block, mask.shape[-1]), "batch", None, None, None)
     step = lambda at: jax.checkpoint(some)(*at)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
+from jrl.models.attention import fill_up
 from jrl.sharding import per_shard
 from jrl.types import Array
 
@@ -51,6 +51,4 @@ def attend(
 def _even(x: Array, axis: int) -> Array:
     """Returns `x` with an even length along `axis`, which the gradient with a mask needs. What is added no token sees,
     and what it sees is dropped."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, x.shape[axis] % 2)
-    return jnp.pad(x, widths)
+    return fill_up(x, axis, x.shape[axis] + x.shape[axis] % 2)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.models import linear
+from jrl.models.attention import fill_up
 from jrl.models.cached_attention import edges
 from jrl.models.contract import Cache, Layout, Stacks, State
 from jrl.models.kernels import filled
@@ -77,13 +78,7 @@ def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
 
 def _filled(blocks: tuple[Array]) -> tuple[Array]:
     (whole,) = blocks
-    return (_fill(_fill(whole, -2, filled(whole.shape[-2])), -1, filled(whole.shape[-1])),)
-
-
-def _fill(x: Array, axis: int, size: int) -> Array:
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, size - x.shape[axis])
-    return jnp.pad(x, widths)
+    return (fill_up(fill_up(whole, -2, filled(whole.shape[-2])), -1, filled(whole.shape[-1])),)
 
 
 def ends(columns: int, length: int, layout: Layout) -> tuple[int, ...]:
@@ -122,7 +117,7 @@ def write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | No
         return (jax.lax.dynamic_update_index_in_dim(whole, put(of_layer(whole, layer), new, start), layer, 0),)
     rows, found, first = jnp.arange(new.shape[0]), [], 0
     if not turned:
-        new = _fill(new, -1, blocks[0].shape[-1])
+        new = fill_up(new, -1, blocks[0].shape[-1])
     for block in blocks:
         width = block.shape[-1 if turned else -2]
         column = jnp.where(start < first, width, start - first)  # what does not lie in this block is dropped

@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jrl.models.attention import fill_up
 from jrl.models.kernels import cache_block
 from jrl.sharding import per_shard
 from jrl.types import Array
@@ -55,7 +56,7 @@ def attend(
     cache = (None, "batch", "kv_heads", None, None)
     query, row = ("batch", None, "heads", None), ("batch",)
     head_dim = q.shape[3]
-    wide = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - head_dim)))
+    wide = fill_up(q, -1, k.shape[-1])
     own = functools.partial(_own_share, scale=head_dim**-0.5 if scale is None else scale, cap=cap, interpret=interpret)
     # A kernel does not say over which axes of the mesh its result varies.
     return per_shard(

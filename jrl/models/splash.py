@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from jrl.models.attention import fill_up
 from jrl.models.kernels import block_of, filled
 from jrl.sharding import per_shard
 from jrl.types import Array
@@ -87,9 +88,7 @@ def _row(
 
 def _fill(x: Array, axis: int) -> Array:
     """Returns `x` filled up along `axis`. What is added comes last, where no other token sees it."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, filled(x.shape[axis]) - x.shape[axis])
-    return jnp.pad(x, widths)
+    return fill_up(x, axis, filled(x.shape[axis]))
 
 
 def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:

@@ -73,8 +73,7 @@ def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> A
     while math.prod(share.shape[cut:]) <= BLOCK:
         cut -= 1
     before, extent, after = share.shape[:cut], share.shape[cut], share.shape[cut + 1 :]
-    most = max(1, BLOCK // math.prod(after))
-    part = next(n for n in range(min(extent, most), 0, -1) if extent % n == 0)
+    part = next(n for n in range(BLOCK // math.prod(after), 0, -1) if extent % n == 0)
     outer, outer_steps = (*before, extent // part), (*steps[:cut], part * steps[cut])
     if share.dtype.itemsize < 4:  # or XLA:CPU carries wider numbers through the loop, which have not all the bits
         share = _bits(share)

@@ -72,20 +72,14 @@ def compare(
     A configuration whose identity differs is explained field by field where the manifests hold it, without the fields
     that `free` names ("loop.steps", "log.*"): they may differ. Those that `rounded` names warn as the environment does.
     """
-    identity = []
-    for name, before, after in _differences(old["identity"], new["identity"]):
-        fields = _differences(old.get("config"), new.get("config")) if name == "config" else []
-        fields = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
-        identity += [f"{field}: {_said(a)}, now {_said(b)}" for field, a, b in fields] or [
-            f"{name}: {_said(before)}, now {_said(after)}"
-        ]
+    line = lambda name, before, after: f"{name}: {_said(before)}, now {_said(after)}"
     fields = _differences(old.get("config"), new.get("config"))
+    bound = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
+    identity = []
+    for each in _differences(old["identity"], new["identity"]):
+        identity += [line(*field) for field in (bound if each[0] == "config" else ())] or [line(*each)]
     changed = [each for each in fields if each[0] in rounded and each[1] is not _MISSING]
-    environment = [
-        f"{name}: {_said(before)}, now {_said(after)}"
-        for name, before, after in [*_differences(old["environment"], new["environment"]), *changed]
-    ]
-    return identity, environment
+    return identity, [line(*each) for each in [*_differences(old["environment"], new["environment"]), *changed]]
 
 
 def write_manifest(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> None:
