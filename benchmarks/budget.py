@@ -17,7 +17,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from jrl.plan.libtpu import set_environment
+from jrl.tools.plan.libtpu import set_environment
 
 V5P, V5E, V6E, V4 = "v5p:2x2x2", "v5e:4x4", "v6e:4x4", "v4:2x2x4"
 
@@ -66,11 +66,11 @@ PROGRAMS = ("sample", "update")
 
 def compare(name: str) -> list[dict]:
     """Returns a row for each program of a case: GiB by arithmetic, as compiled, and their ratio."""
-    from jrl.plan import assigned, budget
-    from jrl.plan.case import make_case, with_known_shape
-    from jrl.plan.chips import GIB, parse_topology
-    from jrl.plan.planning import by_kind
     from jrl.resolve import load_config
+    from jrl.tools.plan import assigned, budget
+    from jrl.tools.plan.case import make_case, with_known_shape
+    from jrl.tools.plan.chips import GIB, parse_topology
+    from jrl.tools.plan.planning import by_kind
 
     source, where, bindings = {**CASES, **HELD_OUT}[name]
     topology, path = parse_topology(where), f"configs/plan/{source}.gin"
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     args = parser.parse_args()
     set_environment()
-    from jrl.plan.compiled import libtpu_version
+    from jrl.tools.plan.compiled import libtpu_version
 
     if libtpu_version() is None:
         sys.exit("this trial compiles for TPUs: pip install libtpu")

@@ -30,7 +30,7 @@ def write_model(folder: Path, gigabytes: float) -> int:
     block of random ones."""
     import numpy as np
 
-    from jrl.checkpoints.published import Published, decoder_of, plans
+    from jrl.models.pretrained.published import Published, decoder_of, plans
 
     shape = dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", vocab_size=32768, hidden_size=2048,
                  intermediate_size=6144, num_hidden_layers=1, num_attention_heads=16, num_key_value_heads=8,
@@ -70,10 +70,10 @@ def read_model(folder: str, fsdp: int) -> dict[str, float]:
     """Reads the folder over `fsdp` devices, and returns what it took."""
     import jax
 
-    from jrl.checkpoints.published import Published, load
-    from jrl.report.memory import tree_pss_bytes
-    from jrl.report.text import bar
-    from jrl.sharding import MeshShape, make_mesh
+    from jrl.device.sharding import MeshShape, make_mesh
+    from jrl.models.pretrained.published import Published, load
+    from jrl.run.report.memory import tree_pss_bytes
+    from jrl.run.report.text import bar
 
     mesh = make_mesh(MeshShape(fsdp=fsdp))
     jax.block_until_ready(jax.device_put(1.0))

@@ -21,23 +21,25 @@ from benchmarks import shapes
 from benchmarks.child import peak_bytes, serve, timed
 from benchmarks.shapes import Learning, ModelShape, Sampling
 from jrl import config as gin
-from jrl import loop, pack, programs, records
-from jrl.ahead import compile_ahead
-from jrl.checkpoints.published import export
-from jrl.collect import collect, completion_text, draw
-from jrl.data.prompts import Visit
-from jrl.example import Example, Message, visit_uid
+from jrl import loop
+from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import TABLES, Config, config_classes
-from jrl.job import Job, Policy, open_job
-from jrl.learn import learn, packed, place_plan
-from jrl.learner import Credit
+from jrl.learning import pack
+from jrl.learning.learn import learn, packed, place_plan
+from jrl.learning.learner import Credit
 from jrl.models import decoder
 from jrl.models.contract import init
+from jrl.models.pretrained.published import export
 from jrl.models.shape import Decoder
-from jrl.parts import load_parts
-from jrl.policy import Trained, open_trained
-from jrl.records import Progress
-from jrl.sharding import batch_sharding, replicated
+from jrl.plugins import load_parts
+from jrl.rollout.collect import collect, completion_text, draw
+from jrl.run import programs, records
+from jrl.run.job import Job, Policy, open_job
+from jrl.run.policy import Trained, open_trained
+from jrl.run.precompile import compile_ahead
+from jrl.run.records import Progress
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Example, Message, visit_uid
 from jrl.types import Finish, Rollout
 
 
@@ -100,7 +102,7 @@ def _name(binding: str) -> str:
 def sampling_settings(lengths: str) -> tuple[str, ...]:
     """Returns what this machine wants: a CPU adds up an entry of many columns faster than the entries of one, and
     decodes a few rows faster than many, of which there are only a few in the end where lengths differ."""
-    return ("Sampler.keys='by_entry'", *(() if lengths == "full" else ("Sampler.halvings=2",)))
+    return ("Sampler.kv_layout='head_dim_major'", *(() if lengths == "full" else ("Sampler.max_batch_compactions=2",)))
 
 
 OPENED: dict[str, tuple[Trained, Any]] = {}  # sampling case -> policy and the budget of its rows
@@ -136,13 +138,15 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
     texts = shapes.prompts(case, policy.cfg.vocab_size, seed)
     everywhere = replicated(policy.mesh)
     stream, version = (jax.device_put(x, everywhere) for x in (np.uint32(programs.TRAIN_STREAM), np.int32(0)))
-    law = programs.law(policy.config.sampler, policy.mesh)
+    sampling_params = programs.sampling_params(policy.config.sampler, policy.mesh)
     rows = range(case.prompts * case.samples)
 
     def call() -> tuple[list[str], np.ndarray]:
         visits = [visit(i, text, seed, policy.tokenizer) for i, text in enumerate(texts)]
         prompts = programs.place_prompts(visits, case.prompts, case.prompt_length, policy.tokenizer.pad_id, policy.mesh)
-        rollout = policy.programs.sample(trained.params, prompts, trained.key, stream, version, law, None, budget)
+        rollout = policy.programs.sample(
+            trained.params, prompts, trained.key, stream, version, sampling_params, None, budget
+        )
         host = jax.device_get({"tokens": rollout.tokens, "action_mask": rollout.action_mask})
         return [completion_text(policy.tokenizer, host, row) for row in rows], host["action_mask"].sum(axis=1)
 
@@ -175,7 +179,11 @@ def settings(case: Learning) -> tuple[str, ...]:
     row = max(trunk, branch)
     row *= -(-128 // row)  # as many of the longest as make 128 tokens
     rows = 1 + -(-case.samples // (row // branch)) if case.lengths == "full" else 5  # and the prompt's
-    apart = ("Learner.prompts='apart'", f"Learner.row_length={row}", f"Learner.micro_batch_tokens={rows * row}")
+    apart = (
+        "Learner.prefix_sharing='cross_row'",
+        f"Learner.row_length={row}",
+        f"Learner.micro_batch_tokens={rows * row}",
+    )
     whole = ("Learner.micro_batch_tokens=768",)
     learner = whole if case.name == shapes.UPDATE.name else apart
     return ("Learner.layers='unrolled'", *learner, *sampling_settings(case.lengths), "Checkpoint.every=1000000")
@@ -281,7 +289,7 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
         action_mask=place(mask),
         sampler_logprobs=place(zeros),
         truncated_logprobs=None,
-        kept=None,
+        support_size=None,
         finish=place(np.full(len(lengths), Finish.LENGTH, np.int8)),
         group=place(np.arange(len(lengths), dtype=np.int32) // run.case.samples),
         sample=place(np.arange(len(lengths), dtype=np.int32) % run.case.samples),

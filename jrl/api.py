@@ -12,13 +12,13 @@ from typing import Any
 import jax
 
 from jrl.experiment import Config
-from jrl.job import open_job
 from jrl.loop import steps as loop_steps
-from jrl.parts import Part
-from jrl.plan.start import refuse_overflow
-from jrl.records import Preempted, Step
+from jrl.plugins import Part
 from jrl.resolve import load_config
-from jrl.signals import stop_on_signals
+from jrl.run.job import open_job
+from jrl.run.records import Preempted, Step
+from jrl.run.signals import stop_on_signals
+from jrl.tools.plan.start import refuse_overflow
 
 
 def steps(

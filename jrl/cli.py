@@ -16,26 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from jrl import __version__, paths
-from jrl.report.text import printable_lines
-from jrl.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
+from jrl.run.report.text import printable_lines
+from jrl.run.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
 
 DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, PREEMPTED = 0, 1, 2, 3, 4, 75
 
 # By the full name of an exception's class or of one above it, so that nothing is imported to find out.
 EXITS: Mapping[str, int] = {
     "jrl.config.errors.ConfigError": REFUSED,
-    "jrl.parts.PartError": REFUSED,
-    "jrl.checkpoints.lock.RunIsHeld": REFUSED,
-    "jrl.job.RefusedIdentity": OTHER_RUN,
-    "jrl.records.StopRun": STOPPED,
-    "jrl.scoring.ScoringStopped": STOPPED,
-    "jrl.lattice.CompileAfterSeal": STOPPED,
-    "jrl.checkpoints.run_state.SaveFailed": STOPPED,
-    "jrl.checkpoints.run_state.DamagedStep": STOPPED,
-    "jrl.checkpoints.run_state.NoIntactStep": STOPPED,
-    "jrl.checkpoints.run_state.StateMismatch": OTHER_RUN,
-    "jrl.records.Preempted": PREEMPTED,
-    "jrl.verifiers.process.TemplateLost": STOPPED,
+    "jrl.plugins.PartError": REFUSED,
+    "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
+    "jrl.run.job.RefusedIdentity": OTHER_RUN,
+    "jrl.run.records.StopRun": STOPPED,
+    "jrl.rollout.scoring.ScoringStopped": STOPPED,
+    "jrl.device.program_cache.CompileAfterFreeze": STOPPED,
+    "jrl.run.checkpoints.run_state.SaveFailed": STOPPED,
+    "jrl.run.checkpoints.run_state.DamagedStep": STOPPED,
+    "jrl.run.checkpoints.run_state.NoIntactStep": STOPPED,
+    "jrl.run.checkpoints.run_state.StateMismatch": OTHER_RUN,
+    "jrl.run.records.Preempted": PREEMPTED,
+    "jrl.tasks.verifiers.process.TemplateLost": STOPPED,
     "builtins.MemoryError": STOPPED,
 }
 DEVICE_START = "jax._src.xla_bridge"  # where an error arises when JAX finds no device
@@ -179,7 +179,7 @@ def reading_bar() -> Callable[[int, int], None] | None:
     """Returns what shows (bytes read, bytes there are) of published weights; None where nobody looks on."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
-    from jrl.report.text import bar
+    from jrl.run.report.text import bar
 
     def show(done: int, total: int) -> None:
         end = "\n" if done >= total else ""
@@ -211,7 +211,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> int:
-    from jrl.plan.libtpu import set_environment
+    from jrl.tools.plan.libtpu import set_environment
 
     set_environment()
     prepare_jax(args, platform="cpu")  # nothing runs
@@ -220,10 +220,10 @@ def plan(args: argparse.Namespace) -> int:
         return plan_all(args, say)
     if args.config is None or args.topology is None:
         raise ValueError("jrl plan takes CONFIG and --topology CHIP:GRID, or --all FOLDER; see `jrl help plan`")
-    from jrl.plan import report
-    from jrl.plan.chips import parse_topology
-    from jrl.plan.planning import make_plan, to_json
     from jrl.resolve import load_config
+    from jrl.tools.plan import report
+    from jrl.tools.plan.chips import parse_topology
+    from jrl.tools.plan.planning import make_plan, to_json
 
     config, parts = load_config(args.config, args.bindings)
     if args.search:
@@ -235,8 +235,8 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable[[str], None]) -> int:
-    from jrl.plan import search
-    from jrl.plan.chips import parse_chip, parse_topology
+    from jrl.tools.plan import search
+    from jrl.tools.plan.chips import parse_chip, parse_topology
 
     source = [args.config, *args.bindings]
     if ":" in args.topology:
@@ -254,7 +254,7 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
 
 
 def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from jrl.plan import every
+    from jrl.tools.plan import every
 
     lines = every.check_all(args.all, say)
     out = args.out or Path("docs/topologies.md")
@@ -267,8 +267,8 @@ def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl.policy import open_trained
-    from jrl.score import is_classifier, judge_file, score_file
+    from jrl.run.policy import open_trained
+    from jrl.tools.score import is_classifier, judge_file, score_file
 
     if is_classifier(args.source):
         if args.bindings or args.step is not None:
@@ -284,8 +284,8 @@ def score(args: argparse.Namespace) -> int:
 
 def sample(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl import chat
-    from jrl.policy import open_trained
+    from jrl.run.policy import open_trained
+    from jrl.tools import chat
 
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
     trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
@@ -312,16 +312,17 @@ def sample(args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl import paths, reevaluate
-    from jrl.policy import open_trained
+    from jrl import paths
+    from jrl.run.policy import open_trained
+    from jrl.tools import evaluation
 
     trained = open_trained(args.source, args.bindings, args.step, args.config, reading_bar())
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
-    found = reevaluate.reevaluate(trained, announce)
+    found = evaluation.reevaluate(trained, announce)
     if shown:
         print("\r", end="", file=sys.stderr)
-    print(reevaluate.table(found))
+    print(evaluation.table(found))
     if args.out is not None:
         paths.write_bytes_atomic(args.out, json.dumps(found, indent=2).encode() + b"\n")
     return DONE
@@ -329,7 +330,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl.export import export_adapter, export_policy
+    from jrl.tools.export import export_adapter, export_policy
 
     if args.adapter_only:
         step, files = export_adapter(args.source, args.to, args.step, dtype=args.dtype)
@@ -343,7 +344,7 @@ def export(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
-    from jrl.check import check_parts, table
+    from jrl.tools.check import check_parts, table
 
     print(f"loading and trying {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
     found = check_parts(args.parts)
@@ -353,7 +354,7 @@ def check(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl.doctor import examine
+    from jrl.tools.doctor import examine
 
     lines = examine(args.run)
     for line in lines:
@@ -363,7 +364,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 def fingerprint(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
-    from jrl.contents import run_fingerprint
+    from jrl.run.run_hash import run_fingerprint
 
     found = run_fingerprint(args.source, args.step)
     if args.json:
@@ -378,9 +379,9 @@ def fingerprint(args: argparse.Namespace) -> int:
 
 def show_list(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
-    from jrl import listing
+    from jrl.tools import catalog
 
-    print(json.dumps(listing.rows(args.kind), indent=1) if args.json else listing.table(args.kind))
+    print(json.dumps(catalog.rows(args.kind), indent=1) if args.json else catalog.table(args.kind))
     return DONE
 
 

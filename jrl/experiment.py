@@ -8,22 +8,22 @@ from typing import Any, Literal
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts
-from jrl.checkpoints import Checkpoint
-from jrl.checkpoints.published import Published
-from jrl.data.prompts import Data
-from jrl.data.supervised import PLACES
-from jrl.envs import ENVS
-from jrl.learner import Learner
-from jrl.models.lora import LoRA
+from jrl.device.sharding import MeshShape
+from jrl.learning.learner import Learner
+from jrl.learning.optimizer import AdamW
+from jrl.models.adapters.lora import LoRA
+from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
-from jrl.optimizer import AdamW
-from jrl.report import Log
-from jrl.rewards import RewardModel
-from jrl.sampler import Sampler
-from jrl.scoring import Scoring
-from jrl.sharding import MeshShape
-from jrl.tokenizers import TOKENIZERS
-from jrl.verifiers import VERIFIERS
+from jrl.rollout.rewards import RewardModel
+from jrl.rollout.sampler import Sampler
+from jrl.rollout.scoring import Scoring
+from jrl.run.checkpoints import Checkpoint
+from jrl.run.report import Log
+from jrl.tasks.data.prompts import Data
+from jrl.tasks.data.supervised import PLACES
+from jrl.tasks.envs import ENVS
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.verifiers import VERIFIERS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 
 import jax
 
-from jrl import records
-from jrl.ahead import compile_ahead
-from jrl.collect import collect, draw
-from jrl.evaluate import evaluate, numbers
-from jrl.job import Job
-from jrl.learn import learn, packed, supervise
+from jrl.learning.learn import learn, packed, supervise
 from jrl.models import decoder
 from jrl.models.contract import num_params, policy_of, split, value_of, whole
-from jrl.records import Preempted, Progress, Step
+from jrl.rollout.collect import collect, draw
+from jrl.rollout.evaluate import evaluate, numbers
+from jrl.run import records
+from jrl.run.job import Job
+from jrl.run.precompile import compile_ahead
+from jrl.run.records import Preempted, Progress, Step
 from jrl.types import PyTree, TrainState
 
 
@@ -52,9 +52,9 @@ def steps(job: Job) -> Iterator[Step]:
         held = made
         job.done += 1
         records.clock(job, held, time.monotonic() - start)
-        job.lattice.check()  # a warm start of hours must not end with what cannot be compiled
+        job.program_cache.check()  # a warm start of hours must not end with what cannot be compiled
         if job.done == first + 2:
-            job.lattice.seal()
+            job.program_cache.freeze()
         asked = job.stop.is_set()
         due = job.done % job.config.checkpoint.every == 0 or job.done in (job.sft_steps, job.total)
         if due or asked:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jrl import config as gin
 from jrl.experiment import Config, check, config_classes
-from jrl.parts import Part, Parts, load_parts
+from jrl.plugins import Part, Parts, load_parts
 
 
 def load_config(
@@ -18,7 +18,7 @@ def load_config(
     Args:
       config: a .gin file, or a Config.
       bindings: "NAME=VALUE", over what the file says.
-      parts: beside those the config names; see jrl.parts.
+      parts: beside those the config names; see jrl.plugins.
 
     Raises: ConfigError naming file and line; PartError for a part that cannot be used.
     """

@@ -56,8 +56,8 @@ class Rollout:
     length: Array  # [N] int32, prompt and completion
     action_mask: Array  # [N, T] bool, sampled by the policy; the stop token is an action
     sampler_logprobs: Array  # [N, T] float32, under the untruncated, temperature-scaled policy
-    truncated_logprobs: Array | None  # [N, T] float32, under the law drawn from, where truncation is on
-    kept: Array | None  # [N, T] int32, tokens in the truncated support, where truncation is on
+    truncated_logprobs: Array | None  # [N, T] float32, under the sampling distribution, where truncation is on
+    support_size: Array | None  # [N, T] int32, tokens in the truncated support, where truncation is on
     finish: Array  # [N] int8, a Finish
     group: Array  # [N] int32, prompt index
     sample: Array  # [N] int32, sample index within the prompt
@@ -72,7 +72,7 @@ class Scores:
 
     reward: Array  # [N] float32, 0 where not valid
     valid: Array  # [N] bool, the verdict can be trained on
-    verdict: Array  # [N] int8, a jrl.verdict.Status
+    verdict: Array  # [N] int8, a jrl.tasks.verdict.Status
     outcome: Array  # [N] float32, the first verifier's own reward, before weighting and shaping
     token_reward: Array | None = None  # [N, T] float32
 
@@ -96,7 +96,7 @@ class TrainBatch:
     loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask
     advantages: Array  # [M, R, L] float32
     old_logprobs: Array | None  # [M, R, L] float32, at the start of the update; None: the only update of its batch
-    behaviour_logprobs: Array  # [M, R, L] float32, of the law drawn from
+    behaviour_logprobs: Array  # [M, R, L] float32, of the sampling distribution
     sampler_logprobs: Array  # [M, R, L] float32, as the sampler gave them; what the learner's are compared with
     ref_logprobs: Array | None  # [M, R, L] float32
     sequence: Array  # [M, R, S] int32, which of the N sequences lies at a place

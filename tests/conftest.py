@@ -35,7 +35,7 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-from jrl.sharding import MeshShape, make_mesh
+from jrl.device.sharding import MeshShape, make_mesh
 
 
 def mesh_put_back():
@@ -63,19 +63,19 @@ def programs_put_away():
 
 
 @pytest.fixture(scope="module")
-def sealed_before_the_first_step():
+def frozen_before_the_first_step():
     """Whatever these runs call must have been known ahead: what would be compiled by a call is an error."""
     from jrl import loop
 
     with pytest.MonkeyPatch.context() as patch:
         known = loop.compile_ahead
 
-        def seal(job, done):
-            job.lattice.sealed = False  # where a damaged checkpoint sends a run back, it asks for more
+        def freeze(job, done):
+            job.program_cache.frozen = False  # where a damaged checkpoint sends a run back, it asks for more
             known(job, done)
-            job.lattice.seal()
+            job.program_cache.freeze()
 
-        patch.setattr(loop, "compile_ahead", seal)
+        patch.setattr(loop, "compile_ahead", freeze)
         yield
 
 

@@ -6,11 +6,11 @@ import functools
 import jax
 import numpy as np
 
-from jrl import sampler
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.models.adapters.lora import adapted as adapted_anew
 from jrl.models.contract import ADAPTER, abstract, axes
 from jrl.models.decoder import MODEL
-from jrl.models.lora import adapted as adapted_anew
-from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.rollout import sampler
 from jrl.types import PromptBatch
 
 adapted = functools.cache(adapted_anew)  # else what is compiled for one call's functions is not found by the next
@@ -71,7 +71,7 @@ def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
         hidden, _ = model.forward(params, one.tokens, positions, None, cfg)
         return jax.nn.log_softmax(model.unembed(params, hidden, cfg))
 
-    law = np.asarray(plain(params))
-    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
+    sampling_params = np.asarray(plain(params))
+    expected = np.take_along_axis(sampling_params[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
     difference = np.where(one.action_mask[:, 1:], one.sampler_logprobs[:, 1:] - expected, 0)
-    assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(law).max())
+    assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(sampling_params).max())

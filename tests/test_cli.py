@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import chat, check, cli, reevaluate
-from jrl.algos.promises import PROMISES
-from jrl.chat import Completion
-from jrl.example import Message
+from jrl import cli
+from jrl.algos.conformance import PROMISES
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
-from jrl.policy import open_trained
-from jrl.sharding import MeshShape, make_mesh
+from jrl.run.policy import open_trained
+from jrl.tasks.example import Message
+from jrl.tools import chat, check, evaluation
+from jrl.tools.chat import Completion
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -68,7 +69,7 @@ def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_i
     code = (
         "import sys; from jrl import cli\n"
         f"code = cli.main(['train', {str(config)!r}, '--run', {str(tmp_path / 'run')!r}])\n"
-        "assert not {'orbax', 'grain', 'tensorstore', 'jrl.job'} & set(sys.modules), 'slow imports'\n"
+        "assert not {'orbax', 'grain', 'tensorstore', 'jrl.run.job'} & set(sys.modules), 'slow imports'\n"
         "sys.exit(code)\n"
     )
     # No such platform: a device that is touched would be an error of another kind.
@@ -159,7 +160,7 @@ def test_compiled_programs_are_kept_unless_asked_not_to_and_where_the_user_says(
 
 WAITING = """
 import hashlib, sys, threading, time
-from jrl.signals import leave_on_second_interrupt, stop_on_signals
+from jrl.run.signals import leave_on_second_interrupt, stop_on_signals
 stop = threading.Event()
 with stop_on_signals(stop), leave_on_second_interrupt():
     print("ready", flush=True)
@@ -210,7 +211,7 @@ def test_another_seed_in_the_same_folder_is_another_run(run, command):
 
 
 def test_a_folder_that_is_held_is_refused(run, command):
-    from jrl.checkpoints.lock import hold_run
+    from jrl.run.checkpoints.lock import hold_run
 
     lock = hold_run(run)
     try:
@@ -344,7 +345,7 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
 
 def test_an_evaluation_of_nothing_has_a_table_too():
     nothing = {"mean": None, "low": None, "high": None, "n": 0}
-    text = reevaluate.table({"step": 1, "samples": 1, "parsed": 0.0, "unscorable": 4, **nothing})
+    text = evaluation.table({"step": 1, "samples": 1, "parsed": 0.0, "unscorable": 4, **nothing})
     assert "- %" in text and "[-, -]" in text and "4 could not be judged" in text
 
 
@@ -389,8 +390,8 @@ def test_parts_are_listed_with_what_the_contract_names(command):
 
 PARTS = """
 import dataclasses
-from jrl.envs.contract import Environment, Generated, digest_of
-from jrl.example import Example, Message
+from jrl.tasks.envs.contract import Environment, Generated, digest_of
+from jrl.tasks.example import Example, Message
 
 def Shout(completion, example):
     return float(completion == (example.answer or "").upper())

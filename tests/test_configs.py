@@ -8,8 +8,8 @@ import re
 import pytest
 
 import jrl
-from jrl.plan.case import make_case
-from jrl.plan.chips import parse_topology
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.chips import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin"))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import contents
-from jrl.checkpoints import run_state
+from jrl.run import run_hash
+from jrl.run.checkpoints import run_state
 from jrl.types import TrainState
 
 HOST = {
@@ -42,7 +42,7 @@ def saved(folder, tree=None, host=HOST, rows=({"step": 3, "loss": 0.5, "time/ste
     run_state.save_step(folder / "checkpoints", 3, {"state": state()} if tree is None else tree, host)
     (folder / "manifest.json").write_text("{}")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return contents.run_fingerprint(folder)
+    return run_hash.run_fingerprint(folder)
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def test_the_sharding_of_the_saved_arrays_does_not_matter(folder):
 def test_a_folder_that_is_no_run_and_a_step_that_is_not_saved_are_named(folder):
     empty = folder()
     with pytest.raises(ValueError, match="is not a run folder"):
-        contents.run_fingerprint(empty)
+        run_hash.run_fingerprint(empty)
     (empty / "manifest.json").write_text("{}")
     with pytest.raises(ValueError, match="saved nothing yet"):
-        contents.run_fingerprint(empty)
+        run_hash.run_fingerprint(empty)
     full = folder()
     saved(full)
     with pytest.raises(ValueError, match="no save of step 2; there are 3"):
-        contents.run_fingerprint(full, 2)
+        run_hash.run_fingerprint(full, 2)
 
 
 def test_a_damaged_step_is_refused_and_not_hashed(folder):
@@ -102,4 +102,4 @@ def test_a_damaged_step_is_refused_and_not_hashed(folder):
     saved(run)
     (run / "checkpoints" / "00000003" / "host.json").write_text("{}")
     with pytest.raises(run_state.DamagedStep):
-        contents.run_fingerprint(run)
+        run_hash.run_fingerprint(run)

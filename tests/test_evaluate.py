@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jrl.evaluate import numbers, report
-from jrl.verdict import Status
+from jrl.rollout.evaluate import numbers, report
+from jrl.tasks.verdict import Status
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 

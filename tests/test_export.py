@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.export import export_policy, size_of
-from jrl.job import RefusedIdentity
-from jrl.policy import open_trained
-from jrl.score import score
-from jrl.sharding import MeshShape, make_mesh
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.run.job import RefusedIdentity
+from jrl.run.policy import open_trained
+from jrl.tools.export import export_policy, size_of
+from jrl.tools.score import score
 
 TINY = ("Loop.steps=2", "Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "Decoder.layers=2",
         "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
@@ -127,7 +127,7 @@ def published_gin(tmp_path, folder):
 
 
 def test_text_without_a_tokenizer_is_refused(published, tmp_path):
-    from jrl.score import score_file
+    from jrl.tools.score import score_file
 
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "hello"}\n')

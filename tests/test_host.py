@@ -12,14 +12,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jrl
-from jrl.checkpoints.run_state import restore_step, save_step, verify_step
+from jrl.device.host_memory import HOST, memory_kind
+from jrl.device.program_cache import CompileAfterFreeze, ProgramCache
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import FREE
-from jrl.host import HOST, memory_kind
-from jrl.job import check_host
-from jrl.lattice import CompileAfterSeal, Lattice
-from jrl.optimizer import AdamW, begin, step
+from jrl.learning.optimizer import AdamW, begin, step
 from jrl.resolve import load_config
-from jrl.sharding import MeshShape, make_mesh
+from jrl.run.checkpoints.run_state import restore_step, save_step, verify_step
+from jrl.run.job import check_host
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -110,23 +110,23 @@ def test_a_device_without_such_memory_is_refused_by_the_field_that_asks():
 
 
 def test_a_program_knows_where_its_arguments_and_results_lie():
-    lattice = Lattice()
-    begun = lattice.program("begin", lambda params: begin(AdamW(memory="host"), params))
-    doubled = lattice.program("double", lambda x: x * 2)
+    program_cache = ProgramCache()
+    begun = program_cache.program("begin", lambda params: begin(AdamW(memory="host"), params))
+    doubled = program_cache.program("double", lambda x: x * 2)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), drawn(0))
     shape = begun.compile(params)
     assert memory_kind(shape[1][0].mu["stack"]) == HOST and memory_kind(shape[1][0].count) is None
     assert shape[1][0].mu["stack"].sharding.spec == PartitionSpec(None, "fsdp", None)
-    lattice.seal()
+    program_cache.freeze()
     made = begun(drawn(0))
     assert made[1][0].mu["stack"].sharding == shape[1][0].mu["stack"].sharding
-    lattice.sealed = False
+    program_cache.frozen = False
     put = lambda kind: jax.device_put(
         np.ones(3, np.float32), NamedSharding(jax.sharding.get_mesh(), PartitionSpec(), memory_kind=kind)
     )
     doubled(put(None))
-    lattice.seal()
-    with pytest.raises(CompileAfterSeal, match=r"float32\[3\], is float32\[3\] in pinned_host"):
+    program_cache.freeze()
+    with pytest.raises(CompileAfterFreeze, match=r"float32\[3\], is float32\[3\] in pinned_host"):
         doubled(put(HOST))
 
 

@@ -6,35 +6,35 @@ import threading
 import pytest
 
 from jrl.config import load, to_json
-from jrl.doctor import examine
 from jrl.experiment import FREE, TABLES, Config, config_classes
-from jrl.job import RefusedIdentity, places_of, refuse_another, refuse_strange
-from jrl.report.manifest import compare, make_manifest, write_manifest
-from jrl.report.text import printable_lines
-from jrl.signals import stop_on_signals
+from jrl.run.job import RefusedIdentity, check_not_foreign, places_of, refuse_another
+from jrl.run.report.manifest import compare, make_manifest, write_manifest
+from jrl.run.report.text import printable_lines
+from jrl.run.signals import stop_on_signals
+from jrl.tools.doctor import examine
 
 pytestmark = pytest.mark.fast
 
 
 def test_a_folder_with_files_of_someone_else_is_refused_and_left_alone(tmp_path):
-    refuse_strange(tmp_path / "new")
+    check_not_foreign(tmp_path / "new")
     (tmp_path / "notes.txt").write_text("mine")
-    refuse_strange(tmp_path)
+    check_not_foreign(tmp_path)
     (tmp_path / "config.gin").write_text("mine")
     with pytest.raises(RefusedIdentity, match=r"is no run and already holds config\.gin"):
-        refuse_strange(tmp_path)
+        check_not_foreign(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.gin", "notes.txt"]
     (tmp_path / "lock").touch()  # a run that was killed before it wrote its manifest
-    refuse_strange(tmp_path)
+    check_not_foreign(tmp_path)
 
 
 def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_path):
     (tmp_path / "lock").touch()
     (tmp_path / "checkpoints" / "00000005").mkdir(parents=True)
     with pytest.raises(RefusedIdentity, match=r"not the manifest\.json"):
-        refuse_strange(tmp_path)
+        check_not_foreign(tmp_path)
     (tmp_path / "manifest.json").touch()
-    refuse_strange(tmp_path)
+    check_not_foreign(tmp_path)
 
 
 def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import learner
 from jrl.algos import ALGOS
 from jrl.algos.supervised import SUPERVISED
-from jrl.learner import Learner, RouterLoss, loss_sums, packed_shape
+from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
+from jrl.learning import learner
+from jrl.learning.learner import Learner, RouterLoss, loss_sums, packed_shape
+from jrl.learning.optimizer import AdamW, optimizer
+from jrl.learning.pack import pack, pack_rollout, plan, unpack
 from jrl.models.contract import VALUE, axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.heads import valued
 from jrl.models.shape import Decoder
-from jrl.optimizer import AdamW, optimizer
-from jrl.pack import pack, pack_rollout, plan, unpack
-from jrl.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
 from jrl.types import Finish, Rollout, Scores, TrainState
 
 B, G, P, C, V = 8, 4, 5, 7, 40
@@ -154,15 +154,24 @@ LAYOUTS = {
     "data 8": (MeshShape(data=8), Learner(row_length=32, micro_batch_tokens=256)),
     "fsdp 8": (MeshShape(fsdp=8), Learner(row_length=32)),
     "data, fsdp, tensor": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32)),
-    "shared prompts": (MeshShape(), Learner(row_length=48, prompts="shared")),
-    "groups of which no row holds all": (MeshShape(), Learner(row_length=24, micro_batch_tokens=96, prompts="shared")),
-    "prompts apart": (MeshShape(), Learner(row_length=16, micro_batch_tokens=10_000, prompts="apart")),
-    "prompts apart, groups cut": (MeshShape(), Learner(row_length=14, micro_batch_tokens=42, prompts="apart")),
+    "shared prompts": (MeshShape(), Learner(row_length=48, prefix_sharing="in_row")),
+    "groups of which no row holds all": (
+        MeshShape(),
+        Learner(row_length=24, micro_batch_tokens=96, prefix_sharing="in_row"),
+    ),
+    "prompts apart": (MeshShape(), Learner(row_length=16, micro_batch_tokens=10_000, prefix_sharing="cross_row")),
+    "prompts apart, groups cut": (
+        MeshShape(),
+        Learner(row_length=14, micro_batch_tokens=42, prefix_sharing="cross_row"),
+    ),
     "prompts apart on all axes": (
         MeshShape(data=2, fsdp=2, tensor=2),
-        Learner(row_length=16, micro_batch_tokens=256, prompts="apart"),
+        Learner(row_length=16, micro_batch_tokens=256, prefix_sharing="cross_row"),
     ),
-    "shared prompts on all axes": (MeshShape(data=2, fsdp=2, tensor=2), Learner(row_length=32, prompts="shared")),
+    "shared prompts on all axes": (
+        MeshShape(data=2, fsdp=2, tensor=2),
+        Learner(row_length=32, prefix_sharing="in_row"),
+    ),
 }
 
 
@@ -271,14 +280,14 @@ def test_router_metrics_are_means_over_the_tokens_that_are_learned_from(mesh):
     cfg = model_config("float32", EXPERTS)
     routed = jax.jit(lambda p, b: MODEL.routed(p, b.tokens[0], b.positions[0], b.segment[0], cfg)[1])
     logits = routed(state.params, batch)
-    law = np.asarray(jax.nn.softmax(np.asarray(logits, np.float64)))  # [layers, R, L, experts]
+    sampling_params = np.asarray(jax.nn.softmax(np.asarray(logits, np.float64)))  # [layers, R, L, experts]
     before = np.roll(np.asarray(batch.loss_mask[0]), -1, axis=1)  # a router is judged where the token is predicted
     assert batch.tokens.shape[0] == 1 and not before[:, -1].any()
-    entropy = -(law * np.log(law)).sum(-1)
+    entropy = -(sampling_params * np.log(sampling_params)).sum(-1)
     assert float(metrics["router/entropy"]) == pytest.approx(entropy[:, before].mean(), rel=1e-5)
     z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1)) ** 2
     assert float(metrics["router/z"]) == pytest.approx(z[:, before].mean(), rel=1e-5)
-    chosen = (np.argsort(np.argsort(-law, axis=-1), axis=-1) < 2)[:, before]  # [layers, tokens, experts]
+    chosen = (np.argsort(np.argsort(-sampling_params, axis=-1), axis=-1) < 2)[:, before]  # [layers, tokens, experts]
     load = chosen.sum(1)
     assert float(metrics["router/load_max"]) == pytest.approx((load.max(-1) / load.mean(-1)).mean(), rel=1e-5)
     assert float(metrics["router/unused"]) == pytest.approx((load == 0).mean())
@@ -333,7 +342,7 @@ def test_unpack_inverts_pack(shards):
 def test_a_shared_prompt_lies_in_its_row_once():
     # Prompts of 3 and 1; a prompt of 1 has nothing to share. Of width 6, source = row * 6 + column.
     lengths, prompts = np.array([5, 4, 6, 2, 3, 2]), np.array([3, 3, 3, 1, 1, 1])
-    config = Learner(row_length=16, prompts="shared")
+    config = Learner(row_length=16, prefix_sharing="in_row")
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
     assert (shape.places, shape.samples) == (6, 3)
     found = plan(lengths, shape, 0, 1, prompts)
@@ -350,7 +359,7 @@ def test_a_prompt_apart_lies_in_its_micro_batch_once():
     # As above, in rows of 6, two to a micro-batch. Of the first group a branch of 4 fills row 0 up behind its trunk of
     # 2, those of 3 and 2 go to row 1; the second group has no trunk: 3 and 2 lie in row 2, 2 in row 3.
     lengths, prompts = np.array([5, 4, 6, 2, 3, 2]), np.array([3, 3, 3, 1, 1, 1])
-    config = Learner(row_length=6, micro_batch_tokens=12, prompts="apart")
+    config = Learner(row_length=6, micro_batch_tokens=12, prefix_sharing="cross_row")
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
     assert (shape.rows, shape.samples, shape.ahead, shape.keys) == (2, 3, 2, 8)
     found = plan(lengths, shape, 0, 1, prompts)
@@ -366,28 +375,28 @@ def test_a_prompt_apart_lies_in_its_micro_batch_once():
 
 
 def test_prompts_apart_need_two_rows_or_one_that_holds_both():
-    one = Learner(row_length=8, micro_batch_tokens=8, prompts="apart")
+    one = Learner(row_length=8, micro_batch_tokens=8, prefix_sharing="cross_row")
     assert packed_shape(one, 6, 10, 1, prompt_length=4, samples=3).rows == 2
     whole = dataclasses.replace(one, row_length=10, micro_batch_tokens=10)
     assert packed_shape(whole, 6, 10, 1, prompt_length=4, samples=3).rows == 1
     with pytest.raises(ValueError, match="shorter than the longest prompt or completion, 7 tokens"):
         packed_shape(dataclasses.replace(one, row_length=6), 6, 10, 1, prompt_length=4, samples=3)
-    cut = packed_shape(Learner(prompts="apart", minibatches=2), 48, 192, 1, prompt_length=64, samples=8)
-    assert cut[3:] == packed_shape(Learner(prompts="apart"), 24, 192, 1, prompt_length=64, samples=8)[3:]
-    alone = packed_shape(Learner(prompts="apart"), 6, 10, 1, prompt_length=4, samples=1)  # nothing to share
+    cut = packed_shape(Learner(prefix_sharing="cross_row", minibatches=2), 48, 192, 1, prompt_length=64, samples=8)
+    assert cut[3:] == packed_shape(Learner(prefix_sharing="cross_row"), 24, 192, 1, prompt_length=64, samples=8)[3:]
+    alone = packed_shape(Learner(prefix_sharing="cross_row"), 6, 10, 1, prompt_length=4, samples=1)  # nothing to share
     assert (alone.samples, alone.ahead) == (1, 0)
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
 @pytest.mark.parametrize(
     ("row_length", "prompts_"),
-    [(T, "shared"), (18, "shared"), (24, "shared"), (40, "shared"), (16, "apart"), (40, "apart")],
+    [(T, "in_row"), (18, "in_row"), (24, "in_row"), (40, "in_row"), (16, "cross_row"), (40, "cross_row")],
 )
 def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length, prompts_, minibatches):
     for seed in range(5):
         rng = np.random.default_rng(seed)
         shape = packed_shape(
-            Learner(row_length=row_length, minibatches=minibatches, micro_batch_tokens=100, prompts=prompts_),
+            Learner(row_length=row_length, minibatches=minibatches, micro_batch_tokens=100, prefix_sharing=prompts_),
             24, T, 2, prompt_length=P, samples=4,
         )  # fmt: skip
         prompts = rng.integers(1, P + 1, 6).repeat(4) * (np.arange(24) < 20)
@@ -398,7 +407,7 @@ def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length
             for micro, row in np.ndindex(shape.micro_batches, shape.rows):
                 shard = row // (shape.rows // 2)
                 source, own = found.source[micro, row], found.segment[micro, row]
-                if prompts_ == "shared":
+                if prompts_ == "in_row":
                     other, front = found.trunk[micro, row], []
                 else:
                     other = own

@@ -9,11 +9,11 @@ import pytest
 
 import jrl
 from jrl import config as gin
-from jrl import evaluate
-from jrl.job import RefusedIdentity
-from jrl.parts import PartError
-from jrl.policy import open_trained
-from jrl.records import Preempted
+from jrl.plugins import PartError
+from jrl.rollout import evaluate
+from jrl.run.job import RefusedIdentity
+from jrl.run.policy import open_trained
+from jrl.run.records import Preempted
 
 pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
 

@@ -11,15 +11,15 @@ import pytest
 from safetensors.numpy import load_file
 
 import jrl
-from jrl import contents
 from jrl.config import ConfigError
-from jrl.export import export_adapter, export_policy
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.models.adapters.quantized import quantise
 from jrl.models.contract import ADAPTER, split
-from jrl.models.quantised import quantise
-from jrl.policy import open_trained
 from jrl.resolve import load_config
-from jrl.score import score
-from jrl.sharding import MeshShape, make_mesh
+from jrl.run import run_hash
+from jrl.run.policy import open_trained
+from jrl.tools.export import export_adapter, export_policy
+from jrl.tools.score import score
 
 pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
 
@@ -52,7 +52,7 @@ def run(folder, *bindings, config="configs/tiny.gin", stop_after=None, over=TINY
 
 def arrays(folder, step):
     """Returns the saved state tree."""
-    return contents.read_step(folder, step)[0]["state"]
+    return run_hash.read_step(folder, step)[0]["state"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(tmp_path, bindings):
     run(straight, *bindings)
     run(cut, *bindings, stop_after=3)
     run(cut, *bindings)
-    assert contents.run_fingerprint(cut, 4) == contents.run_fingerprint(straight, 4)
+    assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
 
 
 def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(whole):
@@ -178,7 +178,7 @@ def test_a_base_in_four_bits_is_kept_resumed_and_exported(published, tmp_path):
     straight = published_run(published, tmp_path / "straight", *bits)
     published_run(published, tmp_path / "cut", *bits, steps=1)
     cut = published_run(published, tmp_path / "cut", *bits)
-    assert contents.run_fingerprint(cut, 2) == contents.run_fingerprint(straight, 2)
+    assert run_hash.run_fingerprint(cut, 2) == run_hash.run_fingerprint(straight, 2)
     began, base = open_trained(published).params["layers"]["up"], arrays(cut, 2)["base"]
     expected = quantise(began, "up", "nf4", ("layers", "embed", "mlp"))
     jax.tree.map(np.testing.assert_array_equal, base["layers"]["up"], expected)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jrl.models.kernels import check_attention
-from jrl.policy import on_this_machine
+from jrl.models.attention.kernels import check_attention
 from jrl.resolve import load_config
+from jrl.run.policy import on_this_machine
 
 SPLASH = "Decoder.attention='splash'"
 

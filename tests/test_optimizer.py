@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.optimizer import AdamW, optimizer
+from jrl.learning.optimizer import AdamW, optimizer
 
 
 def steps(config, gradient, count):

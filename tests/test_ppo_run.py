@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import contents
 from jrl.config import ConfigError
-from jrl.export import export_policy
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.contract import VALUE
-from jrl.policy import open_trained
-from jrl.score import score
-from jrl.sharding import MeshShape, make_mesh
+from jrl.run import run_hash
+from jrl.run.policy import open_trained
+from jrl.tools.export import export_policy
+from jrl.tools.score import score
 
 pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
 
@@ -53,19 +53,19 @@ def whole(tmp_path_factory):
 
 
 def trained_at(folder, step):
-    return contents.read_step(folder, step)[0]["state"]["params"]
+    return run_hash.read_step(folder, step)[0]["state"]["params"]
 
 
 def test_a_run_that_is_left_and_resumed_holds_the_same_bits(whole, tmp_path):
     run(tmp_path, "Checkpoint.every=1", "Checkpoint.keep=9", stop_after=3)
     run(tmp_path, "Checkpoint.every=1", "Checkpoint.keep=9")
-    assert contents.run_fingerprint(tmp_path, 4) == contents.run_fingerprint(whole[0], 4)
+    assert run_hash.run_fingerprint(tmp_path, 4) == run_hash.run_fingerprint(whole[0], 4)
 
 
 def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimiser(whole):
     first, last = trained_at(whole[0], 1)[VALUE], trained_at(whole[0], 4)[VALUE]
     assert first.shape == (1, 16, 1) and np.abs(first).max() > 0 and not np.array_equal(first, last)
-    moments = contents.read_step(whole[0], 4)[0]["state"]["opt_state"]
+    moments = run_hash.read_step(whole[0], 4)[0]["state"]["opt_state"]
     named = [path for path, _ in jax.tree_util.tree_leaves_with_path(moments) if VALUE in jax.tree_util.keystr(path)]
     assert len(named) == 2
     for step in whole[1]:
@@ -94,7 +94,7 @@ def test_explained_variance_rises(tmp_path):
     """The reward is decided by an answer's first byte: 0 for the value of a token after it is a mistake."""
     steps = run(
         tmp_path, r"Regex.pattern='[ -~](.|\n)*'", "AdamW.learning_rate=1e-2", "PPO.value_coefficient=100.0",
-        "PPO.trace=1.0", "PPO.value_clip=None", "Loop.prompts=128", "Loop.steps=12", "Learner.epochs=4",
+        "PPO.gae_lambda=1.0", "PPO.value_clip=None", "Loop.prompts=128", "Loop.steps=12", "Learner.epochs=4",
     )  # fmt: skip
     explained = [step.metrics["value/explained_variance"] for step in steps]
     assert abs(explained[0]) < 1e-3 and np.mean(explained[-3:]) > 0.2
@@ -102,13 +102,13 @@ def test_explained_variance_rises(tmp_path):
 
 def test_adapters_are_trained_with_a_head_beside_them_at_lag_one_with_groups(tmp_path):
     bindings = ["Config.adapter=@LoRA()", "LoRA.rank=2", "Loop.lag=1", "Loop.prompts=8", "Loop.samples=4",
-                "Learner.minibatches=1", "Learner.prompts='shared'"]  # fmt: skip
+                "Learner.minibatches=1", "Learner.prefix_sharing='in_row'"]  # fmt: skip
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     steps = run(straight, *bindings)
     assert steps[0].metrics["ratio"] == 1  # of the only update of its batch
     run(cut, *bindings, stop_after=3)
     run(cut, *bindings)
-    assert contents.run_fingerprint(cut, 4) == contents.run_fingerprint(straight, 4)
+    assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
     assert trained_at(cut, 4).keys() == {"q", "k", "v", "o", "gate", "up", "down", VALUE}
     export_policy(cut, tmp_path / "out")
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), score(open_trained(cut), ROWS), strict=True):

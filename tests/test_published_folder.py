@@ -12,15 +12,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jrl import cli
-from jrl.checkpoints.published import GENERATION, export
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.models.families import FAMILIES
+from jrl.models.pretrained.published import GENERATION, export
 from jrl.models.shape import Decoder
-from jrl.policy import not_drawn, open_trained, told_sampling
-from jrl.recognised import recognised
-from jrl.sharding import MeshShape, make_mesh
-from jrl.tokenizers.published import HuggingFace, build, read_files
+from jrl.run.policy import generation_defaults, open_trained, unsupported_generation_options
+from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
+from jrl.tools.inspect_model import recognised
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -109,22 +109,22 @@ def test_sample_draws_as_generation_config_tells_and_a_binding_goes_before(folde
 )
 def test_what_is_told_of_sampling(told, bindings, tmp_path):
     (tmp_path / GENERATION).write_text(json.dumps(told))
-    assert told_sampling(tmp_path) == bindings
+    assert generation_defaults(tmp_path) == bindings
 
 
 def test_what_is_told_and_cannot_be_drawn(tmp_path):
-    assert told_sampling(tmp_path) == not_drawn(tmp_path) == []
+    assert generation_defaults(tmp_path) == unsupported_generation_options(tmp_path) == []
     told = {"repetition_penalty": 1.05, "num_beams": 1, "typical_p": 1.0, "suppress_tokens": [3], "bad_words_ids": []}
     (tmp_path / GENERATION).write_text(json.dumps(told))
-    assert not_drawn(tmp_path) == ["repetition_penalty = 1.05", "suppress_tokens = [3]"]
+    assert unsupported_generation_options(tmp_path) == ["repetition_penalty = 1.05", "suppress_tokens = [3]"]
     for wrong in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": 2.5}, {"min_p": "0.1"}, {"top_k": True}):
         (tmp_path / GENERATION).write_text(json.dumps(wrong))
         with pytest.raises(ValueError, match=f"generation_config.json: {next(iter(wrong))} is "):
-            told_sampling(tmp_path)
+            generation_defaults(tmp_path)
     for text in ("[]", "{", "[" * 100_000):
         (tmp_path / GENERATION).write_text(text)
         with pytest.raises(ValueError, match=r"generation_config\.json"):
-            told_sampling(tmp_path)
+            generation_defaults(tmp_path)
 
 
 def test_eval_takes_a_published_folder_and_says_what_a_run_of_the_same_weights_would(folder, tmp_path, capsys):

@@ -9,10 +9,11 @@ import published_forms as forms
 import pytest
 
 import jrl
-from jrl import chat, cli, doctor
-from jrl.policy import open_trained
-from jrl.sharding import MeshShape, make_mesh
-from jrl.tokenizers.published import HuggingFace, build
+from jrl import cli
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.run.policy import open_trained
+from jrl.tasks.tokenizers.published import HuggingFace, build
+from jrl.tools import chat, doctor
 from jrl.types import Finish
 
 pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")

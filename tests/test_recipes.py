@@ -11,12 +11,12 @@ import pytest
 from published_shapes import BILLIONS, SHAPES
 
 import jrl
-from jrl.checkpoints.published import Published, decoder_of
 from jrl.models import decoder
 from jrl.models.contract import num_params
-from jrl.plan import budget
-from jrl.plan.case import make_case
-from jrl.plan.chips import parse_topology
+from jrl.models.pretrained.published import Published, decoder_of
+from jrl.tools.plan import budget
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.chips import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = [f"configs/{data}/{name}.gin" for data in ("gsm8k", "math") for name in SHAPES]

@@ -16,22 +16,22 @@ from safetensors.numpy import load_file, save_file
 
 import jrl
 from jrl import cli
-from jrl.checkpoints.published import Published, decoder_of, export, load_classifier
-from jrl.example import Message
-from jrl.job import RefusedIdentity, open_reward
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.models.families import FAMILIES, labels_of, pad_of
 from jrl.models.heads import REWARD
+from jrl.models.pretrained.published import Published, decoder_of, export, load_classifier
 from jrl.models.rope import LongRope
 from jrl.models.shape import Decoder, for_length
-from jrl.recognised import recognised
-from jrl.rewards import RewardModel, add_rewards, judge, judge_texts, open_judge
-from jrl.score import judge_file
-from jrl.scoring import HostScores
-from jrl.sharding import MeshShape, make_mesh
-from jrl.tokenizers.published import HuggingFace, build, read_files
-from jrl.verdict import Status
+from jrl.rollout.rewards import RewardModel, add_rewards, judge, judge_texts, open_judge
+from jrl.rollout.scoring import HostScores
+from jrl.run.job import RefusedIdentity, open_reward
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
+from jrl.tasks.verdict import Status
+from jrl.tools.inspect_model import recognised
+from jrl.tools.score import judge_file
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -271,7 +271,7 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
     shutil.copytree(folder, at)
     run.mkdir()
     config = SimpleNamespace(reward=RewardModel(path=str(at), weights=(1.0, 0.5), length=32, batch=2))
-    policy = SimpleNamespace(mesh=one_device(), lattice=SimpleNamespace(program=lambda name, fn: jax.jit(fn)))
+    policy = SimpleNamespace(mesh=one_device(), program_cache=SimpleNamespace(program=lambda name, fn: jax.jit(fn)))
     opens = lambda: open_reward(config, policy, run, SimpleNamespace(phase=lambda said: None))
     opens()
     began = json.loads((run / "reward.json").read_text())

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import sampler, stop
+from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.models import decoder
 from jrl.models.contract import abstract, axes, init
 from jrl.models.shape import FullHeads
 from jrl.ops.truncate import top_kept
-from jrl.sampler import Sampler
-from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
+from jrl.rollout import sampler, stop_strings
+from jrl.rollout.sampler import Sampler
 from jrl.types import Finish, PromptBatch
 
 CFG = decoder.Decoder(vocab_size=96, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
@@ -199,7 +199,7 @@ def test_the_last_sequences_are_the_same_in_fewer_slots(layers, shape):
     mesh = make_mesh(MeshShape(**shape), jax.devices()[: 4 if shape else 1])
     plain = run(batch, BASE, budget=budget)
     stored = jax.device_put(weights(), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
-    out = run(batch, dataclasses.replace(BASE, layers=layers, halvings=2), stored, mesh, budget=budget)
+    out = run(batch, dataclasses.replace(BASE, layers=layers, max_batch_compactions=2), stored, mesh, budget=budget)
     assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
 
@@ -210,7 +210,7 @@ def test_keys_that_lie_by_entry_draw_the_same(layers, shape):
     mesh = make_mesh(MeshShape(**shape), jax.devices()[: 4 if shape else 1])
     plain = run(batch, long, stop_ids=(3,))
     stored = jax.device_put(weights(), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
-    out = run(batch, dataclasses.replace(long, layers=layers, keys="by_entry"), stored, mesh, stop_ids=(3,))
+    out = run(batch, dataclasses.replace(long, layers=layers, keys="head_dim_major"), stored, mesh, stop_ids=(3,))
     assert (plain.length - batch.length.repeat(3)).max() > 64
     assert_same(plain, out, None, ("tokens", "length", "finish", "action_mask"))
     np.testing.assert_allclose(plain.sampler_logprobs, out.sampler_logprobs, atol=2e-5)
@@ -240,9 +240,9 @@ def test_logprobs_are_those_of_a_plain_forward(temperature):
     assert_logprobs(out, temperature)
 
 
-@pytest.mark.parametrize("law", [dict(top_p=0.7), dict(top_k=9, top_p=0.8, min_p=0.05)], ids=str)
-def test_truncated_logprobs_are_those_of_the_kept_support(law):
-    out = run(prompts(), dataclasses.replace(BASE, temperature=0.8, **law))
+@pytest.mark.parametrize("sampling_params", [dict(top_p=0.7), dict(top_k=9, top_p=0.8, min_p=0.05)], ids=str)
+def test_truncated_logprobs_are_those_of_the_kept_support(sampling_params):
+    out = run(prompts(), dataclasses.replace(BASE, temperature=0.8, **sampling_params))
     logits = assert_logprobs(out, 0.8)
     keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.kept)[..., None]))
     limited = logprobs(np.where(keep, logits, -1e9), out.tokens, 0.8)
@@ -250,8 +250,8 @@ def test_truncated_logprobs_are_those_of_the_kept_support(law):
     assert np.abs(out.truncated_logprobs - limited)[mask].max() <= 2e-6 * max(1, np.abs(logits).max() / 0.8)
     assert (out.kept[mask] >= 1).all() and (out.kept[~mask] == 0).all()
     assert (out.truncated_logprobs[mask] > out.sampler_logprobs[mask]).any()
-    if "top_k" in law:
-        assert (out.kept <= law["top_k"]).all()
+    if "top_k" in sampling_params:
+        assert (out.kept <= sampling_params["top_k"]).all()
 
 
 def test_float64_agrees_to_its_own_rounding():
@@ -311,7 +311,7 @@ def test_a_prompt_of_length_zero_gives_rows_without_an_action():
 def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
     token_bytes = [bytes([97 + i % 4]) for i in range(96)]  # a, b, c, d again and again
     strings = ("ab", "ca")
-    table = stop.build(strings, token_bytes)
+    table = stop_strings.build(strings, token_bytes)
     batch = prompts()
     config = dataclasses.replace(BASE, temperature=2.0)
     free = run(batch, config)
@@ -332,7 +332,17 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
 # The program
 
 
-def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolled", halvings=0, cfg=CFG, **law):
+def compiled(
+    mesh,
+    completion_length=9,
+    *,
+    count=8,
+    width=WIDTH,
+    layers="unrolled",
+    max_batch_compactions=0,
+    cfg=CFG,
+    **sampling_params,
+):
     """The compiled program of 8 prompts and 4 samples in 16 slots."""
     with jax.set_mesh(mesh):
         place = lambda shape, dtype, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -347,13 +357,17 @@ def compiled(mesh, completion_length=9, *, count=8, width=WIDTH, layers="unrolle
             uid=by_row((count, 2), jnp.uint32),
         )
         key = jax.eval_shape(lambda: jax.random.key(0))
-        law = sampler.Law(
-            temperature=number(jnp.float32), top_k=None, top_p=number(jnp.float32) if law else None, min_p=None
+        sampling_params = sampler.SamplingParams(
+            temperature=number(jnp.float32),
+            top_k=None,
+            top_p=number(jnp.float32) if sampling_params else None,
+            min_p=None,
         )
         return sampler.program.lower(
-            params, batch, key, number(jnp.uint32), number(jnp.int32), law, None, None,
+            params, batch, key, number(jnp.uint32), number(jnp.int32), sampling_params, None, None,
             model=decoder.MODEL, model_cfg=cfg, samples=4, completion_length=completion_length,
-            slots=16, layers=layers, layout="by_column", halvings=halvings, stop_ids=STOP_IDS, pad_id=PAD,
+            slots=16, layers=layers, layout="token_major",
+            max_batch_compactions=max_batch_compactions, stop_ids=STOP_IDS, pad_id=PAD,
         ).compile()  # fmt: skip
 
 
@@ -398,7 +412,7 @@ def test_the_cache_is_held_once():
 
 def test_the_last_sequences_have_half_the_cache_and_then_half_of_that():
     columns = 1000
-    program = compiled(one_device(), completion_length=columns, halvings=2)
+    program = compiled(one_device(), completion_length=columns, max_batch_compactions=2)
     text = program.as_text()
     loops = re.findall(r" = \((.*)\) while\(", text)
     block = f"{CFG.kv_heads},{WIDTH + columns - 512},{CFG.head_dim}]"  # the last of a slot's blocks of columns
@@ -429,15 +443,15 @@ def test_memory_is_that_of_the_slots_and_of_the_prompts_at_hand(layers, number):
 
 def test_traced_values_do_not_compile_again():
     batch = prompts()
-    law = dict(temperature=0.8, top_k=9, top_p=0.8, min_p=0.05)
-    run(batch, dataclasses.replace(BASE, **law))
+    sampling_params = dict(temperature=0.8, top_k=9, top_p=0.8, min_p=0.05)
+    run(batch, dataclasses.replace(BASE, **sampling_params))
     before = sampler.program._cache_size()
     run(batch, dataclasses.replace(BASE, temperature=0.3, top_k=7, top_p=1, min_p=0), version=9, stream=2)
     assert sampler.program._cache_size() == before
 
 
 def test_bad_settings_are_refused():
-    for law in (
+    for sampling_params in (
         dict(temperature=0.0),
         dict(top_k=0),
         dict(top_p=0.0),
@@ -445,8 +459,8 @@ def test_bad_settings_are_refused():
         dict(min_p=-0.1),
         dict(slots=0),
     ):
-        with pytest.raises(ValueError, match=f"Sampler.{next(iter(law))}"):
-            Sampler(completion_length=4, **law)
+        with pytest.raises(ValueError, match=f"Sampler.{next(iter(sampling_params))}"):
+            Sampler(completion_length=4, **sampling_params)
     with pytest.raises(ValueError, match="completion_length"):
         Sampler(completion_length=0)
     with pytest.raises(ValueError, match="3 prompts cannot be cut over 8"):

@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import learner, pack, sampler
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.learning import learner, pack
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.ops.draw import race
 from jrl.ops.keys import row_key, token_key
 from jrl.ops.truncate import top_kept
-from jrl.sampler import Sampler
-from jrl.sharding import MeshShape, make_mesh
+from jrl.rollout import sampler
+from jrl.rollout.sampler import Sampler
 from jrl.types import PromptBatch
 
 pytestmark = pytest.mark.slow
@@ -160,16 +161,18 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
         param_dtype = "float64" if dtype == "float64" else "float32"
         cfg = dataclasses.replace(CFG, dtype=dtype, param_dtype=param_dtype)
         cases, worst, worst_packed, worst_truncated, errors, entropies, first, single = 0, 0.0, 0.0, 0.0, [], [], 0, 0
-        for law in LAWS:
+        for sampling_params in LAWS:
             for trial in range(25):
-                rng = np.random.default_rng([trial, len(law)])
+                rng = np.random.default_rng([trial, len(sampling_params)])
                 params = weights(cfg, seed=trial % 5)
                 temperature = float(np.float32(rng.choice([0.5, 0.7, 1.0, 1.0, 1.3])))
                 values = dict(
                     top_k=int(rng.integers(1, 100)), top_p=float(rng.uniform(0.3, 1)), min_p=float(rng.uniform(0, 0.3))
                 )
                 batch = prompts(8, 6, trial)
-                config = Sampler(completion_length=12, slots=8, temperature=temperature, **{n: values[n] for n in law})
+                config = Sampler(
+                    completion_length=12, slots=8, temperature=temperature, **{n: values[n] for n in sampling_params}
+                )
                 out = run(batch, config, params, cfg=cfg, samples=2)
                 logits = scores(params, out.tokens, cfg)
                 full = log_softmax(logits, temperature)
@@ -182,7 +185,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
                 difference = np.abs(out.sampler_logprobs - packed)[mask]
                 worst_packed = max(worst_packed, difference.max() / scale)
                 errors.append(difference)
-                if law:
+                if sampling_params:
                     keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.kept)[..., None]))
                     # The chosen token is not looked up in it: at the edge of the support two tokens may trade places.
                     lost = np.log(np.where(keep | ~mask[..., None], np.exp(full), 0).sum(-1))

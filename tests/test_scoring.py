@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jrl.example import Example, Message
-from jrl.scoring import Scoring, ScoringStopped, open_scoring
-from jrl.verdict import Status, Verdict
-from jrl.verifiers import VERIFIERS, Verifier, as_verifier, merge
-from jrl.verifiers.exact import Exact
-from jrl.verifiers.length import Length
-from jrl.verifiers.source import PartSource
+from jrl.rollout.scoring import Scoring, ScoringStopped, open_scoring
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge
+from jrl.tasks.verifiers.exact import Exact
+from jrl.tasks.verifiers.length import Length
+from jrl.tasks.verifiers.source import PartSource
 
 PART = PartSource(
     "mine.py",

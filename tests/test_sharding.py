@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import sharding
-from jrl.sharding import GATHERED, MeshShape, make_mesh, spec
+from jrl.device import sharding
+from jrl.device.sharding import GATHERED, MeshShape, make_mesh, spec
 
 SIZES = {"b": 4, "l": 3, "d": 6, "e": 5, "f": 8, "h": 4, "k": 2, "r": 3, "v": 10}
 

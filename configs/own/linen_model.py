@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jrl.models.bring import from_linen
+from jrl.models.flax_adapter import from_linen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Block(nn.Module):
             put = jax.vmap(lambda old, new, at: jax.lax.dynamic_update_slice_in_dim(old, new, at, 0))
             k, v = cache = put(cache[0], k, start), put(cache[1], v, start)
         scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / q.shape[-1] ** 0.5
-        law = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
-        x = x + self.out(jnp.einsum("bhlm,bmhk->blhk", law, v))
+        sampling_params = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
+        x = x + self.out(jnp.einsum("bhlm,bmhk->blhk", sampling_params, v))
         return x + self.down(nn.gelu(self.up(self.before_mlp(x)))), cache
 
 

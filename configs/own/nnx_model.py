@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from flax import nnx
 
-from jrl.models.bring import from_nnx
+from jrl.models.flax_adapter import from_nnx
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

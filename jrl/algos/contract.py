@@ -40,7 +40,7 @@ class Tokens:
 
     logprobs: Array  # [..., L] float32, differentiated
     old_logprobs: Array  # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice
-    behaviour_logprobs: Array  # [..., L] float32, of the law drawn from
+    behaviour_logprobs: Array  # [..., L] float32, of the sampling distribution
     ref_logprobs: Array | None  # [..., L] float32, where the algorithm needs a reference
     entropy: Array  # [..., L] float32, nats; differentiated where the algorithm needs its gradient
     advantages: Array  # [..., L] float32

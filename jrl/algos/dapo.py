@@ -19,7 +19,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import contract, terms
+from jrl.algos import common, contract
 from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import filters, reduce, shaping
@@ -38,14 +38,14 @@ class DAPO:
     overlong_penalty: float = 1.0
     overlong_filter: bool = False
     entropy_bonus: float | None = None
-    importance: terms.TruncatedImportance | None = None
+    importance: common.TruncatedImportance | None = None
 
 
 def check(config: DAPO, facts: Facts) -> None:
-    terms.check_sampling(config, facts, grouped=True)
-    terms.check_clip(config)
-    terms.check_importance(config)
-    terms.check_entropy(config)
+    common.check_sampling(config, facts, grouped=True)
+    common.check_clip(config)
+    common.check_importance(config)
+    common.check_entropy(config)
     if config.max_refills is not None and config.max_refills < 0:
         raise ValueError(
             f"DAPO.max_refills = {config.max_refills} must be at least 0 (filter, never refill), or None (no filter)."
@@ -84,13 +84,15 @@ def shape(config: DAPO, groups: Groups) -> Array:
 
 def advantages(config: DAPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
     row = advantage_ops.group_zscore(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), baseline, terms.count_groups(groups, reward)
+    return advantage_ops.spread(row, groups.action_mask), baseline, common.count_groups(groups, reward)
 
 
 def token_loss(config: DAPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
-    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, terms.metrics_of(tokens, terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting)
+    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
+    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, common.metrics_of(
+        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
+    )
 
 
 ALGORITHM = Algorithm(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import jax
 
-from jrl.algos import contract, terms
+from jrl.algos import common, contract
 from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce
@@ -30,25 +30,27 @@ class DrGRPO:
     clip_high: float = 0.2
     dual_clip: float | None = None  # above 1 + clip_high
     entropy_bonus: float | None = None
-    importance: terms.TruncatedImportance | None = None
+    importance: common.TruncatedImportance | None = None
 
 
 def check(config: DrGRPO, facts: Facts) -> None:
-    terms.check_sampling(config, facts, grouped=True)
-    terms.check_clip(config)
-    terms.check_importance(config)
-    terms.check_entropy(config)
+    common.check_sampling(config, facts, grouped=True)
+    common.check_clip(config)
+    common.check_importance(config)
+    common.check_entropy(config)
 
 
 def advantages(config: DrGRPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
     row = advantage_ops.group_centred(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), baseline, terms.count_groups(groups, reward)
+    return advantage_ops.spread(row, groups.action_mask), baseline, common.count_groups(groups, reward)
 
 
 def token_loss(config: DrGRPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
-    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, terms.metrics_of(tokens, terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting)
+    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
+    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, common.metrics_of(
+        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
+    )
 
 
 ALGORITHM = Algorithm(

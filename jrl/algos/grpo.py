@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import jax
 
-from jrl.algos import contract, terms
+from jrl.algos import common, contract
 from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import kl, reduce
@@ -31,14 +31,14 @@ class GRPO:
         "k3"  # 'k3', 'k2', 'k3_corrected' (times the ratio) or 'k3_straight' (k3's value, k2's gradient)
     )
     entropy_bonus: float | None = None
-    importance: terms.TruncatedImportance | None = None
+    importance: common.TruncatedImportance | None = None
 
 
 def check(config: GRPO, facts: Facts) -> None:
-    terms.check_sampling(config, facts, grouped=True)
-    terms.check_clip(config)
-    terms.check_importance(config)
-    terms.check_entropy(config)
+    common.check_sampling(config, facts, grouped=True)
+    common.check_clip(config)
+    common.check_importance(config)
+    common.check_entropy(config)
     if config.kl_estimator == "k1":
         raise ValueError(
             "GRPO.kl_estimator = 'k1' regularises nothing: the expected gradient of k1 as a loss is zero. Use 'k2' "
@@ -56,15 +56,17 @@ def check(config: GRPO, facts: Facts) -> None:
 
 def advantages(config: GRPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
     row = advantage_ops.group_zscore(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), baseline, terms.count_groups(groups, reward)
+    return advantage_ops.spread(row, groups.action_mask), baseline, common.count_groups(groups, reward)
 
 
 def token_loss(config: GRPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
+    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
     if config.kl is not None:
         loss = loss + config.kl * _kl_loss(config, tokens)
-    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, terms.metrics_of(tokens, terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting)
+    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, common.metrics_of(
+        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
+    )
 
 
 def _kl_loss(config: GRPO, tokens: Tokens) -> Array:

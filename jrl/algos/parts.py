@@ -85,7 +85,7 @@ PARTS: list[Part] = [
     {
         "id": "A13",
         "function": "jrl.ops.advantages:gae",
-        "inputs": ["token_reward", "values", "action_mask", "discount", "trace"],
+        "inputs": ["token_reward", "values", "action_mask", "discount", "gae_lambda"],
         "output": "advantages [N, T] float32, before whitening",
         "tests": [
             "tests/ops/test_advantages.py::test_gae_by_hand",

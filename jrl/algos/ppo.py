@@ -18,7 +18,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import contract, terms
+from jrl.algos import common, contract
 from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce, shaping, values
@@ -33,23 +33,23 @@ class PPO:
     clip_high: float = 0.2
     dual_clip: float | None = None  # above 1 + clip_high
     discount: float = 1.0  # gamma, by sampled token
-    trace: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
+    gae_lambda: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
     value_coefficient: float = 0.1
     value_clip: float | None = 0.2  # how far a value may move in the updates of a batch; None: no clip
     entropy_bonus: float | None = None
-    importance: terms.TruncatedImportance | None = None
+    importance: common.TruncatedImportance | None = None
 
 
 def check(config: PPO, facts: Facts) -> None:
-    terms.check_sampling(config, facts, grouped=False)
-    terms.check_clip(config)
-    terms.check_importance(config)
-    terms.check_entropy(config)
+    common.check_sampling(config, facts, grouped=False)
+    common.check_clip(config)
+    common.check_importance(config)
+    common.check_entropy(config)
     if not 0 < config.discount <= 1:
         raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
-    if not 0 <= config.trace <= 1:
+    if not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"PPO.trace = {config.trace} must lie in [0, 1]: it is the lambda of generalised advantage estimates. "
+            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage estimates. "
             "0.95 is usual, 1.0 for long answers that are judged at their end."
         )
     if not config.value_coefficient > 0:
@@ -65,11 +65,13 @@ def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]
     """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
     counts = groups.action_mask & contract.eligible(groups)[:, None]
     at_the_end = jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0)
-    return advantage_ops.gae(at_the_end, groups.values, counts, discount=config.discount, trace=config.trace), counts
+    return advantage_ops.gae(
+        at_the_end, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda
+    ), counts
 
 
 def advantages(config: PPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
-    return reduce.whiten(*estimates(config, groups, reward)), baseline, terms.count_groups(groups, reward)
+    return reduce.whiten(*estimates(config, groups, reward)), baseline, common.count_groups(groups, reward)
 
 
 def returns(config: PPO, groups: Groups, reward: Array) -> Array:
@@ -78,14 +80,14 @@ def returns(config: PPO, groups: Groups, reward: Array) -> Array:
 
 
 def token_loss(config: PPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = terms.correct(config.importance, terms.clipped_loss(config, tokens), tokens)
-    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
+    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
+    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
     wrong, binds = values.clipped_value_loss(
         tokens.values, tokens.old_values, tokens.returns, tokens.mask, clip=config.value_clip
     )
     own = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
-    metrics = terms.common_metrics(tokens), terms.clip_metrics(config, tokens), weighting, own
-    return loss + config.value_coefficient * wrong, terms.metrics_of(tokens, *metrics)
+    metrics = common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting, own
+    return loss + config.value_coefficient * wrong, common.metrics_of(tokens, *metrics)
 
 
 ALGORITHM = Algorithm(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import jax
 
-from jrl.algos import contract, terms
+from jrl.algos import common, contract
 from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce, surrogate
@@ -26,13 +26,13 @@ Array = jax.Array
 class Reinforce:
     baseline_decay: float = 0.95
     entropy_bonus: float | None = None
-    importance: terms.TruncatedImportance | None = None
+    importance: common.TruncatedImportance | None = None
 
 
 def check(config: Reinforce, facts: Facts) -> None:
-    terms.check_sampling(config, facts, grouped=False)
-    terms.check_importance(config)
-    terms.check_entropy(config)
+    common.check_sampling(config, facts, grouped=False)
+    common.check_importance(config)
+    common.check_entropy(config)
     if not 0 <= config.baseline_decay < 1:
         raise ValueError(
             f"Reinforce.baseline_decay = {config.baseline_decay} must lie in [0, 1): the share of the old baseline "
@@ -51,15 +51,15 @@ def advantages(
     row, following = advantage_ops.moving_baseline(
         reward, contract.eligible(groups), baseline, decay=config.baseline_decay
     )
-    counters = terms.count_groups(groups, reward)
+    counters = common.count_groups(groups, reward)
     return advantage_ops.spread(row, groups.action_mask), following, counters | {"baseline": following}
 
 
 def token_loss(config: Reinforce, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
     loss = surrogate.policy_gradient(tokens.logprobs, tokens.advantages, tokens.mask)
-    loss, weighting = terms.correct(config.importance, loss, tokens)
-    loss = terms.with_entropy(config.entropy_bonus, loss, tokens)
-    return loss, terms.metrics_of(tokens, terms.common_metrics(tokens), weighting)
+    loss, weighting = common.correct(config.importance, loss, tokens)
+    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, common.metrics_of(tokens, common.common_metrics(tokens), weighting)
 
 
 ALGORITHM = Algorithm(

@@ -18,7 +18,7 @@ from jrl.types import Array, PyTree
 Names = tuple[str | None, ...]  # logical axes of a parameter
 # How a cache lies: in blocks of columns; the same, of keys [layers, B, J, K, m]; or in one block, filled up to what the
 # kernel of ragged attention reads.
-Layout = Literal["by_column", "by_entry", "whole"]
+Layout = Literal["token_major", "head_dim_major", "whole"]
 ADAPTER = "adapter"  # the entry of a parameter tree that is trained, where there is one; the others are frozen
 VALUE = "value"  # the entry that is a value head: always trained, and no part of the policy
 
@@ -41,7 +41,7 @@ class Cache:
 
     k: Any
     v: Any
-    layout: Layout = struct.field(pytree_node=False, default="by_column")
+    layout: Layout = struct.field(pytree_node=False, default="token_major")
 
 
 @struct.dataclass
@@ -101,14 +101,18 @@ class Model(NamedTuple):
     ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
 
 
-class Own(NamedTuple):
+class CustomModel(NamedTuple):
     """A row of MODELS: a model of the user's own, chosen by its configuration class."""
 
     config: type  # a frozen dataclass with the fields of OWN_FIELDS
     model: Model
 
 
-OWN_FIELDS = ("vocab_size", "dtype", "param_dtype")  # int | None (None: the tokenizer's), and two names of dtypes
+CUSTOM_MODEL_FIELDS = (
+    "vocab_size",
+    "dtype",
+    "param_dtype",
+)  # int | None (None: the tokenizer's), and two names of dtypes
 
 
 def unrolled(model: Model) -> Model:

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.models import cudnn, experts, linear
-from jrl.models.attention import attend
-from jrl.models.cached_attention import attend_cached
+from jrl.device.sharding import constrain, einsum, gather, per_shard, take_rows
+from jrl.models import experts
+from jrl.models.attention import cudnn, linear
+from jrl.models.attention.cached import attend_cached
+from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
+from jrl.models.attention.reference import attend
 from jrl.models.contract import Ahead, Cache, Model, State, init
-from jrl.models.kept import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
 from jrl.models.leaves import ready, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
 from jrl.models.remat import keeping, layer_input
 from jrl.models.rope import amplitude, frequencies, rotate, turns
 from jrl.models.shape import Decoder, Variant
-from jrl.sharding import constrain, einsum, gather, per_shard, take_rows
 from jrl.types import Array, PyTree
 
 
@@ -347,7 +348,7 @@ def _attention(
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cache is not None:
             start = positions[:, 0]
-            turned_keys = cache.layout == "by_entry"
+            turned_keys = cache.layout == "head_dim_major"
             cache = cache.replace(
                 k=write(cache.k, k, start, layer, turned_keys), v=write(cache.v, v, start, layer, False)
             )
@@ -368,7 +369,7 @@ def _attention(
     elif cache is not None and q.shape[1] == 1:
         out = attend_cached(
             q, cache.k, cache.v, layer, mask,
-            turned=cache.layout == "by_entry", scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
+            turned=cache.layout == "head_dim_major", scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
         )  # fmt: skip
     else:
         if cache is not None:
@@ -393,7 +394,7 @@ def _by_splash(
     q: Array, k: Array, v: Array, segment: Array | None, windowed: bool | Array, sinks: Array | None, cfg: Decoder
 ) -> Array:
     """Returns attention by the kernel, [B, L, H, K]. Raises ValueError where a token sees a segment beside its own."""
-    from jrl.models import splash  # Pallas is half a second of import, for those who ask for it
+    from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
 
     if segment is not None and segment.ndim == 3:
         raise ValueError("attention='splash' lets a token see its own segment only; shared prompts need another")
@@ -410,7 +411,7 @@ def _by_ragged(
     q: Array, cache: Cache, layer: Array | None, last: Array, windowed: bool | Array, sinks: Array | None, cfg: Decoder
 ) -> Array:
     """Returns attention of one token a row, in column `last` [B], by the kernel, [B, 1, H, K]."""
-    from jrl.models import ragged  # Pallas is half a second of import, for those who ask for it
+    from jrl.models.attention import ragged  # Pallas is half a second of import, for those who ask for it
 
     first = jnp.zeros_like(last)
     if windowed is not False:
@@ -470,12 +471,12 @@ def _sparse(x: Array, h: Array, weights: PyTree, cfg: Decoder) -> tuple[Array, A
     if own.reads == "stream":
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         seen = rms_norm(wide, weights["router_norm"], cfg.norm_eps) * jnp.asarray(cfg.width**-0.5, wide.dtype)
-    read = _norm(x, weights, "expert_norm", cfg) if own.beside == "normed" else h
+    read = _norm(x, weights, "expert_norm", cfg) if own.shared_expert == "normed" else h
     y, logits = experts.mix(read, weights, own, ACTIVATIONS[cfg.activation], seen)
-    if own.beside is None:
+    if own.shared_expert is None:
         return y, logits
     z = _mlp(h, weights, cfg)
-    if own.beside == "normed":
+    if own.shared_expert == "normed":
         return _norm(y, weights, "expert_out_norm", cfg) + _norm(z, weights, "beside_norm", cfg), logits
     return y + z * jax.nn.sigmoid(multiply("bld,do->blo", h, weights, "beside_gate", ("embed", None))), logits
 

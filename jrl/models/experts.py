@@ -20,11 +20,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jrl.device.sharding import einsum, gather, mapped, per_shard
+from jrl.models.adapters.quantized import gathered
 from jrl.models.contract import ADAPTER
-from jrl.models.quantised import gathered
 from jrl.models.remat import product
 from jrl.ops.router import route
-from jrl.sharding import einsum, gather, mapped, per_shard
 from jrl.types import Array, PyTree
 
 # Of a sparse layer, instead of an MLP's or beside them; those of an option where it has it.
@@ -47,7 +47,7 @@ class Experts:
     scaled: bool = False  # what an expert gives is multiplied by a learned number of its own
     # The layer's MLP, which every token goes through, is there too. gated: multiplied by a sigmoid of its input, as
     # Qwen's shared expert; normed: it and the experts have norms of their own, as in Gemma 4.
-    beside: Literal["gated", "normed"] | None = None
+    shared_expert: Literal["gated", "normed"] | None = None
     bias: bool = False  # of the router and of every product
     clamp: float | None = None  # g = min(gate, clamp), u = up within +-clamp: g sigmoid(1.702 g) (u + 1), as in gpt-oss
 

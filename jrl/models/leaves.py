@@ -8,9 +8,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jrl.models import experts, linear
+from jrl.models import experts
+from jrl.models.adapters.matrices import MATRICES
+from jrl.models.attention import linear
 from jrl.models.contract import ADAPTER, ParamSpec, axes
-from jrl.models.matrices import MATRICES
 from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
@@ -72,10 +73,10 @@ def spec(cfg: Decoder) -> PyTree:
             block["router_norm"] = stacked((width,), ("norm",), None, sparse)
         if cfg.experts.scaled:
             block["expert_scale"] = stacked((count,), ("experts",), None, sparse)
-        if cfg.experts.beside == "gated":
+        if cfg.experts.shared_expert == "gated":
             block["beside_gate"] = stacked((width, 1), ("embed", None), inward, sparse)
     identity = 0.0 if cfg.norm == "rms_plus_one" else None
-    if sparse and cfg.experts.beside == "normed":
+    if sparse and cfg.experts.shared_expert == "normed":
         for name in ("expert_norm", "expert_out_norm", "beside_norm"):
             block[name] = stacked((width,), ("norm",), identity, sparse)
     for name in norms(cfg):
@@ -153,7 +154,7 @@ def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
     """Returns which layers have a leaf of that name: what its first dimension counts."""
     every = [cfg.variant(i) for i in range(cfg.layers)]
     full, bare = name.startswith("full_"), name.removeprefix("full_")
-    beside = cfg.experts is not None and cfg.experts.beside is not None
+    beside = cfg.experts is not None and cfg.experts.shared_expert is not None
     if name in experts.LEAVES:
         has = lambda v: v.sparse
     elif name in linear.LEAVES:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jrl.device.sharding import einsum, gather
+from jrl.models.adapters.quantized import gathered
 from jrl.models.contract import ADAPTER
-from jrl.models.quantised import gathered
 from jrl.models.remat import product
-from jrl.sharding import einsum, gather
 from jrl.types import Array, PyTree
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jrl.host import HOST
+from jrl.device.host_memory import HOST
 from jrl.types import Array
 
 # none: all that it needs. layer: its input. dots: that and what its matrices made. offload: its input, on the host.

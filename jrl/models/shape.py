@@ -6,12 +6,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
+from jrl.device.sharding import ACTIVATIONS, TRAIN
+from jrl.models.attention.kernels import Attention
+from jrl.models.attention.linear import Linear
 from jrl.models.experts import Experts
-from jrl.models.kernels import Attention
-from jrl.models.linear import Linear
 from jrl.models.remat import Remat
 from jrl.models.rope import LongRope, Stretch
-from jrl.sharding import ACTIVATIONS, TRAIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,8 @@ class Decoder:
             raise ValueError(f"shared_layers = {self.shared_layers} have no layer before them to read keys from")
         if self.linear is not None and (self.full is not None or self.shared_layers):
             raise ValueError("Decoder.linear goes with neither full nor shared_layers yet")
-        if self.experts is not None and self.experts.beside == "normed" and self.norm == "layer":
-            raise ValueError("Experts.beside = 'normed' goes with norms without a bias, and not with norm='layer'")
+        if self.experts is not None and self.experts.shared_expert == "normed" and self.norm == "layer":
+            raise ValueError("Experts.shared_expert='normed' goes with norms without a bias, and not with norm='layer'")
         if not self.rotary_layers or not self.window_layers:
             raise ValueError("rotary_layers and window_layers are cycles and need at least one entry")
 
@@ -156,7 +156,7 @@ class Decoder:
 
     def dense(self, layer: int) -> bool:
         """Whether a layer has the MLP: instead of experts, or beside them."""
-        return not self.sparse(layer) or self.experts.beside is not None
+        return not self.sparse(layer) or self.experts.shared_expert is not None
 
     def shared(self, layer: int) -> bool:
         return layer >= self.layers - self.shared_layers

@@ -41,10 +41,10 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
     return returns.T
 
 
-def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, trace: float) -> Array:
+def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, gae_lambda: float) -> Array:
     """Returns A13, generalised advantage estimates: from the end of a row to its start, over sampled tokens alone,
 
-        delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * trace * A_{t'}
+        delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * gae_lambda * A_{t'}
 
     with t' the next sampled token, and v = A = 0 after the last: a row that was cut at its limit ends there too.
     Tokens of others are stepped over: with plain recursion over values of 0 the token before a tool's answer would
@@ -52,7 +52,7 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
 
     Args:
       token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
-      action_mask: [N, T] bool. trace: lambda; at 1 A_t is the return less v_t, at 0 it is delta_t.
+      action_mask: [N, T] bool. gae_lambda: lambda; at 1 A_t is the return less v_t, at 0 it is delta_t.
 
     Returns:
       [N, T] float32 or wider, 0 where not an action.
@@ -66,7 +66,7 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
         next_value, next_advantage, waiting = later
         reward, value, is_action = column
         reward = reward + waiting
-        advantage = (reward + discount * next_value - value + discount * trace * next_advantage).astype(dtype)
+        advantage = (reward + discount * next_value - value + discount * gae_lambda * next_advantage).astype(dtype)
         kept = (
             jnp.where(is_action, value, next_value),
             jnp.where(is_action, advantage, next_advantage),

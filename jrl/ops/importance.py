@@ -1,8 +1,9 @@
-"""Weights for samples drawn by another law than the policy being trained, and never differentiated (E7).
+"""Importance weights for samples that another distribution than the trained policy drew. Never differentiated (E7).
 
-w = exp(old_logprobs - behaviour_logprobs): the learner's own log-probs at the start of the update over those of the law
-drawn from (other kernels and dtypes, older weights, a truncated support). The learner must *recompute* old_logprobs:
-were they copied from the sampler, the PPO ratio would hold the mismatch already and w would count it twice.
+w = exp(old_logprobs - behaviour_logprobs): the learner's own log-probs at the start of the update over those of the
+sampling distribution (other kernels and dtypes, older weights, a truncated support). The learner must *recompute*
+old_logprobs: were they copied from the sampler, the PPO ratio would hold the mismatch already and w would count it
+twice.
 
 Weights multiply the policy loss. They are 1 where `mask` is False. Off by one sign is easy: w is learner over sampler.
 """

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jrl.algos import ALGOS
+from jrl.algos.common import TruncatedImportance
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.grpo import GRPO
-from jrl.algos.terms import TruncatedImportance
 from jrl.types import Finish
 
 ALGORITHM = ALGOS["GRPO"]

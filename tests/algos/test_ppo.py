@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jrl.algos import ALGOS
+from jrl.algos.common import TruncatedImportance
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.ppo import PPO
-from jrl.algos.terms import TruncatedImportance
 
 ALGORITHM = ALGOS["PPO"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=3)
@@ -44,7 +44,7 @@ def test_the_reward_stands_on_the_last_token_and_advantages_are_whitened_after_r
 
 
 def test_with_trace_and_discount_one_the_return_is_the_reward_on_every_token():
-    config, g = PPO(trace=1.0), groups()
+    config, g = PPO(gae_lambda=1.0), groups()
     np.testing.assert_allclose(ALGORITHM.returns(config, g, g.reward)[:2], [[1, 0, 1], [0, 0, 0]], atol=1e-6)
 
 
@@ -106,8 +106,8 @@ def test_it_needs_no_group_no_reference_and_no_refill():
     [
         (PPO(discount=0.0), r"PPO\.discount = 0\.0"),
         (PPO(discount=1.1), r"PPO\.discount = 1\.1"),
-        (PPO(trace=-0.1), r"PPO\.trace = -0\.1"),
-        (PPO(trace=1.5), r"PPO\.trace = 1\.5"),
+        (PPO(gae_lambda=-0.1), r"PPO\.gae_lambda = -0\.1"),
+        (PPO(gae_lambda=1.5), r"PPO\.gae_lambda = 1\.5"),
         (PPO(value_coefficient=0.0), r"PPO\.value_coefficient = 0\.0"),
         (PPO(value_clip=0.0), r"PPO\.value_clip = 0\.0 must be above 0, or None"),
         (PPO(clip_low=1.0), r"PPO\.clip_low = 1\.0"),

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from jrl.algos import ALGOS
+from jrl.algos.conformance import PROMISES, default_config
 from jrl.algos.grpo import GRPO
-from jrl.algos.promises import PROMISES, default_config
 from jrl.types import traced
 
 ROW = ALGOS["GRPO"]

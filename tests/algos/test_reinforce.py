@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jrl.algos import ALGOS
+from jrl.algos.common import TruncatedImportance
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.reinforce import Reinforce
-from jrl.algos.terms import TruncatedImportance
 
 ALGORITHM = ALGOS["Reinforce"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import limits, shapes
 from benchmarks.limits import Limits
 from benchmarks.shapes import SAMPLING, SHAPES, Sampling
-from jrl.tokenizers.published import from_files
+from jrl.tasks.tokenizers.published import from_files
 
 
 @pytest.mark.parametrize("vocab_size", [1024, 8192, 30000])

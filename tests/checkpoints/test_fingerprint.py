@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jrl.checkpoints import Checkpoint, run_state
-from jrl.checkpoints.fingerprint import fingerprint, rows_digest, run_sections, tree_digest
+from jrl.run.checkpoints import Checkpoint, run_state
+from jrl.run.checkpoints.fingerprint import fingerprint, rows_digest, run_sections, tree_digest
 from jrl.types import TrainState
 
 

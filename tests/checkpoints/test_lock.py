@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from jrl.checkpoints.lock import RunIsHeld, hold_run
+from jrl.run.checkpoints.lock import RunIsHeld, hold_run
 
 HOLD = """
 import sys, time
-from jrl.checkpoints.lock import hold_run
+from jrl.run.checkpoints.lock import hold_run
 hold_run(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)

@@ -13,16 +13,16 @@ from families import golden
 from families.published import one_device
 from safetensors.numpy import load_file, save_file
 
-from jrl.checkpoints import peft
-from jrl.checkpoints.adapters import fold, modules_of, transposed, unfold
-from jrl.checkpoints.published import Published, decoder_of, load, plans, published_tensors
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.models.adapters.lora import LoRA, adapted, merge
+from jrl.models.adapters.matrices import ADAPTABLE
 from jrl.models.contract import ADAPTER, abstract, axes
 from jrl.models.decoder import MODEL
 from jrl.models.families.contract import Pick
 from jrl.models.leaves import layers_of
-from jrl.models.lora import LoRA, adapted, merge
-from jrl.models.matrices import ADAPTABLE
-from jrl.sharding import MeshShape, make_mesh
+from jrl.models.pretrained import peft
+from jrl.models.pretrained.adapters import fold, modules_of, transposed, unfold
+from jrl.models.pretrained.published import Published, decoder_of, load, plans, published_tensors
 
 CONFIG = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6, "bias": "none", "use_rslora": False,
           "use_dora": False, "target_modules": "all-linear", "lora_dropout": 0.05}  # fmt: skip

@@ -11,8 +11,8 @@ from families import golden
 from families.published import opened
 from safetensors.numpy import load_file, save_file
 
-from jrl.checkpoints import tensors as tensors_module
-from jrl.checkpoints.tensors import open_tensors
+from jrl.models.pretrained import tensors as tensors_module
+from jrl.models.pretrained.tensors import open_tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jrl.checkpoints import digest, run_state
+from jrl.run.checkpoints import digest, run_state
 
 MANY = 8 if jax.device_count() >= 8 else 1
 
@@ -384,7 +384,7 @@ def test_no_intact_step_is_a_refusal_that_lists_them(tmp_path):
 CHILD = textwrap.dedent("""
     import resource, sys
     import jax.numpy as jnp, numpy as np
-    from jrl.checkpoints import run_state
+    from jrl.run.checkpoints import run_state
 
     def state(step):
         return {"w": jnp.asarray(np.random.default_rng(step).normal(size=(256, 256)).astype(np.float32)),

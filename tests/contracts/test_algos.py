@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from jrl.algos import ALGOS, promises
+from jrl.algos import ALGOS, conformance
+from jrl.algos.common import TruncatedImportance
+from jrl.algos.conformance import PROMISES, default_config
 from jrl.algos.contract import Facts, Groups, Tokens
-from jrl.algos.promises import PROMISES, default_config
-from jrl.algos.terms import TruncatedImportance
-from jrl.sharding import MeshShape, make_mesh
+from jrl.device.sharding import MeshShape, make_mesh
 
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
 
@@ -148,7 +148,7 @@ def test_rows_may_be_sharded_over_data(name):
     """Under explicit axes a collective that was not written is an error; rows on 4 devices give what 1 gives."""
     algorithm = ALGOS[name]
     config = everything_on(algorithm)
-    groups, tokens = promises.sample_groups(), promises.sample_tokens()
+    groups, tokens = conformance.sample_groups(), conformance.sample_tokens()
     tokens = jax.tree.map(lambda x: jnp.concatenate([x, x]), tokens)
 
     @jax.jit
@@ -171,7 +171,7 @@ def test_rows_may_be_sharded_over_data(name):
 @pytest.mark.parametrize("name", ALGOS)
 def test_truncated_importance_weighs_the_policy_loss(name):
     """A sampler 0.1 nats off everywhere weighs exp(0.1), one 5 nats off the cap of 2."""
-    algorithm, tokens = ALGOS[name], promises.sample_tokens()
+    algorithm, tokens = ALGOS[name], conformance.sample_tokens()
     tokens = tokens.replace(values=tokens.returns, old_values=tokens.returns)  # nothing to learn of values
     plain, _ = algorithm.token_loss(algorithm.config(), tokens)
     for difference, weight in ((0.1, np.exp(0.1)), (5.0, 2.0), (-1.0, np.exp(-1.0))):
@@ -187,8 +187,8 @@ def test_float64_stays_float64(name):
     config = everything_on(algorithm)
     with jax.enable_x64(True):
         wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        groups = jax.tree.map(wide, promises.sample_groups())
-        tokens = jax.tree.map(wide, promises.sample_tokens())
+        groups = jax.tree.map(wide, conformance.sample_groups())
+        tokens = jax.tree.map(wide, conformance.sample_tokens())
         loss, metrics = algorithm.token_loss(config, tokens)
         advantages, *_ = algorithm.advantages(config, groups, algorithm.shape(config, groups), jnp.float64(0.3))
         weights = algorithm.weights(config, groups.action_mask, 6)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from jrl.envs import ENVS, Generated, open_source
-from jrl.envs.check import check_source
-from jrl.example import Example, Message
-from jrl.verifiers import VERIFIERS
+from jrl.tasks.envs import ENVS, Generated, open_source
+from jrl.tasks.envs.check import check_source
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verifiers import VERIFIERS
 
 ROWS = [{"prompt": f"Say {i}.", "answer": str(i), "verifiers": ["Exact"]} for i in range(30)]
 
@@ -49,8 +49,8 @@ def test_a_wrong_answer_is_not_worth_one(config):
 
 def test_opening_and_reading_imports_no_jax():
     code = (
-        "import sys, jrl.tokenizers, jrl.tokenizers.pieces, jrl.envs, jrl.envs.check\n"
-        "from jrl.envs import ENVS\n"
+        "import sys, jrl.tasks.tokenizers, jrl.tasks.tokenizers.pieces, jrl.tasks.envs, jrl.tasks.envs.check\n"
+        "from jrl.tasks.envs import ENVS\n"
         "assert 'reasoning_gym' not in sys.modules, 'imported before it is used'\n"
         "row = ENVS['ReasoningGym']\n"
         "row.open(row.config(dataset='chain_sum', size=3))[0]\n"

@@ -15,22 +15,23 @@ import pytest
 from flax import linen
 
 import jrl
-from jrl import contents, sampler
-from jrl.check import check_parts
 from jrl.config import ConfigError
-from jrl.export import export_policy
-from jrl.job import check_cache, check_shared
-from jrl.learner import Learner
-from jrl.models.bring import from_linen
-from jrl.models.contract import Own
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.learning.learner import Learner
+from jrl.models.conformance import PROMISES
+from jrl.models.contract import CustomModel
 from jrl.models.decoder import MODEL
-from jrl.models.promises import PROMISES
+from jrl.models.flax_adapter import from_linen
 from jrl.models.shape import Decoder
-from jrl.parts import PartError, load_parts
-from jrl.policy import open_trained
-from jrl.sampler import Sampler
-from jrl.score import score
-from jrl.sharding import MeshShape, make_mesh
+from jrl.plugins import PartError, load_parts
+from jrl.rollout import sampler
+from jrl.rollout.sampler import Sampler
+from jrl.run import run_hash
+from jrl.run.job import check_cache, check_shared
+from jrl.run.policy import open_trained
+from jrl.tools.check import check_parts
+from jrl.tools.export import export_policy
+from jrl.tools.score import score
 from jrl.types import PromptBatch
 
 OWN = Path(__file__).parents[2] / "configs" / "own"
@@ -40,7 +41,7 @@ FILES = {"Small": OWN / "linen_model.py", "Bag": OWN / "nnx_model.py"}
 @functools.cache
 def row(name):
     if name == "Decoder":
-        return Own(Decoder, MODEL)
+        return CustomModel(Decoder, MODEL)
     return load_parts([FILES[name]]).tables["models"][name]
 
 
@@ -82,14 +83,14 @@ def sampled(name, devices, layers):
             hidden, _ = model.forward(params, tokens, positions, None, cfg)
             return jax.nn.log_softmax(model.unembed(params, hidden, cfg))
 
-        law = np.asarray(plain(params, out.tokens))
-    return jax.tree.map(np.asarray, out), law
+        sampling_params = np.asarray(plain(params, out.tokens))
+    return jax.tree.map(np.asarray, out), sampling_params
 
 
 @pytest.mark.parametrize("name, layers", [("Small", "unrolled"), ("Bag", "scanned")])
 def test_sampler_and_learner_are_one_model(name, layers):
-    one, law = sampled(name, 1, layers)
-    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
+    one, sampling_params = sampled(name, 1, layers)
+    expected = np.take_along_axis(sampling_params[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
     assert one.action_mask.any(1).all()
     np.testing.assert_allclose(one.sampler_logprobs[:, 1:], np.where(one.action_mask[:, 1:], expected, 0), atol=2e-5)
     if name == "Small":
@@ -220,7 +221,7 @@ def test_it_trains_resumes_and_scores(name, file, cut, tmp_path, monkeypatch):
             while next(steps).step < 3:  # the save of step 2 is done by then
                 pass
         jrl.train(config, bindings, run=tmp_path / "cut")
-        assert contents.run_fingerprint(tmp_path / "cut", 4) == contents.run_fingerprint(tmp_path / "run", 4)
+        assert run_hash.run_fingerprint(tmp_path / "cut", 4) == run_hash.run_fingerprint(tmp_path / "run", 4)
     values = score(open_trained(tmp_path / "run"), [[1, 2, 3, 40], [9]])
     assert np.isfinite(values[0]).all() and (values[0][1:] < 0).all()
     with pytest.raises(ValueError, match=f"{name} is a model of your own, and has no published form"):
@@ -231,10 +232,12 @@ def test_it_trains_resumes_and_scores(name, file, cut, tmp_path, monkeypatch):
 
 def test_layouts_of_our_own_decoder_are_refused_to_other_models():
     mine = shape("Small")
-    config = SimpleNamespace(learner=Learner(prompts="apart"), sampler=Sampler(completion_length=1, keys="by_entry"))
-    with pytest.raises(ValueError, match="prompts='apart' needs jrl's decoder"):
+    config = SimpleNamespace(
+        learner=Learner(prefix_sharing="cross_row"), sampler=Sampler(completion_length=1, kv_layout="head_dim_major")
+    )
+    with pytest.raises(ValueError, match="prefix_sharing='cross_row' needs jrl's decoder"):
         check_shared(config, mine)
-    with pytest.raises(ValueError, match="keys='by_entry' lays out jrl's own cache"):
+    with pytest.raises(ValueError, match="keys='head_dim_major' lays out jrl's own cache"):
         check_cache(config, mine, 1)
 
 

@@ -7,11 +7,11 @@ import random
 import published_forms
 import pytest
 
-from jrl import tokenizers
-from jrl.example import ROLES, Message
-from jrl.tokenizers import TOKENIZERS
-from jrl.tokenizers.contract import MEMBERS
-from jrl.tokenizers.incremental import Decoder
+from jrl.tasks import tokenizers
+from jrl.tasks.example import ROLES, Message
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.contract import MEMBERS
+from jrl.tasks.tokenizers.incremental import Decoder
 
 TEXTS = [
     "What is 12 + 34?\nThe answer is 46.",

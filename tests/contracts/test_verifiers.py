@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from jrl.example import Example, Message
-from jrl.verdict import Status
-from jrl.verifiers import VERIFIERS, Row, row_of
-from jrl.verifiers.promises import PROMISES
-from jrl.verifiers.source import PartSource
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import VERIFIERS, Row, row_of
+from jrl.tasks.verifiers.conformance import PROMISES
+from jrl.tasks.verifiers.source import PartSource
 
 REQUIRED = {"Regex": {"pattern": "(a|b)*c"}}
 TASK = {"dataset": "chain_sum", "entry": {"question": "2 + 2?", "answer": "4", "metadata": {}}}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jrl.envs import Generated
-from jrl.example import Example, Message
-from jrl.tokenizers.bytes import Bytes, build
+from jrl.tasks.envs import Generated
+from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers.bytes import Bytes, build
 
 TOKENIZER = build(Bytes(), [])
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jrl.data.order import open_order
+from jrl.tasks.data.order import open_order
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 4095, 4096, 5000])

@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from jrl.data import most_rows, padding_share, plan_rows
+from jrl.learning.bin_packing import most_rows, padding_share, plan_rows
 
 
 def check(lengths, row_length, max_per_row):

@@ -7,10 +7,11 @@ import random
 import pytest
 from data_fakes import TOKENIZER, numbered
 
-from jrl.data import Data, held_out, open_stream
-from jrl.data.prompts import is_held_out
-from jrl.envs.addition import Addition, open_addition
-from jrl.example import visit_uid
+from jrl.tasks.data.held_out import held_out
+from jrl.tasks.data.prompts import Data, is_held_out
+from jrl.tasks.data.stream import open_stream
+from jrl.tasks.envs.addition import Addition, open_addition
+from jrl.tasks.example import visit_uid
 
 EVERYTHING = Data(prompt_length=32, held_out_every=None)
 

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from data_fakes import TOKENIZER, numbered
 
-from jrl.data import Data, open_stream, prompt_batch, supervise, survey, texts_of
-from jrl.data.prompts import Visit, is_held_out
-from jrl.example import Example, Message, visit_uid
+from jrl.rollout.prompts import prompt_batch
+from jrl.tasks.data.prompts import Data, Visit, is_held_out
+from jrl.tasks.data.stream import open_stream
+from jrl.tasks.data.supervised import supervise
+from jrl.tasks.data.survey import survey, texts_of
+from jrl.tasks.example import Example, Message, visit_uid
 
 CONFIG = Data(prompt_length=16, held_out_every=None)
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jrl.data.trunks import Part, most_micro_batches, most_rows, plan_trunks
+from jrl.learning.prefix_packing import Part, most_micro_batches, most_rows, plan_trunks
 
 
 def test_a_small_plan_by_hand():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from jrl.envs.addition import Addition, open_addition
+from jrl.tasks.envs.addition import Addition, open_addition
 
 
 def test_answer_is_the_sum_of_numbers_of_the_asked_length():

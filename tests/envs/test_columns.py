@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from jrl.envs.columns import final_answer
-from jrl.envs.jsonl import Jsonl, open_jsonl
-from jrl.example import Message
-from jrl.verdict import Status
-from jrl.verifiers import VERIFIERS, MathEqual, Numeric
+from jrl.tasks.envs.columns import final_answer
+from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.example import Message
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import VERIFIERS, MathEqual, Numeric
 
 GSM = {"prompt": "question"}
 MATH = {"prompt": "problem", "answer": "solution", "task": "type"}

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from jrl import config as gin
-from jrl.data import Data
-from jrl.envs import ENVS, open_source
-from jrl.envs.jsonl import Jsonl
-from jrl.tokenizers import TOKENIZERS
-from jrl.tokenizers.pieces import SentencePiece
+from jrl.tasks.data.prompts import Data
+from jrl.tasks.envs import ENVS, open_source
+from jrl.tasks.envs.jsonl import Jsonl
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.pieces import SentencePiece
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

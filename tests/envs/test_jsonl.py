@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from jrl.envs.jsonl import CAUSES, Jsonl, open_jsonl
-from jrl.example import Message
+from jrl.tasks.envs.jsonl import CAUSES, Jsonl, open_jsonl
+from jrl.tasks.example import Message
 
 GOOD = b'{"prompt": "1+1=", "answer": "2"}'
 BAD = {
@@ -147,7 +147,7 @@ def test_messages_task_verifiers_info_and_other_columns_are_kept(tmp_path):
 
 
 def test_an_example_written_as_json_reads_back_equal(tmp_path):
-    from jrl.envs.addition import Addition, open_addition
+    from jrl.tasks.envs.addition import Addition, open_addition
 
     source = open_addition(Addition())
     rows = [json.dumps(source[i].to_json()).encode() for i in range(20)]

@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
-from jrl.envs import ENVS, Environment, Generated, open_source
-from jrl.envs.addition import Addition
-from jrl.envs.mixture import Mixture, mix, whole_numbers
-from jrl.example import Example, Message
+from jrl.tasks.envs import ENVS, Environment, Generated, open_source
+from jrl.tasks.envs.addition import Addition
+from jrl.tasks.envs.mixture import Mixture, mix, whole_numbers
+from jrl.tasks.example import Example, Message
 
 
 def source(task: str, size: int) -> Generated:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jrl.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -105,7 +105,7 @@ def test_every_flipped_byte_gives_an_error_that_names_the_file_or_rows(tmp_path)
 
 def test_a_row_group_that_claims_too_much_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", ROWS)
-    monkeypatch.setattr("jrl.envs.parquet.MOST_GROUP_BYTES", 100)
+    monkeypatch.setattr("jrl.tasks.envs.parquet.MOST_GROUP_BYTES", 100)
     with pytest.raises(ValueError, match=r"unpacks to \d+ bytes; at most 100"):
         open_jsonl(Jsonl(path=path, **GSM))
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from jrl.envs.reasoning_gym import HASH_ORDERED, ReasoningGym, fenced, open_reasoning_gym, plain
+from jrl.tasks.envs.reasoning_gym import HASH_ORDERED, ReasoningGym, fenced, open_reasoning_gym, plain
 
 
 def test_question_answer_and_what_the_scorer_needs():
@@ -102,7 +102,9 @@ def test_the_fence_is_put_down_when_a_generator_raises():
 
 
 def test_datasets_that_follow_the_hash_seed_are_refused_unless_it_is_fixed():
-    code = "from jrl.envs.reasoning_gym import *; open_reasoning_gym(ReasoningGym(dataset='ransom_note', size=3))[0]"
+    code = (
+        "from jrl.tasks.envs.reasoning_gym import *; open_reasoning_gym(ReasoningGym(dataset='ransom_note', size=3))[0]"
+    )
     results = [
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
@@ -137,7 +139,7 @@ def test_plain_values():
 
 SWEEP = """
 import json, sys, time
-from jrl.envs import reasoning_gym as tasks
+from jrl.tasks.envs import reasoning_gym as tasks
 from reasoning_gym.factory import DATASETS
 names = sorted(set(DATASETS) - {"composite"} - tasks.HASH_ORDERED)
 found = {}

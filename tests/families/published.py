@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import sampler
-from jrl.checkpoints.published import Published, decoder_of, load
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.decoder import MODEL
+from jrl.models.pretrained.published import Published, decoder_of, load
 from jrl.models.shape import for_length
-from jrl.sharding import MeshShape, make_mesh
+from jrl.rollout import sampler
 from jrl.types import PromptBatch
 
 

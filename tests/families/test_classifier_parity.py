@@ -9,8 +9,8 @@ import pytest
 from families.published import one_device
 from families.shapes import CLASSES, SHAPES, weight
 
-from jrl.checkpoints.published import Published, load_classifier
-from jrl.rewards import RewardModel, judge, open_judge
+from jrl.models.pretrained.published import Published, load_classifier
+from jrl.rollout.rewards import RewardModel, judge, open_judge
 
 pytestmark = pytest.mark.slow
 LABELS = {"Llama": 1, "Qwen2": 1, "Mistral": 3}  # others: 2, which a config.json leaves out

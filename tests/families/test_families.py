@@ -12,15 +12,15 @@ from families import golden
 from families.published import logits, opened
 from safetensors.numpy import load_file, save_file
 
-from jrl.checkpoints.published import Published, decoder_of, export
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.contract import num_params
 from jrl.models.families import FAMILIES, describe, family_of
 from jrl.models.families.contract import Keys, canonical, read, sort_keys
 from jrl.models.leaves import spec
+from jrl.models.pretrained.published import Published, decoder_of, export
 from jrl.models.shape import Decoder, check_length, for_length
-from jrl.recognised import shape
 from jrl.resolve import load_config
-from jrl.sharding import MeshShape, make_mesh
+from jrl.tools.inspect_model import shape
 
 
 def test_every_family_has_its_golden_file():

@@ -101,7 +101,7 @@ def test_export_loads_there_with_no_missing_or_unexpected_key(case, tmp_path):
     import torch
     import transformers
 
-    from jrl.checkpoints.published import Published, decoder_of, export
+    from jrl.models.pretrained.published import Published, decoder_of, export
 
     folder, model, cfg, params, *_ = case
     family, _ = decoder_of(Published(path=str(folder)))
@@ -135,7 +135,7 @@ def test_the_text_model_of_a_larger_one(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from families.theirs import random_model
 
-    from jrl.checkpoints.published import Published, decoder_of, export
+    from jrl.models.pretrained.published import Published, decoder_of, export
 
     text = SHAPES[name][0] | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     whole = CLASSES[name].removesuffix("Text")

@@ -11,12 +11,12 @@ import pytest
 from families.published import logits, one_device
 from families.shapes import CLASSES, SHAPES
 
-from jrl.checkpoints import peft as ours
-from jrl.checkpoints.adapters import modules_of, transposed
-from jrl.checkpoints.published import Published, decoder_of, load, plans
+from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.contract import ADAPTER, init
 from jrl.models.decoder import MODEL
-from jrl.models.lora import LoRA, adapted
+from jrl.models.pretrained import peft as ours
+from jrl.models.pretrained.adapters import modules_of, transposed
+from jrl.models.pretrained.published import Published, decoder_of, load, plans
 
 pytestmark = pytest.mark.slow
 LENGTH = 24

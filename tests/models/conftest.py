@@ -3,9 +3,9 @@
 import jax
 import pytest
 
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models.contract import abstract, axes
 from jrl.models.decoder import MODEL
-from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 
 @pytest.fixture

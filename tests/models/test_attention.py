@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.models.attention import attend
+from jrl.models.attention.reference import attend
 
 
 def test_a_sink_takes_its_share_and_gives_nothing(mesh):

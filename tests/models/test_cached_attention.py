@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.models.attention import attend
-from jrl.models.cached_attention import attend_cached, edges
+from jrl.models.attention.cached import attend_cached, edges
+from jrl.models.attention.reference import attend
 
 COLUMNS = 400  # blocks of 64, 64, 128 and 144
 

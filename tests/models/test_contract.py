@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import learner
 from jrl.algos import ALGOS
+from jrl.learning import learner
+from jrl.learning.optimizer import AdamW, optimizer
 from jrl.models.contract import ParamSpec, init
 from jrl.models.decoder import MODEL
-from jrl.optimizer import AdamW, optimizer
 from jrl.types import TrainBatch, TrainState
 
 

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.job import check_shared, open_policy
-from jrl.models import cudnn
-from jrl.models.attention import attend
+from jrl.device.sharding import constrain
+from jrl.models.attention import cudnn
+from jrl.models.attention.kernels import check_attention
+from jrl.models.attention.reference import attend
 from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL
-from jrl.models.kernels import check_attention
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
-from jrl.sharding import constrain
-from jrl.tokenizers.bytes import ByteTokenizer
+from jrl.run.job import check_shared, open_policy
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
 
 CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=8, mlp_width=32, query_scale=0.4,
               window=5, window_layers=(True, False), dtype="bfloat16")  # fmt: skip
@@ -88,7 +88,7 @@ def test_shared_prompts_are_seen(by_xla, drawn):
 
     found, expected = (np.asarray(hidden(own, cfg), np.float32) for cfg in (CUDNN, CFG))
     assert np.linalg.norm(found - expected) < 2**-6 * np.linalg.norm(expected)
-    check_shared(load_config("configs/tiny.gin", ["Learner.prompts='shared'"])[0], CUDNN)
+    check_shared(load_config("configs/tiny.gin", ["Learner.prefix_sharing='in_row'"])[0], CUDNN)
 
 
 def test_forward_and_gradient_are_lowered_for_a_gpu(a_gpu_is_there, drawn):

@@ -117,10 +117,10 @@ def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
     found, entropy = token_logprobs(
         hidden, TOKENS, ALL, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
     )
-    law = jax.nn.log_softmax(logits() / 0.7)
-    expected = jnp.take_along_axis(law[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
+    sampling_params = jax.nn.log_softmax(logits() / 0.7)
+    expected = jnp.take_along_axis(sampling_params[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
-    np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(law) * law).sum(-1)[:, :-1], atol=1e-5)
+    np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(sampling_params) * sampling_params).sum(-1)[:, :-1], atol=1e-5)
 
 
 def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
@@ -131,8 +131,8 @@ def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
         return values[:, 1:].sum()
 
     def whole(h):
-        law = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
-        return jnp.take_along_axis(law[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
+        sampling_params = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
+        return jnp.take_along_axis(sampling_params[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
 
     hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
     np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(whole)(hidden), atol=1e-5)

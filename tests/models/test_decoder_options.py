@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from sampled import agree_on_every_mesh
 
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder
+from jrl.models.attention.linear import Linear
 from jrl.models.contract import Ahead, abstract, axes, init, unstack_cache
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.linear import Linear
 from jrl.models.norm import layer_norm
 from jrl.models.rope import ProportionalRope, YarnRope
 from jrl.models.shape import Decoder, FullHeads, check_divides
-from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
 OPTIONS = {
@@ -47,10 +47,10 @@ OPTIONS = {
     "gemma4 with experts": dict(
         layers=3, window=4, window_layers=(True, False), full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True),
         norm_place="both", shared_layers=1, shared_mlp_width=40, layer_scale=True,
-        experts=Experts(count=4, per_token=2, width=8, reads="stream", scaled=True, beside="normed")),
+        experts=Experts(count=4, per_token=2, width=8, reads="stream", scaled=True, shared_expert="normed")),
     "qwen3.5 with experts": dict(
         layers=2, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4, layers=(True, False)),
-        output_gate=True, norm="rms_plus_one", experts=Experts(count=4, per_token=2, width=8, beside="gated")),
+        output_gate=True, norm="rms_plus_one", experts=Experts(count=4, per_token=2, width=8, shared_expert="gated")),
     "smollm": dict(rotary_layers=(True, False), qk_norm=None),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)
@@ -280,8 +280,8 @@ def test_options_that_cannot_be_are_refused(wrong):
     (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width is of a gated MLP"),
     (dict(window=4, qkv_bias=True, full=FullHeads(head_dim=4, kv_heads=2, keys_are_values=True)),
      "keys_are_values goes without Decoder.qkv_bias"),
-    (dict(norm="layer", experts=Experts(count=2, per_token=1, width=8, beside="normed")),
-     "beside = 'normed' goes with norms without a bias"),
+    (dict(norm="layer", experts=Experts(count=2, per_token=1, width=8, shared_expert="normed")),
+     "shared_expert='normed' goes with norms without a bias"),
     (dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4), shared_layers=1),
      "Decoder.linear goes with neither full nor shared_layers"),
 ])  # fmt: skip

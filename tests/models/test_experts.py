@@ -32,8 +32,10 @@ def by_hand(h, w, cfg):
     for at in np.ndindex(h.shape[:2]):
         z = h[at] @ w["router"]
         chosen = np.argsort(-z)[: cfg.per_token]
-        law = np.exp(z - z.max())
-        weights = law[chosen] / (law[chosen].sum() if cfg.softmax == "chosen" else law.sum())
+        sampling_params = np.exp(z - z.max())
+        weights = sampling_params[chosen] / (
+            sampling_params[chosen].sum() if cfg.softmax == "chosen" else sampling_params.sum()
+        )
         for i, weight in zip(chosen, weights):
             gate, up = h[at] @ w["expert_gate"][i], h[at] @ w["expert_up"][i]
             out[at] += weight * ((gate / (1 + np.exp(-gate)) * up) @ w["expert_down"][i])
@@ -134,8 +136,11 @@ def test_experts_that_cannot_be_are_refused(wrong):
         dataclasses.replace(OWN, **wrong)
 
 
-@pytest.mark.parametrize("form", [dict(beside="gated"), dict(beside="normed", reads="stream", scaled=True)],
-                         ids=lambda form: form["beside"])  # fmt: skip
+@pytest.mark.parametrize(
+    "form",
+    [dict(shared_expert="gated"), dict(shared_expert="normed", reads="stream", scaled=True)],
+    ids=lambda form: form["shared_expert"],
+)
 def test_an_mlp_beside_experts_by_hand(form):
     """One layer, whose attention gives nothing: the stream is the embedding, and what the MLP and experts add."""
     own = dataclasses.replace(OWN, **form)
@@ -151,7 +156,7 @@ def test_an_mlp_beside_experts_by_hand(form):
     norm = lambda x, scale: x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.01) * scale
     h = norm(x, w["mlp_norm"])
     z = (h @ w["gate"] / (1 + np.exp(-h @ w["gate"])) * (h @ w["up"])) @ w["down"]
-    if own.beside == "gated":
+    if own.shared_expert == "gated":
         decided = h @ w["router"]
         added = by_hand(h[None], w, own)[0] + z / (1 + np.exp(-h @ w["beside_gate"]))
     else:
@@ -172,8 +177,8 @@ def test_parameters_beside_experts_are_counted():
     # router reads by 16, and a number for each of 5 experts.
     plain = num_params(MODEL.spec(CFG))
     beside = lambda **form: num_params(MODEL.spec(dataclasses.replace(CFG, experts=dataclasses.replace(OWN, **form))))
-    assert beside(beside="gated") == plain + 3 * (3 * 512 + 16)
-    assert beside(beside="normed", reads="stream", scaled=True) == plain + 3 * (3 * 512 + 48 + 16 + 5)
+    assert beside(shared_expert="gated") == plain + 3 * (3 * 512 + 16)
+    assert beside(shared_expert="normed", reads="stream", scaled=True) == plain + 3 * (3 * 512 + 48 + 16 + 5)
 
 
 def test_a_clamped_expert_with_biases_by_hand():

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.contract import ADAPTER, VALUE, init, policy_of, split, whole
 from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD, Head, head_spec, read_head, read_values, valued
-from jrl.models.lora import LoRA, adapted
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sampled import agree_on_every_mesh
 
-from jrl.models import linear
-from jrl.models.linear import Linear
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.models.attention import linear
+from jrl.models.attention.linear import Linear
 from jrl.models.shape import Decoder
-from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 CFG = Linear(key_heads=2, value_heads=4, key_dim=3, value_dim=5, taps=3)
 WIDTH, LENGTH, EPS = 8, 9, 1e-6

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from sampled import adapted, fresh, learned, one_device
 
-from jrl import sampler
-from jrl.models import lora
+from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
+from jrl.models.adapters import lora
+from jrl.models.adapters.lora import LoRA, columns, merge
+from jrl.models.adapters.matrices import ADAPTABLE, MATRICES
+from jrl.models.attention.linear import Linear
 from jrl.models.contract import ADAPTER, abstract, axes, num_params, split, whole
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.linear import Linear
-from jrl.models.lora import LoRA, columns, merge
-from jrl.models.matrices import ADAPTABLE, MATRICES
 from jrl.models.shape import Decoder, FullHeads
-from jrl.sampler import Sampler
-from jrl.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
+from jrl.rollout import sampler
+from jrl.rollout.sampler import Sampler
 from jrl.types import PromptBatch
 
 CFG = Decoder(vocab_size=48, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
@@ -221,8 +221,8 @@ def test_merged_and_unmerged_sampling_agree_with_each_other_and_with_the_learner
         return model.unembed(params, hidden, CFG)
 
     scores = on_one_device(jax.jit(plain), params, one.tokens).astype(np.float64)
-    law = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-    expected = np.take_along_axis(law[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
+    sampling_params = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    expected = np.take_along_axis(sampling_params[:, :-1], one.tokens[:, 1:, None], -1)[..., 0]
     bound = 2e-6 * max(1, np.abs(scores).max())
     for out in (one, two):
         np.testing.assert_allclose(
@@ -260,8 +260,9 @@ def test_over_data_alone_sampling_moves_no_weight():
         compiled = sampler.program.lower(
             params, PromptBatch(tokens=row((8, 5), np.int32), length=row((8,), np.int32), uid=row((8, 2), np.uint32)),
             jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(mesh)), number(np.uint32), number(np.int32),
-            sampler.Law(number(np.float32), None, None, None), None, None, model=model, model_cfg=CFG, samples=2,
-            completion_length=8, slots=5, layout="by_column", halvings=0, layers="unrolled", stop_ids=(3,), pad_id=0,
+            sampler.SamplingParams(number(np.float32), None, None, None), None, None, model=model, model_cfg=CFG,
+            samples=2, completion_length=8, slots=5, layout="token_major", max_batch_compactions=0,
+            layers="unrolled", stop_ids=(3,), pad_id=0,
         ).compile()  # fmt: skip
     moved = re.findall(r"= (\S+) (?:all-gather|all-to-all|collective-permute)\(", compiled.as_text())
     assert moved == []
@@ -289,7 +290,7 @@ def test_every_matrix_has_adapters_or_is_named():
         (gated, ()),
         (dict(experts=Experts(count=4, per_token=2, width=8)), ("router", "expert_gate", "expert_up", "expert_down")),
         (
-            dict(experts=Experts(count=4, per_token=2, width=8, beside="gated")),
+            dict(experts=Experts(count=4, per_token=2, width=8, shared_expert="gated")),
             ("router", "beside_gate", "expert_gate", "expert_up", "expert_down"),
         ),
         (dict(layer_inputs=4), ("input_gate", "input_out")),

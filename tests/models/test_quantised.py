@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from sampled import adapted, agree_on_every_mesh, fresh, learned, one_device
 
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.models.adapters.lora import LoRA, merge
+from jrl.models.adapters.matrices import MATRICES
+from jrl.models.adapters.quantized import KINDS, NF4, check_bytes, quantise
+from jrl.models.adapters.quantized import whole as whole_matrix
+from jrl.models.attention.linear import Linear
 from jrl.models.contract import ADAPTER, axes, split, whole
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.linear import Linear
-from jrl.models.lora import LoRA, merge
-from jrl.models.matrices import MATRICES
-from jrl.models.quantised import KINDS, NF4, check_bytes, quantise
-from jrl.models.quantised import whole as whole_matrix
 from jrl.models.shape import Decoder, FullHeads
-from jrl.sharding import TRAIN, MeshShape, make_mesh, shardings
 
 qwix = pytest.importorskip("qwix")
 

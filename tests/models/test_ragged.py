@@ -8,20 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import sampler
 from jrl.config.compare import identity
+from jrl.device.sharding import MeshShape, constrain, make_mesh
 from jrl.experiment import FREE
-from jrl.job import check_cache, open_policy
-from jrl.models import decoder, ragged
-from jrl.models.cached_attention import attend_cached
+from jrl.models import decoder
+from jrl.models.attention import ragged
+from jrl.models.attention.cached import attend_cached
+from jrl.models.attention.kernels import cache_block, check_ragged
+from jrl.models.attention.kv_cache import cut_cache, ends
 from jrl.models.contract import Cache, init
-from jrl.models.kept import cut_cache, ends
-from jrl.models.kernels import cache_block, check_ragged
 from jrl.models.shape import Decoder, FullHeads
 from jrl.resolve import load_config
-from jrl.sampler import Sampler
-from jrl.sharding import MeshShape, constrain, make_mesh
-from jrl.tokenizers.bytes import ByteTokenizer
+from jrl.rollout import sampler
+from jrl.rollout.sampler import Sampler
+from jrl.run.job import check_cache, open_policy
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
 from jrl.types import PromptBatch
 
 COLUMNS = 384  # three blocks of 128
@@ -113,7 +114,7 @@ def test_a_cache_is_filled_up_to_whole_blocks():
     found = cut_cache(one(130), 999, "whole")
     assert found.k[0].shape == found.v[0].shape == (2, 3, 2, 256, 128)
     assert found.k[0].sum() == 2 * 3 * 2 * 130 * 48
-    assert ends(130, 999, "whole") == (256,) and ends(130, 999, "by_column") == (64, 128, 130)
+    assert ends(130, 999, "whole") == (256,) and ends(130, 999, "token_major") == (64, 128, 130)
 
 
 def test_blocks_by_hand():
@@ -128,7 +129,7 @@ def test_blocks_by_hand():
 
 CFG = Decoder(vocab_size=96, layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
 OPTIONS = dict(query_scale=0.4, window=9, window_layers=(True, False), attention_cap=4.0, sinks=True)
-KINDS = {  # layers, mesh, options of the decoder, halvings
+KINDS = {  # layers, mesh, options of the decoder, max_batch_compactions
     "unrolled": ("unrolled", {}, dict(layers=1), 1),
     "scanned": ("scanned", dict(fsdp=2, tensor=2), OPTIONS, 0),
     "two shapes": ("unrolled", dict(tensor=2), dict(
@@ -143,13 +144,15 @@ def interpreted(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_sampling_takes_the_same_tokens(kind, interpreted):
-    layers, shape, options, halvings = KINDS[kind]
+    layers, shape, options, max_batch_compactions = KINDS[kind]
     cfg = dataclasses.replace(CFG, **options)
     params = init(jax.random.key(0), decoder.spec(cfg))
     rng, lengths = np.random.default_rng(0), np.array([1, 129, 40, 125, 2, 130, 126, 60], np.int32)
     prompts = PromptBatch(rng.integers(0, 96, (8, 130)).astype(np.int32), lengths, np.zeros((8, 2), np.uint32))
     mesh = make_mesh(MeshShape(**shape), jax.devices()[: int(np.prod(list(shape.values()), initial=1))])
-    reference = Sampler(completion_length=5, slots=3, temperature=None, layers=layers, halvings=halvings)
+    reference = Sampler(
+        completion_length=5, slots=3, temperature=None, layers=layers, max_batch_compactions=max_batch_compactions
+    )
     draw = lambda config: sampler.sample(
         params, prompts, jax.random.key(1), stream=0, version=0, config=config, model=decoder.MODEL, model_cfg=cfg,
         samples=1, stop_ids=(3, 7), pad_id=95, mesh=mesh,
@@ -178,7 +181,7 @@ def test_it_makes_no_other_run():
 
 def test_what_it_does_not_know_is_refused():
     with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads keys by column"):
-        Sampler(completion_length=1, attention="ragged", keys="by_entry")
+        Sampler(completion_length=1, attention="ragged", kv_layout="head_dim_major")
     config, _ = load_config("configs/tiny.gin", ["Sampler.attention='ragged'"])
     check_cache(config, CFG, 2)
     with pytest.raises(ValueError, match="computes in float32"):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.contract import init, unrolled
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.lora import LoRA, adapted
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=16, layers=3, width=12, heads=4, kv_heads=2, head_dim=4, mlp_width=20)

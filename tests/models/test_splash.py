@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.job import open_policy
-from jrl.models import splash
-from jrl.models.attention import attend
+from jrl.device.sharding import constrain
+from jrl.models.attention import splash
+from jrl.models.attention.kernels import causal_share, check_attention
+from jrl.models.attention.reference import attend
 from jrl.models.contract import abstract
 from jrl.models.decoder import MODEL, visible
-from jrl.models.kernels import causal_share, check_attention
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
-from jrl.sharding import constrain
-from jrl.tokenizers.bytes import ByteTokenizer
+from jrl.run.job import open_policy
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
 
 # 300 tokens are filled up to 384, which three blocks of 128 divide. Rows hold segments of their own lengths, and what
 # fills a row up is a segment too.

@@ -65,17 +65,18 @@ def test_gae_by_hand():
     # discount 0.9: A_2 = 0.4; A_1 = 0.54 - 0.5 + 0.9 * 0.95 * 0.4 = 0.382; A_0 = 0.45 - 0.2 + 0.855 * 0.382 = 0.57661
     gae = jax.jit(advantages.gae)
     everything = jnp.ones((1, 3), bool)
-    np.testing.assert_allclose(gae(REWARDS, VALUES, everything, discount=1.0, trace=0.95), [[0.756, 0.48, 0.4]], 1e-6)
-    found = gae(REWARDS, VALUES, everything, discount=0.9, trace=0.95)
+    found = gae(REWARDS, VALUES, everything, discount=1.0, gae_lambda=0.95)
+    np.testing.assert_allclose(found, [[0.756, 0.48, 0.4]], 1e-6)
+    found = gae(REWARDS, VALUES, everything, discount=0.9, gae_lambda=0.95)
     np.testing.assert_allclose(found, [[0.57661, 0.382, 0.4]], rtol=1e-6)
-    one = gae(jnp.array([[1.0]]), jnp.array([[0.3]]), jnp.ones((1, 1), bool), discount=1.0, trace=0.95)
+    one = gae(jnp.array([[1.0]]), jnp.array([[0.3]]), jnp.ones((1, 1), bool), discount=1.0, gae_lambda=0.95)
     np.testing.assert_allclose(one, [[0.7]], rtol=1e-6)  # a single token: r - v
 
 
 def test_gae_steps_over_a_tools_answer():
     # The middle is a tool's: A_2 = 0.4, A_0 = (0 + 0.6 - 0.2) + 0.95 * 0.4 = 0.78. What stands there may be NaN.
     action = jnp.array([[True, False, True]])
-    gae = jax.jit(lambda r, v: advantages.gae(r, v, action, discount=1.0, trace=0.95))
+    gae = jax.jit(lambda r, v: advantages.gae(r, v, action, discount=1.0, gae_lambda=0.95))
     np.testing.assert_allclose(gae(REWARDS, VALUES.at[0, 1].set(NAN)), [[0.78, 0, 0.4]], rtol=1e-6)
     # A reward of 0.5 on the tool's token is one of the token before it: 0.78 + 0.5.
     np.testing.assert_allclose(gae(REWARDS.at[0, 1].set(0.5), VALUES), [[1.28, 0, 0.4]], rtol=1e-6)
@@ -85,7 +86,7 @@ def test_gae_of_padding_and_of_rows_without_an_action_is_zero():
     # Row 0: two actions after a prompt, then padding: A_2 = 1 - 0.6, A_1 = 0.6 - 0.5 + 0.95 * 0.4.
     action = jnp.array([[False, True, True, False], [False] * 4])
     reward, value = jnp.array([[0.0, 0, 1, 0], [0.0, 0, 1, 0]]), jnp.array([[9.0, 0.5, 0.6, NAN]] * 2)
-    found = advantages.gae(reward, value, action, discount=1.0, trace=0.95)
+    found = advantages.gae(reward, value, action, discount=1.0, gae_lambda=0.95)
     np.testing.assert_allclose(found, [[0, 0.48, 0.4, 0], [0] * 4], rtol=1e-6)
 
 
@@ -95,9 +96,9 @@ def test_gae_is_the_return_less_the_value_or_the_error_of_one_step():
         action = jnp.ones((3, 7), bool).at[1, 2:4].set(False).at[2, 5:].set(False)
         reward = jnp.where(action, reward, 0)
         returns = advantages.discounted_returns(reward, action, discount=0.9)
-        full = advantages.gae(reward, value, action, discount=0.9, trace=1.0)
+        full = advantages.gae(reward, value, action, discount=0.9, gae_lambda=1.0)
         np.testing.assert_allclose(full, np.where(action, returns - value, 0), atol=1e-12)
-        steps = advantages.gae(reward, value, action, discount=0.9, trace=0.0)
+        steps = advantages.gae(reward, value, action, discount=0.9, gae_lambda=0.0)
         for row in range(3):
             at = np.flatnonzero(action[row])
             following = np.append(np.asarray(value[row, at[1:]]), 0)

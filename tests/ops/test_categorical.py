@@ -11,8 +11,10 @@ TOKENS = jnp.array([2, 0, 4], jnp.int32)
 
 
 def plain(logits, tokens, temperature):
-    law = jax.nn.log_softmax(logits / temperature)
-    return jnp.take_along_axis(law, tokens[:, None], 1)[:, 0], -(jnp.exp(law) * law).sum(-1)
+    sampling_params = jax.nn.log_softmax(logits / temperature)
+    return jnp.take_along_axis(sampling_params, tokens[:, None], 1)[:, 0], -(
+        jnp.exp(sampling_params) * sampling_params
+    ).sum(-1)
 
 
 def logits(dtype=jnp.float32):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.ops.fingerprint import BLOCK, fingerprint
-from jrl.sharding import MeshShape, make_mesh
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -42,11 +42,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_support_equals_sorting(case):
     rng = np.random.default_rng(0)
-    law = {name: jnp.asarray(value, jnp.int32 if name == "top_k" else jnp.float32) for name, value in case.items()}
+    sampling_params = {
+        name: jnp.asarray(value, jnp.int32 if name == "top_k" else jnp.float32) for name, value in case.items()
+    }
     run = jax.jit(support)
     for _ in range(50):
         logits = (rng.normal(size=200) * rng.choice([0.1, 1, 5])).astype(np.float32)
-        np.testing.assert_array_equal(run(logits, **law), by_sorting(logits, **case))
+        np.testing.assert_array_equal(run(logits, **sampling_params), by_sorting(logits, **case))
 
 
 def test_hand_numbers():
@@ -90,9 +92,11 @@ def test_values_are_traced_and_rows_are_independent():
 def test_the_support_is_recovered_from_its_size():
     rng = np.random.default_rng(2)
     for case in CASES:
-        law = {name: jnp.asarray(value, jnp.int32 if name == "top_k" else jnp.float32) for name, value in case.items()}
+        sampling_params = {
+            name: jnp.asarray(value, jnp.int32 if name == "top_k" else jnp.float32) for name, value in case.items()
+        }
         logits = jnp.asarray(rng.normal(size=(5, 80)) * 3, jnp.float32)
-        keep = support(logits, **law)
+        keep = support(logits, **sampling_params)
         np.testing.assert_array_equal(top_kept(logits, keep.sum(axis=-1, keepdims=True)), keep)
 
 

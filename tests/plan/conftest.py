@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jrl.plan.case import make_case
 from jrl.resolve import load_config
+from jrl.tools.plan.case import make_case
 
 SMALL = [
     "Decoder.vocab_size=512",

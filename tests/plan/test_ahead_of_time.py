@@ -12,14 +12,14 @@ import jax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl.models import ragged
-from jrl.plan import budget
-from jrl.plan.case import make_case
-from jrl.plan.chips import parse_topology
-from jrl.plan.compiled import topology_mesh
-from jrl.plan.shapes import lower
+from jrl.device.sharding import MeshShape
+from jrl.models.attention import ragged
 from jrl.resolve import load_config
-from jrl.sharding import MeshShape
+from jrl.tools.plan import budget
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.chips import parse_topology
+from jrl.tools.plan.compiled import topology_mesh
+from jrl.tools.plan.shapes import lower
 
 TINY = ["Decoder.attention='splash'", "Sampler.attention='ragged'", "Decoder.window=4",
         "Decoder.window_layers=(True, False)", "Decoder.attention_cap=30.0", "Decoder.sinks=True",

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from jrl.plan import budget, cheaper, estimate, flops
-from jrl.plan.case import make_case
-from jrl.plan.chips import CHIPS
-from jrl.plan.compiled import hbm_assigned
+from jrl.device.sharding import GATHERED
 from jrl.resolve import load_config
-from jrl.sharding import GATHERED
+from jrl.tools.plan import budget, cheaper, estimate, flops
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.chips import CHIPS
+from jrl.tools.plan.compiled import hbm_assigned
 
 # Matrices of two layers and the tied embedding; then norms: two of 64 and two of a head, 16, a layer; one of 64 last.
 PARAMETERS = 73728 + 32768 + 2 * (2 * 64 + 2 * 16) + 64
@@ -111,7 +111,12 @@ def test_the_cache_by_hand(small):
     # One slot: at most 3 of the 4 prompts, 1 / 2 rounded up and 2 more; two rounds of 2.
     assert budget.sample(small("Sampler.slots=1")).cache == 512 * (32 + 2 * 2 * 8)
     # In 8 slots of 32, prompts of 1: the last sequences move to 4 slots while the 8 are there.
-    last = ("Sampler.slots=8", "Sampler.halvings=2", "Data.prompt_length=1", "Sampler.completion_length=31")
+    last = (
+        "Sampler.slots=8",
+        "Sampler.max_batch_compactions=2",
+        "Data.prompt_length=1",
+        "Sampler.completion_length=31",
+    )
     assert budget.sample(small(*last)).cache == 512 * (8 + 4) * 32
 
 
@@ -147,9 +152,9 @@ def test_moments_on_the_host_by_hand(small):
     assert budget.on_host(away) == (8 * PARAMETERS, 0)
     assert budget.update(there).total - budget.update(away).total == 8 * PARAMETERS
     # The largest leaf is the embedding, 512 x 64: both moments as they came, and as they go.
-    assert budget.a_turn(away) == 4 * 4 * 512 * 64 and budget.a_turn(there) == 0
+    assert budget.offload_buffer_bytes(away) == 4 * 4 * 512 * 64 and budget.offload_buffer_bytes(there) == 0
     narrow = small("AdamW.memory='host'", "AdamW.moments='bfloat16'")
-    assert (budget.on_host(narrow).optimiser, budget.a_turn(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
+    assert (budget.on_host(narrow).optimiser, budget.offload_buffer_bytes(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
 
 
 def test_the_hosts_memory_is_no_part_of_what_the_compiler_puts_on_a_device():
@@ -163,9 +168,9 @@ def test_the_hosts_memory_is_no_part_of_what_the_compiler_puts_on_a_device():
 def test_a_layer_on_its_way_back_by_hand(small):
     # The micro-batch's gradient; a layer's 36864 + 160 weights and their gradient; 64 tokens of 2 x 64 + 192 + 3 x 128
     # entries; two arrays of scores [2 rows, 4 heads, 32, 32]. All in float32.
-    at_work = 64 * (2 * 64 + 192 + 3 * 128) * 4
+    layer_workspace_bytes = 64 * (2 * 64 + 192 + 3 * 128) * 4
     scores = 2 * (2 * 4 * 32 * 32) * 4
-    expected = 4 * PARAMETERS + 2 * 4 * (36864 + 160) + at_work + scores
+    expected = 4 * PARAMETERS + 2 * 4 * (36864 + 160) + layer_workspace_bytes + scores
     assert budget.update(small("Decoder.remat='layer'")).temporary == expected
 
 
@@ -257,16 +262,16 @@ def test_scores_of_a_kernel_are_not_kept(small):
     own, kernel = (budget.update(small(*long, f"Decoder.attention={name!r}")) for name in ("reference", "splash"))
     # Two layers keep two arrays of scores [1 row, 4 heads, 1024 queries, 1024 keys] in float32 each.
     assert own.activations - kernel.activations == 2 * 2 * (4 * 1024 * 1024) * 4
-    with pytest.raises(ValueError, match="'shared' needs attention='reference', or"):
-        small(*long, "Decoder.attention='splash'", "Learner.prompts='shared'")
+    with pytest.raises(ValueError, match="'in_row' needs attention='reference', or"):
+        small(*long, "Decoder.attention='splash'", "Learner.prefix_sharing='in_row'")
     linear = ["Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=2", "Linear.key_dim=4"]
-    with pytest.raises(ValueError, match="'apart' is not known to linear attention"):
-        small(*linear, "Linear.value_dim=4", "Decoder.layers=4", "Learner.prompts='apart'")
+    with pytest.raises(ValueError, match="'cross_row' is not known to linear attention"):
+        small(*linear, "Linear.value_dim=4", "Decoder.layers=4", "Learner.prefix_sharing='cross_row'")
 
 
 def test_what_lies_ahead_of_rows_is_counted_with_their_scores(small):
     # Rows of 32 with 7 columns ahead; three of them, in micro-batches of 96 tokens. 2 layers keep two arrays of scores.
-    apart = small("Learner.prompts='apart'", "Learner.row_length=32", "Learner.micro_batch_tokens=96")
+    apart = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=32", "Learner.micro_batch_tokens=96")
     assert (apart.rows, apart.shape.ahead) == (3, 7)
     assert budget.row_scores(apart) == 3 * 4 * 32 * (32 + 7) * 4
     # Keys and values of 2 heads of 16, before 3 rows, in the model's float32 and again as they multiply.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import pytest
 
-from jrl.plan.case import make_case
-from jrl.plan.collectives import axes_of, collectives, groups_of
-from jrl.plan.estimate import held_bytes
-from jrl.plan.shapes import lower
+from jrl.device.sharding import GATHERED, make_mesh
 from jrl.resolve import load_config
-from jrl.sharding import GATHERED, make_mesh
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.collectives import axes_of, collectives, groups_of
+from jrl.tools.plan.estimate import held_bytes
+from jrl.tools.plan.shapes import lower
 
 MESH = [("data", 1), ("fsdp", 4), ("tensor", 2)]
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jrl.models.adapters.lora import LoRA, adapted
 from jrl.models.contract import abstract, split, unstack_cache, whole
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.lora import LoRA, adapted
 from jrl.models.shape import Decoder
 from jrl.ops.logprobs import token_logprobs
-from jrl.plan import estimate, flops
+from jrl.tools.plan import estimate, flops
 
 # A layer: q 64x64, k and v 64x32 each, o 64x64, gate, up and down 64x128 each.
 LAYERS = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)
@@ -79,20 +79,25 @@ def test_ppo_takes_one_pass_more_a_minibatch(small):
 
 
 def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
-    shared = lambda row: small("Learner.prompts='shared'", f"Learner.row_length={row}", "Loop.samples=4")
+    shared = lambda row: small("Learner.prefix_sharing='in_row'", f"Learner.row_length={row}", "Loop.samples=4")
     # A trunk of 7 tokens, and branches of 25: 107 for a group of four, 57 for two of them.
     assert [flops.completions_in_a_row(shared(row)) for row in (32, 57, 107, 163, 164)] == [1, 2, 4, 5, 6]
     # Apart, of branches of 25 alone; the trunk's 7 columns are compared with from every row.
-    apart = small("Learner.prompts='apart'", "Learner.row_length=57", "Loop.samples=4")
+    apart = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=57", "Loop.samples=4")
     assert (flops.completions_in_a_row(apart), apart.shape.keys) == (2, 64)
-    longer = small("Learner.prompts='apart'", "Learner.row_length=200", "Loop.samples=4")
+    longer = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=200", "Loop.samples=4")
     assert flops.completions_in_a_row(longer) == 4  # of one group
 
 
 def test_the_longest_batch_with_prompts_apart_by_hand(small):
     # Rows of 25 hold one branch and none beside a trunk of 7: 5 a group of four. In micro-batches of 5 rows that is one
     # a group, which is less than the shape has room for.
-    case = small("Learner.prompts='apart'", "Learner.row_length=25", "Learner.micro_batch_tokens=125", "Loop.samples=4")
+    case = small(
+        "Learner.prefix_sharing='cross_row'",
+        "Learner.row_length=25",
+        "Learner.micro_batch_tokens=125",
+        "Loop.samples=4",
+    )
     groups = case.sequences // 4
     assert (case.rows, case.micro_batches) == (5, groups) and case.shape.micro_batches > groups
     assert flops.read_positions(case) == groups * 5 * 25
@@ -203,7 +208,7 @@ def test_a_mixture_of_experts_by_hand(small):
 def test_an_mlp_beside_experts_by_hand(beside, more, small):
     # A layer as above, with an MLP of 3 x 64 x 128; what gates it is 64 x 1. Under remat all of it is computed again.
     layers = 2 * (12288 + 64 * 4 + 2 * 3 * 64 * 32 + 3 * 64 * 128 + more)
-    own = [*MOE, f"Experts.beside='{beside}'"]
+    own = [*MOE, f"Experts.shared_expert='{beside}'"]
     case = small(*own)
     assert flops.layer_weights(case.spec, case.cfg.experts) == layers
     assert flops.update(small(*own, "Decoder.remat='layer'")).weights == 2 * 256 * (4 * layers + 4 * HEAD)
@@ -262,7 +267,7 @@ def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_c
     bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
         "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat")]  # fmt: skip
     case = small(*bindings, *MOE[:1], "Experts.count=3", "Experts.per_token=2", "Experts.width=512",
-                 f"Experts.beside={beside!r}",
+                 f"Experts.shared_expert={beside!r}",
                  "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
                  "Loop.prompts=2")  # fmt: skip
     assert case.cfg == cfg and case.shape.micro_batches * case.shape.rows == rows

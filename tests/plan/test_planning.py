@@ -7,11 +7,11 @@ import json
 import pytest
 
 from jrl import cli
-from jrl.plan import budget, compiled, libtpu, planning
-from jrl.plan.case import make_case
-from jrl.plan.chips import GIB
-from jrl.plan.compiled import Compiled
 from jrl.resolve import load_config
+from jrl.tools.plan import budget, compiled, libtpu, planning
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.chips import GIB
+from jrl.tools.plan.compiled import Compiled
 
 
 @pytest.fixture

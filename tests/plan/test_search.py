@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from jrl import cli
-from jrl.plan import assigned, budget, compiled, every, libtpu, planning, search
-from jrl.plan.case import before_rl, make_case, vocab_size_of, with_known_shape
-from jrl.plan.cheaper import applied
-from jrl.plan.chips import CHIPS, parse_topology
-from jrl.plan.compiled import Compiled
 from jrl.resolve import load_config
+from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search
+from jrl.tools.plan.case import before_rl, make_case, vocab_size_of, with_known_shape
+from jrl.tools.plan.cheaper import applied
+from jrl.tools.plan.chips import CHIPS, parse_topology
+from jrl.tools.plan.compiled import Compiled
 
 GIB = 2**30
 
@@ -82,7 +82,8 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
 
 def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():
     # Rows of 25 tokens, of which the configuration's own micro-batch holds one: no mesh is given up for that.
-    bindings = ["Learner.prompts='apart'", "Learner.row_length=25", "Learner.micro_batch_tokens=25", "Loop.samples=4",
+    bindings = ["Learner.prefix_sharing='cross_row'", "Learner.row_length=25", "Learner.micro_batch_tokens=25",
+                "Loop.samples=4",
                 "Loop.prompts=4", "Data.prompt_length=8", "Sampler.completion_length=24"]  # fmt: skip
     config, parts = load_config("configs/tiny.gin", bindings)
     tried = list(search.layouts(config, parts, parse_topology("v5e:1x1")))

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from jrl.plan.start import refuse_overflow
 from jrl.resolve import load_config
+from jrl.tools.plan.start import refuse_overflow
 
 
 def devices(limit, count=1, platform="tpu"):

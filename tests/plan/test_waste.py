@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jrl import sampler
+from jrl.device.sharding import make_mesh
 from jrl.models import decoder
 from jrl.models.contract import Cache
-from jrl.plan import budget, waste
-from jrl.plan.case import make_case
-from jrl.plan.collectives import collectives
-from jrl.plan.shapes import lower
 from jrl.resolve import load_config
-from jrl.sharding import make_mesh
+from jrl.rollout import sampler
+from jrl.tools.plan import budget, waste
+from jrl.tools.plan.case import make_case
+from jrl.tools.plan.collectives import collectives
+from jrl.tools.plan.shapes import lower
 
 BINDINGS = ["MeshShape.fsdp=2", "MeshShape.tensor=2", "Loop.prompts=2", "Loop.samples=2", "Decoder.width=16",
             "Sampler.layers='scanned'", "Decoder.vocab_size=320", "Learner.logprob_chunk=16"]  # fmt: skip
@@ -41,9 +41,9 @@ def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
     assert waste.gathers_in_loop("sample", case, rows) == []
     usual = sampler._draw
 
-    def wasteful(keys, logits, law):
+    def wasteful(keys, logits, sampling_params):
         whole = jax.lax.all_gather(logits, "fsdp").sum() * 0
-        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * whole, law)
+        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * whole, sampling_params)
         return token, *rest
 
     monkeypatch.setattr(sampler, "_draw", wasteful)

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from jrl.report.display import open_display, sample_lines
-from jrl.report.text import duration, printable, sparkline
+from jrl.run.report.display import open_display, sample_lines
+from jrl.run.report.text import duration, printable, sparkline
 
 
 def rows(count: int, phase: str = "rl"):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jrl.report.manifest import compare, make_manifest, read_manifest, write_manifest
+from jrl.run.report.manifest import compare, make_manifest, read_manifest, write_manifest
 
 
 def manifest(**changes):

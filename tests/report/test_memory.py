@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jrl.report import memory
+from jrl.run.report import memory
 
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 MEGABYTE = 1 << 20

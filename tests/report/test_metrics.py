@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.report import Log
-from jrl.report.metrics import FAILURES_IN_A_ROW, Sink, open_metrics, read_metrics, row_line
+from jrl.run.report import Log
+from jrl.run.report.metrics import FAILURES_IN_A_ROW, Sink, open_metrics, read_metrics, row_line
 
 
 def test_a_row_is_one_json_object_with_step_first_and_keys_sorted():

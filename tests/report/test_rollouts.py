@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jrl.report.rollouts import LOCK, count_rollouts, open_rollouts, read_rollouts
+from jrl.run.report.rollouts import LOCK, count_rollouts, open_rollouts, read_rollouts
 
 
 def step_of(number: int, rows: int = 4, width: int = 6):
@@ -175,7 +175,7 @@ CHILD = textwrap.dedent("""
     import sys
     sys.path.insert(0, sys.argv[2])
     from tests.report.test_rollouts import fill
-    from jrl.report.rollouts import open_rollouts
+    from jrl.run.report.rollouts import open_rollouts
     store = open_rollouts(sys.argv[1], rows=0)
     for number in range(1, 10_000):
         fill(store, number)

@@ -5,9 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from jrl.report.metrics import open_metrics
-from jrl.report.sinks import open_sinks
-from jrl.report.tensorboard import numbers
+from jrl.run.report.metrics import open_metrics
+from jrl.run.report.sinks import open_sinks
+from jrl.run.report.tensorboard import numbers
 
 
 def scalars(folder):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from jrl.report.summary import write_summary
+from jrl.run.report.summary import write_summary
 
 INTERVAL = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 500}
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from jrl.example import ROLES, Message
-from jrl.tokenizers import TOKENIZERS
-from jrl.tokenizers.bytes import Bytes, build
+from jrl.tasks.example import ROLES, Message
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.bytes import Bytes, build
 
 
 def test_ids_are_the_bytes_of_utf8():

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from jrl.tokenizers.incremental import Decoder
+from jrl.tasks.tokenizers.incremental import Decoder
 
 BYTES = [bytes([i]) for i in range(256)]
 

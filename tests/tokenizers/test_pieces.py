@@ -5,8 +5,8 @@ import io
 import pytest
 import sentencepiece
 
-from jrl import tokenizers
-from jrl.tokenizers.pieces import SentencePiece, build, train
+from jrl.tasks import tokenizers
+from jrl.tasks.tokenizers.pieces import SentencePiece, build, train
 
 TEXTS = [f"What is {a} plus {b}?\nIt is {a + b}." for a in range(20) for b in range(20)]
 

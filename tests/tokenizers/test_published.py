@@ -8,9 +8,9 @@ import random
 import published_forms as forms
 import pytest
 
-from jrl import tokenizers
-from jrl.example import Message
-from jrl.tokenizers.published import HuggingFace, build, fit_to_embedding, rewrites, rewritten
+from jrl.tasks import tokenizers
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers.published import HuggingFace, build, fit_to_embedding, rewrites, rewritten
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")

@@ -5,9 +5,17 @@ import time
 
 import pytest
 
-from jrl.example import Message
-from jrl.tokenizers import template
-from jrl.tokenizers.template import ChatTemplate, Guard, TemplateError, free_mark, plain_messages, renamed, without_mark
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers import chat_template
+from jrl.tasks.tokenizers.chat_template import (
+    ChatTemplate,
+    Guard,
+    TemplateError,
+    free_mark,
+    plain_messages,
+    renamed,
+    without_mark,
+)
 
 pytest.importorskip("jinja2")
 
@@ -16,7 +24,7 @@ ASKED = [{"role": "user", "content": "q"}]
 
 @pytest.fixture(scope="module")
 def renderer():
-    made = template.Renderer()
+    made = chat_template.Renderer()
     yield made
     made.close()
 
@@ -77,12 +85,12 @@ def test_a_hostile_template_is_refused_and_the_next_one_renders(renderer, name):
         with pytest.raises(TemplateError, match="the chat template"):
             render(renderer, HOSTILE[name])
     # 2 seconds of processor time end it; where a machine is so busy that it does not get them, the clock does.
-    assert time.monotonic() - start < template.WALL_SECONDS + 30
+    assert time.monotonic() - start < chat_template.WALL_SECONDS + 30
     assert render(renderer, "{{ messages[0].content }}") == "q"
 
 
 def test_a_renderer_that_is_closed_leaves_no_process():
-    made = template.Renderer()
+    made = chat_template.Renderer()
     assert made.render("x", {}, "2026-11-20") == "x"
     process = made._process
     made.close()

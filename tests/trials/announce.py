@@ -3,7 +3,10 @@
 import functools
 import sys
 
-from jrl import cli, lattice, records, scoring
+from jrl import cli
+from jrl.device import program_cache
+from jrl.rollout import scoring
+from jrl.run import records
 
 
 def announced(function, name):
@@ -18,13 +21,13 @@ def announced(function, name):
 if __name__ == "__main__":
     records.save = announced(records.save, "save")
     scoring.Scorer.collect = announced(scoring.Scorer.collect, "scoring")
-    compile_one = lattice.Program._executable
+    compile_one = program_cache.Program._executable
 
     @functools.wraps(compile_one)
     def compiling(self, args):
-        if lattice._signature(args) not in self._compiled:
+        if program_cache._signature(args) not in self._compiled:
             print("NOW compile", file=sys.stderr, flush=True)
         return compile_one(self, args)
 
-    lattice.Program._executable = compiling
+    program_cache.Program._executable = compiling
     sys.exit(cli.main(sys.argv[1:]))

@@ -18,7 +18,7 @@ from pathlib import Path
 import published_forms as forms
 import pytest
 
-from jrl.tokenizers.published import HuggingFace, build
+from jrl.tasks.tokenizers.published import HuggingFace, build
 
 pytestmark = pytest.mark.slow
 transformers = pytest.importorskip("transformers")

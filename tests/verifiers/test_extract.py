@@ -1,6 +1,6 @@
 import pytest
 
-from jrl.verifiers.extract import extract_answer
+from jrl.tasks.verifiers.extract import extract_answer
 
 
 @pytest.mark.parametrize(

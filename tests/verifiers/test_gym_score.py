@@ -12,11 +12,11 @@ import pytest
 from reasoning_gym import factory
 from verifier_fakes import example
 
-from jrl.envs.reasoning_gym import plain
-from jrl.example import Example
-from jrl.verdict import Status
-from jrl.verifiers import reasoning_gym
-from jrl.verifiers.reasoning_gym import FENCED, ReasoningGymScore
+from jrl.tasks.envs.reasoning_gym import plain
+from jrl.tasks.example import Example
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import reasoning_gym
+from jrl.tasks.verifiers.reasoning_gym import FENCED, ReasoningGymScore
 
 DATASETS = sorted(set(factory.DATASETS) - {"composite"})
 NO_REFERENCE = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from verifier_fakes import example
 
-from jrl.verdict import Status, Verdict
-from jrl.verifiers import as_verifier
-from jrl.verifiers.judge import judge, to_verdict
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import as_verifier
+from jrl.tasks.verifiers.judge import judge, to_verdict
 
 
 @pytest.mark.parametrize(

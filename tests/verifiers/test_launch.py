@@ -12,11 +12,11 @@ import pytest
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 SCRIPT = """
 import sys
-import jrl.scoring
-from jrl.example import Example, Message
-from jrl.scoring import Scoring, open_scoring
-from jrl.verifiers import VERIFIERS
-from jrl.verifiers.exact import Exact
+import jrl.rollout.scoring
+from jrl.tasks.example import Example, Message
+from jrl.rollout.scoring import Scoring, open_scoring
+from jrl.tasks.verifiers import VERIFIERS
+from jrl.tasks.verifiers.exact import Exact
 
 {jax}
 example = Example("a", (Message("user", "2 + 2?"),), answer="4")
@@ -75,8 +75,8 @@ def reward(completion: str, example) -> float:
 linecache.cache["<cell 1>"] = (len(source), None, source.splitlines(True), "<cell 1>")
 space = {{"__name__": "__main__"}}
 exec(compile(source, "<cell 1>", "exec"), space)
-from jrl.verifiers.source import part_of
-from jrl.verifiers import VERIFIERS, as_verifier
+from jrl.tasks.verifiers.source import part_of
+from jrl.tasks.verifiers import VERIFIERS, as_verifier
 part = part_of({{"reward": space["reward"]}})
 verifier = as_verifier("reward", space["reward"])
 {script(jax=True)}
@@ -100,8 +100,8 @@ def test_the_workers_of_a_trainer_that_is_killed_die_with_it():
 
 def test_the_verifiers_and_the_scoring_import_no_jax():
     code = (
-        "import sys, jrl.scoring, jrl.verifiers.template, jrl.verifiers.pool\n"
-        "from jrl.verifiers import VERIFIERS\n"
+        "import sys, jrl.rollout.scoring, jrl.tasks.verifiers.fork_server, jrl.tasks.verifiers.pool\n"
+        "from jrl.tasks.verifiers import VERIFIERS\n"
         "[row.preload() for row in VERIFIERS.values() if row.preload]\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib', 'flax')])"
     )

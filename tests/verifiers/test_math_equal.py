@@ -3,9 +3,9 @@ r"""MathEqual on labelled pairs. Each label holds under the module's policy: exa
 import pytest
 from verifier_fakes import example
 
-from jrl.verdict import Status
-from jrl.verifiers import math_equal
-from jrl.verifiers.math_equal import MathEqual
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import math_equal
+from jrl.tasks.verifiers.math_equal import MathEqual
 
 EQUAL = [
     ("5", "5"), ("5", "5."), ("-5", "-5.0"), ("1,000", "1000"), ("1000", "1{,}000"), ("1000", "1e3"),

@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import pytest
 
-from jrl.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
+from jrl.tasks.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
 
 
 def test_a_number_is_read_exactly():

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from verifier_fakes import HOSTILE, example, row
 
-from jrl.verdict import Status
-from jrl.verifiers.pool import Item, Pool
-from jrl.verifiers.source import PartSource
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers.pool import Item, Pool
+from jrl.tasks.verifiers.source import PartSource
 
 HOSTILE_NAMES = {
     "good": Status.CORRECT,
@@ -128,7 +128,7 @@ def test_a_killed_template_is_replaced_with_its_workers(nothing_leaks):
 
 ORPHAN = """
 import os, socket, time
-from jrl.verifiers.template import become_worker
+from jrl.tasks.verifiers.fork_server import become_worker
 ours, theirs = socket.socketpair()
 template = os.fork()
 if template == 0:
@@ -255,7 +255,7 @@ def test_workers_hold_no_secret_and_no_jax(monkeypatch):
         "look.py",
         """
 import json, os, sys
-from jrl.verdict import Status, Verdict
+from jrl.tasks.verdict import Status, Verdict
 def look(completion, example):
     modules = [m for m in sys.modules if m.split(".")[0] in ("jax", "jaxlib", "flax", "optax", "grain", "tensorstore")]
     fds = [fd for fd in os.listdir("/proc/self/fd") if "socket" in os.path.realpath("/proc/self/fd/" + fd)]

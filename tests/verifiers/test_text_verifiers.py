@@ -3,13 +3,13 @@
 import pytest
 from verifier_fakes import example
 
-from jrl.verdict import Status
-from jrl.verifiers import exact, length, numeric, regex, tags
-from jrl.verifiers.exact import Exact
-from jrl.verifiers.length import Length
-from jrl.verifiers.numeric import Numeric
-from jrl.verifiers.regex import Regex
-from jrl.verifiers.tags import FormatTags
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import exact, length, numeric, regex, tags
+from jrl.tasks.verifiers.exact import Exact
+from jrl.tasks.verifiers.length import Length
+from jrl.tasks.verifiers.numeric import Numeric
+from jrl.tasks.verifiers.regex import Regex
+from jrl.tasks.verifiers.tags import FormatTags
 
 
 @pytest.mark.parametrize(

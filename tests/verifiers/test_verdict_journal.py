@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from jrl.verdict import Status, Verdict
-from jrl.verifiers import Row
-from jrl.verifiers.journal import Journal, journal_key
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers.journal import Journal, journal_key
 
 LATE = (Verdict(Status.CPU_LIMIT, None, "2.0 s of CPU time"), Verdict(Status.CORRECT, 1.0))
 ROWS = [Row("Exact", {"weight": 1.0})]

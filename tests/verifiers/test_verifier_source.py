@@ -9,10 +9,10 @@ from fractions import Fraction
 import pytest
 from verifier_fakes import example
 
-from jrl.verdict import Status, Verdict
-from jrl.verifiers import as_verifier
-from jrl.verifiers.judge import judge
-from jrl.verifiers.source import PartSource, load_part, part_of
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import as_verifier
+from jrl.tasks.verifiers.judge import judge
+from jrl.tasks.verifiers.source import PartSource, load_part, part_of
 
 LIMIT = 3
 WORDS = {"four": 4, "five": 5}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jrl.example import Example, Message
-from jrl.verifiers import Row
-from jrl.verifiers.source import PartSource
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers.source import PartSource
 
 
 def example(answer: str | None = "4", **fields) -> Example:

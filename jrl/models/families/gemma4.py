@@ -62,7 +62,7 @@ def _read_experts(keys: Keys) -> Experts | None:
             keys.take(name, None)  # says nothing then
         return None
     count, per_token, width = map(keys.count, EXPERT_KEYS)
-    return Experts(count=count, per_token=per_token, width=width, reads="stream", scaled=True, beside="normed")
+    return Experts(count=count, per_token=per_token, width=width, reads="stream", scaled=True, shared_expert="normed")
 
 
 def _count(keys: Keys, name: str, default: int) -> int:

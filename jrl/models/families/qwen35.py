@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jrl.models.attention.linear import Linear
 from jrl.models.families.contract import Family, Keys, Pick, Place, Wrapped
 from jrl.models.families.llama import HEAD_NORMS, OUT_IN, PLACES, ROPE, SHAPE, VECTOR, read_shape, write_shape
 from jrl.models.families.rope import layer_flags, read_rope
-from jrl.models.linear import Linear
 from jrl.models.shape import Decoder
 
 GRIDS = ("mrope_section", "mrope_interleaved")  # of rope: which pairs turn by a picture's rows; text has none

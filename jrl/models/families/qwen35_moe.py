@@ -23,7 +23,7 @@ def read(keys: Keys) -> Decoder:
         count=keys.count("num_experts"),
         per_token=keys.count("num_experts_per_tok", 8),
         width=keys.count("moe_intermediate_size"),
-        beside="gated",
+        shared_expert="gated",
     )
     return Decoder(**qwen35.read_mixers(keys, shape), experts=experts)
 

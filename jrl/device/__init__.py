@@ -1,0 +1,1 @@
+"""Devices: the mesh and its logical axes, the cache of compiled programs, host memory."""

@@ -1,0 +1,148 @@
+"""The declared set of compiled programs of a run.
+
+Every program is called through the lattice, which compiles it for each combination of shapes it meets. What is known
+to be needed is compiled ahead, from shapes, while the calling thread goes on. Once the lattice is sealed, a call that
+would compile is an error that names the program and the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from jrl.device.host_memory import HOST, memory_kind
+
+# Kind of device -> what its compiler is told. On CPUs LLVM's first level takes an eighth less time in all, and what it
+# makes is as fast: products are a library's, and sums and exponentials are vectors there too.
+COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
+
+
+class CompileAfterFreeze(RuntimeError):
+    """A program was called with shapes it was not compiled for, after the lattice was sealed."""
+
+
+class Program:
+    """One jitted function and its executables, one for each signature. Arguments are positional arrays and trees."""
+
+    def __init__(self, name: str, fn: Callable, program_cache: ProgramCache, jit_options: dict[str, Any]) -> None:
+        self.name = name
+        self._jitted = jax.jit(fn, **jit_options)
+        self._lattice = program_cache
+        self._compiled: dict[tuple, Any] = {}
+        self._begun: dict[tuple, Future] = {}  # what is being compiled, and has not been called yet
+
+    def __call__(self, *args: Any) -> Any:
+        return self._executable(args)(*args)
+
+    def shape(self, *args: Any) -> Any:
+        """Returns shape, dtype and sharding of the result, of arguments of which only those are given."""
+        mesh = jax.sharding.get_mesh()
+
+        def place(x: Any) -> jax.ShapeDtypeStruct:
+            kind = HOST if x.memory_space == jax.memory.Space.Host else None  # jax.eval_shape forgets it
+            return jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec, memory_kind=kind)
+            )
+
+        return jax.tree.map(place, self._jitted.trace(*args).out_avals)
+
+    def compile(self, *args: Any) -> Any:
+        """Begins to compile for such arguments, and returns what `shape` does. The first call waits for the end."""
+        signature = _signature(args)
+        if not self._knows(signature):
+            self._refuse_sealed(args, signature)
+            # Tracing and lowering hold the interpreter anyway; the compiler does not.
+            self._begun[signature] = self._lattice.compiler.submit(self._jitted.lower(*args).compile)
+        return self.shape(*args)
+
+    def _executable(self, args: tuple) -> Any:
+        signature = _signature(args)
+        if not self._knows(signature):
+            self._refuse_sealed(args, signature)
+            self._lattice.announce(f"compiling {self.name}")
+            self._compiled[signature] = self._jitted.lower(*args).compile()
+        elif signature in self._begun:
+            if not self._begun[signature].done():
+                self._lattice.announce(f"compiling {self.name}")
+            self._compiled[signature] = self._begun.pop(signature).result()
+        return self._compiled[signature]
+
+    def _knows(self, signature: tuple) -> bool:
+        return signature in self._compiled or signature in self._begun
+
+    def _refuse_sealed(self, args: tuple, signature: tuple) -> None:
+        if self._lattice.frozen:
+            raise CompileAfterFreeze(self._explain(args, signature))
+
+    def _explain(self, args: tuple, signature: tuple) -> str:
+        said = f"program {self.name!r} would compile after the lattice was sealed"
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
+        for structure, known in reversed([*self._compiled, *self._begun]):
+            if structure == signature[0]:
+                changed = [
+                    f"argument {path} was {_show(old)}, is {_show(new)}"
+                    for path, old, new in zip(paths, known, signature[1])
+                    if old != new
+                ]
+                return f"{said}: " + "; ".join(changed[:5])
+        return f"{said}: it was never compiled for arguments of this structure"
+
+
+class ProgramCache:
+    """The programs of a run."""
+
+    def __init__(self, announce: Callable[[str], None] = lambda what: None, platform: str | None = None) -> None:
+        self.programs: dict[str, Program] = {}
+        self.frozen = False
+        self.announce = announce  # told what the caller is about to wait for
+        self.options = COMPILER_OPTIONS.get(platform, {})
+        self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")
+
+    def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
+        """Returns `fn` as a program of the lattice. Statics are bound before."""
+        self.programs[name] = Program(name, fn, self, {"compiler_options": self.options, **jit_options})
+        return self.programs[name]
+
+    def freeze(self) -> None:
+        """From here on a compilation is an error."""
+        self.frozen = True
+
+    def check(self) -> None:
+        """Raises what the compiler has failed with so far, of programs that nobody has called yet."""
+        for program in self.programs.values():
+            for begun in program._begun.values():
+                if begun.done():
+                    begun.result()
+
+    def close(self) -> None:
+        """Begins no compilation any more, and waits for those under way."""
+        self.compiler.shutdown(wait=False, cancel_futures=True)
+        if any(begun.running() for program in self.programs.values() for begun in program._begun.values()):
+            self.announce("waiting for the compiler, which cannot be interrupted")
+        self.compiler.shutdown()
+
+    def size(self) -> int:
+        """Returns the number of executables, those being compiled among them."""
+        return sum(len(program._compiled) + len(program._begun) for program in self.programs.values())
+
+
+def _signature(args: tuple) -> tuple:
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple(_describe(leaf) for leaf in leaves)
+
+
+def _describe(leaf: Any) -> tuple:
+    spec = tuple(getattr(getattr(leaf, "sharding", None), "spec", ()))
+    while spec and spec[-1] is None:  # P('data') and P('data', None) are one layout
+        spec = spec[:-1]
+    return tuple(leaf.shape), str(leaf.dtype), spec, memory_kind(leaf)
+
+
+def _show(described: tuple) -> str:
+    shape, dtype, spec, kind = described
+    said = f"{dtype}{list(shape)}" + (f" cut over {spec}" if spec else "")
+    return said if kind is None else f"{said} in {kind}"

@@ -1,0 +1,1 @@
+"""Low-rank adapters, quantized frozen weights, and the matrices they apply to."""

@@ -1,0 +1,160 @@
+"""Frozen matrices in 8 or 4 bits: kept so under adapters, and made whole a layer at a time, where they multiply.
+
+    W = scale * level      int8: level -128..127; int4: -8..7; nf4: NF4[0..15], quantiles of a normal
+
+int8 has a scale for each output, 4 bits have one for each GROUP consecutive inputs of an output. qwix finds scales, by
+the largest absolute value, and nearest levels. In the tree a matrix is {kind: values, "scale": float32}, stacked as it
+was; of 4 bits two lie in a uint8, input 2i in the lower half of byte i and 2i + 1 in the upper. Embedding, head, norms,
+biases and routers stay as they are.
+
+Source: QLoRA, 2305.14314, section 3; NF4 is its appendix E.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrl.device.sharding import GATHERED, TRAIN, gather, spec
+from jrl.models.adapters.matrices import MATRICES
+from jrl.models.contract import Names, ParamSpec
+from jrl.types import Array, PyTree
+
+KINDS = ("int8", "int4", "nf4")
+GROUP = 64
+NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+       -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+       0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)  # fmt: skip
+
+
+def in_few_bits(found: PyTree, kind: str) -> PyTree:
+    """Returns a decoder's spec with the matrices of its layers as `kind`."""
+    layers = {name: _spec(name, leaf, kind) if name in MATRICES else leaf for name, leaf in found["layers"].items()}
+    return {**found, "layers": layers}
+
+
+def is_quantised(leaf: Any) -> bool:
+    return isinstance(leaf, dict)
+
+
+def check_bytes(found: PyTree, mesh: Any) -> None:
+    """Raises ValueError where a matrix of a spec, its inputs two in a byte, does not divide over the mesh."""
+    for name, leaf in found["layers"].items():
+        for values in leaf.values() if is_quantised(leaf) else ():
+            for size, axis in zip(values.shape, values.axes):
+                shards = 1 if axis is None or TRAIN[axis] is None else mesh.shape[TRAIN[axis]]
+                if size % shards:
+                    raise ValueError(
+                        f"LoRA.base puts two inputs of {name!r} in a byte, and {size} bytes do not divide over "
+                        f"MeshShape.{TRAIN[axis]} = {shards}; 'int8' does"
+                    )
+
+
+def quantise(weight: Array, name: str, kind: str, names: Names) -> dict[str, Array]:
+    """Returns the stacked matrix of that name as {kind: values, "scale"}. What is made on the way is of a layer's size.
+
+    Args:
+      names: logical axes of the matrix, whose layout for training the result has.
+
+    Raises: ImportError without qwix.
+    """
+    try:
+        import qwix  # takes seconds, which only this is worth
+    except (ImportError, AttributeError) as error:  # flax 0.12.8 has no NNX beside jax 0.11 or newer
+        raise ImportError(
+            f"LoRA.base = {kind!r} needs the package qwix, and a flax whose NNX works with this JAX; "
+            "pip install 'jrl-jax[quant]' brings it"
+        ) from error
+
+    found = _spec(name, ParamSpec(weight.shape, weight.dtype, names, None), kind)
+    sharing = [size // scales for size, scales in zip(weight.shape[1:], found["scale"].shape[1:])]  # a scale, by axis
+    how = {"channelwise_axes": [axis for axis, size in enumerate(sharing) if size == 1],
+           "tiled_axes": {axis: size for axis, size in enumerate(sharing) if size > 1}}  # fmt: skip
+
+    def layer(w: Array) -> dict[str, Array]:
+        done = qwix.quantize(w.astype(jnp.float32), kind, **how)
+        values = done.qvalue if kind == "int8" else packed(done.qvalue, MATRICES[name][-1])
+        return {kind: values, "scale": done.scale}
+
+    places = {key: spec(leaf.axes, TRAIN) for key, leaf in found.items()}
+    return _anyhow(lambda weight: jax.lax.map(layer, weight), places, weight)
+
+
+def gathered(weights: PyTree, name: str, x: Array, *names: str | None) -> Array:
+    """Returns a layer's matrix in the dtype of x, which it is for, and gathered over fsdp; in few bits until then."""
+    leaf = weights[name]
+    if not is_quantised(leaf):
+        return gather(leaf.astype(x.dtype), *names)
+    laid = lambda key, part: _scale_axes(name, part.shape, names) if key == "scale" else names
+    # Not before there is x: else a compiler makes all layers whole ahead of a loop over tokens.
+    leaf, _ = jax.lax.optimization_barrier((leaf, jax.lax.stop_gradient(x)))
+    here = {key: gather(part, *laid(key, part)) for key, part in leaf.items()}
+    return whole(here, name, x.dtype, spec(names, GATHERED))
+
+
+def whole(leaf: Array | dict[str, Array], name: str, dtype: Any, place: Any) -> Array:
+    """Returns a layer's matrix of that name in `dtype`; one in few bits laid out as `place`, a PartitionSpec."""
+    return _anyhow(lambda leaf: _whole(leaf, name, dtype), place, leaf) if is_quantised(leaf) else leaf.astype(dtype)
+
+
+def _whole(leaf: dict[str, Array], name: str, dtype: Any) -> Array:
+    axis, scale = MATRICES[name][-1], leaf["scale"]
+    if "int8" in leaf:
+        levels = leaf["int8"]
+    elif "int4" in leaf:
+        levels = jax.lax.bitcast_convert_type(unpacked(leaf["int4"], axis) ^ 8, jnp.int8) - 8
+    else:
+        values = unpacked(leaf["nf4"], axis).astype(jnp.int32)
+        levels = jax.lax.select_n(values, *[jnp.full(values.shape, level, scale.dtype) for level in NF4])
+    every = jnp.repeat(scale, levels.shape[axis] // scale.shape[axis], axis)
+    return (levels.astype(scale.dtype) * every).astype(dtype)
+
+
+def packed(values: Array, axis: int) -> Array:
+    """Returns values of 4 bits, int4 or uint4, two in a uint8: those of 2i and 2i + 1 along `axis` in that of i."""
+    halves = values.astype(jnp.int8).astype(jnp.uint8) & 15
+    lower, upper = (jax.lax.slice_in_dim(halves, start, None, 2, axis) for start in (0, 1))
+    return lower | upper << 4
+
+
+def unpacked(values: Array, axis: int) -> Array:
+    """Returns uint8 of 0..15 from two in a uint8; the inverse of `packed`."""
+    shape = list(values.shape)
+    shape[axis] *= 2
+    return jnp.stack([values & 15, values >> 4], axis + 1).reshape(shape)
+
+
+def _spec(name: str, leaf: ParamSpec, kind: str) -> dict[str, ParamSpec]:
+    shape, scales, inputs = list(leaf.shape), list(leaf.shape), [1 + axis for axis in MATRICES[name]]
+    if kind == "int8":
+        for axis in inputs:
+            scales[axis] = 1
+    else:
+        last = inputs[-1]
+        if shape[last] % 2:
+            raise ValueError(f"LoRA.base = {kind!r} puts two inputs in a byte, and {name!r} has {shape[last]}")
+        scales[last] //= math.gcd(shape[last], GROUP)
+        shape[last] //= 2
+    dtypes, names = ("int8" if kind == "int8" else "uint8", "float32"), _scale_axes(name, scales[1:], leaf.axes[1:])
+    return {
+        kind: ParamSpec(tuple(shape), jnp.dtype(dtypes[0]), leaf.axes, None),
+        "scale": ParamSpec(tuple(scales), jnp.dtype(dtypes[1]), ("layers", *names), None),
+    }
+
+
+def _scale_axes(name: str, sizes: Sequence[int], names: Sequence[str | None]) -> Names:
+    """Returns the logical axes of a layer's scales: cut as the matrix is, but for inputs that share one."""
+    last = MATRICES[name][-1]
+    return tuple(None if size == 1 or i == last else own for i, (size, own) in enumerate(zip(sizes, names)))
+
+
+def _anyhow(fn: Callable[[Any], Any], out: Any, arg: Any) -> Any:
+    """Returns fn(arg), laid out as `out`, PartitionSpecs: inside, the compiler chooses, as groups may cross shards."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return fn(arg)
+    return jax.sharding.auto_axes(fn, axes=mesh.explicit_axes, out_sharding=out)(arg)

@@ -1,0 +1,139 @@
+"""Attention of one new token a row over a cache that lies in blocks of columns: a block that no row looks at is not
+read, so a step costs what is filled and not what was allocated.
+
+A block contributes the highest of its scores, the sum of their exponentials and the values so weighted; contributions
+are added left to right, each scaled to the highest score so far (Milakov and Gimelshein 2018, 1805.02867). What a row
+does not see adds exact zeros: its result does not depend on how far the rows beside it have come.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.device.sharding import reshape
+from jrl.types import Array
+
+# Columns of the first block, and of the second; each further one is as wide as all before it. A CPU adds up products
+# in lines of at most 64 twice as fast as in longer ones.
+FIRST = 64
+
+
+class Sums(NamedTuple):
+    """What some columns contribute, before it is divided. B rows, J key heads, G query heads of each."""
+
+    top: Array  # [B, J, G], the highest score
+    weight: Array  # [B, J, G], sum of exp(score - top)
+    value: Array  # [B, J, G, K], sum of exp(score - top) v
+
+
+def edges(columns: int) -> tuple[int, ...]:
+    """Returns where each block of `columns` columns ends: 64, 128, 256, 512 and so on, the last cut off."""
+    found = [FIRST]
+    while found[-1] < columns:
+        found.append(2 * found[-1])
+    return (*found[:-1], columns)
+
+
+def attend_cached(
+    q: Array,
+    k: tuple[Array, ...],
+    v: tuple[Array, ...],
+    layer: Array | None,
+    mask: Array,
+    *,
+    turned: bool = False,
+    scale: float | None = None,
+    cap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    """Returns what `attention.attend` does of one query a row, [B, 1, H, K], to rounding.
+
+    Args:
+      q: [B, 1, H, K].
+      k, v: blocks [B, J, m, K] of M columns in all, where J divides H; or [layers, B, J, m, K], of which `layer` is
+        meant: cut out where it is read, or a block that is not needed would be copied all the same.
+      turned: keys lie [B, J, K, m]. A CPU adds up the entries of many columns at once then, and not of one.
+      mask: [B, 1, M] bool. Every query must be allowed at least one position.
+      scale, cap, sinks: as in `attend`.
+    """
+    batch, _, heads, head_dim = q.shape
+    kv_heads = v[0].shape[-3]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    scale = head_dim**-0.5 if scale is None else scale
+    grouped = (batch, kv_heads, heads // kv_heads, head_dim)
+    q = reshape(q, grouped, "batch", "kv_heads", None, None).astype(wide)
+    # A CPU packs all keys anew for a product with a few queries; sums are three times as fast. One query it multiplies
+    # as it is.
+    on_cpu = (_scores, _values) if heads == kv_heads else (_scores_by_sums, _values_by_sums)
+    scores_of = _scores
+    if turned:
+        on_cpu, scores_of = (_turned_scores_by_sums, _values_by_sums), _turned_scores
+
+    def sums(q: Array, k: Array, v: Array, mask: Array) -> Sums:
+        k, v = (x if layer is None else jax.lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in (k, v))
+        allowed = mask[:, None, None]
+        scores = jax.lax.platform_dependent(q, k.astype(wide), cpu=on_cpu[0], default=scores_of) * scale
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        scores = jnp.where(allowed, scores, jnp.finfo(wide).min)
+        top = scores.max(axis=-1)
+        weights = jnp.where(allowed, jnp.exp(scores - top[..., None]), 0)
+        value = jax.lax.platform_dependent(weights, v.astype(wide), cpu=on_cpu[1], default=_values)
+        return Sums(top, weights.sum(axis=-1), value)
+
+    def add(found: Sums, *block: Array) -> Sums:
+        new = sums(*block)
+        top = jnp.maximum(found.top, new.top)
+        old_share, new_share = jnp.exp(found.top - top), jnp.exp(new.top - top)
+        return Sums(
+            top,
+            found.weight * old_share + new.weight * new_share,
+            found.value * old_share[..., None] + new.value * new_share[..., None],
+        )
+
+    found, start = None, 0
+    for k_block, v_block in zip(k, v, strict=True):
+        seen = mask[:, 0, start : start + v_block.shape[-2]]
+        start += v_block.shape[-2]
+        block = (q, k_block, v_block, seen)
+        found = sums(*block) if found is None else jax.lax.cond(seen.any(), add, lambda found, *_: found, found, *block)
+    if sinks is not None:  # one more score, which adds its weight and no value
+        sink = reshape(sinks.astype(wide), grouped[1:3], "kv_heads", None)[None]
+        found = _add_sink(found, sink)
+    out = (found.value / found.weight[..., None]).astype(v[0].dtype)
+    return reshape(out, (batch, 1, heads, head_dim), "batch", None, "heads", None)
+
+
+def _add_sink(found: Sums, sink: Array) -> Sums:
+    """Returns the sums with a score more, [1, J, G], that has no value."""
+    top = jnp.maximum(found.top, sink)
+    share = jnp.exp(found.top - top)
+    return Sums(top, found.weight * share + jnp.exp(sink - top), found.value * share[..., None])
+
+
+def _scores(q: Array, k: Array) -> Array:
+    return jnp.einsum("bjgk,bjmk->bjgm", q, k)
+
+
+def _turned_scores(q: Array, k: Array) -> Array:
+    return jnp.einsum("bjgk,bjkm->bjgm", q, k)
+
+
+def _turned_scores_by_sums(q: Array, k: Array) -> Array:
+    return (q[..., None] * k[:, :, None]).sum(axis=3)
+
+
+def _values(weights: Array, v: Array) -> Array:
+    return jnp.einsum("bjgm,bjmk->bjgk", weights, v)
+
+
+def _scores_by_sums(q: Array, k: Array) -> Array:
+    return (q[:, :, :, None] * k[:, :, None]).sum(axis=-1)
+
+
+def _values_by_sums(weights: Array, v: Array) -> Array:
+    # Apart from what comes next: fused into the product that follows it would be computed again for each column.
+    return jax.lax.optimization_barrier((weights[..., None] * v[:, :, None]).sum(axis=3))

@@ -1,0 +1,54 @@
+"""Attention by cuDNN's fused kernel on GPUs, which keeps no scores, by way of JAX. The reference is `attention.attend`.
+Lowered for GPUs and compared as XLA computes the same call so far; no GPU has run it.
+
+Source: jax.nn.dot_product_attention; the running softmax is that of FlashAttention (2205.14135).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+
+from jrl.device.sharding import per_shard
+from jrl.models.attention.reference import fill_up
+from jrl.types import Array
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    *,
+    scale: float | None = None,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Array:
+    """Returns what `attention.attend` does, to rounding, [B, L, H, K].
+
+    Args:
+      q: [B, L, H, K] bfloat16, K a multiple of 8 and at most 128, from Hopper on 256. k, v: [B, J, M, K], where J
+        divides H.
+      mask: [B, L, M] bool. Every query must be allowed at least one position.
+      scale: as in the reference.
+      implementation: 'xla' computes the same, in any dtype and on any device. For tests.
+
+    Raises: RuntimeError where there is no cuDNN; NotImplementedError for heads of another size.
+    """
+
+    def own(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array]:
+        length = q.shape[1]
+        q, k, v = _even(q, 1), _even(k.swapaxes(1, 2), 1), _even(v.swapaxes(1, 2), 1)
+        mask = _even(_even(mask, 1), 2)[:, None]
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, implementation=implementation)
+        return (out[:, :length],)
+
+    rows, keys = ("batch", None, "heads", None), ("batch", "kv_heads", None, None)
+    # A kernel does not say over which axes of the mesh its result varies.
+    return per_shard(own, (q, k, v, mask), (rows, keys, keys, ("batch", None, None)), (rows,), checked=False)[0]
+
+
+def _even(x: Array, axis: int) -> Array:
+    """Returns `x` with an even length along `axis`, which the gradient with a mask needs. What is added no token sees,
+    and what it sees is dropped."""
+    return fill_up(x, axis, x.shape[axis] + x.shape[axis] % 2)

@@ -1,0 +1,168 @@
+"""Attention of one new token a row over a cache in one block, by a Pallas kernel of our own for TPUs: of every row it
+fetches the columns that the row's token sees, a block at a time and all heads at once, and no others. The reference is
+`cached_attention.attend_cached`. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+
+Source: the running softmax is that of Milakov and Gimelshein 2018 (1805.02867), as in FlashAttention (2205.14135).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jrl.device.sharding import per_shard
+from jrl.models.attention.kernels import cache_block
+from jrl.models.attention.reference import fill_up
+from jrl.types import Array
+
+LEAST = float(jnp.finfo(jnp.float32).min)  # of a score that does not count
+NO_COLUMN = -(2**30)  # of another head's keys
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    layer: Array | None,
+    first: Array,
+    last: Array,
+    *,
+    scale: float | None = None,
+    cap: float | None = None,
+    sinks: Array | None = None,
+    interpret: bool = False,
+) -> Array:
+    """Returns what `attend_cached` does where a row sees the columns from `first` to `last`, to rounding, [B, 1, H, K].
+
+    Args:
+      q: [B, 1, H, K] bfloat16 or float32.
+      k, v: [B, J, M, F] as q, where J divides H, `kernels.LANES` M, and F is K, or K filled up with zeros to a multiple
+        of it; or [layers, B, J, M, F], read where they lie, of which `layer`, [] int32, is meant. On a device J should
+        be 1, 2, 4 or a multiple of 8, or XLA moves the whole cache before it is read.
+      first, last: [B] int32, 0 <= first <= last < M.
+      scale, cap, sinks: as in the reference.
+      interpret: the kernel's operations are done by XLA, on any device. For tests.
+    """
+    if layer is None:
+        k, v, layer = jnp.expand_dims(k, 0), jnp.expand_dims(v, 0), jnp.int32(0)
+    if sinks is None:
+        sinks = jnp.full(q.shape[2], LEAST, jnp.float32)  # has a weight of exactly 0 beside any score
+    cache = (None, "batch", "kv_heads", None, None)
+    query, row = ("batch", None, "heads", None), ("batch",)
+    head_dim = q.shape[3]
+    wide = fill_up(q, -1, k.shape[-1])
+    own = functools.partial(_own_share, scale=head_dim**-0.5 if scale is None else scale, cap=cap, interpret=interpret)
+    # A kernel does not say over which axes of the mesh its result varies.
+    return per_shard(
+        own, (layer, first, last, wide, k, v, sinks), ((), row, row, query, cache, cache, ("heads",)), (query,),
+        checked=False,
+    )[0][..., :head_dim]  # fmt: skip
+
+
+def _own_share(
+    layer: Array, first: Array, last: Array, q: Array, k: Array, v: Array, sinks: Array, *,
+    scale: float, cap: float | None, interpret: bool,
+) -> tuple[Array]:  # fmt: skip
+    """Returns attention of the rows and heads of one device."""
+    (batch, _, heads, head_dim), (kv_heads, columns) = q.shape, k.shape[2:4]
+    block = cache_block(columns, kv_heads * head_dim * k.dtype.itemsize)
+    entries = block * kv_heads
+    # A token's heads side by side, as XLA lays a cache out into which tokens are written: nothing is moved.
+    k, v = (x.swapaxes(2, 3).reshape(*x.shape[:2], columns * kv_heads, head_dim) for x in (k, v))
+    entry, head = np.arange(entries), np.arange(heads)[:, None] // (heads // kv_heads)
+    column = np.where(entry % kv_heads == head, entry // kv_heads, NO_COLUMN).astype(np.int32)
+
+    def place(row: Array, step: Array, layer: Any, first: Any, last: Any) -> tuple[Any, ...]:
+        """Where the block of a row's `step` is. Past the row's last it stays there, and nothing is fetched."""
+        at = jnp.minimum(jax.lax.div(first[row], block) + step, jax.lax.div(last[row], block))
+        return layer[0], row, at, 0
+
+    of_row = pl.BlockSpec((None, heads, head_dim), lambda row, step, *_: (row, 0, 0))
+    of_cache = pl.BlockSpec((None, None, entries, head_dim), place)
+    same = lambda shape: pl.BlockSpec(shape, lambda row, step, *_: (0, 0))
+    most = (last // block - first // block).max() + 1
+    run = pl.pallas_call(
+        functools.partial(_step, block=block, scale=scale, cap=cap),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(batch, most),
+            in_specs=[of_row, of_cache, of_cache, same((heads, 1)), same((heads, entries))],
+            out_specs=of_row,
+            scratch_shapes=[pltpu.VMEM((heads, size), jnp.float32) for size in (1, 1, head_dim)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((batch, heads, head_dim), q.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        interpret=interpret,
+        name="ragged_attention",
+    )
+    out = run(layer[None], first, last, q[:, 0], k, v, sinks.astype(jnp.float32)[:, None], column)
+    return (out[:, None],)
+
+
+def _step(
+    layer: Any, first: Any, last: Any, q: Any, k: Any, v: Any, sinks: Any, column: Any, out: Any, top: Any, weight: Any,
+    value: Any, *, block: int, scale: float, cap: float | None,
+) -> None:  # fmt: skip
+    """Adds one block of columns to what a row has of those before it: the highest score, the sum of exp(score - top)
+    and of the values so weighted.
+
+    Every query is multiplied with the keys of all heads, m J of them, and does not see those of others: the matrix unit
+    has to take up all keys anyhow, and has room to spare for a few queries.
+
+    References: q, out [H, K]; k, v [m J, K]; column [H, m J] int32; sinks, top, weight [H, 1], value [H, K] float32.
+    """
+    row, step = pl.program_id(0), pl.program_id(1)
+    low, high = first[row], last[row]
+    at, end = jax.lax.div(low, block) + step, jax.lax.div(high, block)
+
+    @pl.when(step == 0)
+    def begin() -> None:  # with the sink, a score that has no value
+        top[...] = sinks[...]
+        weight[...] = jnp.ones_like(weight)
+        value[...] = jnp.zeros_like(value)
+
+    @pl.when(at <= end)
+    def add() -> None:
+        scores = _product(q[...], k[...], 1) * scale
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        seen_at = at * block + column[...]
+        seen = (seen_at >= low) & (seen_at <= high)
+        scores = jnp.where(seen, scores, LEAST)
+        highest = jnp.maximum(top[...], scores.max(axis=1, keepdims=True))
+        share = jnp.exp(top[...] - highest)
+        weights = jnp.where(seen, jnp.exp(scores - highest), 0.0)
+        top[...] = highest
+        weight[...] = weight[...] * share + weights.sum(axis=1, keepdims=True)
+        value[...] = value[...] * share + _weighted(weights, v[...])
+
+    @pl.when(at == end)
+    def finish() -> None:
+        out[...] = (value[...] / weight[...]).astype(out.dtype)
+
+
+def _weighted(weights: Array, v: Array) -> Array:
+    """Returns values [n, K] by float32 weights [H, n], [H, K] float32. Over bfloat16 values a weight is two such
+    numbers, which hold 16 of its bits: in one, the matrix unit would round it to 8."""
+    if v.dtype == jnp.float32:
+        return _product(weights, v, 0)
+    bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
+    upper = jax.lax.bitcast_convert_type(bits & jnp.int32(-(2**16)), jnp.float32)  # rounded towards 0, exactly
+    both = jnp.concatenate([upper, weights - upper]).astype(v.dtype)
+    out = _product(both, v, 0)
+    return out[: len(weights)] + out[len(weights) :]
+
+
+def _product(x: Array, y: Array, dimension: int) -> Array:
+    """Returns x [H, n] by y along the latter's `dimension`, summed into float32: of bfloat16 in one pass, which is
+    exact and all that the kernel's compiler takes, of float32 in as many as it needs. A run asks for "highest"."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(
+        x, y, (((1,), (dimension,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )

@@ -1,0 +1,176 @@
+"""What every model promises, as checks that raise AssertionError: for our decoder and for a user's own.
+
+Each takes the functions of a model and a configuration whose vocabulary is filled in.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.models.contract import Model, abstract, has_state, unstack_cache
+from jrl.types import Array, PyTree
+
+ROWS, LENGTH = 3, 10
+
+
+def parameters_are_those_of_the_spec(model: Model, cfg: Any) -> None:
+    """Fresh parameters have the names, shapes and dtypes that the spec says, and every one is finite."""
+    params = _params(model, cfg)
+    due = jax.tree.map(lambda s: (s.shape, jnp.dtype(s.dtype)), abstract(model.spec(cfg)))
+    found = jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    _true(found == due, f"the spec says {due}, and fresh parameters are {found}")
+    _true(all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params)), "a fresh parameter is not finite")
+
+
+def logits_are_wide(model: Model, cfg: Any) -> None:
+    """Logits are [B, L, vocabulary], float32 or wider."""
+    logits = _logits(model, cfg, *_batch(cfg))
+    _true(logits.shape == (ROWS, LENGTH, cfg.vocab_size), f"logits are {logits.shape}")
+    _true(jnp.promote_types(logits.dtype, jnp.float32) == logits.dtype, f"logits are {logits.dtype}")
+
+
+def a_token_does_not_see_later_ones(model: Model, cfg: Any) -> None:
+    """Other tokens after a position do not change its logits; other tokens before it do."""
+    tokens, positions = _batch(cfg)
+    logits = _logits(model, cfg, tokens, positions)
+    later = _logits(model, cfg, np.where(positions > 4, (tokens + 1) % cfg.vocab_size, tokens), positions)
+    _close(later[:, :5], logits[:, :5], logits, "a token depends on a later one")
+    before = _logits(model, cfg, np.where(positions < 4, (tokens + 1) % cfg.vocab_size, tokens), positions)
+    _true(bool(np.abs(before[:, 5:] - logits[:, 5:]).max() > 1e-4), "a token does not depend on those before it")
+
+
+def packed_sequences_see_only_themselves(model: Model, cfg: Any) -> None:
+    """Two sequences in one row give the logits that each gives alone."""
+    tokens, positions = _batch(cfg)
+    packed = np.concatenate([tokens[0, :6], tokens[1, :4]])[None]
+    places = np.concatenate([positions[0, :6], positions[1, :4]])[None]
+    segment = np.array([[0] * 6 + [1] * 4], np.int32)
+    found, alone = _logits(model, cfg, packed, places, segment)[0], _logits(model, cfg, tokens, positions)
+    _close(found[:6], alone[0, :6], alone, "the first of two packed sequences differs from itself alone")
+    _close(found[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
+
+
+def branches_see_their_trunk_and_themselves(model: Model, cfg: Any) -> None:
+    """A trunk and two branches in one row give the logits of the trunk with each branch alone: what
+    Learner.prefix_sharing='in_row' packs."""
+    tokens, positions = _batch(cfg)
+    apart = tokens.copy()
+    apart[1, :4] = apart[0, :4]
+    row, places = (np.concatenate([x[0, :7], x[1, 4:7]])[None] for x in (apart, positions))
+    segment = np.stack([[0] * 4 + [1] * 3 + [2] * 3, [0] * 10], axis=-1)[None].astype(np.int32)
+    found, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, apart, positions)
+    _close(found[:7], alone[0, :7], alone, "a trunk and its first branch differ from the two alone")
+    _close(found[7:], alone[1, 4:7], alone, "a second branch differs from itself after the trunk alone")
+
+
+def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
+    """Four tokens at once and then one at a time give the logits of all at once, with stacked layers and without."""
+    tokens, positions = _batch(cfg)
+    expected = _logits(model, cfg, tokens, positions)
+    for stacked in (True, False):
+        params = _params(model, cfg)
+        cache = model.init_cache(cfg, ROWS, LENGTH)
+        if not stacked:
+            params = model.unstack(params, cfg)
+            cache = unstack_cache(cache)
+        step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
+        found = []
+        for start, stop in [(0, 4), *((t, t + 1) for t in range(4, LENGTH))]:
+            logits, cache = step(params, tokens[:, start:stop], positions[:, start:stop], None, cache)
+            found.append(logits)
+        how = "stacked" if stacked else "unstacked"
+        _close(jnp.concatenate(found, 1), expected, expected, f"prefill and decode differ from one pass ({how})")
+
+
+def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) -> None:
+    """Prompts of several lengths, filled up to six columns, then the last token of each again and those after it give
+    the logits of one pass: how the sampler begins."""
+    tokens, positions = _batch(cfg)
+    length, columns = np.array([[6], [3], [1]], np.int32), positions[:, :6]
+    filled = np.where(columns < length, tokens[:, :6], (tokens[:, :6] + 1) % cfg.vocab_size)
+    params, cache = _params(model, cfg), model.init_cache(cfg, ROWS, LENGTH)
+    step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
+    later = (columns >= length - 1).astype(np.int32) if has_state(cache) else None
+    _, cache = step(params, filled, columns, later, cache)
+    again = length - 1 + np.arange(4, dtype=np.int32)[None]
+    found = []
+    for at in np.split(again, 4, axis=1):
+        logits, cache = step(params, np.take_along_axis(tokens, at, 1), at, None, cache)
+        found.append(logits)
+    every = _logits(model, cfg, tokens, positions)
+    expected = np.take_along_axis(every, again[..., None], 1)
+    said = "what a prompt is filled up with, or its last token given again, changes what follows"
+    _close(jnp.concatenate(found, 1), expected, every, said)
+
+
+def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
+    """The gradient of the logits with respect to the parameters is finite, and not 0."""
+    tokens, positions = _batch(cfg)
+
+    def total(params: PyTree) -> Array:
+        hidden, _ = model.forward(params, tokens, positions, None, cfg)
+        return jax.nn.log_softmax(model.unembed(params, hidden, cfg))[..., 0].sum()
+
+    leaves = jax.tree.leaves(jax.jit(jax.grad(total))(_params(model, cfg)))
+    _true(all(bool(jnp.isfinite(x).all()) for x in leaves), "a gradient is not finite")
+    _true(any(bool(jnp.abs(x).max() > 0) for x in leaves), "no gradient reaches any parameter")
+
+
+PROMISES: dict[str, Callable[[Model, Any], None]] = {
+    fn.__name__: fn
+    for fn in (
+        parameters_are_those_of_the_spec,
+        logits_are_wide,
+        a_token_does_not_see_later_ones,
+        packed_sequences_see_only_themselves,
+        branches_see_their_trunk_and_themselves,
+        prefill_and_decode_equal_one_full_forward,
+        a_prompt_filled_up_with_padding_is_the_prompt_alone,
+        gradients_are_finite_and_reach_something,
+    )
+}
+
+
+@functools.lru_cache(maxsize=8)
+def _params(model: Model, cfg: Any) -> PyTree:
+    return jax.jit(lambda key: model.init(key, cfg, lambda names: None))(jax.random.key(0))
+
+
+def _batch(cfg: Any) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.random.default_rng(0).integers(0, cfg.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+    return tokens, np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "cfg"))
+def _all(params: PyTree, tokens: Array, positions: Array, segment: Array | None, *, model: Model, cfg: Any) -> Array:
+    hidden, _ = model.forward(params, tokens, positions, segment, cfg)
+    return model.unembed(params, hidden, cfg)
+
+
+def _logits(model: Model, cfg: Any, tokens: Any, positions: Any, segment: Any = None) -> np.ndarray:
+    return np.asarray(_all(_params(model, cfg), tokens, positions, segment, model=model, cfg=cfg))
+
+
+def _step(
+    params: PyTree, tokens: Array, positions: Array, segment: Array | None, cache: PyTree, *, model: Model, cfg: Any
+) -> tuple[Array, PyTree]:
+    hidden, cache = model.forward(params, tokens, positions, segment, cfg, cache)
+    return model.unembed(params, hidden, cfg), cache
+
+
+def _true(holds: bool, said: str) -> None:
+    if not holds:
+        raise AssertionError(said)
+
+
+def _close(found: Any, expected: Any, logits: Any, said: str) -> None:
+    """Within 2e-6 of the largest logit, or of 1, and what bfloat16 rounds where the model computes in it."""
+    bound = (2e-6 if logits.dtype != jnp.bfloat16 else 1e-2) * max(1, np.abs(logits).max())
+    worst = np.abs(np.asarray(found) - np.asarray(expected)).max()
+    _true(bool(worst <= bound), f"{said}: by {worst:.1e}, where {bound:.1e} is rounding")

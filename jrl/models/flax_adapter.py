@@ -1,0 +1,210 @@
+"""Bring your own: a Flax module, Linen or NNX, as the model of a run. docs/bring-your-own.md has an example of each.
+
+    MODELS = {"Mine": from_linen(Mine, Network)}        in a file of parts; then Config.model = @Mine()
+
+`Mine` is a frozen dataclass, the shape of the model. The module has two methods, and may have two more:
+
+    __call__(tokens [B, L] int32, positions [B, L] int32, mask [B, L, L] bool) -> hidden [B, L, D]
+    unembed(hidden [B, L, D]) -> logits [B, L, V]
+    init_cache(batch, length) -> tree of arrays [batch, ...]: what is kept of `length` tokens a row
+    decode(tokens [B, L], positions [B, L], cache) -> (hidden [B, L, D], cache)
+
+Several sequences lie in a row: mask[b, i, j] says that token i sees token j, and positions count from 0 in each. The L
+tokens of `decode` follow those in the cache, at columns that are their positions. Without `decode` every new token
+computes its whole row again, which is right, and slow by a factor of the length.
+
+A module names no axes, so it lies whole on every device; the batch is cut over MeshShape.data and fsdp.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, traverse_util
+
+from jrl.device.sharding import ACTIVATIONS, constrain, spec
+from jrl.models.contract import ADAPTER, VALUE, CustomModel, Model, Names, ParamSpec, axes
+from jrl.models.decoder import visible
+from jrl.types import Array, PyTree
+
+try:
+    from flax import nnx
+except (ImportError, AttributeError):  # flax 0.12.8 beside jax 0.11 or newer
+    nnx = None
+
+Flat = dict[str, Array]  # a module's parameters: "block.0.kernel" -> array
+
+
+def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomModel:
+    """Returns a row of MODELS of a Linen module, whose methods share what `setup` made.
+
+    Args:
+      config: a frozen dataclass with vocab_size, dtype, param_dtype and whatever else `module` reads.
+      module: (an instance of it) -> the module.
+    """
+
+    def draw(key: Array, cfg: Any) -> Flat:
+        every = lambda self, *example: self.unembed(self(*example))
+        found = dict(linen.meta.unbox(module(cfg).init(key, *_example(), method=every)))
+        params = found.pop("params", {})
+        _refuse_state(config, found)
+        return traverse_util.flatten_dict(params, sep=".")
+
+    def call(flat: Flat, cfg: Any, method: str, *args: Any) -> Any:
+        return module(cfg).apply({"params": traverse_util.unflatten_dict(flat, sep=".")}, *args, method=method)
+
+    return CustomModel(config, _model(draw, call, module))
+
+
+def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
+    """Returns a row of MODELS of an NNX module. Of its state, what is an nnx.Param is learned; there may be no other.
+
+    Args:
+      config: a frozen dataclass with vocab_size, dtype, param_dtype and whatever else `module` reads.
+      module: (an instance of it, nnx.Rngs) -> the module.
+
+    Raises: ImportError where this flax has no NNX for this JAX.
+    """
+    if nnx is None:
+        raise ImportError(
+            f"flax.nnx does not load beside JAX {jax.__version__}: flax 0.12.8 goes with jax 0.10, and flax 0.12.12 "
+            "with jax 0.11.1 or newer"
+        )
+
+    # Without values: what needs no parameters can be asked of it.
+    instance = functools.lru_cache(lambda cfg: nnx.eval_shape(lambda: module(cfg, nnx.Rngs(0))))
+
+    @functools.lru_cache
+    def abstract(cfg: Any) -> tuple[Any, dict[str, tuple[tuple, Any]]]:
+        graph, params, rest = nnx.split(instance(cfg), nnx.Param, ...)
+        _refuse_state(config, dict(nnx.to_flat_state(rest)))
+        return graph, {_dotted(path): (path, variable) for path, variable in nnx.to_flat_state(params)}
+
+    def draw(key: Array, cfg: Any) -> Flat:
+        abstract(cfg)
+        params = nnx.state(module(cfg, nnx.Rngs(key)), nnx.Param)
+        return {_dotted(path): variable[...] for path, variable in nnx.to_flat_state(params)}
+
+    def call(flat: Flat, cfg: Any, method: str, *args: Any) -> Any:
+        graph, variables = abstract(cfg)
+        state = nnx.from_flat_state([(path, v.replace(flat[name])) for name, (path, v) in variables.items()])
+        return getattr(nnx.merge(graph, state), method)(*args)
+
+    return CustomModel(config, _model(draw, call, instance))
+
+
+def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callable[[Any], Any]) -> Model:
+    """Returns the functions of a model.
+
+    Args:
+      draw: (key, cfg) -> fresh parameters. call: (parameters, cfg, method, *arguments) -> what the method returns.
+      instance: cfg -> the module, for what needs no parameters.
+    """
+
+    @functools.lru_cache
+    def own_spec(cfg: Any) -> dict[str, ParamSpec]:
+        drawn = jax.eval_shape(lambda key: draw(key, cfg), jax.eval_shape(jax.random.key, 0))
+        dtype = jnp.dtype(cfg.param_dtype)
+        if taken := {ADAPTER, VALUE} & drawn.keys():
+            raise ValueError(f"{type(cfg).__name__}: a parameter of the module is called {taken.pop()!r}, which is "
+                             "jrl's own entry of a parameter tree; give it another name")  # fmt: skip
+        return {name: ParamSpec(x.shape, dtype, (None,) * len(x.shape), math.nan) for name, x in drawn.items()}
+
+    def init(key: Array, cfg: Any, place: Callable[[Names], Any] = lambda names: None) -> Flat:
+        drawn, placed = draw(key, cfg), {}
+        for name, leaf in own_spec(cfg).items():
+            value, where = drawn[name].astype(leaf.dtype), place(leaf.axes)
+            placed[name] = value if where is None else jax.sharding.reshard(value, where)
+        return placed
+
+    def own_cache(cfg: Any, batch: int, length: int) -> PyTree:
+        module = instance(cfg)
+        if hasattr(module, "init_cache"):
+            return module.init_cache(batch, length)
+        return jnp.zeros((batch, length), jnp.int32)  # the tokens themselves
+
+    def init_cache(cfg: Any, batch: int, length: int) -> PyTree:
+        return jax.tree.map(lambda x: constrain(x[None], None, *_rows(x)), own_cache(cfg, batch, length))
+
+    def decode(params: Flat, tokens: Array, positions: Array, cache: PyTree, cfg: Any) -> tuple[Array, PyTree]:
+        if hasattr(instance(cfg), "init_cache"):
+            return call(params, cfg, "decode", tokens, positions, cache)
+        put = lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, 0)
+        seen = jax.vmap(put)(cache, tokens, positions[:, 0])
+        columns = jnp.broadcast_to(jnp.arange(seen.shape[1], dtype=jnp.int32), seen.shape)
+        mask = jnp.broadcast_to(columns[:1, :, None] >= columns[:1, None, :], (*seen.shape, seen.shape[1]))
+        hidden = call(params, cfg, "__call__", seen, columns, mask)
+        return jnp.take_along_axis(hidden, positions[..., None], axis=1), seen
+
+    def forward(
+        params: Flat, tokens: Array, positions: Array, segment: Array | None, cfg: Any, cache: Any = None
+    ) -> tuple[Array, Any]:
+        if cache is None:
+            read = lambda params, *args: call(params, cfg, "__call__", *args)
+            return _plainly(read, params, tokens, positions, visible(positions, segment)), None
+        like = jax.eval_shape(lambda: own_cache(cfg, 1, 1))
+        leaves, outer = jax.tree.flatten(cache)  # where our decoder has layers there is one array, or a tuple of one
+        stacked = leaves[0].ndim > jax.tree.leaves(like)[0].ndim
+        inner = jax.tree.unflatten(jax.tree.structure(like), [x[0] for x in leaves] if stacked else leaves)
+        hidden, after = _plainly(functools.partial(decode, cfg=cfg), params, tokens, positions, inner)
+        after = [x[None] for x in jax.tree.leaves(after)] if stacked else jax.tree.leaves(after)
+        return hidden, jax.tree.unflatten(outer, after)
+
+    def routed(params: Flat, tokens: Array, positions: Array, segment: Array | None, cfg: Any) -> tuple[Array, None]:
+        return forward(params, tokens, positions, segment, cfg)[0], None
+
+    def unembed(params: Flat, hidden: Array, cfg: Any) -> Array:
+        logits = _plainly(lambda params, hidden: call(params, cfg, "unembed", hidden), params, hidden)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    return Model(
+        spec=own_spec,
+        init=init,
+        forward=forward,
+        routed=routed,
+        unembed=unembed,
+        init_cache=init_cache,
+        cut_cache=lambda cache, length, layout: cache,  # of whatever the module keeps
+        unstack=lambda params, cfg: params,
+        ready=lambda params, cfg: (params, axes(own_spec(cfg))),
+    )
+
+
+def _plainly(fn: Callable[..., Any], params: Flat, *args: Any) -> Any:
+    """Returns fn(params, *args), arrays [batch, ...]: what is inside may be written without a thought of meshes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return fn(params, *args)
+    bare = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        shapes = jax.eval_shape(fn, *jax.tree.map(bare, (params, *args)))
+    out = jax.tree.map(lambda x: spec(_rows(x), ACTIVATIONS), shapes)
+    return jax.sharding.auto_axes(fn, axes=mesh.explicit_axes, out_sharding=out)(params, *args)
+
+
+def _rows(x: Any) -> Names:
+    """Returns the logical axes of [batch, ...]."""
+    return "batch", *[None] * (x.ndim - 1)
+
+
+def _example() -> tuple[Array, Array, Array]:
+    """Returns the arguments of a first call: one row of two tokens."""
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    return tokens, jnp.arange(2, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, 2, 2), bool))
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+def _refuse_state(config: type, rest: Mapping[Any, Any]) -> None:
+    """Raises ValueError for what a module keeps beside its parameters: nothing would carry it from step to step."""
+    if rest:
+        names = ", ".join(name if isinstance(name, str) else _dotted(name) for name in rest)
+        raise ValueError(f"the module of {config.__name__} keeps state beside its parameters ({names}), which nothing "
+                         "carries from step to step: leave out batch statistics and dropout")  # fmt: skip

@@ -1,0 +1,1 @@
+"""Published weights in and out: safetensors folders, PEFT adapters, classifiers."""

@@ -1,0 +1,485 @@
+"""Published models: a folder with config.json and safetensors becomes a Decoder and its parameters, and back.
+
+Parameters come straight onto the mesh: a device's share of a leaf is filled from the ranges of the files that hold it,
+cast on the way, and the whole model is on no host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import paths
+from jrl.device.sharding import TRAIN, shardings
+from jrl.models import decoder
+from jrl.models.attention.kernels import Attention
+from jrl.models.contract import axes, is_spec
+from jrl.models.families import describe, family_of, labels_of, pad_of, say
+from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
+from jrl.models.heads import REWARD, Head, head_spec
+from jrl.models.leaves import layers_of
+from jrl.models.pretrained import adapters, peft
+from jrl.models.pretrained.adapters import part_of
+from jrl.models.pretrained.peft import Module
+from jrl.models.pretrained.tensors import DTYPES, Tensors, bits_of, open_tensors, write_tensors
+from jrl.models.remat import Remat
+from jrl.models.shape import Decoder
+from jrl.types import PyTree
+
+# What describes a tokenizer, or how answers are drawn; copied when a folder is exported from another.
+GENERATION = "generation_config.json"
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+              "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+              "chat_template.json")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """A policy that starts from published weights: a folder with config.json and safetensors."""
+
+    path: str  # the folder
+    adapter: str | None = None  # a PEFT adapter's folder, merged into the weights as they are read
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
+    remat: Remat = "none"  # what a layer keeps for the backward pass, as in Decoder
+    attention: Attention = "reference"  # as in Decoder
+    attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
+
+
+class Classifier(NamedTuple):
+    """What the config.json of a classifier says of it."""
+
+    family: Family  # with the head among the places
+    cfg: Decoder
+    labels: tuple[str, ...]
+    pad_id: int | None  # the labels are read at the last token that is not this one; None: at the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A leaf's share of one published tensor: which leaf, which part of it, where it lies in the tensor."""
+
+    path: tuple[str, ...]
+    at: tuple[int, ...]  # the part: (), (row,) where layers are stacked, (row, expert) where experts are apart too
+    place: Place
+    start: int  # along place.join
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One published tensor: its whole shape, and the leaves in it."""
+
+    shape: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Returns config.json of a folder. Raises ValueError where there is none, or no JSON object."""
+    path = paths.local(folder) / "config.json"
+    if not paths.exists(path):
+        raise ValueError(f"{folder} is no published model: it holds no config.json")
+    return paths.read_object(path)
+
+
+def decoder_of(published: Published) -> tuple[Family, Decoder]:
+    """Returns the family of a folder, and its decoder in the dtypes asked for. Reads config.json only.
+
+    Raises: ValueError for a folder that is no such model, or a classifier, which says no tokens.
+    """
+    if labels_of(read_config(published.path)) is not None:
+        raise ValueError(f"{published.path} is a classifier: it judges texts and says none. `jrl score` takes it, and "
+                         "Config.reward = @RewardModel()")  # fmt: skip
+    return _decoder_of(published)
+
+
+def classifier_of(published: Published) -> Classifier:
+    """Returns what the config.json of a folder says. Raises ValueError for one that is no such model."""
+    config, where = read_config(published.path), str(Path(published.path) / "config.json")
+    labels = labels_of(config, where)
+    if labels is None:
+        raise ValueError(f"{published.path} is no classifier: its architecture does not end in {CLASSIFIER}")
+    family, cfg = _decoder_of(published)
+    pad_id = pad_of(config, family, where)
+    # There is no head of tokens, tied or not.
+    cfg = dataclasses.replace(cfg, tied=True)
+    return Classifier(family._replace(places={**family.places, REWARD: SCORE}), cfg, labels, pad_id)
+
+
+def _decoder_of(published: Published) -> tuple[Family, Decoder]:
+    config, where = read_config(published.path), str(Path(published.path) / "config.json")
+    family = family_of(config, where)
+    try:
+        cfg = read(family, config, where)
+    except ValueError as error:
+        raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
+    return family, dataclasses.replace(
+        cfg,
+        dtype=published.dtype,
+        param_dtype=published.param_dtype,
+        remat=published.remat,
+        attention=published.attention,
+        attention_block=published.attention_block,
+    )
+
+
+def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str, Plan]:
+    """Returns published name -> plan of every tensor that `cfg` needs, or `spec` where it has further leaves."""
+    spec = decoder.spec(cfg) if spec is None else spec
+    order = {name: number for number, name in enumerate(family.places)}
+    # (numbers of the tensor, the leaf's place in the family's table), path, shape of the part, where the part is
+    leaves = [((), order[name], (name,), leaf.shape, ()) for name, leaf in spec.items() if is_spec(leaf)]
+    for name, leaf in spec["layers"].items():
+        each = range(cfg.experts.count) if family.places[name].each_expert else None
+        for row, layer in enumerate(layers_of(cfg, name)):
+            if each is None:
+                leaves.append(((layer,), order[name], ("layers", name), leaf.shape[1:], (row,)))
+            else:
+                leaves += [((layer, i), order[name], ("layers", name), leaf.shape[2:], (row, i)) for i in each]
+    found: dict[str, Plan] = {}
+    for numbers, _, path, shape, at in sorted(leaves):
+        place = family.places[path[-1]]
+        sizes = [_size(dims, shape) for dims in place.dims]
+        name, start = place.name.format(*numbers), 0
+        if name in found:
+            whole = found[name]
+            if place.join is not None:
+                start = whole.shape[place.join]
+                sizes[place.join] += start
+            found[name] = Plan(tuple(sizes), (*whole.slots, Slot(path, at, place, start)))
+        else:
+            found[name] = Plan(tuple(sizes), (Slot(path, at, place, 0),))
+    return found
+
+
+def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None = None) -> dict[str, str]:
+    """Returns name that is due -> name in the files, once every tensor is accounted for.
+
+    Raises: ValueError listing together what is missing, left over, of another shape, or of a type that is no float.
+    """
+    due = plans(family, cfg, spec)
+    names = renamed(due, tensors, family)
+    missing = sorted(name for name in due if names[name] not in tensors.shapes)
+    shapes = [
+        f"{name} is {list(tensors.shapes[names[name]])} and not {list(plan.shape)}"
+        for name, plan in due.items()
+        if names[name] in tensors.shapes and tensors.shapes[names[name]] != plan.shape
+    ]
+    used = set(names.values())
+    left = [name for name in sorted(tensors.shapes.keys() - used) if not is_ignored(family, name)]
+    head = family.places["head"].name
+    for copy in (head, f"language_model.{head}"):
+        if cfg.tied and copy in left:
+            _refuse_untied(tensors, names[family.places["embed"].name], copy)
+            left.remove(copy)
+    kinds = [f"{name} is {tensors.dtypes[name]}" for name in sorted(used & tensors.shapes.keys())
+             if tensors.dtypes[name] not in DTYPES]  # fmt: skip
+    lists = {"missing": missing, "left over": left, "of another shape": shapes, "no floating-point numbers": kinds}
+    if any(lists.values()):
+        said = "; ".join(f"{what} ({len(rows)}): {', '.join(rows[:12])}{' ...' if len(rows) > 12 else ''}"
+                         for what, rows in lists.items() if rows)  # fmt: skip
+        raise ValueError(f"the tensors in {tensors.folder} are not those of its config.json: {said}")
+    return names
+
+
+def is_ignored(family: Family, name: str) -> bool:
+    """Whether a tensor is one that nothing reads."""
+    ignored = (*family.ignored, *(family.wrapped.ignored if family.wrapped is not None else ()))
+    return any(re.fullmatch(pattern, name) for pattern in ignored)
+
+
+def as_stored(family: Family, tensors: Tensors) -> Family:
+    """Returns the family with its experts where the folder keeps them: a tensor for each, or one for a layer."""
+    ends = [place.name.removeprefix("model.") for place in family.regrouped.values()]
+    pattern = "|".join(re.escape(end).replace(r"\{\}", r"\d+") for end in ends)
+    read = [name for name in tensors.shapes if not is_ignored(family, name)]  # heads that guess on have experts too
+    if not ends or not any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in read):
+        return family
+    return family._replace(places={**family.places, **family.regrouped})
+
+
+def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[str, str]:
+    """Returns name that is due -> name in the files. A folder may leave out, or put before, the base model's prefix, or
+    have a larger model's in its place, for all of its tensors at once."""
+    prefix = next(iter(due)).split(".")[0] + "."
+    around = family.wrapped.prefixes if family.wrapped is not None else ()
+    # "model.language_model." begins with "model.", so the longest is looked for first.
+    for other in (*around, prefix):
+        if any(name.startswith(other) for name in tensors.shapes):
+            break
+    else:
+        other = ""
+    inside = {name: other + name.removeprefix(prefix) for name in due if name.startswith(prefix)}
+    head = {name: next((there for there in (name, f"language_model.{name}") if there in tensors.shapes), name)
+            for name in due.keys() - inside.keys()}  # fmt: skip
+    found = {**inside, **head}
+    return {name: found[name] for name in due}
+
+
+Where = tuple[str, Plan, Slot, Module | None]  # the tensor that holds a leaf's layer, and the adapter to it
+
+
+def adapter_to(due: Mapping[str, Plan], names: Mapping[str, str], folder: str | Path) -> dict[str, Module]:
+    """Returns published name -> adapter of a PEFT folder.
+
+    Args:
+      names: name that is due -> name in the model's files; an adapter may speak of either.
+
+    Raises: ValueError where it belongs to another model.
+    """
+    known = {name: name for name in due} | {there: name for name, there in names.items()}
+    read = {f"{name}.weight": module for name, module in peft.read(folder).items()}
+    if strange := sorted(read.keys() - known.keys()):
+        raise ValueError(f"the adapter in {folder} belongs to another model: it is also to {', '.join(strange[:4])}")
+    modules = {known[name]: module for name, module in read.items()}
+    for name, module in modules.items():
+        for slot in due[name].slots:
+            adapters.check(f"{name} in {folder}", module, slot.path[-1], slot.place, due[name].shape)
+    return modules
+
+
+def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None) -> PyTree:
+    """Returns the parameters of a published folder, sharded over `mesh` as training keeps them.
+
+    Args:
+      announce: told (bytes read, bytes that this host reads), as often as a percent is done.
+
+    Raises: ValueError for anything in the folder that is not as its config.json says.
+    """
+    family, cfg = decoder_of(published)
+    return _load(published, family, cfg, decoder.spec(cfg), mesh, announce)
+
+
+def load_classifier(
+    published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None
+) -> PyTree:
+    """Returns the parameters of a classifier's folder, its head as the entry REWARD, [1, D, labels]. As `load`."""
+    family, cfg, labels, _ = classifier_of(published)
+    spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
+    return _load(published, family, cfg, spec, mesh, announce)
+
+
+def _load(
+    published: Published,
+    family: Family,
+    cfg: Decoder,
+    spec: PyTree,
+    mesh: jax.sharding.Mesh,
+    announce: Callable[[int, int], None] | None,
+) -> PyTree:
+    with jax.set_mesh(mesh), open_tensors(published.path) as tensors:
+        family = as_stored(family, tensors)
+        names = account(family, cfg, tensors, spec)
+        due = plans(family, cfg, spec)
+        modules = {} if published.adapter is None else adapter_to(due, names, published.adapter)
+        slots: dict[tuple[str, ...], dict[tuple[int, ...], Where]] = {}
+        for name, plan in due.items():
+            for slot in plan.slots:
+                slots.setdefault(slot.path, {})[slot.at] = names[name], plan, slot, modules.get(name)
+        placed = shardings(axes(spec), mesh, TRAIN)
+        sizes = jax.tree.map(lambda leaf, sharding: _host_bytes(leaf, sharding), spec, placed, is_leaf=is_spec)
+        total, done = sum(jax.tree.leaves(sizes)), 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            before, done = done, done + size
+            if announce is not None and 100 * before // total < 100 * done // total:
+                announce(done, total)
+
+        def leaf(path: tuple, leaf_spec: Any, sharding: Any) -> jax.Array:
+            where = slots[tuple(key.key for key in path)]
+            dtype = np.dtype(leaf_spec.dtype)
+            return _placed(
+                leaf_spec.shape, sharding, lambda box: _block(tensors, where, leaf_spec.shape, box, dtype, count)
+            )
+
+        return jax.tree_util.tree_map_with_path(leaf, spec, placed, is_leaf=is_spec)
+
+
+def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[tuple[tuple[int, int], ...], list[Any]]:
+    """Returns each distinct share that this host has of an array -> its devices."""
+    devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        devices.setdefault(tuple(s.indices(size)[:2] for s, size in zip(index, shape)), []).append(device)
+    return devices
+
+
+def _host_bytes(leaf: Any, sharding: Any) -> int:
+    """Returns the bytes of a leaf that this host reads: each distinct share once."""
+    shares = [math.prod(b - a for a, b in box) for box in _boxes(leaf.shape, sharding)]
+    return sum(shares) * np.dtype(leaf.dtype).itemsize
+
+
+def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
+    """Returns a sharded array of which each distinct share is read once, and let go once it is on its devices."""
+    shares = []
+    for box, where in _boxes(shape, sharding).items():
+        data = block(tuple(slice(a, b) for a, b in box))
+        shares += [jax.device_put(data, device) for device in where]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shares)
+
+
+def _block(
+    tensors: Tensors,
+    where: dict[tuple[int, ...], Where],
+    shape: tuple[int, ...],
+    box: tuple[slice, ...],
+    dtype: np.dtype,
+    count: Callable[[int], None],
+) -> np.ndarray:
+    """Returns a box of a leaf, read from the tensors that hold it and changed as an adapter says. `count` is told the
+    bytes as they come."""
+    apart = len(next(iter(where)))
+    if apart == 0:
+        out = _read(tensors, *where[()], shape, box).astype(dtype, copy=False)
+        count(out.nbytes)
+        return out
+    out = np.empty([s.stop - s.start for s in box], dtype)
+    for row in np.ndindex(out.shape[:apart]):
+        at = tuple(s.start + i for s, i in zip(box, row))
+        data = _read(tensors, *where[at], shape[apart:], box[apart:]).astype(dtype, copy=False)
+        out.view(bits_of(dtype))[row] = data.view(bits_of(dtype))
+        count(data.nbytes)
+    return out
+
+
+def _read(
+    tensors: Tensors,
+    name: str,
+    plan: Plan,
+    slot: Slot,
+    module: Module | None,
+    shape: tuple[int, ...],
+    box: tuple[slice, ...],
+) -> np.ndarray:
+    """Returns a box of a layer's leaf with its adapter in it."""
+    published = lambda box: _read_published(tensors, name, plan, slot, shape, box)
+    if module is None:
+        return published(box)
+    return adapters.merged(published(box), module, slot.path[-1], slot.place, slot.start, shape, box, published)
+
+
+def _read_published(
+    tensors: Tensors, name: str, plan: Plan, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
+) -> np.ndarray:
+    """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows read are those that
+    the first of them asks for."""
+    ranges, fine, inner, order = [], [], [], []
+    for number, dims in enumerate(slot.place.dims):
+        sizes = [d.of if isinstance(d, Pick) else shape[d] for d in dims]
+        wanted = [slice(d.index, d.index + 1) if isinstance(d, Pick) else box[d] for d in dims]
+        stride = int(np.prod(sizes[1:], dtype=np.int64))
+        start = slot.start if slot.place.join == number else 0
+        ranges.append(slice(start + wanted[0].start * stride, start + wanted[0].stop * stride))
+        fine += [wanted[0].stop - wanted[0].start, *sizes[1:]]
+        inner += [slice(None), *wanted[1:]]
+        order += [None if isinstance(d, Pick) else d for d in dims]
+    data = tensors.read(name, tuple(ranges))
+    bits = data.view(bits_of(data.dtype)).reshape(fine)[tuple(inner)]
+    bits = bits.reshape([size for size, axis in zip(bits.shape, order) if axis is not None])
+    bits = bits.transpose(np.argsort([axis for axis in order if axis is not None]))
+    return np.ascontiguousarray(bits).view(data.dtype)
+
+
+def _size(dims: tuple[int | Pick, ...], shape: tuple[int, ...]) -> int:
+    return int(np.prod([d.of if isinstance(d, Pick) else shape[d] for d in dims], dtype=np.int64))
+
+
+def _refuse_untied(tensors: Tensors, embed: str, head: str) -> None:
+    """Raises ValueError where a head that config.json ties to the embedding is published with other values."""
+    shape = tensors.shapes[head]
+    if shape == tensors.shapes.get(embed):
+        rows = max(1, (64 << 20) // max(1, 4 * shape[1]))
+        boxes = [(slice(i, min(i + rows, shape[0])), slice(0, shape[1])) for i in range(0, shape[0], rows)]
+        if all(np.array_equal(tensors.read(embed, box), tensors.read(head, box)) for box in boxes):
+            return
+    raise ValueError(f"{tensors.folder} holds a {head} that differs from {embed}, but config.json ties them")
+
+
+def export(
+    params: PyTree,
+    cfg: Decoder,
+    folder: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    most_bytes: int,
+    family: Family | None = None,
+    companions: Mapping[str, bytes] | None = None,
+    ids: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Writes a folder that other tools load: config.json, generation_config.json, safetensors. Returns the file names.
+
+    Args:
+      params: stacked, sharded in any way. Fetched a tensor at a time.
+      dtype: of the tensors.
+      most_bytes: of one file of tensors.
+      family: None: the first whose form `cfg` has.
+      companions: name -> contents of further files, such as a tokenizer's.
+      ids: those of IDS that are known, where generation_config.json among the companions does not say them.
+
+    Raises: ValueError where the folder is not empty, or for an option of the decoder that no family has.
+    """
+    if family is None:
+        family, config = describe(cfg)
+    else:
+        config, problem = say(family, cfg)
+        if problem is not None:
+            raise ValueError(f"{family.model_type} has no {', '.join(problem)}")
+    folder = paths.local(folder)
+    if paths.exists(folder) and paths.list_dir(folder):
+        raise ValueError(f"{folder} is there and not empty; name a new folder with --to")
+    companions = dict(companions or {})
+    told = json.loads(companions.get(GENERATION, b"{}"))
+    # Said even where nothing is known: a reader's own default may be an id that the embedding does not have.
+    known = {name: told[name] if told.get(name) is not None else (ids or {}).get(name) for name in IDS}
+    config = {**config, **known, "torch_dtype": dtype}
+    new = {name: value for name, value in known.items() if value is not None and told.get(name) is None}
+    if new or GENERATION not in companions:
+        companions[GENERATION] = json.dumps({**told, **new}, indent=2).encode() + b"\n"
+    paths.make_dir(folder)
+    written = write_tensors(folder, published_tensors(params, cfg, family, dtype), most_bytes)
+    for name, data in companions.items():
+        paths.write_bytes_atomic(folder / name, data)
+    paths.write_bytes_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
+    return sorted([*written, *companions, "config.json"])
+
+
+def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields every published tensor of `params` in `dtype`, one at a time on the host."""
+    dtype = jnp.dtype(dtype)
+    for name, plan in plans(family, cfg).items():
+        out = np.empty(plan.shape, dtype)
+        for slot in plan.slots:
+            leaf = params
+            for key in slot.path:
+                leaf = leaf[key]
+            leaf = np.asarray(jax.device_get(part_of(leaf, slot.at)))
+            fine, inner, order = [], [], []
+            ranges = []
+            for number, dims in enumerate(slot.place.dims):
+                size = _size(dims, leaf.shape)
+                start = slot.start if slot.place.join == number else 0
+                ranges.append(slice(start, start + size) if slot.place.join == number else slice(None))
+                fine += [d.of if isinstance(d, Pick) else leaf.shape[d] for d in dims]
+                inner += [d.index if isinstance(d, Pick) else slice(None) for d in dims]
+                order += [d for d in dims if not isinstance(d, Pick)]
+            view = out[tuple(ranges)]
+            box = view.reshape(fine)
+            box[tuple(inner)] = leaf.transpose(order).astype(dtype)
+            out[tuple(ranges)] = box.reshape(view.shape)
+        yield name, out
+
+
+def companions_of(folder: str | Path) -> dict[str, bytes]:
+    """Returns name -> contents of the files of COMPANIONS that a published folder holds."""
+    folder = paths.local(folder)
+    return {name: paths.read_bytes(folder / name) for name in COMPANIONS if paths.exists(folder / name)}

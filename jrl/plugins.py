@@ -1,0 +1,128 @@
+"""A user's own parts: files or objects that add rows to the tables for one run, without touching the package.
+
+A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS.
+From Python, `parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) ->
+float, which become verifiers under their own name and reach the verifier workers by their source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl.algos.contract import Algorithm
+from jrl.experiment import TABLES, Tables
+from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
+from jrl.tasks.envs.contract import Environment
+from jrl.tasks.tokenizers.contract import Tokenizer
+from jrl.tasks.verifiers import Verifier, as_verifier
+from jrl.tasks.verifiers.source import PartSource, load_module, part_of
+
+NAMES = {"algos": "ALGOS", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
+         "models": "MODELS"}  # fmt: skip
+ROWS = {"algos": Algorithm, "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer,
+        "models": CustomModel}  # fmt: skip
+
+Part = str | Path | Callable[..., Any] | Mapping[str, Mapping[str, Any]]
+
+
+class PartError(ValueError):
+    """A part that cannot be used; the message says which and what would be valid."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The tables of a run, and what of them is the user's."""
+
+    tables: Tables
+    sources: tuple[PartSource, ...]  # of parts with verifiers, for the worker processes
+    texts: tuple[PartSource, ...]  # of every part that has a source, in their order: kept in the run's folder
+    hashes: dict[str, str]  # part -> sha256 of its source, for the manifest
+    added: dict[str, tuple[str, ...]]  # table -> names that parts added
+
+
+def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
+    """Returns the tables extended by `parts`. Raises PartError for a part that is no part or a name that is taken."""
+    merged = {table: dict(rows) for table, rows in tables.items()}
+    added: dict[str, list[str]] = {table: [] for table in merged}
+    sources, texts, hashes = [], [], {}
+    for place, part in enumerate(parts):
+        name, defined, source = _read(part, place)
+        for table, rows in defined.items():
+            for row_name, row in rows.items():
+                if row_name in merged[table]:
+                    raise PartError(f"part {name}: {row_name!r} is already in {NAMES[table]}; give yours another name")
+                merged[table][row_name] = _row(table, row_name, row, name)
+                added[table].append(row_name)
+        if source is not None:
+            texts.append(source)
+            hashes[name] = hashlib.sha256(source.source.encode()).hexdigest()
+            if defined.get("verifiers"):
+                sources.append(source)
+    return Parts(merged, tuple(sources), tuple(texts), hashes, {table: tuple(names) for table, names in added.items()})
+
+
+def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], PartSource | None]:
+    if isinstance(part, str | Path):
+        path = Path(part)
+        if not path.is_file():
+            raise PartError(f"parts: there is no file {str(path)!r}; paths are relative to where jrl is started")
+        source = PartSource(str(path), path.read_text())
+        try:
+            module = load_module(source, place)
+        except Exception as error:
+            raise PartError(f"part {path}: {type(error).__name__}: {error}") from error
+        return str(path), _tables_in(vars(module), str(path)), source
+    if isinstance(part, Mapping):
+        return f"parts[{place}]", _tables_in(part, f"parts[{place}]", strict=True), None
+    if inspect.isfunction(part):
+        return part.__name__, {"verifiers": {part.__name__: part}}, _function_source(part)
+    raise PartError(
+        f"parts[{place}] is a {type(part).__name__}; a part is a path of a Python file, a function "
+        "(completion, example) -> float, or a dict {'ENVS': {...}}"
+    )
+
+
+def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> dict[str, Mapping[str, Any]]:
+    found = {table: names[name] for table, name in NAMES.items() if name in names}
+    unknown = [name for name in names if name not in NAMES.values()] if strict else []
+    if unknown or not found:
+        raise PartError(
+            f"part {where} defines none of {', '.join(NAMES.values())}" + (f": {unknown}" if unknown else "")
+        )
+    for table, rows in found.items():
+        if not isinstance(rows, Mapping):
+            raise PartError(f"part {where}: {NAMES[table]} is a {type(rows).__name__}; it must be a dict: name -> row")
+    if strict and "verifiers" in found:
+        raise PartError(
+            f"part {where}: verifiers run in other processes and travel as source; pass a function or a file"
+        )
+    return found
+
+
+def _row(table: str, name: str, row: Any, where: str) -> Any:
+    if table == "verifiers":
+        row = as_verifier(name, row)
+    if not isinstance(row, ROWS[table]):
+        raise PartError(
+            f"part {where}: {NAMES[table]}[{name!r}] is a {type(row).__name__}, not a {ROWS[table].__name__}"
+        )
+    if row.config.__name__ != name:
+        raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
+                        f"{row.config.__name__!r}: that is how gin text calls it")  # fmt: skip
+    if table == "models" and (
+        missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
+    ):
+        raise PartError(f"part {where}: the configuration of MODELS[{name!r}] has no {', '.join(sorted(missing))}")
+    return row
+
+
+def _function_source(function: Callable[..., Any]) -> PartSource:
+    try:
+        return part_of({function.__name__: function})
+    except ValueError as error:
+        raise PartError(f"part {function.__name__!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""From prompts to scored completions: the sampler, stop strings, scoring, evaluation."""

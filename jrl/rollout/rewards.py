@@ -1,0 +1,180 @@
+"""Learned rewards: a published classifier judges whole conversations on the device.
+
+It reads what a person would: the conversation in its own chat template and its own tokens, whatever the policy's are.
+Of its labels, each an objective, the reward is a weighted sum; it is added to that of the verifiers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jrl.device.sharding import batch_sharding, batch_shards, constrain
+from jrl.models import decoder
+from jrl.models.heads import REWARD, read_head
+from jrl.models.pretrained.published import Published, classifier_of, load_classifier
+from jrl.models.shape import Decoder, check_divides, check_length, for_length
+from jrl.rollout.scoring import HostScores
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers.published import HuggingFace
+from jrl.tasks.tokenizers.published import build as build_tokenizer
+from jrl.tasks.verdict import Status
+from jrl.types import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardModel:
+    """A published classifier whose word is part of the reward: a folder with config.json, safetensors, a tokenizer."""
+
+    path: str  # the folder
+    weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward
+    length: int = 1024  # most tokens of a conversation, in its own tokens; a longer one is masked
+    batch: int = 16  # conversations judged at once
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of matmuls
+    param_dtype: Literal["float32", "bfloat16"] = "float32"  # weights are cast to it on the way in
+
+    def __post_init__(self) -> None:
+        for name in ("length", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"RewardModel.{name} must be at least 1; got {getattr(self, name)}")
+
+    @property
+    def published(self) -> Published:
+        return Published(path=self.path, dtype=self.dtype, param_dtype=self.param_dtype)
+
+
+class Judge(NamedTuple):
+    """A reward model that is open."""
+
+    labels: tuple[str, ...]
+    cfg: Decoder
+    tokenizer: Any
+    params: PyTree
+    program: Callable[..., Array]  # (params, tokens [N, W], length [N]) -> [N, labels]
+    mesh: Mesh
+    batch: int  # N
+    width: int  # W
+    weights: tuple[float, ...]
+
+
+def open_judge(
+    config: RewardModel,
+    mesh: Mesh,
+    program: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+    announce: Callable[[int, int], None] | None = None,
+    tokenizer: Any = None,
+    width: int | None = None,
+) -> Judge:
+    """Reads the weights onto `mesh`.
+
+    Args:
+      program: (name, function) -> the function compiled, such as a run's lattice.
+      announce: told (bytes read, bytes there are).
+      tokenizer: None: the one in the folder.
+      width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
+
+    Raises: ValueError for a folder that is no classifier, and for weights that are not one a label.
+    """
+    _, cfg, labels, pad_id = classifier_of(config.published)
+    if len(config.weights) != len(labels):
+        raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; {config.path} has the "
+                         f"{len(labels)} labels {', '.join(labels)}")  # fmt: skip
+    check_divides(cfg, mesh)
+    cfg = for_length(cfg, config.length)
+    check_length(cfg, config.length)
+    params = load_classifier(config.published, mesh, announce)
+    batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
+    run = program("reward", functools.partial(rewards, cfg=cfg, pad_id=pad_id))
+    tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
+    return Judge(labels, cfg, tokenizer, params, run, mesh, batch, width or config.length, config.weights)
+
+
+def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:
+    """Returns what the head says at the last token of every row that is not `pad_id`, or at the first where all are;
+    mean over its members, [N, labels] float32.
+
+    Args:
+      params: of a decoder, with a head as the entry REWARD. tokens: [N, W] int32. length: [N] int32, at least 1.
+      pad_id: None: the last token of all.
+
+    Source: transformers' GenericForSequenceClassification, which looks for that token in rows without padding too: a
+    template may end every turn with it.
+    """
+    columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+    columns = constrain(columns, "batch", None)
+    hidden, _ = decoder.forward(params, tokens, columns, None, cfg)
+    read = columns < length[:, None]
+    if pad_id is not None:
+        read = read & (tokens != pad_id)
+    at = jnp.where(read, columns, 0).max(1, keepdims=True)
+    last = jnp.where((columns == at)[..., None], hidden, 0).sum(1)
+    return read_head(params[REWARD], last).mean(0).astype(jnp.float32)
+
+
+def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
+    found = []
+    for start in range(0, len(sequences), opened.batch):
+        part = sequences[start : start + opened.batch]
+        tokens, length = np.zeros((opened.batch, opened.width), np.int32), np.ones(opened.batch, np.int32)
+        for row, ids in enumerate(part):
+            tokens[row, : len(ids)], length[row] = ids, len(ids)
+        place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
+        with jax.set_mesh(opened.mesh):
+            said = jax.device_get(opened.program(opened.params, place(tokens), place(length)))
+        found.append(said[: len(part)])
+    return np.concatenate(found) if found else np.zeros((0, len(opened.labels)), np.float32)
+
+
+def judge_texts(opened: Judge, conversations: Sequence[Sequence[Message]]) -> tuple[np.ndarray, list[str]]:
+    """Returns what the labels are given for every conversation, [N, labels] float32 with NaN where it cannot be judged,
+    and why not, "" mostly. Labels that are not finite are no judgement."""
+    ids, why = [], []
+    for messages in conversations:
+        try:
+            ids.append(opened.tokenizer.encode_conversation(messages, add_generation_prompt=False))
+            why.append("" if len(ids[-1]) <= opened.width else
+                       f"{len(ids[-1])} tokens; RewardModel.length is {opened.width}")  # fmt: skip
+        except ValueError as error:
+            ids.append([])
+            why.append(str(error))
+    said = np.full((len(ids), len(opened.labels)), np.nan, np.float32)
+    good = [row for row, problem in enumerate(why) if not problem]
+    said[good] = judge(opened, [ids[row] for row in good])
+    for row in good:
+        if not np.isfinite(said[row]).all():
+            why[row] = f"its labels are {', '.join(map(str, said[row]))}, which is no number"
+            said[row] = np.nan
+    return said, why
+
+
+def add_rewards(said: HostScores, opened: Judge, labels: np.ndarray, why: Sequence[str]) -> HostScores:
+    """Returns the verifiers' scores with the weighted sum of the labels added. A row that was not judged is masked.
+
+    Args:
+      labels: [N, labels] float32, NaN where not judged. why: [N], the reason, "" where there is none.
+    """
+    judged = np.array([not problem for problem in why], bool)
+    valid = said.valid & judged
+    # In float64, so that the order of the sum is all that decides it.
+    added = np.where(judged[:, None], labels, 0).astype(np.float64) @ np.asarray(opened.weights)
+    verdict = np.where(said.valid & ~judged, np.int8(Status.FORBIDDEN), said.verdict)
+    names = [f"RewardModel/{label}" for label in opened.labels] if len(opened.labels) > 1 else ["RewardModel"]
+    details = ["; ".join(filter(None, (old, new and f"RewardModel: {new}"))) for old, new in zip(said.details, why)]
+    return dataclasses.replace(
+        said,
+        reward=np.where(valid, said.reward + added, 0).astype(np.float32),
+        valid=valid,
+        verdict=verdict.astype(np.int8),
+        outcome=np.where(valid, said.outcome, 0).astype(np.float32),
+        parts={**said.parts, **{name: labels[:, i] for i, name in enumerate(names)}},
+        details=details,
+        counts={status.name: int((verdict == status).sum()) for status in Status},
+    )

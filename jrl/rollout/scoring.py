@@ -1,0 +1,287 @@
+"""Scoring, on the host: completions go to the verifier pool, rewards and verdicts come back as numpy arrays.
+
+A row's reward is the weighted sum of its verifiers' rewards (R5), and counts only when every one of them is
+scorable. Otherwise the row is masked, with the first status that was not: an infrastructure failure, a crash or a
+verifier that raised is never a reward of 0. The row's status is else that of its *first* verifier: put the one that
+says whether the task was solved first, and shaping terms after it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl.tasks.example import Example
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
+from jrl.tasks.verifiers.journal import Journal, journal_key
+from jrl.tasks.verifiers.pool import Item, Pool, Ticket
+from jrl.tasks.verifiers.source import PartSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How completions are judged."""
+
+    verifiers: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "verifiers"})
+    workers: int = 2
+    cpu_seconds: float = 2.0  # of one verifier on one completion
+    wall_seconds: float = 10.0  # the same by the clock, for what sleeps
+    memory_mb: int = 1024  # MiB a worker may add to what its verifiers hold once loaded
+    max_characters: int = 100_000  # a longer completion is FORBIDDEN: no verifier sees it
+    stop_above: float = 0.1  # share of a batch lost to INFRA_ERROR above which the run stops
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "cpu_seconds", "wall_seconds", "memory_mb", "max_characters"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Scoring.{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.stop_above <= 1:
+            raise ValueError(f"Scoring.stop_above is {self.stop_above}; it is a share, from 0 to 1")
+
+
+class ScoringStopped(RuntimeError):
+    """Too much of a batch was lost to failures that are ours, not the model's. Nothing was learned from the batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostScores:
+    """What the verifiers said of N completions, in their order. numpy, on the host."""
+
+    reward: np.ndarray  # [N] float32, weighted sum; 0 where not valid
+    valid: np.ndarray  # [N] bool, every verifier's verdict is scorable
+    verdict: np.ndarray  # [N] int8, a Status
+    outcome: np.ndarray  # [N] float32, the first verifier's own reward, unweighted; 0 where not valid
+    parts: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
+    details: list[str]  # [N], what the verifiers had to say, "" mostly
+    counts: dict[str, int]  # rows by status, every status named
+    replayed: int  # rows whose verdicts came from the journal
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoringTicket:
+    """A batch that is being judged."""
+
+    pool_ticket: Ticket
+    rows: tuple[tuple[int, ...], ...]  # [N], the pool rows that judge each completion
+    keys: tuple[str, ...]  # [N], journal keys
+    known: Mapping[int, tuple[Verdict, ...]]  # place in the batch -> verdicts that need no worker
+    asked: tuple[int, ...]  # places whose verdicts the pool gives, in its order
+    replayed: int
+
+
+class Scorer:
+    """A pool, a journal and the run's verifiers. Must be closed. Used from one thread."""
+
+    def __init__(self, config: Scoring, table: Mapping[str, Verifier], pool: Pool, journal: Journal | None):
+        self.pool = pool
+        self._config = config
+        self._table = table
+        self._journal = journal
+        self._rows = [row_of(verifier) for verifier in config.verifiers]
+        self._names = _part_names(self._rows)
+        self._weights = [_weight(verifier) for verifier in config.verifiers]
+        self._by_name: dict[str, int] = {}
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self, completions: Sequence[str], examples: Sequence[Example], keys: Sequence[tuple[Sequence[int], int]]
+    ) -> ScoringTicket:
+        """Hands completions to the workers and returns at once.
+
+        Args:
+            completions: N texts.
+            examples: N, the example each answers.
+            keys: N pairs (uid, sample): what names the completion in the journal.
+
+        Raises:
+            ValueError: lengths differ, an example names an unknown verifier, or nothing is there to judge it.
+        """
+        if not len(completions) == len(examples) == len(keys):
+            raise ValueError(
+                f"{len(completions)} completions, {len(examples)} examples and {len(keys)} keys; they must be as many"
+            )
+        rows, names, known, asked, items, replayed = [], [], {}, [], [], 0
+        for place, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
+            mine = self.rows_for(example)
+            name = journal_key(uid, sample, completion, example.id, [self._rows[row] for row in mine])
+            rows.append(mine)
+            names.append(name)
+            if len(completion) > self._config.max_characters:
+                detail = f"{len(completion)} characters; Scoring.max_characters is {self._config.max_characters}"
+                known[place] = (Verdict(Status.FORBIDDEN, None, detail),) * len(mine)
+            elif self._journal is not None and (kept := self._journal.recall(name)) is not None:
+                known[place] = kept
+                replayed += 1
+            else:
+                asked.append(place)
+                items.append(Item(completion, example, mine))
+        return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(asked), replayed)
+
+    def collect(self, ticket: ScoringTicket) -> HostScores:
+        """Waits for a batch and returns its scores. Verdicts that cannot be trained on are in the journal by then.
+
+        Raises:
+            ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR.
+        """
+        verdicts = dict(ticket.known)
+        verdicts.update(zip(ticket.asked, self.pool.collect(ticket.pool_ticket)))
+        ordered = [verdicts[place] for place in range(len(ticket.rows))]
+        scores = self._weigh(ordered, ticket)
+        lost = scores.counts[Status.INFRA_ERROR.name]
+        if lost > self._config.stop_above * len(ordered):
+            detail = next(d for d, s in zip(scores.details, scores.verdict) if s == Status.INFRA_ERROR)
+            raise ScoringStopped(
+                f"{lost} of {len(ordered)} completions could not be judged, above Scoring.stop_above = "
+                f"{self._config.stop_above}. The first: {detail or 'no detail'}. "
+                f"The pool so far: {dict(self.pool.counts)}"
+            )
+        if self._journal is not None:
+            masked = [p for p in ticket.asked if not all(verdict.status.scorable for verdict in ordered[p])]
+            self._journal.keep((ticket.keys[p], ordered[p]) for p in masked)
+        return scores
+
+    def close(self) -> None:
+        """Ends the workers and closes the journal."""
+        self.pool.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    def rows_for(self, example: Example) -> tuple[int, ...]:
+        """Returns the pool rows that judge an example: those it names, else the run's.
+
+        Raises ValueError where nothing does, or a named verifier is unknown.
+        """
+        if example.verifiers:
+            return tuple(self.row_named(name, f"example {example.id!r}") for name in example.verifiers)
+        if not self._config.verifiers:
+            raise ValueError(
+                f"nothing judges example {example.id!r}: it names no verifier, and Scoring.verifiers is empty"
+            )
+        return tuple(range(len(self._config.verifiers)))
+
+    def row_named(self, name: str, place: str) -> int:
+        """Returns the pool's index of the run's own row of that name, or else of the table's with its defaults.
+
+        Raises:
+            ValueError: there is none, or it has no defaults; the message names `place`, which asked for it.
+        """
+        if name in self._by_name:
+            return self._by_name[name]
+        verifier = look_up(self._table, name, place)
+        own = [i for i, config in enumerate(self._config.verifiers) if type(config).__name__ == name]
+        if own:
+            self._by_name[name] = own[0]
+            return own[0]
+        try:
+            config = verifier.config()
+        except TypeError as error:
+            raise ValueError(
+                f"{place} names the verifier {name!r}, which has no defaults for all its fields "
+                f"({error}); add @{name}() to Scoring.verifiers and bind them"
+            ) from error
+        row = row_of(config)
+        index = self.pool.add_row(row)
+        if index == len(self._rows):
+            self._rows.append(row)
+            self._weights.append(_weight(config))
+            self._names = _part_names(self._rows)
+        self._by_name[name] = index
+        return index
+
+    def _weigh(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> HostScores:
+        """The weighted sum of each row's verdicts, or its mask."""
+        count = len(verdicts)
+        reward, valid = np.zeros(count, np.float32), np.zeros(count, bool)
+        status, outcome = np.zeros(count, np.int8), np.zeros(count, np.float32)
+        parts = {name: np.full(count, np.nan, np.float32) for name in self._names}
+        details = []
+        for place, (said, rows) in enumerate(zip(verdicts, ticket.rows)):
+            bad = [verdict for verdict in said if not verdict.status.scorable]
+            status[place] = (bad or said)[0].status
+            if not bad:
+                valid[place] = True
+                outcome[place] = said[0].reward
+                # In float64 and in the order of the rows, so that the sum does not depend on anything else.
+                reward[place] = sum(self._weights[row] * verdict.reward for row, verdict in zip(rows, said))
+            for row, verdict in zip(rows, said):
+                if verdict.reward is not None:
+                    parts[self._names[row]][place] = verdict.reward
+            details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, said) if v.detail))
+        found = collections.Counter(Status(value).name for value in status)
+        counts = {kind.name: found[kind.name] for kind in Status}
+        return HostScores(reward, valid, status, outcome, parts, details, counts, ticket.replayed)
+
+
+def open_scoring(
+    config: Scoring,
+    verifier_table: Mapping[str, Any],
+    parts_sources: Sequence[PartSource] = (),
+    journal_path: str | os.PathLike[str] | None = None,
+    *,
+    also: Sequence[str] = (),
+) -> Scorer:
+    """Starts the workers and returns the scorer. Must be closed.
+
+    Args:
+        config: the run's.
+        verifier_table: name -> row, jrl's own and those of the run's parts.
+        parts_sources: the parts files that define verifiers, as text; the workers load them.
+        journal_path: where verdicts that depended on the machine are kept; None keeps none.
+        also: names of verifiers that examples ask for themselves. Others are loaded when the first such example comes,
+            which may take seconds, and adds a name to `HostScores.parts`.
+
+    Raises:
+        ValueError: a part does not load in a process without JAX, or a verifier's config cannot cross to it.
+    """
+    table = merge(verifier_table)
+    for verifier in config.verifiers:
+        look_up(table, type(verifier).__name__, "Scoring.verifiers")
+    journal = None if journal_path is None else Journal(journal_path)
+    try:
+        pool = Pool(
+            [row_of(verifier) for verifier in config.verifiers],
+            parts_sources,
+            workers=config.workers,
+            cpu_seconds=config.cpu_seconds,
+            wall_seconds=config.wall_seconds,
+            memory_mb=config.memory_mb,
+        )
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        raise
+    scorer = Scorer(config, table, pool, journal)
+    try:
+        for name in also:
+            scorer.row_named(name, "the run's data")
+    except BaseException:
+        scorer.close()
+        raise
+    return scorer
+
+
+def _part_names(rows: Sequence[Row]) -> list[str]:
+    """Names the rows of a table of metrics: a verifier used twice is "Length" and "Length_2"."""
+    seen: collections.Counter[str] = collections.Counter()
+    names = []
+    for row in rows:
+        seen[row.name] += 1
+        names.append(row.name if seen[row.name] == 1 else f"{row.name}_{seen[row.name]}")
+    return names
+
+
+def _weight(config: Any) -> float:
+    """The weight of a verifier in the reward. Raises ValueError where it is not a finite number."""
+    if not np.isfinite(config.weight):
+        raise ValueError(f"{type(config).__name__}.weight is {config.weight}; it must be finite")
+    return float(config.weight)

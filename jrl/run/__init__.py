@@ -1,0 +1,1 @@
+"""One run: its folder, identity, programs, checkpoints and records."""

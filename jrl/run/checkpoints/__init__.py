@@ -1,0 +1,19 @@
+"""Run state on disk: saves, digests and the lock of a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When a run saves itself."""
+
+    every: int = 50  # steps between saves; the last step of a phase is always saved
+    keep: int = 2  # newest saves kept; an older one goes only when a newer one is on disk and verified
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"Checkpoint.every is {self.every}; it counts steps and must be at least 1")
+        if self.keep < 1:
+            raise ValueError(f"Checkpoint.keep is {self.keep}; a run must keep at least 1 save")

@@ -1,0 +1,80 @@
+"""Content hashes of a run at one step, independent of how its files lie on disk or its arrays on devices."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.run.checkpoints import digest
+from jrl.types import TrainState
+
+PyTree = Any
+OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are no part of a run's contents
+
+
+def fingerprint(step: int, sections: Mapping[str, PyTree]) -> dict[str, Any]:
+    """Returns {"step": step, "total": hex, <section>: hex, ...}; equal content gives equal hashes on any mesh.
+
+    A section is a tree of arrays, JSON values or both (`tree_digest`). The section called "metrics" is a list of rows
+    of metrics.jsonl: those after `step` and keys under time/ or host/ do not count. `total` covers `step` and all
+    sections.
+    """
+    hashes = {
+        name: rows_digest(value, step) if name == "metrics" else tree_digest(value) for name, value in sections.items()
+    }
+    total = _json_digest([step, sorted(hashes.items())])
+    return {"step": step, "total": total, **hashes}
+
+
+def run_sections(state: TrainState, data: PyTree, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the sections that `jrl fingerprint` prints.
+
+    Args:
+      state: the state tree. Frozen and earlier parameters count as params, counters and averages as opt_state.
+      data: data position, curriculum, in-flight rollouts, verdict journal: arrays and JSON.
+      rows: the metrics table.
+    """
+    base = {} if state.base is None else {"base": state.base}
+    return {
+        "params": {"params": state.params, "reference": state.reference, "behaviour": state.behaviour, **base},
+        "opt_state": {
+            "opt_state": state.opt_state,
+            "step": state.step,
+            "version": state.version,
+            "baseline": state.baseline,
+            "skipped": state.skipped,
+        },
+        "keys": {"key": state.key},
+        "data": data,
+        "metrics": list(rows),
+    }
+
+
+def tree_digest(tree: PyTree) -> str:
+    """Returns sha256 (hex) over the sorted (path, leaf hash) pairs of a tree. None counts, tuples equal lists.
+
+    Arrays hash by dtype, shape and bytes, so 1.0 as float32 differs from 1.0 as float64; other leaves by their JSON.
+    """
+    pairs = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda value: value is None):
+        is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
+        pairs.append((digest.leaf_path(path), digest.leaf_digest(leaf) if is_array else _json_digest(leaf)))
+    return _json_digest(sorted(pairs))
+
+
+def rows_digest(rows: Iterable[Mapping[str, Any]], step: int) -> str:
+    """Returns sha256 (hex) of the rows up to and with `step`, in order, without keys under time/ or host/."""
+    kept = [
+        {key: value for key, value in row.items() if not key.startswith(OUTSIDE)} for row in rows if row["step"] <= step
+    ]
+    return _json_digest(kept)
+
+
+def _json_digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,410 @@
+"""Saves and restores everything that influences a run: one directory a step, committed by one rename.
+
+    ROOT/00000005/state/...        the array leaves, written by orbax
+    ROOT/00000005/host.json        what is not an array: data position, counters, offsets
+    ROOT/00000005/manifest.json    sha256 of every file above, and path, dtype, shape and sha256 of every leaf
+
+Orbax survives a killed save but restores damaged bytes without a word and does not fall back, so the manifest is ours:
+it is verified before any byte is used, the leaves are hashed again after they are read, and a damaged step is named and
+passed over for the newest intact one. Orbax appears in this file only.
+
+Layout chosen by measurement (2 CPU cores, 8 virtual devices, orbax 0.12.8, 49 leaves of 1 MB together, ms a save):
+OCDBT + zarr3 without compression or side files 72, orbax defaults 120, one file a leaf 155 to 180.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from jrl import paths
+from jrl.run.checkpoints import digest
+
+PyTree = Any
+FORMAT = 1
+_READ_BACK_BYTES = 256 << 20
+_SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
+_log = logging.getLogger(__name__)
+
+
+class SaveFailed(OSError):
+    """A step could not be written. The steps that were there are intact and nothing is left over."""
+
+
+class DamagedStep(ValueError):
+    """A step on disk is not what was saved. `step` and `reason` say which and how."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"step {step} is damaged: {reason}")
+        self.step, self.reason = step, reason
+
+
+class NoIntactStep(ValueError):
+    """No step can be restored. The message lists every step and what is wrong with it."""
+
+
+class StateMismatch(ValueError):
+    """An intact step holds other leaves than the run asks for: another model, optimiser or configuration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """An open folder of saves. Hold the run's lock while it is open: it sweeps what a killed save left."""
+
+    save: Callable[[int, PyTree, Mapping[str, Any]], None]
+    steps: Callable[[], list[int]]
+    restore: Callable[..., tuple[int, PyTree, dict[str, Any]]]
+    skipped: list[tuple[int, str]]  # damaged steps that restore() passed over, with the reason
+    close: Callable[[], None]
+
+
+def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
+    """Opens (or makes) a folder of saves and sweeps interrupted ones.
+
+    `save(step, state, host)` returns when the step is on disk, read back and renamed into place; only then are older
+    steps beyond the newest `keep` removed, and later ones, which a run that went back has left.
+    `restore(abstract_state, step=None)` is `restore_step` below.
+    Raises ValueError for keep < 1 or a run of several processes.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least one save must be kept")
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"this run has {jax.process_count()} processes; run state is written by one process in this version"
+        )
+    folder = paths.make_dir(root)
+    _sweep(folder)
+    skipped: list[tuple[int, str]] = []
+    closed = False
+
+    def check_open() -> None:
+        if closed:
+            raise ValueError(f"the saves in {folder} were closed; open them again")
+
+    def save(step: int, state: PyTree, host: Mapping[str, Any]) -> None:
+        check_open()
+        save_step(folder, step, state, host)
+        for other in superseded(list_steps(folder), step, keep):
+            if other > step:
+                _log.warning("removed the save of step %d in %s: step %d was saved after it", other, folder, step)
+            _remove(folder, other)
+
+    def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
+        check_open()
+        return restore_step(folder, abstract_state, step, skipped)
+
+    def close() -> None:
+        nonlocal closed
+        closed = True
+
+    return RunState(save=save, steps=lambda: list_steps(folder), restore=restore, skipped=skipped, close=close)
+
+
+def superseded(present: list[int], saved: int, keep: int) -> list[int]:
+    """Returns the steps to remove once `saved` is on disk and verified: all but the newest `keep` up to it, and all
+    later ones. Those are damaged, or of a future that was left by going back, and a resume must not find them."""
+    return sorted({*present} - {*sorted(step for step in present if step <= saved)[-keep:]} - {saved})
+
+
+def step_dir(root: str | os.PathLike[str], step: int) -> Path:
+    return paths.local(root).absolute() / f"{step:08d}"  # orbax takes absolute paths only
+
+
+def list_steps(root: str | os.PathLike[str]) -> list[int]:
+    """Returns the committed steps, oldest first. Changes nothing, so a reader may call it while a run saves."""
+    return sorted(int(name) for name in paths.list_dir(root) if name.isascii() and name.isdigit())
+
+
+def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapping[str, Any]) -> None:
+    """Writes one step: temporary folder, sync, read back, one rename, sync.
+
+    Args:
+      state: pytree of jax or numpy arrays, typed keys included; None is no leaf.
+      host: JSON values, no NaN (write None).
+    Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
+      host value that cannot be saved, before anything is written.
+    """
+    folder = paths.local(root).absolute()
+    if step < 0:
+        raise ValueError(f"step is {step}; steps are counted from 0")
+    leaves = digest.named_leaves(state)
+    described = {name: _describe(name, leaf) for name, leaf in leaves.items()}
+    host_bytes = _host_bytes(host)
+    temporary, final = folder / f"{_SAVING}{step:08d}", step_dir(folder, step)
+    arrays = {name: _stored(leaf) for name, leaf in leaves.items() if leaf.size}
+    try:
+        paths.remove_tree(temporary)
+        paths.make_dir(temporary)
+        if arrays:
+            with _context():
+                ocp.save(temporary / "state", arrays)
+        paths.write_bytes_atomic(temporary / "host.json", host_bytes)
+        paths.sync_tree(temporary)
+        files = digest.tree_digests(temporary, paths.files_below(temporary))
+        body = {"format": FORMAT, "step": step, "files": files, "leaves": described}
+        paths.write_bytes_atomic(temporary / "manifest.json", _seal(body))
+        _read_back(temporary, body)
+        _publish(temporary, final)
+    except Exception as error:
+        # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
+        _discard(temporary)
+        _put_back(folder)
+        kept = [old for old in list_steps(folder) if old != step]
+        raise SaveFailed(
+            f"step {step} could not be saved under {folder}: {_first_line(error)}; "
+            + (f"the newest earlier save is step {kept[-1]}" if kept else "there is no earlier save")
+        ) from error
+
+
+def restore_step(
+    root: str | os.PathLike[str],
+    abstract_state: PyTree,
+    step: int | None = None,
+    skipped: list[tuple[int, str]] | None = None,
+    *,
+    part: bool = False,
+) -> tuple[int, PyTree, dict[str, Any]]:
+    """Returns (step, state, host) of the newest intact step, or of `step`.
+
+    Args:
+      abstract_state: pytree of jax.ShapeDtypeStruct with shardings, on any mesh; numpy arrays ask for numpy arrays.
+        A leaf without a sharding lands on the first device.
+      skipped: damaged steps that were passed over are appended, newest first, and logged.
+      part: `abstract_state` may be a part of what was saved (only the parameters, say); the rest is not read.
+    Raises: NoIntactStep where none is left; DamagedStep where `step` was asked for and is damaged; StateMismatch where
+      an intact step holds other leaves.
+    """
+    folder, skipped = paths.local(root), [] if skipped is None else skipped
+    present = list_steps(folder)
+    if step is not None:
+        if step not in present:
+            raise NoIntactStep(f"there is no save of step {step} in {folder}; there are {present or 'none'}")
+        return step, *_read(folder, step, abstract_state, part)
+    for candidate in reversed(present):
+        try:
+            return candidate, *_read(folder, candidate, abstract_state, part)
+        except DamagedStep as error:
+            _log.warning("%s; trying the one before", error)
+            skipped.append((candidate, error.reason))
+    listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no save"
+    raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
+
+
+def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
+    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault."""
+    folder = step_dir(root, step)
+    try:
+        digest.check_plain_file(folder / "manifest.json")
+        body = _unseal(paths.read_bytes(folder / "manifest.json"))
+        if body["format"] != FORMAT or body["step"] != step:
+            raise ValueError(f"the manifest is of format {body['format']}, step {body['step']}")
+        present = set(paths.files_below(folder)) - {"manifest.json"}
+        if missing := sorted(body["files"].keys() - present):
+            raise ValueError(f"{missing[0]} is missing")
+        if extra := sorted(present - body["files"].keys()):
+            raise ValueError(f"{extra[0]} is not in the manifest")
+        for name, found in digest.tree_digests(folder, present).items():
+            if found != body["files"][name]:
+                raise ValueError(f"{name} has other bytes than were saved")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedStep(step, _first_line(error)) from error
+    return body
+
+
+def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[PyTree, dict[str, Any]]:
+    body = verify_step(folder, step)
+    saved, wanted = body["leaves"], digest.named_leaves(abstract_state)
+    _match(step, saved, wanted, part)
+    targets = {name: _target(leaf, saved[name]) for name, leaf in wanted.items() if leaf.size}
+    try:
+        loaded: dict[str, Any] = {}
+        if targets:
+            with _context():
+                loaded = ocp.load(step_dir(folder, step) / "state", targets)
+        host = json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
+    except Exception as error:
+        # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
+        raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
+    leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in wanted.items()}
+    for name, leaf in leaves.items():
+        if digest.leaf_digest(leaf) != saved[name]["sha256"]:
+            raise DamagedStep(step, f"leaf {name} was read with other values than were saved")
+    state = jax.tree_util.tree_map_with_path(lambda path, _: leaves[digest.leaf_path(path)], abstract_state)
+    return state, host
+
+
+def _read_back(temporary: Path, body: dict[str, Any]) -> None:
+    """Raises ValueError unless a step that is about to be published holds what was in memory. Leaves are read in
+    groups, so that the copy on the host stays small."""
+    if _unseal(paths.read_bytes(temporary / "manifest.json")) != body:
+        raise ValueError("manifest.json reads back with other contents")
+    group: dict[str, Any] = {}
+    full = [(name, entry) for name, entry in body["leaves"].items() if 0 not in entry["shape"]]
+    for place, (name, entry) in enumerate(full, start=1):
+        group[name] = np.empty(entry["data_shape"], np.dtype(entry["data_dtype"]))
+        if place < len(full) and sum(target.nbytes for target in group.values()) < _READ_BACK_BYTES:
+            continue
+        with _context():
+            loaded = ocp.load(temporary / "state", group)
+        for read, leaf in loaded.items():
+            entry = body["leaves"][read]
+            if digest.array_digest(entry["dtype"], tuple(entry["shape"]), leaf) != entry["sha256"]:
+                raise ValueError(f"leaf {read} reads back with other values")
+        group = {}
+
+
+def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any], part: bool) -> None:
+    missing, unused = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
+    if missing:
+        near = difflib.get_close_matches(missing[0], unused or saved, n=1, cutoff=0.0)
+        raise StateMismatch(
+            f"step {step} does not hold {len(missing)} of the leaves this run needs, first {missing[0]!r}"
+            + (f" (nearest saved: {near[0]!r})" if near else "")
+        )
+    if unused and not part:
+        raise StateMismatch(f"step {step} holds {len(unused)} leaves this run has no place for, first {unused[0]!r}")
+    for name, leaf in wanted.items():
+        have = (saved[name]["dtype"], tuple(saved[name]["shape"]))
+        want = (str(leaf.dtype), tuple(leaf.shape))
+        if have != want:
+            raise StateMismatch(
+                f"step {step} holds {name} as {have[0]}{list(have[1])}, this run needs {want[0]}{list(want[1])}"
+            )
+
+
+def _describe(name: str, leaf: Any) -> dict[str, Any]:
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        raise TypeError(f"leaf {name} of the state is a {type(leaf).__name__}; arrays only, the rest belongs in host")
+    if leaf.dtype == object:
+        raise TypeError(f"leaf {name} of the state is an object array; only numbers can be saved")
+    data = digest.key_data(leaf)
+    entry = {
+        "dtype": str(leaf.dtype),
+        "shape": list(leaf.shape),
+        "data_dtype": str(data.dtype),
+        "data_shape": list(data.shape),
+        "sha256": digest.leaf_digest(leaf),
+    }
+    return entry | ({"impl": str(jax.random.key_impl(leaf))} if digest.is_key(leaf) else {})
+
+
+def _stored(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, np.generic) else digest.key_data(leaf)
+
+
+def _target(leaf: Any, saved: dict[str, Any]) -> Any:
+    """What orbax is asked for. Keys travel as their data: one more trailing axis, never sharded.
+
+    64-bit leaves come as numpy: orbax reads in threads that do not see `jax.enable_x64`, and would narrow them.
+    """
+    shape, dtype = tuple(saved["data_shape"]), np.dtype(saved["data_dtype"])
+    if isinstance(leaf, np.ndarray | np.generic) or dtype.itemsize > 4:
+        return np.empty(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=_sharding(leaf))
+
+
+def _returned(leaf: Any, loaded: Any, saved: dict[str, Any]) -> Any:
+    if loaded is None:  # a leaf with no elements has no file
+        loaded = np.empty(tuple(saved["data_shape"]), np.dtype(saved["data_dtype"]))
+    if isinstance(leaf, np.ndarray | np.generic):
+        return np.asarray(loaded)
+    if digest.is_key(leaf):
+        loaded = jax.random.wrap_key_data(loaded, impl=saved["impl"])
+    return jax.device_put(loaded, _sharding(leaf))
+
+
+def _sharding(leaf: Any) -> jax.sharding.Sharding:
+    return leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def _context() -> ocp.Context:
+    context = ocp.Context()
+    saving = context.array.saving
+    saving.use_ocdbt = True
+    saving.use_zarr3 = True
+    saving.use_compression = False
+    saving.use_replica_parallel = False
+    saving.enable_write_sharding_file = False
+    saving.enable_post_merge_validation = False
+    saving.array_metadata_store = None
+    context.pytree.loading.partial_load = True  # leaf names are compared by us, with a readable error
+    return context
+
+
+def _host_bytes(host: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(dict(host), allow_nan=False, indent=1, sort_keys=True).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the host part of a save must be JSON without NaN or infinity: {error}") from error
+
+
+def _seal(body: dict[str, Any]) -> bytes:
+    return json.dumps({"body": body, "sha256": _body_digest(body)}, indent=1).encode()
+
+
+def _unseal(data: bytes) -> dict[str, Any]:
+    sealed = json.loads(data)
+    if sealed["sha256"] != _body_digest(sealed["body"]):
+        raise ValueError("manifest.json has other contents than were saved")
+    return sealed["body"]
+
+
+def _body_digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    """Renames a finished step into place. A step of that number (damaged, or before a replay) is set aside first, so
+    that at every instant one of the two is whole; `_sweep` settles the case where the process dies in between."""
+    aside = final.with_name(f"{_REPLACED}{final.name}")
+    if final.exists():
+        paths.rename(final, aside)
+    paths.rename(temporary, final)
+    paths.remove_tree(aside)
+
+
+def _put_back(folder: Path) -> None:
+    for name in paths.list_dir(folder):
+        if name.startswith(_REPLACED):
+            final = folder / name.removeprefix(_REPLACED)
+            if not final.exists():
+                paths.rename(folder / name, final)
+
+
+def _sweep(folder: Path) -> None:
+    _put_back(folder)
+    for name in paths.list_dir(folder):
+        if name.startswith(paths.TEMPORARY):
+            _log.warning("removed %s, left by a save that did not finish", folder / name)
+            _discard(folder / name)
+
+
+def _remove(folder: Path, step: int) -> None:
+    """Removes a step so that a death on the way leaves no half of it under its name."""
+    doomed = folder / f"{_REMOVED}{step:08d}"
+    _discard(doomed)
+    paths.rename(step_dir(folder, step), doomed)
+    paths.remove_tree(doomed)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        paths.remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

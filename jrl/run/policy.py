@@ -1,0 +1,244 @@
+"""A policy out of a run folder, or out of a published model's: its configuration, tokenizer and weights. Reads only."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrl import config as gin
+from jrl import paths
+from jrl.config import ConfigError
+from jrl.device.sharding import MeshShape, replicated
+from jrl.experiment import TABLES, Config, config_classes
+from jrl.models.attention.kernels import PLATFORMS
+from jrl.models.contract import policy_of, whole
+from jrl.models.pretrained.published import GENERATION, decoder_of, load, read_config
+from jrl.models.shape import Decoder
+from jrl.plugins import load_parts
+from jrl.resolve import load_config
+from jrl.run import programs
+from jrl.run.checkpoints.run_state import restore_step
+from jrl.run.job import Policy, open_policy, with_kept_model
+from jrl.run.run_hash import newest, saved_steps
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
+from jrl.tasks.tokenizers.published import build as build_tokenizer
+from jrl.types import Array, PyTree
+
+# What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
+PLAIN = ("Config.task=@Addition()", "Config.algo=@GRPO()", "Data.prompt_length=128", "Sampler.completion_length=256")
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A policy and its weights at one step."""
+
+    policy: Policy
+    step: int  # 0: a published model, as it came
+    params: PyTree
+    key: Array  # [] typed key, the run's root
+
+
+def open_trained(
+    folder: str | Path,
+    bindings: Sequence[str] = (),
+    step: int | None = None,
+    config: str | Path | None = None,
+    announce: Callable[[int, int], None] | None = None,
+) -> Trained:
+    """Opens the policy of a run, or of a published folder, on this machine's devices, whatever it was trained on.
+
+    Args:
+      bindings: NAME=VALUE over the run's configuration, or over that of a published folder. `MeshShape.*` lays the
+        policy out over devices; without it the configured mesh is used where it fits, else one device.
+      step: a saved step; None: the newest.
+      config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
+      announce: told (bytes read, bytes there are) while a published folder is read.
+
+    Raises: ValueError where the folder holds no run or no such step; ConfigError for a binding that does not fit.
+    """
+    folder = Path(folder)
+    if is_published(folder):
+        if step is not None:
+            raise ValueError(f"{folder} is a published model, which has no steps; leave --step out")
+        return open_published(folder, bindings, config, announce)
+    if config is not None:
+        raise ValueError(f"{folder} is no published model but a run, which has its own configuration; leave --config "
+                         "out, and bind what is to differ")  # fmt: skip
+    steps = saved_steps(folder)
+    if step is not None and step not in steps:
+        raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
+    # The run's parts as they were, whatever became of the files they came from.
+    kept = sorted((folder / "parts").glob("*.py"), key=lambda path: int(path.stem))
+    try:
+        its_own, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
+    except ConfigError as error:
+        if not paths.exists(folder / "config.gin"):
+            raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
+        raise
+    config = with_kept_model(on_this_machine(its_own, bindings), folder)
+    tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
+    policy = open_policy(config, parts, tokenizer)
+    key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
+    state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
+    wanted = {"state": {"params": policy_of(state.params), "base": state.base}}
+    at, tree, _ = restore_step(folder / "checkpoints", wanted, step, part=True)
+    if step is None and at != newest(folder):
+        _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
+    return Trained(policy, at, whole(tree["state"]["base"], tree["state"]["params"]), key)
+
+
+def is_published(folder: Path) -> bool:
+    """Whether a folder is a published model's: config.json, and no run's manifest."""
+    return paths.exists(folder / "config.json") and not paths.exists(folder / "manifest.json")
+
+
+def open_published(
+    folder: Path,
+    bindings: Sequence[str],
+    file: str | Path | None = None,
+    announce: Callable[[int, int], None] | None = None,
+) -> Trained:
+    """Opens the policy of a folder with config.json and safetensors.
+
+    Args:
+      file: what is asked of it and how it is judged, a .gin file. None: PLAIN, and answers are drawn as
+        generation_config.json tells.
+
+    Raises: ValueError for a folder that is not as it says; ConfigError for a binding that does not fit.
+    """
+    there = [name for name in VOCABULARIES if paths.exists(folder / name)]
+    said = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
+    if file is None:
+        said += [*PLAIN, *generation_defaults(folder)]
+    elif there:
+        said += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
+    bound = {name_of(binding) for binding in bindings}
+    said = [*(binding for binding in said if name_of(binding) not in bound), *bindings]
+    if file is None:
+        config, parts = gin.load(None, said, Config, config_classes(TABLES)), load_parts(())
+    else:
+        config, parts = load_config(str(file), said)
+    # A recipe may train adapters; the folder holds none beside its weights.
+    config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
+    cfg = decoder_of(config.model)[1]
+    if not there:
+        tokenizer = without_tokenizer(folder, cfg)
+    else:
+        chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))
+        tokenizer = build_tokenizer(chosen, ())
+    policy = open_policy(config, parts, tokenizer)
+    key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
+    return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
+
+
+def name_of(binding: str) -> str:
+    """Returns what NAME=VALUE binds."""
+    return binding.split("=")[0].strip()
+
+
+def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
+    """Returns `config` with a mesh and kernels of attention that this machine has, where the bindings ask for none."""
+    bound = [name_of(binding) for binding in bindings]
+    if not any(name.startswith("MeshShape.") for name in bound):
+        config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
+    platform = jax.devices()[0].platform
+    for place, asked in (("model", config.model), ("sampler", config.sampler)):
+        kernel, name = getattr(asked, "attention", "reference"), f"{type(asked).__name__}.attention"
+        if PLATFORMS.get(kernel, platform) != platform and not any(said.endswith(name) for said in bound):
+            warning = "%s=%r is not on this %s: using the reference, whose rounding differs"
+            _log.warning(warning, name, kernel, platform.upper())
+            config = dataclasses.replace(config, **{place: dataclasses.replace(asked, attention="reference")})
+    return config
+
+
+def generation_defaults(folder: Path) -> list[str]:
+    """Returns generation_config.json's word on how answers are drawn, as bindings; [] where it says nothing.
+
+    Raises: ValueError for a value that cannot be drawn with.
+    """
+    said = generation_config(folder)
+    limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, 0, math.inf), "top_p": (float, 0.0, 1.0),
+              "min_p": (float, 0.0, 1.0)}  # fmt: skip
+    for name, (kind, low, high) in limits.items():
+        value = said.get(name)
+        whole = type(value) is int or (kind is float and type(value) is float)
+        if value is not None and not (whole and low <= value <= high):
+            raise ValueError(f"{folder / GENERATION}: {name} is {value!r}; it must be a number from {low} to {high}")
+    if said.get("do_sample") is False or said.get("temperature") == 0:
+        return ["Sampler.temperature=None"]
+    # 0 candidates and a share of 1 switch a rule off there.
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    kept = {name: said[name] for name in limits if said.get(name) is not None and said[name] != off.get(name)}
+    return [f"Sampler.{name}={value!r}" for name, value in kept.items()]
+
+
+def unsupported_generation_options(folder: Path) -> list[str]:
+    """Returns what generation_config.json tells of drawing that this version does not have, as NAME = VALUE."""
+    said = generation_config(folder)
+    plain = {"repetition_penalty": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
+             "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "suppress_tokens": None,
+             "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
+             "forced_eos_token_id": None, "penalty_alpha": None, "top_h": None}  # fmt: skip
+    return [f"{name} = {said[name]!r:.60}" for name, off in plain.items() if said.get(name) not in (None, off, [])]
+
+
+def generation_config(folder: Path) -> dict[str, Any]:
+    """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
+    return paths.read_object(folder / GENERATION) if paths.exists(folder / GENERATION) else {}
+
+
+@dataclasses.dataclass(frozen=True)
+class NoTokenizer:
+    """Stands where a published folder brings no tokenizer: such a model reads and says token ids only."""
+
+    folder: Path
+    vocab_size: int
+    pad_id: int
+    end_ids: tuple[int, ...]
+
+    @property
+    def filled(self) -> int:
+        return self.vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        raise ValueError(f"{self.folder} holds no tokenizer ({' or '.join(VOCABULARIES)}); give token ids")
+
+    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
+        return self.encode("")
+
+    def token_bytes(self) -> list[bytes]:
+        raise ValueError(f"{self.folder} holds no tokenizer: what an id spells is not known")
+
+    start_ids = ()
+
+
+def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
+    """Returns what is known without a tokenizer: which ids end an answer, by generation_config.json or config.json."""
+    said = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
+    ends = said.get("eos_token_id", [])
+    ends = ends if isinstance(ends, list) else [ends]
+    for i in ends:
+        if type(i) is not int or not 0 <= i < cfg.vocab_size:
+            raise ValueError(f"{folder} names the eos_token_id {i!r}; the model's ids are 0 to {cfg.vocab_size - 1}")
+    return NoTokenizer(folder, cfg.vocab_size, 0, tuple(ends))
+
+
+def mesh_that_fits(shape: MeshShape, num_devices: int) -> MeshShape:
+    """Returns `shape` where `num_devices` are enough for it, else one device."""
+    try:
+        shape.sizes(num_devices)
+    except ValueError:
+        _log.warning("the run's mesh does not fit %d devices; using one", num_devices)
+        return MeshShape()
+    return shape

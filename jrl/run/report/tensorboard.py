@@ -1,0 +1,40 @@
+"""TensorBoard events beside metrics.jsonl, in RUN/tensorboard. Needs the extra jrl-jax[log]."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jrl import paths
+from jrl.run.report.metrics import Sink
+
+FLUSH_SECONDS = 10
+
+
+def open_tensorboard(folder: str | os.PathLike[str], *, step: int, config: Mapping[str, Any]) -> Sink:
+    """Returns a sink of numbers by step. Points after `step` that an earlier life wrote are purged by TensorBoard."""
+    try:
+        module = importlib.import_module("tensorboardX")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("Log.writers names 'tensorboard', which needs: pip install 'jrl-jax[log]'") from error
+    target = paths.make_dir(paths.local(folder) / "tensorboard")
+    purge = step + 1 if step else None
+    writer = module.SummaryWriter(str(target), purge_step=purge, flush_secs=FLUSH_SECONDS)
+
+    def write(row: Mapping[str, Any]) -> None:
+        for name, value in numbers(row).items():
+            writer.add_scalar(name, value, row["step"])
+
+    return Sink("tensorboard", write, writer.close)
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the finite numbers of a row but its step; text and missing values are for metrics.jsonl."""
+    found = {}
+    for name, value in row.items():
+        if name != "step" and value is not None and not isinstance(value, str) and math.isfinite(value):
+            found[name] = float(value)
+    return found

@@ -1,0 +1,26 @@
+"""Rows to Weights & Biases. Needs the extra jrl-jax[wandb] and whatever account its own settings name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jrl import paths
+from jrl.run.report.metrics import Sink
+from jrl.run.report.tensorboard import numbers
+
+
+def open_wandb(folder: str | os.PathLike[str], *, step: int, config: Mapping[str, Any]) -> Sink:
+    """Returns a sink; the run's id is the folder's name, so that a resumed run goes on in place.
+
+    WANDB_MODE=offline keeps everything on this machine. Steps that a service already has are ignored by it.
+    """
+    try:
+        module = importlib.import_module("wandb")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("Log.writers names 'wandb', which needs: pip install 'jrl-jax[wandb]'") from error
+    name = paths.local(folder).resolve().name
+    run = module.init(project="jrl", name=name, id=name, resume="allow", dir=str(folder), config=dict(config))
+    return Sink("wandb", lambda row: run.log(numbers(row), step=row["step"]), run.finish)

@@ -1,0 +1,83 @@
+"""The content hashes of a run folder at one step. Reads only, so it works while the run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import paths
+from jrl.run.checkpoints.fingerprint import fingerprint, run_sections
+from jrl.run.checkpoints.run_state import DamagedStep, list_steps, restore_step, verify_step
+from jrl.run.report.metrics import read_metrics
+from jrl.types import PyTree, TrainState
+
+# Of the host part of a save, what the clock or the machine decides. The offset is a length of rows that hold times.
+OUTSIDE = ("time", "metrics_offset")
+
+
+def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, Any]:
+    """Returns {"step","total","params","opt_state","keys","data","metrics"} of the newest saved step, or of `step`.
+
+    Raises: ValueError where the folder holds no run or no such step; DamagedStep where it is not what was saved.
+    """
+    wanted = step if step is not None else newest(folder)
+    while True:
+        try:
+            tree, host = read_step(folder, wanted)
+            break
+        except DamagedStep:
+            # A run that goes on removes old steps, also under the eyes of a reader.
+            if step is not None or newest(folder) == wanted:
+                raise
+            wanted = newest(folder)
+    state = tree.pop("state")
+    fields = {field.name: state.get(field.name) for field in dataclasses.fields(TrainState)}
+    data = {"host": {name: value for name, value in host.items() if name not in OUTSIDE}, **tree}
+    rows = read_metrics(Path(folder) / "metrics.jsonl", wanted)
+    return fingerprint(wanted, run_sections(TrainState(**fields), data, rows))
+
+
+def newest(folder: str | Path) -> int:
+    """Returns the newest saved step of a run. Raises ValueError where the folder holds no run, or nothing saved."""
+    return saved_steps(folder)[-1]
+
+
+def saved_steps(folder: str | Path) -> list[int]:
+    """Returns the saved steps of a run, oldest first. Raises ValueError where there is none."""
+    if not paths.exists(Path(folder) / "manifest.json"):
+        raise ValueError(f"{folder} is not a run folder: it holds no manifest.json; give the --run folder of jrl train")
+    steps = list_steps(Path(folder) / "checkpoints")
+    if not steps:
+        raise ValueError(f"{folder} holds a run that has saved nothing yet")
+    return steps
+
+
+def read_step(folder: str | Path, step: int) -> tuple[dict[str, PyTree], dict[str, Any]]:
+    """Returns (tree, host) of a saved step: nested dicts of numpy arrays, named as the save names them.
+
+    Needs neither the run's configuration nor its devices. Every file and leaf is hashed against the step's manifest.
+    """
+    root = Path(folder) / "checkpoints"
+    if step not in (present := saved_steps(folder)):
+        raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, present))}")
+    wanted: dict[str, Any] = {}
+    for name, leaf in verify_step(root, step)["leaves"].items():
+        *above, last = name.split("/")
+        place = wanted
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = _target(leaf)
+    _, tree, host = restore_step(root, wanted, step)
+    return tree, host
+
+
+def _target(leaf: dict[str, Any]) -> Any:
+    """What to restore a leaf as: numpy, or the keys that only JAX has a type for."""
+    if "impl" in leaf:
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=leaf["impl"]))
+        return jax.ShapeDtypeStruct(tuple(leaf["shape"]), key.dtype)
+    return np.empty(tuple(leaf["shape"]), np.dtype(leaf["dtype"]))

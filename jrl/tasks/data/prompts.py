@@ -1,0 +1,64 @@
+"""Which examples may be learned from: the split, and the checks of an encoded prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+from jrl.tasks.example import Example
+
+Split = Literal["train", "held_out"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+    """How examples become prompts."""
+
+    prompt_length: int  # most tokens of an encoded prompt, role markers included: P of every program
+    held_out_every: int | None = 10  # one prompt in so many is held out, by its text's hash; None: none is, 1: all
+    on_bad_prompt: Literal["refuse", "drop"] = "refuse"  # empty or longer than prompt_length
+
+    def __post_init__(self) -> None:
+        if self.prompt_length < 1:
+            raise ValueError(f"Data.prompt_length is {self.prompt_length}: it must be at least 1")
+        if self.held_out_every is not None and self.held_out_every < 1:
+            raise ValueError(f"Data.held_out_every is {self.held_out_every}: it must be None or at least 1")
+
+
+class Visit(NamedTuple):
+    """One visit of one example."""
+
+    example: Example
+    uid: tuple[int, int]  # two uint32 that name it: jrl.tasks.example.visit_uid(example.id, epoch)
+    prompt: tuple[int, ...]  # ids, at most Data.prompt_length
+
+
+def is_held_out(example: Example, config: Data) -> bool:
+    """Returns whether the example belongs to the held-out split. A function of the prompt's text alone, so that a text
+    cannot be on both sides, whatever the source, its order and its duplicates."""
+    if config.held_out_every is None:
+        return False
+    return int.from_bytes(example.prompt_digest(), "big") % config.held_out_every == 0
+
+
+def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple[int, ...], str | None]:
+    """Returns the prompt's ids, role markers included, and what is wrong with them: None, "empty" or "too_long".
+
+    Raises: ValueError naming the example where its messages are no conversation for the tokenizer's chat template.
+    """
+    if not any(message.content.strip() for message in example.messages):
+        return (), "empty"
+    try:
+        ids = tuple(tokenizer.encode_prompt(example.messages))
+    except ValueError as error:
+        raise ValueError(f"example {example.id!r}: {error}") from error
+    return ids, "too_long" if len(ids) > config.prompt_length else None
+
+
+def refusal(example: Example, cause: str, length: int, config: Data) -> ValueError:
+    """Returns the error that names a prompt that cannot be used."""
+    if cause == "empty":
+        said = "its prompt is empty"
+    else:
+        said = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
+    return ValueError(f"example {example.id!r}: {said}; Data.on_bad_prompt = 'drop' would drop and count such prompts")

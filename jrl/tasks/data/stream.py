@@ -1,0 +1,101 @@
+"""An endless, exactly resumable walk over the examples of a source.
+
+    position 0, 1, 2, ...   --order: shuffled anew each epoch-->   (epoch, example)   --split, checks-->   Visit
+
+The order is that of all processes together: process p of k takes the p-th block of n from every k * n visits, so one
+process or many train on the same prompts in the same order, and the position means the same to each. For this every
+process walks past the others' examples too (it makes them, which costs a generator its time, but takes its own only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.tasks.data.order import open_order
+from jrl.tasks.data.prompts import Data, Split, Visit, encode_prompt, is_held_out, refusal
+from jrl.tasks.envs.contract import Source
+from jrl.tasks.example import visit_uid
+
+
+class Stream:
+    """The walk: a place in the order, moved by `next`. Its state is JSON and goes into the checkpoint."""
+
+    def __init__(self, source, tokenizer, config, *, seed, split, process_index, process_count) -> None:
+        self._source, self._tokenizer, self._config, self._split = source, tokenizer, config, split
+        self._process_index, self._process_count = process_index, process_count
+        self._seed, self._size = seed, len(source)
+        self._order = open_order(self._size, seed)
+        self._position = 0
+        self.counts: dict[str, int] = {}  # prompts dropped since the start, by cause
+
+    @property
+    def epoch(self) -> int:
+        """How many times the whole source has been walked."""
+        return self._position // self._size
+
+    def next(self, n: int) -> list[Visit]:
+        """Returns this process's next `n` visits.
+
+        Raises: ValueError where a prompt is refused, or where a whole pass finds nothing to use.
+        """
+        visits = [self._advance() for _ in range(n * self._process_count)]
+        return visits[self._process_index * n : (self._process_index + 1) * n]
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as JSON. It is the same on every process, for any number of processes."""
+        return {"position": self._position, "seed": self._seed, "size": self._size, "split": self._split,
+                "counts": dict(sorted(self.counts.items()))}  # fmt: skip
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Moves to a saved position. Raises ValueError if it was saved from another order of examples."""
+        here = self.get_state()
+        for name in ("seed", "size", "split"):
+            if state[name] != here[name]:
+                raise ValueError(f"data position saved with {name} = {state[name]!r}, this run has {here[name]!r}")
+        self._position = int(state["position"])
+        self.counts = {cause: int(count) for cause, count in state["counts"].items()}
+
+    def _advance(self) -> Visit:
+        # Any window of 2 * size - 1 positions holds one whole epoch, so an empty one means an empty split.
+        for _ in range(2 * self._size):
+            position = self._position
+            example = self._source[self._order(position)]
+            self._position += 1
+            if is_held_out(example, self._config) != (self._split == "held_out"):
+                continue
+            prompt, cause = encode_prompt(example, self._tokenizer, self._config)
+            if cause is None:
+                return Visit(example, visit_uid(example.id, position // self._size), prompt)
+            if self._config.on_bad_prompt == "refuse":
+                raise refusal(example, cause, len(prompt), self._config)
+            self.counts[cause] = self.counts.get(cause, 0) + 1
+        raise ValueError(
+            f"none of the {self._size} examples can be used for the {self._split} split "
+            f"(dropped so far: {self.counts or 'none'}; Data.held_out_every = {self._config.held_out_every})"
+        )
+
+
+def open_stream(
+    source: Source,
+    tokenizer: Any,
+    config: Data,
+    *,
+    seed: int,
+    split: Split,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Stream:
+    """Returns the stream of one split of `source`, at its start.
+
+    Raises: ValueError for an empty source, an unknown split or a process outside 0..process_count-1.
+    """
+    if len(source) < 1:
+        raise ValueError("the source has no examples")
+    if split not in ("train", "held_out"):
+        raise ValueError(f"split {split!r} is not 'train' or 'held_out'")
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"process {process_index} of {process_count}")
+    return Stream(
+        source, tokenizer, config, seed=seed, split=split, process_index=process_index, process_count=process_count
+    )

@@ -1,0 +1,51 @@
+"""A look at a source before a run: texts for the tokenizer, lengths, duplicates, what would be dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jrl.tasks.data.prompts import Data, encode_prompt, is_held_out
+from jrl.tasks.envs.contract import Source
+
+
+def texts_of(source: Source, config: Data, most: int = 20_000) -> Iterator[str]:
+    """Yields texts of the training split, each message and then the answer: what tokenizers are trained from.
+    At most `most` examples are looked at, spread evenly over the source."""
+    looked_at = min(len(source), most)
+    for i in range(looked_at):
+        example = source[i * len(source) // looked_at]
+        if is_held_out(example, config):
+            continue
+        for message in example.messages:
+            yield message.content
+        if example.answer is not None:
+            yield example.answer
+
+
+def survey(source: Source, tokenizer: Any, config: Data, n: int) -> dict[str, int]:
+    """Returns what the first `n` examples (or all, where there are fewer) are like.
+
+    Returns: counts "examined", "held_out", "duplicate_prompt" (a text met before), "no_answer", "empty", "too_long",
+        and "longest_prompt", "longest_answer" in tokens.
+    """
+    found = dict.fromkeys(
+        ("examined", "held_out", "duplicate_prompt", "no_answer", "empty", "too_long", "longest_prompt",
+         "longest_answer"), 0)  # fmt: skip
+    seen: set[bytes] = set()
+    for index in range(min(n, len(source))):
+        example = source[index]
+        digest = example.prompt_digest()
+        prompt, cause = encode_prompt(example, tokenizer, config)
+        found["examined"] += 1
+        found["held_out"] += is_held_out(example, config)
+        found["duplicate_prompt"] += digest in seen
+        seen.add(digest)
+        if cause is not None:
+            found[cause] += 1
+        found["longest_prompt"] = max(found["longest_prompt"], len(prompt))
+        if example.answer is None:
+            found["no_answer"] += 1
+        else:
+            found["longest_answer"] = max(found["longest_answer"], len(tokenizer.encode(example.answer)))
+    return found

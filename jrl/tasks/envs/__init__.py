@@ -1,0 +1,18 @@
+"""Environments: where examples come from. `ENVS` is the table; jrl.tasks.envs.contract says what an environment is."""
+
+from __future__ import annotations
+
+from jrl.tasks.envs.addition import Addition, open_addition
+from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of
+from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.envs.mixture import Mixture, open_source
+from jrl.tasks.envs.reasoning_gym import ReasoningGym, open_reasoning_gym
+
+ENVS: dict[str, Environment] = {
+    "Addition": Environment(Addition, open_addition),
+    "Jsonl": Environment(Jsonl, open_jsonl),
+    "Mixture": Environment(Mixture, lambda config: open_source(config, ENVS)),
+    "ReasoningGym": Environment(ReasoningGym, open_reasoning_gym),
+}
+
+__all__ = ["ENVS", "Environment", "Generated", "Source", "digest_of", "open_source"]

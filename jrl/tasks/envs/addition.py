@@ -1,0 +1,41 @@
+"""Addition of two numbers: the smallest task that can be learned from its verifier. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from jrl.tasks.envs.contract import Generated, digest_of
+from jrl.tasks.example import Example, Message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Addition:
+    """Prompts "12+34=" with the sum as the answer. Both numbers have exactly `digits` digits (0..9 with one)."""
+
+    digits: int = 2
+    size: int = 100_000  # how many examples there are; prompts repeat when there are fewer pairs of numbers
+    seed: int = 0
+    verifiers: tuple[str, ...] = ("Exact",)  # that judge the answer; (): the run's own, Scoring.verifiers
+
+
+def open_addition(config: Addition) -> Generated:
+    """Returns the source. Raises ValueError for digits or size below 1."""
+    for name in ("digits", "size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"Addition.{name} is {getattr(config, name)}: it must be at least 1")
+    low = 10 ** (config.digits - 1) if config.digits > 1 else 0
+
+    def make(index: int) -> Example:
+        draw = random.Random(digest_of("addition", config.seed, config.digits, index))
+        left, right = (draw.randrange(low, 10**config.digits) for _ in range(2))
+        return Example(
+            id=f"addition/{config.digits}/{config.seed}/{index}",
+            messages=(Message("user", f"{left}+{right}="),),
+            answer=str(left + right),
+            verifiers=config.verifiers,
+            task="addition",
+        )
+
+    # 1: the version of this generator.
+    return Generated(config.size, make, digest_of(1, config))

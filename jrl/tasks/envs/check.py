@@ -1,0 +1,58 @@
+"""What must hold of every source, as a list of what does not: for the contract tests and a user's own parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from jrl.tasks.envs.contract import Source
+from jrl.tasks.example import ROLES, Example
+
+
+def check_source(
+    open_it: Callable[[], Source], n: int = 20, mark: Callable[[str, Example], float | None] | None = None
+) -> list[str]:
+    """Returns one sentence for each promise of jrl.tasks.envs.contract that the source's first `n` examples break.
+
+    Args:
+        open_it: opens the source anew; it is called twice, and the two are read in opposite orders.
+        mark: (completion, example) -> the reward of the example's own verifiers. Where it is given, an example's own
+            answer must be worth 1.
+    """
+    problems: list[str] = []
+    first, second = open_it(), open_it()
+    if len(first) < 1:
+        return ["it has no examples"]
+    if len(first) != len(second):
+        problems.append(f"opened twice it has {len(first)} and {len(second)} examples")
+    if not first.fingerprint or first.fingerprint != second.fingerprint:
+        problems.append(f"its fingerprint is {first.fingerprint!r} and then {second.fingerprint!r}")
+    n = min(n, len(first), len(second))
+    forwards = [first[i] for i in range(n)]
+    backwards = [second[i] for i in reversed(range(n))][::-1]
+    ids: dict[str, int] = {}
+    for i, (example, again) in enumerate(zip(forwards, backwards)):
+        if example != again:
+            problems.append(f"example {i} differs when the source is opened again and read in another order")
+        if ids.setdefault(example.id, i) != i:
+            problems.append(f"examples {ids[example.id]} and {i} have the same id {example.id!r}")
+        if not example.messages or any(message.role not in ROLES for message in example.messages):
+            problems.append(f"example {i} has no messages, or a role that is not one of {', '.join(ROLES)}")
+        try:
+            copy = Example.from_json(json.loads(json.dumps(example.to_json(), allow_nan=False)))
+        except (TypeError, ValueError) as error:
+            problems.append(f"example {i} cannot be written as JSON: {error}")
+        else:
+            if copy != example:
+                problems.append(f"example {i} is not the same after JSON and back")
+        if mark is not None and example.answer is not None:
+            worth = mark(example.answer, example)
+            if worth != 1.0:
+                problems.append(f"example {i}: its own answer {example.answer[:80]!r} is worth {worth}, not 1")
+    for index in (-1, len(first)):
+        try:
+            first[index]
+        except IndexError:
+            continue
+        problems.append(f"index {index} of {len(first)} gives an example instead of an IndexError")
+    return problems

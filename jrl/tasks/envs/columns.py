@@ -1,0 +1,203 @@
+"""A row of a published data set becomes an Example: which column is what, and where in its text the answer stands.
+
+    {"prompt": "12+34=", "answer": "46"}
+    {"messages": [{"role": "user", "content": "12+34="}], "answer": "46", "id": "a", "task": "sums", "level": 2}
+
+GSM8K (2110.14168) has `question`, and `answer`: a worked solution whose last line is `#### 42`. MATH (2103.03874) has
+`problem`, and `solution`, in which the last `\\boxed{...}` holds the answer:
+
+    Jsonl.columns = {'prompt': 'question'}                            Jsonl.answer_in = 'hash'
+    Jsonl.columns = {'prompt': 'problem', 'answer': 'solution'}       Jsonl.answer_in = 'boxed'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from jrl.tasks.example import ROLES, Example, Message
+
+CAUSES = {
+    "too_long": "is longer than max_row_bytes",
+    "bad_utf8": "is not UTF-8",
+    "bom": "begins with a byte order mark",
+    "blank": "is blank",
+    "bad_json": "is not JSON",
+    "not_finite": "holds NaN or an infinite number, which JSON does not have",
+    "duplicate_key": "holds a key twice",
+    "too_deep": "is nested deeper than 64 levels",
+    "surrogate": "holds half a surrogate pair, which is no text",
+    "not_object": "is not an object",
+    "missing_field": "lacks a field",
+    "wrong_type": "holds a field of the wrong type",
+    "empty_prompt": "has an empty prompt",
+    "missing_answer": "has no answer",
+    "duplicate_id": "repeats the id of an earlier row",
+}
+FIELDS = ("prompt", "messages", "answer", "id", "task", "verifiers", "info")
+PROMPT = "{prompt}"
+AnswerIn = Literal["whole", "hash", "boxed"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Jsonl:
+    """A file of rows: JSON lines, or Parquet where its name ends in .parquet. A column that is no field of ours is kept
+    in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
+
+    path: str
+    columns: dict[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # our field -> the file's column, where they differ
+    answer_in: AnswerIn = "whole"  # its column; hash: after the last ####; boxed: in the last \boxed{}
+    prompt_form: str = PROMPT  # what is asked: the row's `prompt` (not its `messages`) in the place of {prompt}
+    system: str = ""  # a system message before a row's `prompt` (not before its `messages`)
+    task: str = ""  # label of rows without one; empty: the file's name without its ending
+    verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
+    needs_answer: bool = True  # a row without an answer is bad
+    on_bad_row: Literal["refuse", "drop"] = "refuse"
+    max_dropped: float = 0.1  # largest share of rows that dropping may lose
+    max_row_bytes: int = 16 * 2**20
+
+    def __post_init__(self) -> None:
+        for field in self.columns:
+            if field not in FIELDS:
+                raise ValueError(f"Jsonl.columns names {field!r}, which is not one of our fields: {', '.join(FIELDS)}")
+        if self.prompt_form.count(PROMPT) != 1:
+            raise ValueError(f"Jsonl.prompt_form is {self.prompt_form!r}; it must hold {PROMPT} once")
+        if self.max_row_bytes < 2:
+            raise ValueError(f"Jsonl.max_row_bytes is {self.max_row_bytes}: it must be at least 2")
+
+
+class BadRow(ValueError):
+    """Says which of CAUSES a row is, and the particulars."""
+
+    def __init__(self, cause: str, particulars: str = "") -> None:
+        super().__init__(f"{CAUSES[cause]}{f': {particulars}' if particulars else ''}")
+        self.cause = cause
+
+
+def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
+    """Returns the example of a row, which is the file's `number`-th, from 1. Raises BadRow."""
+    column = {field: config.columns.get(field, field) for field in FIELDS}
+
+    def text(field: str, otherwise: str | None) -> str | None:
+        value = row.get(column[field])
+        if value is None:
+            return otherwise
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str):
+            raise BadRow("wrong_type", f"{column[field]!r} is {kind(value)}, not text")
+        return value
+
+    if row.get(column["messages"]) is not None:
+        messages = _messages(row[column["messages"]], column["messages"])
+    elif row.get(column["prompt"]) is not None:
+        prompt = row[column["prompt"]]
+        if not isinstance(prompt, str):
+            raise BadRow("wrong_type", f"{column['prompt']!r} is {kind(prompt)}, not text")
+        if not prompt.strip():
+            raise BadRow("empty_prompt")
+        messages = (Message("user", prompt.join(config.prompt_form.split(PROMPT))),)
+    else:
+        raise BadRow("missing_field", f"it needs {column['prompt']!r} or {column['messages']!r}; it has {_names(row)}")
+    if not any(message.content.strip() for message in messages):
+        raise BadRow("empty_prompt")
+    if config.system and row.get(column["messages"]) is None:
+        messages = (Message("system", config.system), *messages)
+    said = text("answer", None)
+    answer = said if said is None else final_answer(said, config.answer_in)
+    if config.needs_answer and not (answer or "").strip():
+        raise BadRow("missing_answer", _no_answer(column["answer"], said, config.answer_in))
+    verifiers = row.get(column["verifiers"])
+    if verifiers is not None and not (isinstance(verifiers, list) and all(isinstance(v, str) for v in verifiers)):
+        raise BadRow("wrong_type", f"{column['verifiers']!r} is not a list of names")
+    info = row.get(column["info"])
+    if info is not None and not isinstance(info, dict):
+        raise BadRow("wrong_type", f"{column['info']!r} is {kind(info)}, not an object")
+    others = {name: value for name, value in row.items() if name not in column.values()}
+    if config.answer_in != "whole" and said is not None:
+        others.setdefault("solution", said)  # a column of that name in the file is the file's own
+    name = Path(config.path).name
+    return Example(
+        id=text("id", f"{name}/{number}"),
+        messages=messages,
+        answer=answer,
+        verifiers=tuple(verifiers) if verifiers else config.verifiers,
+        task=text("task", config.task or Path(name).stem),
+        info={**others, **(info or {})},
+    )
+
+
+def final_answer(text: str, place: AnswerIn) -> str | None:
+    r"""Returns the answer that a worked solution ends with, or None where it has none in that place.
+
+    Args:
+      place: "whole": the text as it is; "hash": after the last #### to the end of its line; "boxed": the contents of
+        the last \boxed{...} or \fbox{...}, braces balanced, or of `\boxed 5` up to the next dollar sign, as the
+        evaluation published with MATH reads it. A solution that boxes steps on its way boxes the answer last.
+    """
+    match place:
+        case "hash":
+            _, mark, after = text.rpartition("####")
+            return after.split("\n")[0].strip() or None if mark else None
+        case "boxed":
+            return _last_boxed(text)
+    return text
+
+
+def _last_boxed(text: str) -> str | None:
+    start = max(text.rfind(r"\boxed"), text.rfind(r"\fbox"))
+    if start < 0:
+        return None
+    rest = text[start:].removeprefix(r"\boxed").removeprefix(r"\fbox")
+    if rest.startswith(" ") and not rest.lstrip().startswith("{"):
+        return rest.split("$")[0].strip() or None
+    rest = rest.lstrip()
+    depth, place = 0, 0
+    while place < len(rest):
+        match rest[place]:
+            case "\\":
+                place += 1  # an escaped brace is a character
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+        if depth == 0:
+            break
+        place += 1
+    return rest[1:place].strip() or None if rest.startswith("{") and place < len(rest) else None
+
+
+def _no_answer(column: str, said: str | None, place: AnswerIn) -> str:
+    where = {"hash": "a #### with an answer after it", "boxed": r"a whole \boxed{} with an answer in it"}
+    if place in where and (said or "").strip():
+        missing = f"{column!r} has not {where[place]}"
+    else:
+        missing = f"{column!r} is missing, null or blank"
+    return f"{missing}; Jsonl.needs_answer = False allows it"
+
+
+def _messages(value: Any, column: str) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise BadRow("wrong_type", f"{column!r} is not a list of messages")
+    messages = []
+    for message in value:
+        if not (isinstance(message, dict) and isinstance(message.get("role"), str)
+                and isinstance(message.get("content"), str)):  # fmt: skip
+            raise BadRow("wrong_type", f'{column!r} holds something else than {{"role": text, "content": text}}')
+        if message["role"] not in ROLES:
+            raise BadRow("wrong_type", f"role {message['role']!r} is not one of {', '.join(ROLES)}")
+        messages.append(Message(message["role"], message["content"]))
+    return tuple(messages)
+
+
+def kind(value: Any) -> str:
+    """Returns what a JSON value is, in words."""
+    names = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
+    return names.get(type(value), "an object")
+
+
+def _names(row: dict[str, Any]) -> str:
+    return ", ".join(repr(name[:40]) for name in list(row)[:8]) or "none"

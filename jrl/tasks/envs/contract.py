@@ -1,0 +1,80 @@
+"""What an environment is: a config class and a function that opens it as a source of examples. No JAX.
+
+A source has `len(source)` and `source[index] -> Example` for 0 <= index < len. The same config and index always give
+the same example, in any order and in any process. `source.fingerprint` is a hex digest of what decides the examples (a
+file's bytes, a generator's version): part of a run's identity. `source.counts` says what was dropped or noticed when
+the source was opened, by cause ("bad_json": 3). `source.verifiers`, where a source has it, holds every name that one of
+its examples gives in `Example.verifiers`, so that an unknown one is refused before the run begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple, Protocol
+
+from jrl.tasks.example import Example
+
+
+class Source(Protocol):
+    fingerprint: str
+    counts: dict[str, int]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Example: ...
+
+
+class Environment(NamedTuple):
+    """A row of the environment table."""
+
+    config: type  # frozen dataclass
+    open: Callable[[Any], Source]  # config -> source
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """A source made by a function of the index: what a generator of tasks becomes, so that any position can be resumed.
+
+    `make` must be a function of `index` alone: seed a `random.Random` with it, keep no state between calls.
+    """
+
+    size: int
+    make: Callable[[int], Example]
+    fingerprint: str  # jrl.tasks.envs.contract.digest_of what decides the examples
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    verifiers: frozenset[str] | None = None  # None: not known
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Example:
+        return self.make(in_range(index, self.size))
+
+
+def named_verifiers(source: Source) -> frozenset[str]:
+    """Returns the verifiers that the examples of `source` name: all that it declares, else those of its first 64."""
+    declared = getattr(source, "verifiers", None)
+    if declared is not None:
+        return declared
+    return frozenset(name for i in range(min(len(source), 64)) for name in source[i].verifiers)
+
+
+def in_range(index: int, size: int) -> int:
+    """Returns `index` as an int. Raises IndexError outside 0..size-1, also below 0: nothing is counted from the end."""
+    if not 0 <= index < size:
+        raise IndexError(f"index {index} of a source of {size} examples")
+    return int(index)
+
+
+def digest_of(*parts: Any) -> str:
+    """Returns the sha256 (hex) of the parts' texts: a fingerprint, or a seed for `random.Random` alike everywhere."""
+    return hashlib.sha256("\x00".join(map(str, parts)).encode()).hexdigest()
+
+
+def stamp_of(file: IO[bytes]) -> tuple[int, int]:
+    """Returns bytes of an open file, and nanoseconds when it had last been written: by which a change is noticed."""
+    described = os.fstat(file.fileno())
+    return described.st_size, described.st_mtime_ns

@@ -1,0 +1,244 @@
+"""Tasks from a file of rows, JSON lines or Parquet, read at random. No JAX.
+
+What a row means is in `columns.py`. Opening reads the file once, row by row, and keeps 16 bytes a row; memory does not
+grow with the file's text. Whatever is wrong with a row is one of CAUSES: refused with file and line, or dropped and
+counted, as the config says.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jrl import paths
+from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, example_of, kind
+from jrl.tasks.envs.contract import digest_of, in_range, stamp_of
+from jrl.tasks.envs.parquet import open_parquet
+from jrl.tasks.example import Example
+
+_DEEPEST = 64
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+Row = Callable[[], dict[str, Any]]  # raises BadRow
+
+
+class Reader(Protocol):
+    """The rows of one kind of file."""
+
+    unit: str  # what a row is called where one is bad: "line", "row"
+
+    def each(self) -> Iterator[tuple[int, int, Row]]:
+        """Yields (number in the file, from 1; place; row) of every row, reading the file once."""
+
+    def at(self, place: int) -> dict[str, Any]:
+        """Returns the row at a place. Raises BadRow, and ValueError where the file is not the one that was opened."""
+
+    def digest(self) -> str:
+        """Returns the sha256 of the file, once `each` has ended."""
+
+    def counts(self) -> dict[str, int]:
+        """Returns what of the whole file was noticed, by cause."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JsonlSource:
+    """Rows of the file by number. Make one with `open_jsonl`."""
+
+    config: Jsonl
+    reader: Reader
+    places: np.ndarray  # [n] uint64, where the reader finds a row
+    numbers: np.ndarray  # [n] uint64, its number in the file, from 1
+    fingerprint: str
+    counts: dict[str, int]
+    verifiers: frozenset[str]  # that a row names
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Example:
+        """Returns row `index`. Raises ValueError where the file is not the one that was opened."""
+        index = in_range(index, len(self))
+        return example_of(self.reader.at(int(self.places[index])), int(self.numbers[index]), self.config)
+
+
+def open_jsonl(config: Jsonl) -> JsonlSource:
+    """Returns the source, every row of it checked.
+
+    Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
+        more than `max_dropped` of the rows are bad, or no row is left.
+    """
+    places, numbers, ids, prompts = (array.array("Q") for _ in range(4))
+    counts: dict[str, int] = {}
+    verifiers: set[str] = set()
+    first_bad = ""
+    try:
+        reader: Reader = open_parquet(config) if config.path.endswith(".parquet") else Lines(config)
+        for number, place, row in reader.each():
+            try:
+                example = example_of(row(), number, config)
+            except BadRow as bad:
+                said = f"{config.path}, {reader.unit} {number}: the row {bad}"
+                if config.on_bad_row == "refuse":
+                    raise ValueError(f"{said}. Jsonl.on_bad_row = 'drop' drops and counts such rows") from bad
+                counts[bad.cause] = counts.get(bad.cause, 0) + 1
+                first_bad = first_bad or said
+                continue
+            places.append(place)
+            numbers.append(number)
+            ids.append(_short(example.id.encode()))
+            prompts.append(_short(example.prompt_digest()))
+            verifiers.update(example.verifiers)
+    except OSError as error:
+        raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror or error}") from error
+    kept, where = _first_of_each(ids)
+    repeated = np.setdiff1d(np.arange(len(ids)), kept)
+    if len(repeated):
+        said = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
+        if config.on_bad_row == "refuse":
+            raise ValueError(f"{said} ({reader.unit} {numbers[int(where[repeated[0]])]})")
+        counts["duplicate_id"] = len(repeated)
+        first_bad = first_bad or said
+    dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
+    if dropped > config.max_dropped * total:
+        raise ValueError(
+            f"{config.path}: {dropped} of {total} rows are bad, more than Jsonl.max_dropped = {config.max_dropped} of "
+            f"them: {dict(sorted(counts.items()))}. The first: {first_bad}"
+        )
+    if not len(kept):
+        raise ValueError(f"{config.path} holds no rows")
+    twice = len(kept) - len(np.unique(np.asarray(prompts, np.uint64)[kept]))
+    if twice:
+        counts["duplicate_prompt"] = twice  # kept: noticed, not dropped
+    return JsonlSource(
+        config=config,
+        reader=reader,
+        places=np.asarray(places, np.uint64)[kept],
+        numbers=np.asarray(numbers, np.uint64)[kept],
+        fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), reader.digest()),
+        counts={**counts, **reader.counts()},
+        verifiers=frozenset(verifiers),
+    )
+
+
+class Lines:
+    """JSON lines, found again by their offset."""
+
+    unit = "line"
+
+    def __init__(self, config: Jsonl) -> None:
+        self._path, self._limit = config.path, config.max_row_bytes
+        self._digest = hashlib.sha256()
+        self._stamp: tuple[int, int] | None = None
+
+    def each(self) -> Iterator[tuple[int, int, Row]]:
+        with open(paths.local(self._path), "rb") as file:
+            self._stamp = stamp_of(file)
+            for number, offset, line in _lines(file, self._limit, self._digest):
+                yield number, offset, lambda line=line: _parse(line, self._limit)
+
+    def at(self, place: int) -> dict[str, Any]:
+        with open(paths.local(self._path), "rb") as file:
+            if stamp_of(file) != self._stamp:
+                raise ValueError(f"{self._path} changed while it was being read")
+            file.seek(place)
+            return _parse(file.readline(self._limit + 1), self._limit)
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+
+def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
+    line = line.rstrip(b"\r\n")
+    if len(line) > max_row_bytes:
+        raise BadRow("too_long", f"max_row_bytes is {max_row_bytes}")
+    if line.startswith(b"\xef\xbb\xbf"):
+        raise BadRow("bom", "save the file as UTF-8 without one")
+    if not line.strip():
+        raise BadRow("blank")
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise BadRow("bad_utf8", f"byte {error.start} of the line") from error
+    # Depth is measured before parsing, since the parser recurses. Only what could be too deep is looked at closely.
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(line) > _DEEPEST:
+        raise BadRow("too_deep")
+    try:
+        row = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite)
+    except BadRow:
+        raise
+    except ValueError as error:
+        raise BadRow("bad_json", str(error)) from error
+    if not isinstance(row, dict):
+        raise BadRow("not_object", f"it is {kind(row)}")
+    if "\\u" in text:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise BadRow("surrogate") from error
+    return row
+
+
+def _lines(file: Any, limit: int, digest: Any) -> Iterator[tuple[int, int, bytes]]:
+    """Number, offset and bytes of each line; of one that is longer than `limit` only the first limit + 3 bytes."""
+    number, offset = 0, 0
+    while line := file.readline(limit + 3):
+        number += 1
+        digest.update(line)
+        length, end = len(line), line.endswith(b"\n")
+        while not end and (more := file.readline(1 << 16)):
+            digest.update(more)
+            length, end = length + len(more), more.endswith(b"\n")
+        yield number, offset, line
+        offset += length
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise BadRow("duplicate_key", repr(next(key for key in keys if keys.count(key) > 1)))
+    return row
+
+
+def _refuse(constant: str) -> float:
+    raise BadRow("not_finite", constant)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise BadRow("not_finite", digits[:40])
+    return value
+
+
+def _depth(line: bytes) -> int:
+    deepest = depth = 0
+    for byte in _STRINGS.sub(b"", line):
+        if byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _first_of_each(digests: array.array) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the first of each value, ascending, and for every index that of its first."""
+    _, first, inverse = np.unique(np.asarray(digests, np.uint64), return_index=True, return_inverse=True)
+    return np.sort(first), first[inverse]
+
+
+def _short(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

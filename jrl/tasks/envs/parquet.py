@@ -1,0 +1,139 @@
+"""Rows of a Parquet file, found again by their number. Needs the extra `parquet` (pyarrow). No JAX.
+
+A row group is decoded at a time and the last one kept, so that memory follows the largest group and not the file.
+Columns whose type JSON does not have (bytes, times, decimals, maps) are not read, and counted as unread_column.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jrl import paths
+from jrl.tasks.envs.columns import BadRow, Jsonl
+from jrl.tasks.envs.contract import stamp_of
+
+MOST_GROUP_BYTES = 2 << 30  # of a row group, unpacked
+BATCH = 1024  # rows turned into Python at once
+CHUNK = 1 << 20
+
+
+def open_parquet(config: Jsonl) -> ParquetRows:
+    """Opens the file; its schema is read.
+
+    Raises: ImportError naming the extra; OSError where it cannot be opened; ValueError for one that is no Parquet file,
+        is damaged, or has a column twice.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(
+            "a .parquet file needs the package pyarrow; pip install 'jrl-jax[parquet]' brings it"
+        ) from error
+    return ParquetRows(config, pyarrow)
+
+
+class ParquetRows:
+    """The rows of one file. Make one with `open_parquet`."""
+
+    unit = "row"
+
+    def __init__(self, config: Jsonl, arrow: Any) -> None:
+        self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
+        self._held: tuple[int, Any] | None = None  # the row group read last
+        with open(paths.local(config.path), "rb") as file:
+            self._stamp = stamp_of(file)
+            self._digest = hashlib.sha256()
+            while chunk := file.read(CHUNK):
+                self._digest.update(chunk)
+        metadata, schema = self._guarded(lambda file: (file.metadata, file.schema_arrow))
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        self._starts = np.cumsum([0, *sizes])
+        largest = max((metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), default=0)
+        if largest > MOST_GROUP_BYTES:
+            raise ValueError(
+                f"{config.path}: a row group says it unpacks to {largest} bytes; at most {MOST_GROUP_BYTES} are read. "
+                "Write the file with smaller row groups"
+            )
+        if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+            raise ValueError(f"{config.path} has two columns of the name {twice[0]!r}")
+        self._columns = [field.name for field in schema if _in_json(field.type, arrow)]
+        self._unread = len(schema.names) - len(self._columns)
+
+    def each(self) -> Iterator[tuple[int, int, Callable[[], dict[str, Any]]]]:
+        for group in range(len(self._starts) - 1):
+            table = self._group(group)
+            for start in range(0, table.num_rows, BATCH):
+                for i, row in enumerate(_python(table.slice(start, BATCH)), int(self._starts[group]) + start):
+                    yield i + 1, i, lambda row=row: self._checked(row)
+
+    def at(self, place: int) -> dict[str, Any]:
+        with open(paths.local(self._path), "rb") as file:
+            if stamp_of(file) != self._stamp:
+                raise ValueError(f"{self._path} changed while it was being read")
+        group = int(np.searchsorted(self._starts, place, "right")) - 1
+        (row,) = _python(self._group(group).slice(place - int(self._starts[group]), 1))
+        return self._checked(row)
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        return {"unread_column": self._unread} if self._unread else {}
+
+    def _group(self, group: int) -> Any:
+        held = self._held
+        if held is None or held[0] != group:
+            self._held = held = None  # the one before is let go first: both may be large
+            held = group, self._guarded(lambda file: file.read_row_group(group, columns=self._columns))
+            self._held = held
+        return held[1]
+
+    def _guarded(self, read: Callable[[Any], Any]) -> Any:
+        """Returns what `read` reads of the open file. Arrow's errors become one that names the file."""
+        try:
+            with self._arrow.parquet.ParquetFile(str(paths.local(self._path))) as file:
+                return read(file)
+        except FileNotFoundError:
+            raise
+        except (self._arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self._path} is damaged, or no Parquet file: {error}") from error
+
+    def _checked(self, row: dict[str, Any] | BadRow) -> dict[str, Any]:
+        if isinstance(row, BadRow):
+            raise row
+        try:
+            size = len(json.dumps(row, ensure_ascii=False, allow_nan=False).encode())
+        except ValueError as error:
+            raise BadRow("not_finite") from error
+        if size > self._limit:
+            raise BadRow("too_long", f"max_row_bytes is {self._limit}")
+        return row
+
+
+def _python(table: Any) -> list[dict[str, Any] | BadRow]:
+    """Returns the rows of a table; a BadRow in the place of one whose text is not UTF-8."""
+    try:
+        return table.to_pylist()
+    except UnicodeDecodeError as error:
+        if table.num_rows == 1:
+            return [BadRow("bad_utf8", f"byte {error.start} of a column")]
+        return [row for i in range(table.num_rows) for row in _python(table.slice(i, 1))]
+
+
+def _in_json(type_: Any, arrow: Any) -> bool:
+    """Returns whether the values of an arrow type become JSON's own in Python."""
+    types = arrow.types
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return _in_json(type_.value_type, arrow)
+    if types.is_struct(type_):
+        return all(_in_json(type_.field(i).type, arrow) for i in range(type_.num_fields))
+    if types.is_dictionary(type_):
+        return _in_json(type_.value_type, arrow)
+    plain = (types.is_string, types.is_large_string, types.is_boolean, types.is_integer, types.is_floating,
+             types.is_null)  # fmt: skip
+    return any(is_plain(type_) for is_plain in plain)

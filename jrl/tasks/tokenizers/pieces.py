@@ -1,0 +1,216 @@
+"""SentencePiece: trained in process from the run's own texts, or read from a model file. No JAX.
+
+What the library does not do by itself, this file does:
+
+* "\\u2581" (the library's mark for a blank) in a text is encoded as its three bytes, so it comes back as itself (by a
+  model trained here; one from elsewhere reads it as the blank that it has always been to it);
+* decoding joins the bytes of the pieces, so a text and its ids always agree byte for byte;
+* a lone surrogate, which the library refuses, becomes U+FFFD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import sentencepiece
+
+from jrl import paths
+from jrl.tasks.example import ROLES
+from jrl.tasks.tokenizers.contract import (
+    CONTROL_NAMES,
+    SAVED_AS,
+    Controlled,
+    Controls,
+    layout_bytes,
+    padded_size,
+    utf8,
+    without_lead,
+)
+
+MODEL_SAVED_AS = "tokenizer.model"
+BLANK = "\u2581"
+_LONGEST_WORD, _LONGEST_PHRASE = 16, 96  # characters of a piece; the first is the library's own default
+_PROBES = ("  a\n\tb ", "\u00e9 \u65e5\u672c \U0001f389", "x" + BLANK + "y", "\u2585\x00\ufeff", "007 + 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentencePiece:
+    """A vocabulary learned from the texts of the run."""
+
+    vocab_size: int = 1024  # most pieces, control ids and the 256 bytes included; a small corpus gives fewer
+    model: Literal["bpe", "unigram"] = "bpe"
+    texts: int = 20_000  # most texts to train from, the first ones that the task gives
+    # Pieces may run over several words: where the texts repeat phrases, a question takes half as many tokens or fewer.
+    phrases: bool = False
+    path: str | None = None  # an existing .model file: read instead of trained
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PieceTokenizer(Controlled):
+    """See jrl.tasks.tokenizers.contract for what each member means. Make one with `from_model`."""
+
+    model: bytes  # the .model file
+    processor: sentencepiece.SentencePieceProcessor
+    controls: Controls
+    vocab_size: int
+    filled: int
+    pieces: tuple[bytes, ...]  # [vocab_size], b"" for controls and ids that nothing fills
+    leads: bool  # the model puts a blank in front of a text
+    own: bool  # trained here, with its controls in it
+
+    def encode(self, text: str) -> list[int]:
+        text = utf8(text).decode()
+        if not self.own or BLANK not in text:
+            return self.processor.encode(text)
+        literal = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in BLANK.encode()]
+        first, *rest = text.split(BLANK)
+        ids = self.processor.encode(first)
+        for part in rest:
+            ids += literal + self.processor.encode(part)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        said = b"".join(self.pieces[i] for i in ids if 0 <= i < self.vocab_size).decode("utf-8", "replace")
+        return without_lead(said, self.leads)
+
+    def token_bytes(self) -> list[bytes]:
+        return list(self.pieces)
+
+    def save(self, folder: Path | str) -> None:
+        paths.write_bytes_atomic(paths.local(folder) / MODEL_SAVED_AS, self.model)
+        paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
+
+    def _layout(self) -> dict:
+        return {
+            "kind": "SentencePiece",
+            "vocab_size": self.vocab_size,
+            "controls": dataclasses.asdict(self.controls),
+            "model_sha256": hashlib.sha256(self.model).hexdigest(),
+        }
+
+
+def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
+    """Returns the tokenizer of `config.path`, or one trained from the first `config.texts` texts.
+
+    The same texts in the same order give the same bytes.
+
+    Raises: ValueError where there is nothing to train from, the vocabulary is too small for the texts, or a model file
+        does not give back every text.
+    """
+    if config.path is not None:
+        try:
+            model = paths.read_bytes(config.path)
+        except OSError as error:
+            raise ValueError(f"SentencePiece.path: {config.path!r} cannot be read: {error.strerror}") from error
+        return from_model(model, config.path)
+    return from_model(train(config, texts), "the trained model")
+
+
+def train(config: SentencePiece, texts: Iterable[str]) -> bytes:
+    """Returns the bytes of a model file trained from the first `config.texts` texts."""
+    chosen = [utf8(text).decode() for text in itertools.islice(texts, config.texts) if text.strip()]
+    if not chosen:
+        raise ValueError("SentencePiece: the task gives no text to train a vocabulary from")
+    pad, bos, end, *roles = (_spelling(name) for name in CONTROL_NAMES)
+    writer = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(chosen),
+            model_writer=writer,
+            model_type=config.model,
+            vocab_size=config.vocab_size,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            split_by_whitespace=not config.phrases,
+            split_by_unicode_script=not config.phrases,
+            max_sentencepiece_length=_LONGEST_PHRASE if config.phrases else _LONGEST_WORD,
+            max_sentence_length=1 << 16,
+            num_threads=1,  # sums of the unigram trainer depend on the order of threads
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+            unk_id=3,  # named because pad takes 0, its usual place
+            pad_piece=pad,
+            bos_piece=bos,
+            eos_piece=end,
+            control_symbols=roles,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"SentencePiece: no {config.model} vocabulary of {config.vocab_size} could be trained from {len(chosen)} "
+            f"texts ({error}); the 256 bytes, 8 controls and the characters of the texts must fit in vocab_size"
+        ) from error
+    return writer.getvalue()
+
+
+def from_model(model: bytes, name: str) -> PieceTokenizer:
+    """Returns the tokenizer of a model file's bytes. Its control ids are the model's own where it was trained here, and
+    lie above its vocabulary where it comes from elsewhere. `name` says in errors where it came from.
+
+    A model from elsewhere may normalise (compatibility forms, a blank in front, runs of blanks made one): the ids are
+    those that the library gives, and the text that comes back is the one that the model reads.
+
+    Raises: ValueError where it is not a model, or where text would be lost: there are characters that it has no piece
+        for and no bytes to fall back to.
+    """
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"{name} is not a sentencepiece model: {error}") from error
+    filled = processor.vocab_size()
+    ids = {n: processor.piece_to_id(_spelling(n)) for n in CONTROL_NAMES}
+    own = all(processor.is_control(i) for i in ids.values())
+    if own:
+        controls = Controls(ids["pad"], ids["bos"], ids["end"], {role: ids[role] for role in ROLES})
+    else:
+        controls = Controls.at(filled)
+        filled += len(CONTROL_NAMES)
+    vocab_size = padded_size(filled)
+    pieces = [_piece_bytes(processor, i) for i in range(processor.vocab_size())]
+    pieces += [b""] * (vocab_size - len(pieces))
+    # What stands in front of a text that has no blank of its own.
+    leads = bool(first := processor.encode("x")) and pieces[first[0]].startswith(b" ")
+    tokenizer = PieceTokenizer(model, processor, controls, vocab_size, filled, tuple(pieces), leads, own)
+    for probe in _PROBES:
+        read = probe if own else processor.normalize(probe).replace(BLANK, " ")
+        back = tokenizer.decode(tokenizer.encode(probe))
+        if back != (read if own else without_lead(read, leads)):
+            raise ValueError(
+                f"{name}: the text {probe!r} is read as {read!r} and comes back as {back!r}; "
+                "a model needs byte_fallback"
+            )
+    return tokenizer
+
+
+def load(folder: Path, layout: dict) -> PieceTokenizer:
+    """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
+    model = folder / MODEL_SAVED_AS
+    if not paths.exists(model):
+        raise ValueError(f"{folder / SAVED_AS} needs {MODEL_SAVED_AS} beside it")
+    tokenizer = from_model(paths.read_bytes(model), str(model))
+    if layout != tokenizer._layout():
+        raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, the model beside it gives {tokenizer._layout()}")
+    return tokenizer
+
+
+def _spelling(control: str) -> str:
+    return f"<|{control}|>"  # a name inside the model file only: control symbols are never matched in text
+
+
+def _piece_bytes(processor: sentencepiece.SentencePieceProcessor, i: int) -> bytes:
+    if processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i):
+        return b""
+    piece = processor.id_to_piece(i)
+    return bytes([int(piece[3:5], 16)]) if processor.is_byte(i) else piece.replace(BLANK, " ").encode()

@@ -1,0 +1,509 @@
+"""HuggingFace: the tokenizer of a published model, from the folder it came in, with its chat template. No JAX.
+
+Read are `tokenizer.json` (by the `tokenizers` library) or a sentencepiece `tokenizer.model`, the chat template, and
+what `tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`, `generation_config.json` and
+`config.json` say of special tokens. Ids are those that the published files give; what differs is what text may say:
+
+* a *control* is a token that is special, or ends, begins or pads a text. No text of a prompt or completion makes one;
+* a *tag* is another added token that the chat template writes ("<think>", "<tool_response>"). What the assistant says
+  may hold tags, for it says them itself; what it is shown (system, user, tool) may not: there they are ordinary tokens;
+* any other added token is vocabulary, and met in every text.
+
+In text that the template itself writes, all of them mean themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl import paths
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers.chat_template import (
+    MOST_TEMPLATE,
+    BrokenTemplate,
+    ChatTemplate,
+    Guard,
+    TemplateError,
+    free_mark,
+    guarded,
+    plain_messages,
+    renamed,
+    without_mark,
+)
+from jrl.tasks.tokenizers.contract import SAVED_AS, layout_bytes, padded_size, utf8, without_lead
+from jrl.tasks.tokenizers.spelling import Added, Speller, Vocabulary, one_of, open_json, open_model, speller
+
+SAVED_IN = "published"  # folder of the files as they came
+VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first that is there is read
+TEMPLATE = "chat_template.jinja"
+FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+         "generation_config.json", "config.json", TEMPLATE, "chat_template.json")  # fmt: skip
+MOST_BYTES = 1 << 28  # of one file
+CONTENT = "jrl said this"  # what the assistant says where a template is tried
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HuggingFace:
+    """The tokenizer and chat template of a published model."""
+
+    path: str  # the model's folder, or the tokenizer.json or .model file in it
+    chat_template: str | None = None  # a file to take instead of the folder's own template
+    template_options: tuple[str, ...] = ()  # what the template is told: "enable_thinking=false", values are JSON
+    date: str | None = None  # YYYY-MM-DD, told to a template that asks for today; None: the day the run begins
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublishedTokenizer:
+    """See jrl.tasks.tokenizers.contract for what each member means. Make one with `from_files`."""
+
+    files: Mapping[str, bytes]  # by name, as they came
+    options: tuple[str, ...]
+    speller: Speller
+    pieces: tuple[bytes, ...]  # [filled], b"" for controls and ids that nothing fills
+    names: Mapping[int, str]  # how the files spell added tokens
+    controls: frozenset[int]
+    tags: frozenset[str]
+    pad_id: int
+    bos_id: int
+    end_ids: tuple[int, ...]
+    start_ids: tuple[int, ...]
+    leads: bool
+    vocab_size: int
+    chat: ChatTemplate | None
+
+    @property
+    def filled(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def end_id(self) -> int:
+        return self.end_ids[0]
+
+    @property
+    def role_ids(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(layout_bytes(self._layout())).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return self._ids(self.speller.spell(self._clean(text), self._patterns[1]), forbidden=self.controls)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        said = b"".join(self.pieces[i] for i in ids if 0 <= i < len(self.pieces))
+        return without_lead(said.decode("utf-8", "replace"), self.leads)
+
+    def spelled(self, ids: Iterable[int]) -> str:
+        """Returns the text of ids with control tokens spelled out, for a person to read."""
+        said = (utf8(self.names[i]) if i in self.names else self.pieces[i] for i in ids if 0 <= i < len(self.pieces))
+        return b"".join(said).decode("utf-8", "replace")
+
+    def token_bytes(self) -> list[bytes]:
+        return [*self.pieces, *[b""] * (self.vocab_size - len(self.pieces))]
+
+    def encode_prompt(
+        self, messages: Iterable[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Returns the conversation up to where the assistant begins to speak, by the chat template.
+
+        A model without one is asked as a text: what a text starts with, then the messages with a blank line between.
+
+        Raises: ValueError where the template refuses the conversation; where there is none, for tools and for turns
+            of an assistant, which a text does not tell from a user's.
+        """
+        if self.chat is not None:
+            return self.encode_conversation(messages, tools, add_generation_prompt=True)
+        rows = plain_messages(messages)
+        if tools or any(row["role"] not in ("system", "user") for row in rows):
+            raise ValueError("this model has no chat template, which turns of an assistant and tools need; "
+                             "HuggingFace.chat_template = FILE gives it one")  # fmt: skip
+        return [*self.start_ids, *self.encode("\n\n".join(row["content"] for row in rows))]
+
+    def encode_conversation(
+        self,
+        messages: Iterable[Message | Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """Returns the ids of a conversation as the chat template writes it: those of the rendered text, but that no
+        text from data makes a control. Messages may be JSON, with "tool_calls", "reasoning_content" and the like.
+
+        Raises: ValueError where there is no template, or it refuses the conversation.
+        """
+        if self.chat is None:
+            raise ValueError("this model has no chat template; HuggingFace.chat_template = FILE gives it one")
+        rows, tools = plain_messages(messages), list(tools)
+        mark = free_mark([rows, tools])
+        said, shown = self._guards
+        every, _ = self._patterns
+        rows, tools = guarded(rows, mark, said=said, shown=shown), shown.tree(tools, mark)
+        text = self.chat.render(rows, tools, add_generation_prompt=add_generation_prompt)
+        if words := shown.words([[{**row, "role": ""} for row in rows], tools]):
+            others = [{**renamed(row, words), "role": row["role"]} for row in rows]
+            other = self.chat.render(others, renamed(tools, words), add_generation_prompt=add_generation_prompt)
+            if len(every.findall(text)) > len(every.findall(other)):
+                raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
+        return self._ids(without_mark(self.speller.spell(self._clean(text), every), mark))
+
+    def render(
+        self, messages: Iterable[Message | Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *,
+        add_generation_prompt: bool,
+    ) -> str:  # fmt: skip
+        """Returns the conversation's text, for a person to read. Raises ValueError as `encode_conversation` does."""
+        if self.chat is None:
+            raise ValueError("this model has no chat template; HuggingFace.chat_template = FILE gives it one")
+        return self.chat.render(plain_messages(messages), tools, add_generation_prompt=add_generation_prompt)
+
+    def save(self, folder: Path | str) -> None:
+        kept = paths.make_dir(paths.local(folder) / SAVED_IN)
+        for name, data in self.files.items():
+            paths.write_bytes_atomic(kept / name, data)
+        paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
+
+    @functools.cached_property
+    def _patterns(self) -> tuple[Any, Any]:
+        """What spells controls and tags, and what spells tags."""
+        return one_of(self.speller.spelling), one_of(self.tags)
+
+    @functools.cached_property
+    def _guards(self) -> tuple[Guard, Guard]:
+        """For what an assistant says, and for what it is shown."""
+        return Guard(self.speller.spelling.keys() - self.tags), Guard(self.speller.spelling)
+
+    def _clean(self, text: str) -> str:
+        if self.speller.nonce in text:
+            raise ValueError("a text holds this process's own spelling of control tokens")
+        return utf8(text).decode()
+
+    def _ids(self, text: str, forbidden: frozenset[int] = frozenset()) -> list[int]:
+        ids = self.speller.encode(text)
+        if not forbidden.isdisjoint(ids):
+            raise ValueError(
+                f"the text {text[:80]!r} makes a control id; the tokenizer's files do not fit this version"
+            )
+        return ids
+
+    def _layout(self) -> dict:
+        layout = {
+            "kind": "HuggingFace",
+            "vocab_size": self.vocab_size,
+            "options": list(self.options),
+            "pad_id": self.pad_id,
+            "bos_id": self.bos_id,
+            "end_ids": list(self.end_ids),
+            "start_ids": list(self.start_ids),
+            "tags": sorted(self.tags),
+            "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(self.files.items())},
+        }
+        if self.chat is not None and "strftime_now" in self.chat.source + (self.chat.tool_source or ""):
+            layout["date"] = self.chat.date
+        return layout
+
+
+def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
+    """Returns the tokenizer of `config.path`. `texts` are not read.
+
+    Raises: ValueError naming the file that is missing or cannot be read as one.
+    """
+    del texts
+    files = read_files(config.path)
+    if config.chat_template is not None:
+        files[TEMPLATE] = _read(Path(config.chat_template), "HuggingFace.chat_template")
+    date = config.date or datetime.date.today().isoformat()
+    try:
+        datetime.date.fromisoformat(date)
+    except ValueError as error:
+        raise ValueError(f"HuggingFace.date is {date!r}: it must be YYYY-MM-DD") from error
+    return from_files(files, str(config.path), options=config.template_options, date=date)
+
+
+def read_files(path: str | Path) -> dict[str, bytes]:
+    """Returns those of FILES that a published folder has. A path to its vocabulary file names the folder too."""
+    at = paths.local(path)
+    folder, wanted = (at, None) if at.is_dir() else (at.parent, at.name)
+    if wanted is not None and not at.exists():
+        raise ValueError(f"HuggingFace.path: {str(path)!r} is not there")
+    found = {name: _read(folder / name, "HuggingFace.path") for name in FILES if (folder / name).is_file()}
+    if wanted is not None:
+        for name in VOCABULARIES:
+            found.pop(name, None)
+        found[VOCABULARIES[0] if wanted.endswith(".json") else VOCABULARIES[1]] = _read(at, "HuggingFace.path")
+    if not set(found) & set(VOCABULARIES):
+        raise ValueError(f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}")
+    return found
+
+
+def load(folder: Path, layout: dict) -> PublishedTokenizer:
+    """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
+    files = {name: _read(folder / SAVED_IN / name, SAVED_IN) for name in layout.get("files", ()) if name in FILES}
+    date, options = layout.get("date", "2000-01-01"), tuple(layout.get("options", ()))
+    tokenizer = from_files(files, str(folder / SAVED_IN), options=options, date=date)
+    tokenizer = fit_to_embedding(tokenizer, layout.get("vocab_size", 0))
+    if layout != tokenizer._layout():
+        raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, its files give {tokenizer._layout()}")
+    return tokenizer
+
+
+def fit_to_embedding(tokenizer: PublishedTokenizer, rows: int) -> PublishedTokenizer:
+    """Returns the tokenizer with `vocab_size` = `rows`, the rows of a model's embedding.
+
+    Raises: ValueError where it has more ids than the embedding has rows: jax would read another row without a word.
+    """
+    if tokenizer.filled > rows:
+        last = tokenizer.filled - 1
+        raise ValueError(
+            f"the tokenizer's largest id is {last} ({tokenizer.spelled([last])!r}), and the embedding has {rows} rows, "
+            f"for ids up to {rows - 1}: they do not belong together, or the embedding was not grown for added tokens"
+        )
+    return dataclasses.replace(tokenizer, vocab_size=rows)
+
+
+def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str) -> PublishedTokenizer:
+    """Returns the tokenizer of a published folder's files. `name` says in errors where they came from.
+
+    Raises: ValueError naming the file that is wrong, and how.
+    """
+    settings = {file: _json(files, file, name) for file in FILES if file.endswith(".json") and file != VOCABULARIES[0]}
+    config = settings["tokenizer_config.json"]
+    more = _declared(config, settings["added_tokens.json"])
+    place = next((file for file in VOCABULARIES if file in files), None)
+    if place is None:
+        raise ValueError(f"{name} holds neither {' nor '.join(VOCABULARIES)}")
+    if place == "tokenizer.json":
+        vocabulary = open_json(files[place], f"{name}/{place}", more)
+    else:
+        legacy = bool(config.get("legacy", True))
+        vocabulary = open_model(files[place], f"{name}/{place}", more, legacy=legacy)
+    ids = {added.text: added.id for added in vocabulary.added}
+    named = _named(config, settings["special_tokens_map.json"])
+    if unknown := sorted(text for text in named.values() if text not in ids):
+        raise ValueError(f"{name}: the special tokens {unknown} are no added tokens of {place}")
+    numbers = [settings["generation_config.json"], settings["config.json"], vocabulary.says]
+    size = len(vocabulary.pieces)
+    begins = _ids_of("bos", named, ids, numbers, size)
+    ends = _ids_of("eos", named, ids, numbers, size)
+    pads = _ids_of("pad", named, ids, numbers, size)
+    sources = _templates(files, settings, name)
+    chat = None
+    if sources:
+        variables = {**named, **_options(options)}
+        chat = ChatTemplate(
+            sources.get("default", next(iter(sources.values()))), sources.get("tool_use"), variables, date
+        )
+    elif options:
+        raise ValueError(f"{name}: HuggingFace.template_options are given and there is no chat template to take them")
+    written = "".join(sources.values())
+    special = {added.id for added in vocabulary.added if added.special}
+    turn_end = _turn_end(
+        chat, {added.text: added.id for added in vocabulary.added if added.text.strip()}, special | set(ends)
+    )
+    if turn_end is not None:
+        ends = [turn_end, *(i for i in ends if i != turn_end)]
+    if not ends:
+        raise ValueError(f"{name}: nothing says which token ends a text: eos_token of tokenizer_config.json, or "
+                         "eos_token_id of generation_config.json or config.json")  # fmt: skip
+    controls = frozenset(special | {*begins, *ends, *pads})
+    tags = frozenset(
+        added.text for added in vocabulary.added
+        if added.id not in controls and added.text.strip() and len(added.text) > 1 and added.text in written
+    )  # fmt: skip
+    pieces = tuple(b"" if i in controls else piece for i, piece in enumerate(vocabulary.pieces))
+    return PublishedTokenizer(
+        files=dict(files),
+        options=tuple(options),
+        speller=speller(vocabulary, controls | {ids[text] for text in tags}),
+        pieces=pieces,
+        names={added.id: added.text for added in vocabulary.added},
+        controls=controls,
+        tags=tags,
+        pad_id=(pads or ends)[0],
+        bos_id=(begins or ends)[0],
+        end_ids=tuple(ends),
+        start_ids=_start(config, vocabulary, begins),
+        leads=vocabulary.leads,
+        vocab_size=padded_size(size),
+        chat=chat,
+    )
+
+
+def rewritten(
+    tokenizer: PublishedTokenizer,
+    messages: Sequence[Message | Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str | None:
+    """Returns a sentence that names the first turn whose tokens change when a later one is added, or None.
+
+    Such a template does not extend a conversation but writes it anew: tokens that were sampled in turn k are not those
+    of turn k in the prompt of turn k + 1, and a policy must not be trained on the ones as if they were the others.
+    """
+    held: list[int] = []  # the conversation so far, up to the end of what the assistant said last
+    edges: list[tuple[int, int]] = []  # (tokens, turns): so many tokens hold so many turns
+    for k in range(len(messages) + 1):
+        last = k == len(messages)
+        if (last and _role(messages[-1]) == "assistant") or (not last and _role(messages[k]) != "assistant"):
+            continue
+        shown = tokenizer.encode_conversation(messages[:k], tools, add_generation_prompt=True)
+        if shown[: len(held)] != held:
+            return _named_change(tokenizer, messages, held, shown, edges, k)
+        if last:
+            break
+        edges.append((len(shown), k))
+        full = tokenizer.encode_conversation(messages[: k + 1], tools, add_generation_prompt=False)
+        if full[: len(shown)] != shown:
+            return _named_change(tokenizer, messages, shown, full, edges, k + 1)
+        end = next((i for i in range(len(shown), len(full)) if full[i] in tokenizer.end_ids), len(full) - 1) + 1
+        held = full[:end]
+        edges.append((end, k + 1))
+    return None
+
+
+def _named_change(
+    tokenizer: PublishedTokenizer, messages: Sequence[Any], old: list[int], new: list[int], edges: Any, turns: int
+) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
+    turn = next(turns for length, turns in edges if at < length)
+    was, now = (tokenizer.spelled(ids[max(at - 4, 0) : at + 24]) for ids in (old, new))
+    return (
+        f"the chat template rewrites turn {turn} ({_role(messages[turn - 1])}) when turn {turns} "
+        f"({_role(messages[turns - 1])}) is there: {was!r} becomes {now!r}"
+    )
+
+
+TRIAL = (
+    Message("user", "first question"),
+    Message("assistant", "<think>\nfirst thought\n</think>\n\nfirst answer"),
+    Message("user", "second question"),
+    Message("assistant", "<think>\nsecond thought\n</think>\n\nsecond answer"),
+    Message("user", "third question"),
+)
+
+
+def rewrites(tokenizer: PublishedTokenizer) -> str | None:
+    """Returns what `rewritten` finds in a conversation of three turns with thinking, or None."""
+    return rewritten(tokenizer, TRIAL) if tokenizer.chat is not None else None
+
+
+def _role(message: Message | Mapping[str, Any]) -> str:
+    return message.role if isinstance(message, Message) else message["role"]
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        if paths.size(path) > MOST_BYTES:
+            raise ValueError(f"{field}: {path} has {paths.size(path)} bytes; at most {MOST_BYTES} are read")
+        return paths.read_bytes(path)
+    except OSError as error:
+        raise ValueError(f"{field}: {path} cannot be read: {error.strerror}") from error
+
+
+def _json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:
+    """The object in a file; {} where there is no such file."""
+    try:
+        found = json.loads(files.get(file, b"{}"))
+    except ValueError as error:
+        raise ValueError(f"{name}/{file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}/{file} holds {type(found).__name__}, not an object")
+    return found
+
+
+def _declared(config: Mapping[str, Any], beside: Mapping[str, Any]) -> list[Added]:
+    """The added tokens that tokenizer_config.json and added_tokens.json declare."""
+    found = {int(i): Added(int(i), str(text), False) for text, i in beside.items()}
+    for i, row in (config.get("added_tokens_decoder") or {}).items():
+        strips = (bool(row.get("lstrip")), bool(row.get("rstrip")))
+        found[int(i)] = Added(int(i), row["content"], bool(row.get("special")), strips, bool(row.get("normalized")))
+    return list(found.values())
+
+
+def _named(*settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that have a name: "bos_token" -> "<s>". The first file that names one decides."""
+    found: dict[str, str] = {}
+    for setting in settings:
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"):
+            value = setting.get(name)
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if isinstance(text, str) and text and name not in found:
+                found[name] = text
+    return found
+
+
+def _ids_of(
+    name: str, named: Mapping[str, str], ids: Mapping[str, int], numbers: Sequence[Mapping[str, Any]], size: int
+) -> list[int]:
+    """The ids that have a role, each once: first by name, then the numbers of the other files. Configurations write -1
+    for none, and pad with ids above the vocabulary; those are passed over."""
+    found = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
+    for setting in numbers:
+        value = setting.get(f"{name}_token_id")
+        for i in value if isinstance(value, list) else [value]:
+            if isinstance(i, int) and 0 <= i < size and i not in found:
+                found.append(i)
+    return found if name == "eos" else found[:1]
+
+
+def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> dict[str, str]:
+    """The chat templates by name. A file of its own goes before tokenizer_config.json."""
+    if TEMPLATE in files:
+        try:
+            found: Any = files[TEMPLATE].decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name}/{TEMPLATE} is not UTF-8: {error}") from error
+    else:
+        found = settings["chat_template.json"].get("chat_template") or settings["tokenizer_config.json"].get(
+            "chat_template"
+        )
+    if not found:
+        return {}
+    sources = {"default": found} if isinstance(found, str) else {row["name"]: row["template"] for row in found}
+    if long := [key for key, source in sources.items() if len(source) > MOST_TEMPLATE]:
+        raise ValueError(f"{name}: the chat template {long[0]!r} is longer than {MOST_TEMPLATE} characters")
+    return sources
+
+
+def _options(options: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        try:
+            if not equals or not key.isidentifier():
+                raise ValueError("it has no name")
+            found[key] = json.loads(value)
+        except ValueError as error:
+            raise ValueError(
+                f"HuggingFace.template_options: {option!r} is not NAME=JSON, as in 'enable_thinking=false' ({error})"
+            ) from error
+    return found
+
+
+def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[int]) -> int | None:
+    """The token that the template writes right after what the assistant said, where it is one that may end a turn."""
+    if chat is None:
+        return None
+    trial = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": CONTENT}]
+    try:
+        text = chat.render(trial, (), add_generation_prompt=False)
+    except BrokenTemplate:
+        raise
+    except TemplateError:
+        return None  # a template of conversations with other roles first; what ends them is named in a file
+    after = text.rpartition(CONTENT)[2].lstrip()
+    found = one_of(ids).match(after)
+    return ids[found[0]] if found and CONTENT in text and ids[found[0]] in set(ends) else None
+
+
+def _start(config: Mapping[str, Any], vocabulary: Vocabulary, begins: Sequence[int]) -> tuple[int, ...]:
+    """What a text starts with: as tokenizer_config.json says, else as the vocabulary's own file does."""
+    wanted = config.get("add_bos_token")
+    if wanted is None:
+        return vocabulary.start
+    return tuple(begins[:1]) if wanted else ()

@@ -1,0 +1,295 @@
+"""The vocabularies of published tokenizers, with every control token spelled so that no text can say it. No JAX.
+
+A published file matches the spelling of a control token ("<|im_end|>") in any text it is given. Here such a token is
+given another spelling, made of random digits, before the file is opened: text that says "<|im_end|>" is then ordinary
+text, to the normaliser, the pre-tokenizer and the merges alike, and whoever means the token (the text of a chat
+template) writes its new spelling. Everything else is the library's own work, so ids are those of the published file.
+
+`open_json` reads `tokenizer.json` with the `tokenizers` library, `open_model` a sentencepiece `.model` file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import sentencepiece
+
+from jrl.tasks.tokenizers.contract import utf8
+
+BLANK = "\u2581"  # how sentencepiece, and what was converted from it, writes a blank
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """A token that is matched whole in a text, whatever the merges say."""
+
+    id: int
+    text: str
+    special: bool  # structure: never part of a text
+    strips: tuple[bool, bool] = (False, False)  # blanks before it, blanks after it
+    normalized: bool = False  # matched in normalised text
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """A published vocabulary, not opened for any choice of controls yet."""
+
+    added: tuple[Added, ...]  # by id
+    pieces: tuple[bytes, ...]  # by id, what a token says; an added token says its own spelling
+    start: tuple[int, ...]  # what the file itself puts in front of a text
+    leads: bool  # a blank is put in front of a text, and taken away in decoding
+    says: Mapping[str, int]  # what the file itself calls "bos_token_id", "eos_token_id", "pad_token_id"; -1 for none
+    open: Callable[[Mapping[int, str]], Callable[[str], list[int]]]  # id -> new spelling; returns encode(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speller:
+    """Writes control tokens so that `encode` reads them. Made anew in every process; ids never depend on the digits."""
+
+    nonce: str
+    spelling: Mapping[str, str]  # published spelling -> new one
+    encode: Callable[[str], list[int]]  # text with new spellings in it -> ids
+
+    def spell(self, text: str, spellings: re.Pattern[str]) -> str:
+        """Returns `text` with the published spellings that the pattern finds turned into the new ones."""
+        return spellings.sub(lambda found: self.spelling[found[0]], text)
+
+
+def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
+    """Returns the vocabulary opened so that the tokens `controls`, and they alone, cannot be said."""
+    nonce = secrets.token_hex(16)
+    new = {i: f"jrl{nonce}x{i}x" for i in controls}
+    texts = {added.id: added.text for added in vocabulary.added}
+    return Speller(nonce, {texts[i]: new[i] for i in controls if i in texts}, vocabulary.open(new))
+
+
+def one_of(texts: Collection[str]) -> re.Pattern[str]:
+    """Returns a pattern that matches any of the texts, the longest first; of no texts, nothing."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) or "(?!)")
+
+
+def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabulary:
+    """Returns what a `tokenizer.json` holds. `more` are added tokens that its folder declares elsewhere.
+
+    Raises: ValueError where it is no such file, or of a kind that would lose text.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError(f"{name} needs the tokenizers library: pip install 'jrl-jax[hf]'") from error
+    try:
+        layout = json.loads(data)
+        model, kind = layout["model"], layout["model"].get("type", "BPE")
+        listed = [_added(row) for row in layout.get("added_tokens") or ()]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{name} is no tokenizer.json: {error!r}") from error
+    if kind not in ("BPE", "Unigram"):
+        raise ValueError(f"{name}: a {kind} vocabulary loses text that it has no word for; jrl reads BPE and Unigram")
+    by_id = {added.id: added for added in listed}
+    for added in more:
+        known = by_id.get(added.id)
+        by_id[added.id] = added if known is None else dataclasses.replace(known, special=known.special or added.special)
+    added = tuple(by_id[i] for i in sorted(by_id))
+    if short := [one.text for one in added if len(one.text) < 2 and one.special]:
+        raise ValueError(f"{name}: the special tokens {short} are single characters, which any text may hold")
+    model["dropout"] = None  # of merges, drawn anew at every call: for training a vocabulary's users, not for ids
+    layout |= {"truncation": None, "padding": None, "added_tokens": [_row(one) for one in added]}
+    try:
+        whole = tokenizers.Tokenizer.from_str(json.dumps(layout))
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(f"{name} cannot be opened: {error}") from error
+    if moved := [one.text for one in added if whole.token_to_id(one.text) != one.id]:
+        raise ValueError(f"{name}: the added tokens {moved[:5]} do not get the ids that the file gives them")
+    style = _style(layout.get("decoder"), name)
+    words = list(model["vocab"].items()) if kind == "BPE" else [(w, i) for i, (w, _) in enumerate(model["vocab"])]
+    pieces = [b""] * (1 + max(i for i in (*(i for _, i in words), *by_id)))
+    for word, i in words:
+        pieces[i] = style.said(word)
+    for one in added:
+        pieces[one.id] = utf8(one.text.replace(BLANK, " ") if style.blanks else one.text)
+    if lost := 256 - len({piece for piece in pieces if len(piece) == 1}):
+        raise ValueError(f"{name} has no token for {lost} of the 256 bytes: text that needs one would be lost")
+    with_start = whole.encode("x").ids
+    bare = whole.encode("x", add_special_tokens=False).ids
+    start = tuple(with_start[: max(_find(with_start, bare), 0)])
+
+    def opened(new: Mapping[int, str]) -> Callable[[str], list[int]]:
+        respelled = _respelled(layout, {one.text: new[one.id] for one in added if one.id in new}, new)
+        try:
+            encoder = tokenizers.Tokenizer.from_str(json.dumps(respelled))
+        except Exception as error:  # a control that longer tokens are merged from
+            raise ValueError(f"{name}: a token that begins, ends or pads a text is ordinary text: {error}") from error
+        return lambda text: encoder.encode(text, add_special_tokens=False).ids
+
+    return Vocabulary(added, tuple(pieces), start, style.leads, {}, opened)
+
+
+def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: bool = True) -> Vocabulary:
+    """Returns what a sentencepiece `.model` file holds, read as `open_json` reads the same vocabulary converted.
+
+    Args:
+      more: added tokens that its folder declares, some perhaps above the ids of the file.
+      legacy: the blank in front of a text also goes in front of the text after every added token.
+    Raises: ValueError where it is no such file, or has no bytes to fall back to and so would lose text.
+    """
+    try:
+        # The library needs protobuf for this module only; orbax brings it.
+        from sentencepiece import sentencepiece_model_pb2 as pb2
+
+        proto = pb2.ModelProto.FromString(data)
+        sentencepiece.SentencePieceProcessor(model_proto=data)
+    except Exception as error:  # protobuf's DecodeError has no base that says so
+        raise ValueError(f"{name} is not a sentencepiece model: {error}") from error
+    kinds = pb2.ModelProto.SentencePiece
+    by_id: dict[int, Added] = {}
+    pieces: list[bytes] = []
+    for i, piece in enumerate(proto.pieces):
+        if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED):
+            by_id[i] = Added(i, piece.piece, piece.type != kinds.USER_DEFINED)
+        pieces.append(b"" if piece.type == kinds.UNUSED else _with_blanks(piece.piece))
+    for added in more:
+        known = by_id.get(added.id)
+        if added.id < len(proto.pieces) and proto.pieces[added.id].piece != added.text:
+            raise ValueError(
+                f"{name}: id {added.id} is {proto.pieces[added.id].piece!r} here and {added.text!r} beside it"
+            )
+        special = added.special or (known is not None and known.special)
+        by_id[added.id] = dataclasses.replace(added, special=special)
+    pieces += [b""] * (max(by_id, default=-1) + 1 - len(pieces))
+    for added in by_id.values():
+        pieces[added.id] = utf8(added.text.replace(BLANK, " "))
+    if lost := 256 - len({piece for piece in pieces if len(piece) == 1}):
+        raise ValueError(
+            f"{name} has no piece for {lost} of the 256 bytes (byte_fallback): text that needs one would be lost"
+        )
+    leads = bool(proto.normalizer_spec.add_dummy_prefix)
+
+    def opened(new: Mapping[int, str]) -> Callable[[str], list[int]]:
+        respelled = pb2.ModelProto.FromString(data)
+        for i, text in new.items():
+            if i < len(respelled.pieces):
+                respelled.pieces[i].piece = text
+                if respelled.pieces[i].type != kinds.UNKNOWN:
+                    respelled.pieces[i].type = kinds.CONTROL  # never matched in text
+        respelled.normalizer_spec.add_dummy_prefix = False
+        processor = sentencepiece.SentencePieceProcessor(model_proto=respelled.SerializeToString())
+        whole = {new.get(i, added.text): added for i, added in by_id.items() if i in new or i >= len(proto.pieces)}
+        ids = {text: added.id for text, added in whole.items()}
+        cut = re.compile("|".join(
+            "\\s*" * whole[text].strips[0] + f"({re.escape(text)})" + "\\s*" * whole[text].strips[1]
+            for text in sorted(whole, key=len, reverse=True)
+        ) or "(?!)")  # fmt: skip
+
+        def part(text: str, at: int) -> list[int]:
+            # sentencepiece itself puts a blank in front of a blank too; conversions of its files do not.
+            leading = leads and (at == 0 or legacy) and not text.startswith((" ", BLANK))
+            return processor.encode(" " + text if leading and text else text)
+
+        def encode(text: str) -> list[int]:
+            out, at = [], 0
+            for found in cut.finditer(text):
+                out += [*part(text[at : found.start()], at), ids[found[found.lastindex]]]
+                at = found.end()
+            return out + part(text[at:], at)
+
+        return encode
+
+    said = proto.trainer_spec
+    says = {"bos_token_id": said.bos_id, "eos_token_id": said.eos_id, "pad_token_id": said.pad_id}
+    added = tuple(by_id[i] for i in sorted(by_id))
+    return Vocabulary(added, tuple(pieces), (said.bos_id,) if said.bos_id >= 0 else (), leads, says, opened)
+
+
+def _find(long: list[int], short: list[int]) -> int:
+    return next((k for k in range(len(long) - len(short) + 1) if long[k : k + len(short)] == short), -1)
+
+
+def _added(row: Mapping[str, Any]) -> Added:
+    strips = (bool(row.get("lstrip")), bool(row.get("rstrip")))
+    if row.get("single_word"):
+        raise ValueError(f"added token {row['content']!r} has single_word, which jrl does not read")
+    return Added(int(row["id"]), str(row["content"]), bool(row.get("special")), strips, bool(row.get("normalized")))
+
+
+def _row(one: Added) -> dict[str, Any]:
+    return {"id": one.id, "content": one.text, "single_word": False, "lstrip": one.strips[0], "rstrip": one.strips[1],
+            "normalized": one.normalized, "special": one.special}  # fmt: skip
+
+
+def _respelled(layout: Mapping[str, Any], new: Mapping[str, str], by_id: Mapping[int, str]) -> dict[str, Any]:
+    """The file with other spellings for some tokens: where they are added, in the vocabulary, and in no merge."""
+    model = dict(layout["model"])
+    if model.get("type", "BPE") == "BPE":
+        hidden = set(new)
+        model["vocab"] = {by_id.get(i, word): i for word, i in model["vocab"].items()}
+        # A converted sentencepiece vocabulary may hold merges that make "</s>" out of its letters.
+        pairs = (merge if isinstance(merge, list) else merge.split(" ", 1) for merge in model["merges"])
+        model["merges"] = [pair for pair in pairs if hidden.isdisjoint((*pair, "".join(pair)))]
+        model["unk_token"] = new.get(model.get("unk_token"), model.get("unk_token"))
+    else:
+        model["vocab"] = [[by_id.get(i, word), score] for i, (word, score) in enumerate(model["vocab"])]
+    rows = [{**row, "content": by_id.get(row["id"], row["content"])} for row in layout["added_tokens"]]
+    return {**layout, "model": model, "added_tokens": rows, "post_processor": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Style:
+    """How the words of a vocabulary are read as bytes."""
+
+    said: Callable[[str], bytes]
+    blanks: bool  # BLANK stands for a blank
+    leads: bool
+
+
+def _style(decoder: Mapping[str, Any] | None, name: str) -> _Style:
+    """Reads the decoder of a file. Raises ValueError for one whose text cannot be told from its tokens one by one."""
+    steps = (decoder or {}).get("decoders", [decoder]) if decoder else []
+    kinds = {step["type"]: step for step in steps}
+    if set(kinds) == {"ByteLevel"}:
+        return _Style(_byte_level, False, False)
+    replaced = kinds.get("Replace", {"pattern": {"String": BLANK}, "content": " "})
+    sound = replaced["pattern"] == {"String": BLANK} and replaced["content"] == " "
+    if not kinds or not set(kinds) <= {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"} or not sound:
+        raise ValueError(f"{name}: decoder {sorted(kinds)} is not one that jrl reads (ByteLevel, Metaspace, or Replace "
+                         "with ByteFallback)")  # fmt: skip
+    leads = False
+    if "Strip" in kinds:
+        strip = kinds["Strip"]
+        if (strip["content"], strip["start"], strip["stop"]) != (" ", 1, 0):
+            raise ValueError(f"{name}: decoder Strip is {strip}; jrl reads one blank taken from the start")
+        leads = True
+    if "Metaspace" in kinds:
+        space = kinds["Metaspace"]
+        leads = (
+            leads
+            or space.get("prepend_scheme", "always" if space.get("add_prefix_space", True) else "never") != "never"
+        )
+    return _Style(_with_blanks, True, leads)
+
+
+def _with_blanks(word: str) -> bytes:
+    byte = _BYTE.fullmatch(word)
+    return bytes([int(byte[1], 16)]) if byte else utf8(word.replace(BLANK, " "))
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes with: printable bytes as themselves, the others as the
+    characters from U+0100 on, in order (Radford et al. 2019, GPT-2)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+_LETTERS = _byte_letters()
+
+
+def _byte_level(word: str) -> bytes:
+    if all(letter in _LETTERS for letter in word):
+        return bytes(_LETTERS[letter] for letter in word)
+    return utf8(word)

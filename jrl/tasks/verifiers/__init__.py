@@ -1,0 +1,25 @@
+"""Verifiers: what a completion is worth. One file and one row each; imports no JAX."""
+
+from __future__ import annotations
+
+from jrl.tasks.verifiers import exact, length, math_equal, numeric, reasoning_gym, regex, tags
+from jrl.tasks.verifiers.contract import Row, Verifier, as_verifier, config_of, look_up, merge, row_of
+from jrl.tasks.verifiers.exact import Exact
+from jrl.tasks.verifiers.length import Length
+from jrl.tasks.verifiers.math_equal import MathEqual
+from jrl.tasks.verifiers.numeric import Numeric
+from jrl.tasks.verifiers.reasoning_gym import ReasoningGymScore
+from jrl.tasks.verifiers.regex import Regex
+from jrl.tasks.verifiers.tags import FormatTags
+
+VERIFIERS = {
+    "Exact": Verifier(Exact, exact.score),
+    "Numeric": Verifier(Numeric, numeric.score),
+    "MathEqual": Verifier(MathEqual, math_equal.score, math_equal.preload),
+    "Regex": Verifier(Regex, regex.score),
+    "FormatTags": Verifier(FormatTags, tags.score),
+    "Length": Verifier(Length, length.score),
+    "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
+}
+
+__all__ = ["VERIFIERS", "Row", "Verifier", "as_verifier", "config_of", "look_up", "merge", "row_of"]

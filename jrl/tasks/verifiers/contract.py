@@ -1,0 +1,111 @@
+"""What a row of the verifier table is, and how the same row is named on both sides of the process border."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jrl.tasks.example import Example
+from jrl.tasks.verdict import Verdict
+
+Score = Callable[[Any, str, Example], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verifier:
+    """A row of VERIFIERS. `score` is deterministic, uses no network and imports no JAX.
+
+    Fields:
+        config: frozen, keyword-only dataclass of plain values with `weight: float = 1.0`.
+        score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r.
+        preload: called once in the template before workers are forked; imports what is slow to import.
+    """
+
+    config: type
+    score: Score
+    preload: Callable[[], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One verifier of a run as it crosses the process border: a name of the table and its config's fields."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | Verdict]) -> Verifier:
+    """Returns the table entry called `name` as a Verifier.
+
+    A bare function `(completion, example) -> float | Verdict` gets a config class of its own, called `name`, with one
+    field: `weight: float = 1.0`.
+    """
+    if isinstance(entry, Verifier):
+        return entry
+    if not callable(entry):
+        raise ValueError(
+            f"VERIFIERS[{name!r}] is a {type(entry).__name__}; it must be a jrl.tasks.verifiers.Verifier or a function "
+            "(completion, example) -> float"
+        )
+    config = dataclasses.make_dataclass(
+        name, [("weight", float, dataclasses.field(default=1.0))], frozen=True, kw_only=True
+    )
+    return Verifier(config, lambda _config, completion, example: entry(completion, example))
+
+
+def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Verifier]:
+    """Returns `table` extended by `others`, every entry a Verifier. Raises ValueError where a name is taken."""
+    merged = {name: as_verifier(name, entry) for name, entry in table.items()}
+    for other in others:
+        for name, entry in other.items():
+            if name in merged:
+                raise ValueError(f"the verifier name {name!r} is taken; choose another for the one in your part")
+            merged[name] = as_verifier(name, entry)
+    return merged
+
+
+def look_up(table: Mapping[str, Verifier], name: str, place: str) -> Verifier:
+    """Returns the row called `name`. Raises ValueError naming `place` and the nearest name there is."""
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{place} names the verifier {name!r}, which is not in the table{hint} There are: {', '.join(table)}"
+    )
+
+
+def row_of(config: Any) -> Row:
+    """Returns the wire form of a verifier's config object. Raises TypeError for fields that are not plain values."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    for name, value in fields.items():
+        if not _is_plain(value):
+            raise TypeError(
+                f"{type(config).__name__}.{name} is a {type(value).__name__}; a verifier's config crosses to another "
+                "process as JSON: use numbers, strings, booleans, None, tuples and dicts of them"
+            )
+    return Row(type(config).__name__, fields)
+
+
+def config_of(row: Row, verifier: Verifier) -> Any:
+    """Returns the config object that `row` describes."""
+    return verifier.config(**{name: _thaw(value) for name, value in row.fields.items()})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(v) for v in value)
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _thaw(value: Any) -> Any:
+    """JSON has no tuples: a list becomes one again."""
+    if isinstance(value, list | tuple):
+        return tuple(_thaw(v) for v in value)
+    if isinstance(value, dict):
+        return {k: _thaw(v) for k, v in value.items()}
+    return value

@@ -1,0 +1,182 @@
+"""The template: a small process, started by exec, that loads the verifiers once and forks the workers.
+
+    python -m jrl.tasks.verifiers.fork_server FD
+
+FD is its end of a socket pair. It imports no JAX, starts no threads and holds no secrets (its environment is made by
+`process.py`), so a fork of it is cheap and safe. A worker judges one item after another until its socket closes or it
+is killed. The template never reaps a worker before it is told to: until then the trainer may kill the pid it knows.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from jrl.tasks.example import Example
+from jrl.tasks.verifiers import VERIFIERS, Row, Verifier, config_of, frames, look_up, merge
+from jrl.tasks.verifiers.confine import detach, die_with_parent, limit
+from jrl.tasks.verifiers.judge import describe, judge
+from jrl.tasks.verifiers.source import PartSource, load_part
+
+ERROR_BYTES = 1 << 20  # of standard error, which is a file: a part that floods it while it loads fills no disk
+FORBIDDEN_MODULES = ("jax", "jaxlib")
+
+
+def main(arguments: list[str]) -> int:
+    die_with_parent()
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    most = ERROR_BYTES if allowed == resource.RLIM_INFINITY else min(ERROR_BYTES, allowed)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    control = socket.socket(fileno=int(arguments[0]))
+    start = frames.read(control, frames.REQUEST_LIMIT)
+    if start is None:
+        return 0
+    sys.path += [entry for entry in start["path"] if entry not in sys.path]
+    try:
+        table = load_table([PartSource(**part) for part in start["parts"]])
+        rows = load_rows(start["rows"], table)
+    except BaseException as error:  # a part may exit or raise anything; the trainer must be told what
+        reply(control, {"failed": describe(error)})
+        return 1
+    reply(control, {"ready": os.getpid()})
+    serve(control, table, rows, start["memory_mb"], start["cpu_seconds"])
+    return 0
+
+
+def load_table(parts: list[PartSource]) -> dict[str, Verifier]:
+    """Returns the verifier table extended by the user's parts. Raises ValueError where a part imports JAX."""
+    user: list[Any] = []
+    for place, part in enumerate(parts):
+        user.append(load_part(part, place))
+        for name in FORBIDDEN_MODULES:
+            if name in sys.modules:
+                raise ValueError(
+                    f"{part.filename} imports {name}, and so cannot be loaded beside the verifiers: they run in "
+                    "processes without JAX. Put the verifiers into a file of their own"
+                )
+    return merge(VERIFIERS, *user)
+
+
+def load_rows(rows: list[dict[str, Any]], table: dict[str, Verifier]) -> list[tuple[Verifier, Any]]:
+    """Returns (verifier, config) for each row, with what the verifier preloads imported."""
+    loaded = []
+    for fields in rows:
+        row = Row(**fields)
+        verifier = look_up(table, row.name, "the run")
+        if verifier.preload is not None:
+            verifier.preload()
+        loaded.append((verifier, config_of(row, verifier)))
+    return loaded
+
+
+def serve(
+    control: socket.socket,
+    table: dict[str, Verifier],
+    rows: list[tuple[Verifier, Any]],
+    memory_mb: int,
+    cpu_seconds: float,
+) -> None:
+    """Forks, reaps and loads as it is told, until the trainer's end closes; then kills what is left."""
+    children: set[int] = set()
+    try:
+        while True:
+            request, fds = frames.read_with_fds(control, frames.REQUEST_LIMIT, 1)
+            if request is None:
+                return
+            match request["do"]:
+                case "fork":
+                    gc.freeze()  # so that a collection in a worker does not copy the template's pages
+                    template = os.getpid()
+                    try:
+                        pid = os.fork()
+                    except OSError as error:
+                        reply(control, {"failed": describe(error)})
+                        os.close(fds[0])
+                        continue
+                    if pid == 0:
+                        become_worker(fds[0], template, control, rows, memory_mb, cpu_seconds)
+                    os.close(fds[0])
+                    children.add(pid)
+                    reply(control, {"pid": pid})
+                case "reap":
+                    _, status = os.waitpid(request["pid"], 0)
+                    children.discard(request["pid"])
+                    reply(control, {"status": status})
+                case "load":
+                    try:
+                        rows += load_rows(request["rows"], table)
+                        reply(control, {"ready": os.getpid()})
+                    except BaseException as error:  # an import may raise anything; the trainer must be told what
+                        reply(control, {"failed": describe(error)})
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+
+
+def become_worker(
+    fd: int, template: int, control: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb: int, cpu_seconds: float
+) -> None:
+    """Runs a worker on descriptor `fd` and ends the process. Never returns into the template's loop.
+
+    `template` is the pid of the process that forked it.
+    """
+    try:
+        os.setsid()
+        die_with_parent()
+        if os.getppid() != template:
+            return  # it died before the request above, which hears only of later deaths
+        control.close()
+        detach(fd)
+        work(socket.socket(fileno=fd), rows, memory_mb, cpu_seconds)
+    finally:
+        os._exit(0)
+
+
+def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb: int, cpu_seconds: float) -> None:
+    """Judges items until the socket closes. Each gets a `start` frame, then one verdict under the item's token."""
+    layers = limit(memory_mb)
+    reply(connection, {"layers": layers})
+    while True:
+        item = frames.read(connection, frames.REQUEST_LIMIT)
+        if item is None:
+            return
+        reply(connection, {"start": item["token"]})
+        example = Example.from_json(item["example"])
+        allow_cpu(cpu_seconds)
+        seed_everything()
+        verifier, config = rows[item["row"]]
+        verdict = judge(verifier, config, item["completion"], example)
+        said = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
+        reply(connection, {**said, "detail": verdict.detail})
+
+
+def allow_cpu(cpu_seconds: float) -> None:
+    """Bounds the CPU of the next item from inside too: the trainer's clock is exact, this holds if it stalls."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime + cpu_seconds) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard < 0 else min(soft, hard), hard))
+
+
+def seed_everything() -> None:
+    """A verifier that draws random numbers says the same of an item in every worker and order."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+def reply(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(frames.pack(message, frames.REPLY_LIMIT))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

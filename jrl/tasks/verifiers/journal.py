@@ -1,0 +1,103 @@
+"""Verdicts that depended on a clock or on the machine, kept so that a resumed run hears the same ones again.
+
+A killed run samples its last steps anew, bit for bit. What a verifier computes comes out the same; whether it met its
+deadline may not. So a verdict that could not be trained on is written here before anybody acts on it, and replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import Row
+
+
+class Journal:
+    """An append-only JSONL file. Must be closed. A last line cut short by a kill is dropped when it is opened."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = pathlib.Path(path)
+        self.replayed = 0  # verdicts given from the file since it was opened
+        self._known: dict[str, tuple[Verdict, ...]] = {}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = not self.path.exists()
+        self._file = open(self.path, "a+b")
+        if new:
+            _sync_folder(self.path.parent)
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                entry = json.loads(line)
+                self._known[entry["key"]] = tuple(
+                    Verdict(Status[v["status"]], v["reward"], v["detail"]) for v in entry["verdicts"]
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                self._file.close()
+                raise ValueError(f"{self.path}, line {number}: not an entry of a verdict journal: {error!r}") from error
+            whole += len(line)
+        self._file.truncate(whole)
+        self._file.seek(whole)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def recall(self, key: str) -> tuple[Verdict, ...] | None:
+        """Returns the verdicts kept under `key`, or None."""
+        verdicts = self._known.get(key)
+        self.replayed += verdicts is not None
+        return verdicts
+
+    def keep(self, entries: Iterable[tuple[str, tuple[Verdict, ...]]]) -> None:
+        """Appends entries and returns once they are on the disk.
+
+        Raises:
+            OSError: the disk is full or gone; the file is cut back to whole lines first.
+        """
+        new = [(key, verdicts) for key, verdicts in entries if key not in self._known]
+        if not new:
+            return
+        text = "".join(
+            json.dumps(
+                {
+                    "key": key,
+                    "verdicts": [{"status": v.status.name, "reward": v.reward, "detail": v.detail} for v in verdicts],
+                }
+            )
+            + "\n"
+            for key, verdicts in new
+        )
+        before = self._file.tell()
+        try:
+            self._file.write(text.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            os.ftruncate(self._file.fileno(), before)
+            raise
+        self._known.update(new)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: str, rows: Sequence[Row]) -> str:
+    """Returns what names a judgement: "uid hex/sample/sha256 of completion, example id and verifiers"."""
+    content = json.dumps([completion, example_id, [[row.name, row.fields] for row in rows]], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return f"{''.join(f'{int(word):08x}' for word in uid)}/{int(sample)}/{digest}"
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Makes a new file's name durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,78 @@
+"""One verifier's word made a verdict: whatever it returns or raises becomes exactly one of the closed enum."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import traceback
+from typing import Any
+
+from jrl.tasks.example import Example
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers.contract import Verifier
+
+DETAIL_LIMIT = 1000  # characters
+LARGEST_REWARD = 1e30  # far inside float32, so that weighted sums stay finite
+MAY_SAY = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN, Status.VERIFIER_ERROR)
+
+
+def judge(verifier: Verifier, config: Any, completion: str, example: Example) -> Verdict:
+    """Returns the verdict of `verifier`. A verifier that raises or returns no finite number is a VERIFIER_ERROR."""
+    try:
+        return to_verdict(verifier.score(config, completion, example))
+    except MemoryError:
+        return Verdict(Status.MEMORY_LIMIT, None, "the verifier ran out of its memory")
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are its errors too
+        return Verdict(Status.VERIFIER_ERROR, None, describe(error))
+
+
+def to_verdict(said: Any) -> Verdict:
+    """Returns what a verifier said as a checked Verdict.
+
+    A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r. NaN, infinities, booleans, strings,
+    None and complex numbers are a VERIFIER_ERROR: they are no reward, and 0 would be a false one.
+    """
+    if isinstance(said, Verdict):
+        if said.status not in MAY_SAY:
+            return _refuse(
+                f"returned the status {said.status!r}; a verifier may say {', '.join(s.name for s in MAY_SAY)}"
+            )
+        if not Status(said.status).scorable:
+            return Verdict(Status(said.status), None, str(said.detail)[:DETAIL_LIMIT])
+        reward, complaint = _number(said.reward)
+        if complaint:
+            return _refuse(f"returned a Verdict whose reward is {complaint}")
+        return Verdict(Status(said.status), reward, str(said.detail)[:DETAIL_LIMIT])
+    reward, complaint = _number(said)
+    if complaint:
+        return _refuse(f"returned {complaint}; it must return a finite number or a Verdict")
+    return Verdict(Status.CORRECT if reward > 0 else Status.WRONG, reward)
+
+
+def describe(error: BaseException) -> str:
+    """Returns the error with the last places it passed through, at most DETAIL_LIMIT characters."""
+    places = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message cannot be printed)"
+    return f"{type(error).__name__}: {message[: DETAIL_LIMIT // 2]} ({'; '.join(places)})"[:DETAIL_LIMIT]
+
+
+def _number(value: Any) -> tuple[float, str]:
+    """Returns (value as a float, "") or (0.0, why it is not a reward)."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return 0.0, f"a {type(value).__name__}"
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return 0.0, "a number too large"
+    if not math.isfinite(number):
+        return 0.0, f"{number}, which is not finite"
+    if abs(number) > LARGEST_REWARD:
+        return 0.0, f"{number}, beyond {LARGEST_REWARD}"
+    return number, ""
+
+
+def _refuse(why: str) -> Verdict:
+    return Verdict(Status.VERIFIER_ERROR, None, f"the verifier {why}"[:DETAIL_LIMIT])

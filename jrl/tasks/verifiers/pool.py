@@ -1,0 +1,571 @@
+"""Killable workers that judge completions while the device computes. Exactly one verdict an item, whatever happens.
+
+One thread of the trainer owns everything here: it hands each idle worker one item, watches the worker's CPU clock, and
+kills what overruns. Which worker judges an item, and when, changes nothing in what is returned.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.tasks.example import Example
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers.process import Template, TemplateLost, TemplateRefused
+from jrl.tasks.verifiers.source import PartSource
+
+HELLO_SECONDS = 30.0
+TRIES = 2  # of an item whose worker died before the item began, or with the template
+RESTARTS_IN_A_ROW = 3  # of workers or template that die before they judge anything
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One completion and the rows that judge it, as indices into the pool's rows."""
+
+    completion: str
+    example: Example
+    rows: tuple[int, ...]
+
+
+class Ticket:
+    """What `submit` returns: a claim on the verdicts of one batch. `collect` redeems it."""
+
+    def __init__(self, shape: Sequence[int]):
+        self.verdicts: list[list[Verdict | None]] = [[None] * n for n in shape]
+        self.missing = sum(shape)
+        self.done = threading.Event()
+        if not self.missing:
+            self.done.set()
+
+
+@dataclasses.dataclass
+class _Task:
+    """One row's judgement of one item: what a worker is given at a time."""
+
+    ticket: Ticket
+    item: int
+    place: int  # of the row among the item's
+    row: int
+    text: str  # the request as JSON, less its token
+    tries: int = 0
+
+
+@dataclasses.dataclass
+class _Addition:
+    """A row to load, and whether it could be."""
+
+    row: Row
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+    error: Exception | None = None
+
+
+@dataclasses.dataclass
+class _Child:
+    """A worker as the trainer sees it."""
+
+    connection: socket.socket
+    pid: int
+    rows: int  # how many rows it can judge
+    deadline: float  # monotonic seconds: of its hello, then of its task
+    ready: bool = False
+    task: _Task | None = None
+    token: int = 0
+    started: bool = False
+    cpu_before: float = 0.0
+    incoming: bytearray = dataclasses.field(default_factory=bytearray)
+    outgoing: bytearray = dataclasses.field(default_factory=bytearray)
+
+
+class Pool:
+    """Worker processes for a set of verifiers. Must be closed; a `with` block or the interpreter's end does it.
+
+    Args:
+        rows: what the run's verifiers are; `add_row` adds others later.
+        parts: the user's parts files that define verifiers, as source.
+        workers: processes that judge at the same time.
+        cpu_seconds: CPU time one verifier may spend on one completion.
+        wall_seconds: the same by the clock on the wall, for what sleeps or blocks.
+        memory_mb: MiB of address space a worker may add to what its verifiers hold once loaded.
+
+    Raises:
+        ValueError: a part does not load, or a row is not in the table; the message is the template's.
+        RuntimeError: no template could be started.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        parts: Sequence[PartSource] = (),
+        *,
+        workers: int,
+        cpu_seconds: float,
+        wall_seconds: float,
+        memory_mb: int,
+    ):
+        for name, value in (
+            ("workers", workers),
+            ("cpu_seconds", cpu_seconds),
+            ("wall_seconds", wall_seconds),
+            ("memory_mb", memory_mb),
+        ):
+            if not value > 0:
+                raise ValueError(f"{name} is {value}; it must be above 0")
+        self.counts: collections.Counter[str] = collections.Counter()  # workers_started, _killed, templates_started...
+        self.layers: tuple[str, ...] = ()  # what confines the workers, as they report it
+        self._rows = list(rows)
+        self._parts = tuple(parts)
+        self._workers = workers
+        self._cpu_seconds = cpu_seconds
+        self._wall_seconds = wall_seconds
+        self._memory_mb = memory_mb
+        self._lock = threading.Lock()
+        self._inbox: collections.deque[_Task] = collections.deque()
+        self._additions: list[_Addition] = []
+        self._closing = False  # nothing more is taken in
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._started = threading.Event()
+        self._loaded = 0  # rows the template knows
+        self._template: Template | None = None
+        self._children: list[_Child] = []
+        self._tasks: collections.deque[_Task] = collections.deque()
+        self._false_starts = 0
+        self._selector = selectors.DefaultSelector()
+        # A daemon, because an open pool must not keep the interpreter alive; atexit closes it before it is frozen.
+        self._thread = threading.Thread(target=self._run, name="jrl-verifiers", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            self._close_sockets()
+            raise self._failure
+        atexit.register(self.close)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def template_pid(self) -> int | None:
+        return self._template.pid if self._template else None
+
+    def worker_pids(self) -> list[int]:
+        return [child.pid for child in list(self._children)]
+
+    def add_row(self, row: Row) -> int:
+        """Returns the index of `row`, which the template has loaded by then.
+
+        Raises:
+            ValueError: it does not load; the message is the template's.
+            RuntimeError: the template is gone and does not come back.
+        """
+        if row in self._rows:
+            return self._rows.index(row)
+        addition = _Addition(row)
+        with self._lock:
+            self._refuse_if_closed()
+            self._additions.append(addition)
+        self._wake()
+        addition.done.wait()
+        if addition.error is not None:
+            raise addition.error
+        return self._rows.index(row)
+
+    def submit(self, items: Sequence[Item]) -> Ticket:
+        """Returns at once with a ticket for the verdicts.
+
+        Raises:
+            TypeError: an example's info cannot be written as JSON.
+            ValueError: a row index that does not exist.
+        """
+        ticket = Ticket([len(item.rows) for item in items])
+        texts: dict[int, str] = {}  # samples of a prompt share their example: write it once
+        tasks = []
+        for index, item in enumerate(items):
+            if id(item.example) not in texts:
+                texts[id(item.example)] = _example_text(item.example)
+            for place, row in enumerate(item.rows):
+                if not 0 <= row < len(self._rows):
+                    raise ValueError(f"item {index} names row {row}; the pool has {len(self._rows)}")
+                text = (
+                    f'"row": {row}, "completion": {json.dumps(item.completion)}, "example": {texts[id(item.example)]}'
+                )
+                if len(text) > frames.REQUEST_LIMIT - 100:
+                    detail = f"completion and example take {len(text)} bytes; at most {frames.REQUEST_LIMIT} are sent"
+                    _settle(_Task(ticket, index, place, row, ""), Verdict(Status.FORBIDDEN, None, detail))
+                else:
+                    tasks.append(_Task(ticket, index, place, row, text))
+        with self._lock:
+            self._refuse_if_closed()
+            self._inbox.extend(tasks)
+        self._wake()
+        return ticket
+
+    def collect(self, ticket: Ticket) -> list[tuple[Verdict, ...]]:
+        """Waits for the ticket's verdicts and returns them: one tuple an item, in the order of the items and rows."""
+        ticket.done.wait()
+        if self._failure is not None:
+            raise RuntimeError("the verifier pool stopped") from self._failure
+        return [tuple(v for v in row if v is not None) for row in ticket.verdicts]
+
+    def close(self) -> None:
+        """Kills the workers, ends the template and returns once they are gone. Verdicts still due: INFRA_ERROR."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with self._lock:
+            self._closing = True
+        self._wake()
+        self._thread.join()
+        self._close_sockets()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closing:
+            raise RuntimeError("the pool is closed") from self._failure
+
+    # Below: the pool's own thread.
+
+    def _run(self) -> None:
+        try:
+            self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+            self._start_template()
+            self._keep_workers()
+            self._started.set()
+            while not self._closing:
+                self._step()
+        except TemplateRefused as error:
+            self._failure = ValueError(str(error))
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._started.set()
+            self._shut_down()
+
+    def _step(self) -> None:
+        """Feeds the workers, waits for the first thing to happen, and deals with it."""
+        with self._lock:
+            self._tasks.extend(self._inbox)
+            self._inbox.clear()
+            additions, self._additions = self._additions, []
+        for addition in additions:
+            self._add(addition)
+        if self._template is None and self._tasks:
+            self._start_again()
+        if self._template is not None:
+            try:
+                self._keep_workers()
+                self._feed()
+            except TemplateLost:
+                self._lose_template()
+        for key, events in self._selector.select(self._patience()):
+            child = key.data
+            if child is None:
+                self._wake_in.recv(4096)
+            elif child in self._children:
+                self._attend(child, events)
+        now = time.monotonic()
+        for child in list(self._children):
+            self._watch(child, now)
+
+    def _start_template(self) -> None:
+        self.counts["templates_started"] += 1
+        self._template = Template(self._parts, self._rows, memory_mb=self._memory_mb, cpu_seconds=self._cpu_seconds)
+        self._loaded = len(self._rows)
+
+    def _lose_template(self) -> None:
+        """Clears up after a template that died. Its workers died with it, and what they held is tried again once."""
+        self._template.close(at_once=True)
+        self._template = None
+        self._false_starts += 1
+        orphans, self._children = self._children, []
+        for child in orphans:
+            self._forget(child)
+            self._retry(child, "the verifier template died")
+
+    def _start_again(self) -> None:
+        """Starts another template for the tasks that wait; gives them up after so many that did not come to judge."""
+        why = "it dies before it judges anything"
+        if self._false_starts <= RESTARTS_IN_A_ROW:
+            try:
+                self._start_template()
+                return
+            except (TemplateLost, TemplateRefused, OSError) as error:
+                self._false_starts += 1
+                why = str(error)
+        if self._false_starts > RESTARTS_IN_A_ROW:
+            self._give_up(f"the verifier template cannot be restarted: {why}")
+
+    def _give_up(self, why: str) -> None:
+        """Answers everything that waits with INFRA_ERROR. The next batch tries afresh."""
+        for task in self._tasks:
+            _settle(task, Verdict(Status.INFRA_ERROR, None, why))
+        self._tasks.clear()
+        self._false_starts = 0
+
+    def _keep_workers(self) -> None:
+        while self._template is not None and len(self._children) < self._workers:
+            try:
+                connection, pid = self._template.fork()
+            except TemplateRefused as error:  # the machine has no process to give
+                self._false_starts += 1
+                if self._false_starts > RESTARTS_IN_A_ROW and not self._children:
+                    self._give_up(f"no worker could be forked: {error}")
+                return
+            child = _Child(connection, pid, self._loaded, time.monotonic() + HELLO_SECONDS)
+            self._children.append(child)
+            self._selector.register(connection, selectors.EVENT_READ, child)
+            self.counts["workers_started"] += 1
+
+    def _feed(self) -> None:
+        """Gives every idle worker a task it can judge."""
+        for child in list(self._children):
+            if not self._tasks:
+                return
+            if child not in self._children or not child.ready or child.task is not None:
+                continue
+            if self._tasks[0].row >= child.rows:
+                self._bury(child)  # it was forked before the row was added
+                self._keep_workers()
+                continue
+            self._hand(child, self._tasks.popleft())
+
+    def _add(self, addition: _Addition) -> None:
+        """Loads one more row into the template. Workers forked before cannot judge it, and are replaced in `_feed`."""
+        try:
+            if self._template is None:
+                self._start_template()
+            self._template.load([addition.row])
+            self._rows.append(addition.row)
+            self._loaded = len(self._rows)
+        except TemplateRefused as error:
+            addition.error = ValueError(str(error))
+        except (TemplateLost, OSError) as error:
+            if self._template is not None:
+                self._lose_template()
+            addition.error = RuntimeError(f"the verifier {addition.row.name} could not be loaded: {error}")
+        addition.done.set()
+
+    def _hand(self, child: _Child, task: _Task) -> None:
+        child.task, child.started = task, False
+        # The token is secret to the item: a frame left in the pipe by another item cannot answer for this one.
+        child.token = secrets.randbits(62)
+        child.cpu_before = _cpu_seconds_of(child.pid)
+        child.deadline = time.monotonic() + self._wall_seconds
+        child.outgoing += frames.pack_text(f'{{"token": {child.token}, {task.text}}}', frames.REQUEST_LIMIT)
+        self._send(child)
+
+    def _send(self, child: _Child) -> None:
+        """Writes what the socket takes; a worker that has gone is noticed when its end is read."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            while child.outgoing:
+                del child.outgoing[: child.connection.send(child.outgoing)]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.outgoing else 0)
+        self._selector.modify(child.connection, wanted, child)
+
+    def _attend(self, child: _Child, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._send(child)
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = child.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._bury(child)
+            return
+        child.incoming += data
+        try:
+            while (frame := frames.pop(child.incoming, frames.REPLY_LIMIT)) is not None:
+                self._hear(child, frame)
+        except frames.Oversized as error:
+            self._bury(child, Verdict(Status.OUTPUT_LIMIT, None, f"the worker wrote {error}"))
+        except frames.Garbled as error:
+            self._bury(child, Verdict(Status.CRASH, None, f"the worker wrote {error}"))
+
+    def _hear(self, child: _Child, frame: dict[str, Any]) -> None:
+        """Takes one frame of a worker. Raises Garbled for any that was not due."""
+        if not child.ready:
+            if not isinstance(frame.get("layers"), list):
+                raise frames.Garbled("a first frame without its layers")
+            child.ready = True
+            self.layers = tuple(frame["layers"])
+        elif child.task is not None and not child.started and frame.get("start") == child.token:
+            child.started = True
+        elif child.task is not None and child.started and frame.get("token") == child.token:
+            verdict = _verdict_of(frame)
+            task, child.task = child.task, None
+            self._false_starts = 0
+            _settle(task, verdict)
+            if verdict.status is Status.MEMORY_LIMIT:
+                self._bury(child)  # it may hold on to what it could not have more of
+        else:
+            raise frames.Garbled("a frame that was not due")
+
+    def _watch(self, child: _Child, now: float) -> None:
+        """Kills a worker whose item has had its CPU time, or its time."""
+        if child not in self._children or (child.ready and child.task is None):
+            return
+        if child.task is not None and _cpu_seconds_of(child.pid) - child.cpu_before >= self._cpu_seconds:
+            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"{self._cpu_seconds} s of CPU time"))
+        elif now >= child.deadline:
+            self._bury(child, Verdict(Status.CPU_LIMIT, None, f"{self._wall_seconds} s by the clock"))
+
+    def _patience(self) -> float | None:
+        """Seconds until a worker can overrun: it has one thread, so its CPU clock is no faster than the wall's."""
+        if self._template is None:
+            return 0.01 if self._tasks else None
+        now, soonest = time.monotonic(), None
+        for child in self._children:
+            if child.ready and child.task is None:
+                continue
+            left = child.deadline - now
+            if child.task is not None:
+                cpu_left = self._cpu_seconds - (_cpu_seconds_of(child.pid) - child.cpu_before)
+                left = min(left, max(cpu_left, 0.01))  # one that sleeps just short of its limit is not worth polling
+            soonest = left if soonest is None else min(soonest, left)
+        if soonest is None and len(self._children) < self._workers and self._tasks:
+            return 0.1  # no worker could be forked a moment ago
+        return None if soonest is None else max(soonest, 0.001)
+
+    def _bury(self, child: _Child, verdict: Verdict | None = None) -> None:
+        """Kills a worker and settles what it held with `verdict`, or with what its end says."""
+        if child not in self._children:
+            return
+        self._children.remove(child)
+        self._forget(child)
+        self.counts["workers_killed"] += 1
+        try:
+            status = self._template.kill(child.pid)
+        except TemplateLost:
+            if child.task is not None and verdict is not None:
+                _settle(child.task, verdict)
+            else:
+                self._retry(child, "the verifier template died")
+            self._lose_template()
+            return
+        if not child.ready:
+            self._false_starts += 1
+            if self._false_starts > RESTARTS_IN_A_ROW:
+                self._give_up("workers die before they are ready")
+        if child.task is None:
+            return
+        if verdict is None and not child.started:
+            self._retry(child, f"the worker died before the item began ({_end(status)})")
+            return
+        if verdict is None:
+            over = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+            verdict = Verdict(Status.CPU_LIMIT if over else Status.CRASH, None, f"the worker died: {_end(status)}")
+        _settle(child.task, verdict)
+
+    def _retry(self, child: _Child, why: str) -> None:
+        task = child.task
+        if task is None:
+            return
+        task.tries += 1
+        if task.tries < TRIES:
+            self.counts["items_retried"] += 1
+            self._tasks.appendleft(task)
+        else:
+            _settle(task, Verdict(Status.INFRA_ERROR, None, why))
+
+    def _forget(self, child: _Child) -> None:
+        self._selector.unregister(child.connection)
+        child.connection.close()
+
+    def _shut_down(self) -> None:
+        for child in self._children:
+            self._forget(child)
+            if child.task is not None:
+                _settle(child.task, Verdict(Status.INFRA_ERROR, None, "the pool was closed"))
+        self._children = []
+        if self._template is not None:
+            self._template.close()
+        with self._lock:
+            self._closing = True
+            self._tasks.extend(self._inbox)
+            self._inbox.clear()
+        for addition in self._additions:
+            addition.error = RuntimeError("the pool was closed")
+            addition.done.set()
+        self._give_up("the pool was closed")
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_out.send(b"\0")
+
+    def _close_sockets(self) -> None:
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+
+def _settle(task: _Task, verdict: Verdict) -> None:
+    """Writes the one verdict of a task."""
+    row = task.ticket.verdicts[task.item]
+    if row[task.place] is not None:
+        raise AssertionError(f"item {task.item} has a verdict already")
+    row[task.place] = verdict
+    task.ticket.missing -= 1
+    if not task.ticket.missing:
+        task.ticket.done.set()
+
+
+def _verdict_of(frame: dict[str, Any]) -> Verdict:
+    """Returns the verdict in a worker's frame. Raises Garbled where there is none."""
+    status, reward, detail = frame.get("status"), frame.get("reward"), frame.get("detail")
+    known = isinstance(status, int) and status in Status.__members__.values()
+    if not known or not isinstance(detail, str):
+        raise frames.Garbled("a verdict without its fields")
+    if Status(status).scorable != isinstance(reward, float):
+        raise frames.Garbled(f"a verdict {Status(status).name} with the reward {reward!r}")
+    return Verdict(Status(status), reward, detail)
+
+
+def _example_text(example: Example) -> str:
+    try:
+        return json.dumps(example.to_json())
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"example {example.id!r} cannot be written as JSON for its verifiers: {error}") from error
+
+
+def _cpu_seconds_of(pid: int) -> float:
+    """Returns the CPU time a worker has used, all its threads, in seconds.
+
+    Linux gives every process a clock of its own; elsewhere the limit the worker sets itself must do. Until it is
+    reaped, which only the template does when told, the pid is the worker's.
+    """
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0  # it has ended; its socket says so
+
+
+def _end(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)} ({signal.strsignal(os.WTERMSIG(status))})"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

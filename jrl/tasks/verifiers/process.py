@@ -1,0 +1,138 @@
+"""The trainer's side of the template: start it, ask it to fork and reap, close it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers.source import PartSource
+
+START_SECONDS = 120.0  # the slowest preload there is takes about 3 s on an idle machine
+ANSWER_SECONDS = 30.0
+
+
+class TemplateRefused(ValueError):
+    """The template runs and says why it cannot do what was asked: a part that raises, an unknown row."""
+
+
+class TemplateLost(RuntimeError):
+    """The template died, or does not answer."""
+
+
+class Template:
+    """The template process and the socket to it. Must be closed. Used from one thread, the one that made it."""
+
+    def __init__(self, parts: Sequence[PartSource], rows: Sequence[Row], *, memory_mb: int, cpu_seconds: float):
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "jrl.tasks.verifiers.fork_server", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env=environment(),
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # Ctrl-C at the terminal is the trainer's to handle
+        )
+        theirs.close()
+        start = {
+            "path": [entry for entry in sys.path if os.path.isabs(entry)],
+            "parts": [{"filename": part.filename, "source": part.source} for part in parts],
+            "rows": [{"name": row.name, "fields": row.fields} for row in rows],
+            "memory_mb": memory_mb,
+            "cpu_seconds": cpu_seconds,
+        }
+        try:
+            self._ask(start, START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork(self) -> tuple[socket.socket, int]:
+        """Returns the socket to a new worker, and its pid. It says `layers` once it is ready for items."""
+        ours, theirs = socket.socketpair()
+        try:
+            pid = self._ask({"do": "fork"}, ANSWER_SECONDS, [theirs.fileno()])["pid"]
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return ours, pid
+
+    def kill(self, pid: int) -> int:
+        """Kills a worker that `fork` returned, with its process group, and returns its exit status (waitpid's)."""
+        for kill in (os.kill, os.killpg):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
+        return self._ask({"do": "reap", "pid": pid}, ANSWER_SECONDS)["status"]
+
+    def load(self, rows: Sequence[Row]) -> None:
+        """Adds rows to what workers forked from now on can judge."""
+        self._ask({"do": "load", "rows": [{"name": r.name, "fields": r.fields} for r in rows]}, START_SECONDS)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends the template, which kills and reaps its workers first; `at_once` kills it, and Linux its workers."""
+        self._socket.close()
+        if at_once:
+            self._process.kill()
+        try:
+            self._process.wait(ANSWER_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if not self._errors.closed:
+            self._errors.close()
+
+    def _ask(self, request: dict, seconds: float, fds: Sequence[int] = ()) -> dict:
+        deadline = time.monotonic() + seconds
+        frame = frames.pack(request, frames.REQUEST_LIMIT)
+        try:
+            self._socket.settimeout(seconds)
+            if fds:
+                sent = socket.send_fds(self._socket, [frame], fds)
+                frame = frame[sent:]
+            self._socket.sendall(frame)
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            answer = frames.read(self._socket, frames.REPLY_LIMIT)
+        except (OSError, ValueError) as error:
+            raise TemplateLost(f"the verifier template does not answer: {error!r}{self._last_words()}") from error
+        if answer is None:
+            raise TemplateLost(f"the verifier template died{self._last_words()}")
+        if "failed" in answer:
+            raise TemplateRefused(answer["failed"])
+        return answer
+
+    def _last_words(self) -> str:
+        self._errors.seek(max(os.fstat(self._errors.fileno()).st_size - 2000, 0))
+        words = self._errors.read().decode(errors="replace").strip()
+        return f"; it wrote: {words}" if words else ""
+
+
+def environment() -> dict[str, str]:
+    """Returns the template's whole environment: nothing of the trainer's but the way to programs and libraries.
+
+    One thread for numeric libraries: a process that forks must not have others.
+    """
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
+    threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+    root = str(pathlib.Path(__file__).resolve().parents[3])
+    installed = root in site.getsitepackages()
+    return {**kept, **threads, **fixed, **({} if installed else {"PYTHONPATH": root})}

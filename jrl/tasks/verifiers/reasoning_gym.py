@@ -1,0 +1,229 @@
+"""ReasoningGymScore: a task of reasoning-gym, judged by its dataset's own `score_answer` where that is safe.
+
+Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text (0.1.25; a test
+looks through the source of all others). For these `FENCED` holds a way of our own that runs nothing; where there
+is none the row is FORBIDDEN. See docs/log.md for what was tried.
+
+`example.info` is {"dataset": name, "config": fields of its config, "entry": the task as the dataset made it}, which
+envs/reasoning_gym.py writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from jrl.tasks.example import Example
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers.extract import Extract, extract_answer
+from jrl.tasks.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
+
+MAX_CHARACTERS = 20_000  # of an extracted answer
+_NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReasoningGymScore:
+    weight: float = 1.0
+    extract: Extract = "all"
+    # "full": 1 where the dataset gives its full mark, else 0. "partial": the dataset's own score, which in several
+    # datasets is above 0 for junk.
+    credit: Literal["full", "partial"] = "full"
+
+
+def preload() -> None:
+    """Imports reasoning-gym, which takes seconds, so that workers need not."""
+    _factory()
+
+
+def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdict:
+    """Returns CORRECT for a full mark, else WRONG, or UNPARSABLE where the answer has not the form of the reference (a
+    number, a list); FORBIDDEN where nothing safe can judge the dataset.
+
+    Raises:
+        ValueError: example.info is not a task of reasoning-gym.
+        Whatever the dataset's own scorer raises.
+    """
+    name, entry = example.info.get("dataset"), example.info.get("entry")
+    if not isinstance(name, str) or not isinstance(entry, Mapping) or not isinstance(entry.get("metadata"), Mapping):
+        raise ValueError(
+            f"example {example.id!r}: info must hold the 'dataset' name and the 'entry' of a reasoning-gym task; "
+            f"it has {sorted(example.info)}"
+        )
+    answer = extract_answer(completion, config.extract)
+    if answer is None:
+        return Verdict(Status.UNPARSABLE, 0.0, f"no single answer in {config.extract!r}")
+    if len(answer) > MAX_CHARACTERS:
+        return Verdict(Status.FORBIDDEN, None, f"{len(answer)} characters; at most {MAX_CHARACTERS} are judged")
+    if entry.get("answer") == "":
+        # polynomial_equations without a real solution: its scorer finds no number in junk either, and calls that right
+        return Verdict(Status.FORBIDDEN, None, f"a task of {name} whose right answer is no answer")
+    if name in FENCED:
+        judge = FENCED[name]
+        if judge is None:
+            return Verdict(Status.FORBIDDEN, None, f"the scorer of {name} runs the answer as a program")
+        try:
+            return _verdict(1.0 if judge(answer, entry) else 0.0, answer, entry, config)
+        except NoPolynomial as error:
+            return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
+    return _own_score(config, name, answer, entry, example)
+
+
+def _own_score(
+    config: ReasoningGymScore, name: str, answer: str, entry: Mapping[str, Any], example: Example
+) -> Verdict:
+    """The dataset's own mark."""
+    dataset = _dataset(name, json.dumps(example.info.get("config") or {}, sort_keys=True))
+    task = {**entry, "metadata": {**entry["metadata"]}}
+    for field in TUPLES.get(name, ()):
+        task["metadata"][field] = _as_tuples(task["metadata"][field])
+    try:
+        mark = dataset.score_answer(answer, task)
+    except ValueError as error:
+        if name in RAISES_ON_JUNK:
+            return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
+        raise
+    return _verdict(float(mark), answer, entry, config)
+
+
+def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
+    """The mark decides what is right; the form only tells a wrong answer from none, where neither is rewarded."""
+    status = Status.CORRECT if mark >= 1.0 else Status.WRONG
+    reward = mark if config.credit == "partial" else float(status is Status.CORRECT)
+    wanted = form_of(str(entry.get("answer")))
+    if reward == 0.0 and wanted is not None and form_of(answer) != wanted:
+        return Verdict(Status.UNPARSABLE, 0.0, f"not a {wanted}")
+    return Verdict(status, reward)
+
+
+def form_of(text: str) -> str | None:
+    """Returns "number" or "list" for a text that is one and nothing else, blanks at its ends aside; None for any other.
+
+    A list is read as JSON, single quotes counting as double.
+    """
+    text = text.strip()
+    if _NUMBER.fullmatch(text):
+        return "number"
+    if not text.startswith("["):
+        return None
+    try:
+        return "list" if isinstance(json.loads(text.replace("'", '"')), list) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+@functools.cache
+def _factory() -> Any:
+    from reasoning_gym import factory  # 2.5 s: only where a task of it is judged
+
+    return factory
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(name: str, config: str) -> Any:
+    factory = _factory()
+    if name not in factory.DATASETS or name == "composite":
+        raise ValueError(f"reasoning-gym has no dataset {name!r} that judges its own tasks")
+    default = factory.DATASETS[name][1]()
+    fields = {field: _restored(value, getattr(default, field, None)) for field, value in json.loads(config).items()}
+    return factory.create_dataset(name, **{**fields, "size": 1, "seed": 0})
+
+
+def _restored(value: Any, default: Any) -> Any:
+    """A config field as its class wants it: JSON holds an enum as its value or name, and a record as its fields."""
+    if isinstance(default, enum.Enum) and isinstance(value, str):
+        kind, name = type(default), value.removeprefix(f"{type(default).__name__}.")
+        return kind[name] if name in kind.__members__ else kind(value)
+    if dataclasses.is_dataclass(default) and isinstance(value, dict):
+        return type(default)(**value)
+    return value
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+# What follows judges without running anything: each takes (answer, entry) and says whether the answer is right.
+
+
+def _same_lines(answer: str, entry: Mapping[str, Any]) -> bool:
+    """Equal to the reference answer, blanks at the ends of lines aside."""
+    return _lines(answer) == _lines(entry["answer"])
+
+
+def _one_of_the_boards(answer: str, entry: Mapping[str, Any]) -> bool:
+    return any(_lines(answer) == _lines(board) for board in entry["metadata"]["valid_answers"])
+
+
+def _uses_numbers_for(answer: str, entry: Mapping[str, Any], target: int) -> bool:
+    """An expression of exactly the given numbers, each once, whose value is the target.
+
+    Stricter than puzzle24's own scorer, which lets the answer choose its numbers.
+    """
+    if sorted(int(number) for number in re.findall("[0-9]+", answer)) != sorted(entry["metadata"]["numbers"]):
+        return False
+    return constant(read_polynomial(answer)) == target
+
+
+def _countdown(answer: str, entry: Mapping[str, Any]) -> bool:
+    return _uses_numbers_for(answer, entry, entry["metadata"]["target"])
+
+
+def _puzzle24(answer: str, entry: Mapping[str, Any]) -> bool:
+    return _uses_numbers_for(answer, entry, 24)
+
+
+def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The same polynomial, expanded: a term for each monomial, as the task asks; the factors are no answer."""
+    return "(" not in answer and read_polynomial(answer) == read_polynomial(entry["answer"])
+
+
+def _simple_integration(answer: str, entry: Mapping[str, Any]) -> bool:
+    """A polynomial whose derivative is the integrand; C is a constant like any other."""
+    variable = entry["metadata"]["variable"]
+    return derivative(read_polynomial(answer), variable) == read_polynomial(entry["metadata"]["integrand"])
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The reference list as JSON, each number within 0.001: its own scorer runs a reference that is no JSON."""
+    try:
+        given, wanted = json.loads(answer.replace("'", '"')), json.loads(entry["answer"].replace("'", '"'))
+        numbers = [float(number) for number in given]
+        return len(numbers) == len(wanted) and all(abs(x - float(y)) <= 1e-3 for x, y in zip(numbers, wanted))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NoPolynomial("not a list of numbers") from error
+
+
+def _same_integer(answer: str, entry: Mapping[str, Any]) -> bool:
+    """The reference integer, in Python's notation of any base: its own scorer runs the problem text of the entry."""
+    if not re.fullmatch(r"-?(0x[0-9a-fA-F]{1,1000}|0b[01]{1,1000}|0o[0-7]{1,1000}|0|[1-9][0-9]{0,1000})", answer):
+        raise NoPolynomial("not an integer")
+    return int(answer, 0) == int(entry["answer"], 0)
+
+
+FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
+    "countdown": _countdown,
+    "puzzle24": _puzzle24,
+    "simple_integration": _simple_integration,
+    "intermediate_integration": None,  # any antiderivative is right, and no comparison that runs nothing knows them
+    "polynomial_multiplication": _polynomial_multiplication,
+    "string_insertion": _same_lines,
+    "spiral_matrix": _same_lines,
+    "binary_matrix": _same_lines,
+    "n_queens": _one_of_the_boards,
+    "game_of_life_halting": _same_lines,
+    "number_sorting": _sorted_numbers,
+    "bitwise_arithmetic": _same_integer,
+}
+RAISES_ON_JUNK = frozenset({"prime_factorization"})
+# Metadata that the scorer compares as tuples, and JSON brings back as lists.
+TUPLES = {"arc_agi": ("output",), "rearc": ("output",)}

@@ -1,0 +1,1 @@
+"""What is behind each command of the command line."""

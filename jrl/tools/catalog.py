@@ -1,0 +1,82 @@
+"""What there is to choose from: the tables and the parts list, as `jrl list` prints them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.algos import ALGOS
+from jrl.algos.parts import PARTS
+from jrl.config import field_docs
+from jrl.models.families import FAMILIES
+from jrl.models.families.contract import HARMLESS, Family
+from jrl.models.shape import Decoder
+from jrl.tasks.envs import ENVS
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.verifiers import VERIFIERS
+
+TABLES: Mapping[str, Mapping[str, Any]] = {
+    "algos": ALGOS,
+    "verifiers": VERIFIERS,
+    "envs": ENVS,
+    "families": FAMILIES,
+    "tokenizers": TOKENIZERS,
+}
+KINDS = ("parts", *TABLES)
+
+
+def rows(kind: str) -> list[dict[str, Any]]:
+    """Returns a row for each entry, JSON values only.
+
+    Parts: {"id","function","inputs","output","tests"}. Tables: {"name","doc","config","fields"}; families also have
+    {"model_type","architecture","keys","harmless"}, of their config.json.
+    """
+    if kind == "parts":
+        return [dict(part) for part in PARTS]
+    row_of = _family if kind == "families" else _row
+    return [row_of(name, row) for name, row in TABLES[kind].items()]
+
+
+def table(kind: str) -> str:
+    """Returns the same as text, a line or two for each entry."""
+    if kind == "parts":
+        cells = [(part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in PARTS]
+        return "\n".join(f"{place:<4} {function:<42} {said}" for place, function, said in cells)
+    found = rows(kind)
+    width = max((len(row["name"]) for row in found), default=0)
+    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in found]
+    return "\n".join(lines) if lines else f"no {kind} in this version"
+
+
+def _row(name: str, row: Any) -> dict[str, Any]:
+    config = row.config
+    return {
+        "name": name,
+        "doc": _sentence(config),
+        "config": f"{config.__module__}:{config.__qualname__}",
+        "fields": field_docs(config),
+    }
+
+
+def _family(name: str, row: Family) -> dict[str, Any]:
+    text = inspect.getdoc(sys.modules[row.read.__module__]) or ""
+    return {
+        "name": name,
+        "doc": f"{row.architecture}. {' '.join(text.split())}",
+        "config": f"{Decoder.__module__}:{Decoder.__qualname__}",
+        "fields": field_docs(Decoder),
+        "model_type": row.model_type,
+        "architecture": row.architecture,
+        "keys": sorted(row.keys),
+        "harmless": sorted({*HARMLESS, *row.harmless}),
+    }
+
+
+def _sentence(config: type) -> str:
+    """The first sentence of a config class, else of its module: what the entry is."""
+    text = inspect.getdoc(config) or ""
+    if not text or text.startswith(f"{config.__name__}("):  # what dataclasses write where there is no docstring
+        text = inspect.getdoc(sys.modules[config.__module__]) or ""
+    return " ".join(text.split("\n\n")[0].split())

@@ -1,0 +1,194 @@
+"""Completions of a person's own prompts under a trained policy: what `jrl sample` prints."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import jax
+import numpy as np
+
+from jrl import paths
+from jrl.rollout import sampler
+from jrl.rollout.sampler import Sampler
+from jrl.run import programs
+from jrl.run.policy import Trained
+from jrl.run.report.text import printable
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Example, Message, visit_uid
+from jrl.tasks.tokenizers.incremental import Decoder
+from jrl.types import Finish
+
+BATCH = 16  # prompts sampled at once
+MOST_PROMPT_TOKENS = 16_384
+SHOWN = 4000  # characters of a completion on the terminal
+
+
+class Completion(NamedTuple):
+    text: str
+    finish: str  # "stop_token", "stop_string", "length"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """A policy that can be asked. Asking one prompt again draws anew; the same asks in the same order draw the same."""
+
+    trained: Trained
+    config: Sampler
+    samples: int
+    seed: int
+    asked: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+
+
+def open_chat(
+    trained: Trained,
+    *,
+    samples: int = 1,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+) -> Chat:
+    """Returns a policy to ask; None: the run's own numbers. Temperature 0 is greedy.
+
+    Raises: ValueError for a number that makes no sense.
+    """
+    for name, value in (("n", samples), ("max-tokens", max_tokens)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}; it must be at least 1")
+    if seed is not None and seed < 0:
+        raise ValueError(f"--seed is {seed}; it must not be negative")
+    config = trained.policy.config.sampler
+    if max_tokens is not None:
+        config = dataclasses.replace(config, completion_length=max_tokens)
+    if temperature is not None:
+        config = dataclasses.replace(config, temperature=temperature or None)
+    return Chat(trained, config, samples, trained.policy.config.run.seed if seed is None else seed)
+
+
+def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
+    """Returns `samples` completions of each text, asked as a user's message on its own.
+
+    Raises: ValueError for a text that is empty or too long, naming its place among the texts.
+    """
+    policy = chat.trained.policy
+    tokenizer, mesh = policy.tokenizer, policy.mesh
+    visits = []
+    for place, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise ValueError(f"prompt {place} is empty")
+        messages = (Message("user", text),)
+        ids = tuple(tokenizer.encode_prompt(messages))
+        if len(ids) > MOST_PROMPT_TOKENS:
+            raise ValueError(f"prompt {place} has {len(ids)} tokens; at most {MOST_PROMPT_TOKENS} can be asked")
+        visits.append(Visit(Example(text, messages), visit_uid(text, chat.asked[text]), ids))
+        chat.asked[text] += 1
+    width = policy.config.data.prompt_length
+    while width < max((len(visit.prompt) for visit in visits), default=0):
+        width *= 2
+    count = BATCH if len(visits) > 1 else 1
+    table = programs.stop_table(chat.config, tokenizer, mesh)
+    out: list[list[Completion]] = []
+    for start in range(0, len(visits), count):
+        batch = visits[start : start + count]
+        rollout = sampler.sample(
+            chat.trained.params,
+            programs.place_prompts(batch, count, width, tokenizer.pad_id, mesh),
+            jax.random.key(chat.seed),
+            stream=programs.INTERACTIVE_STREAM,
+            version=0,
+            config=chat.config,
+            model=policy.model,
+            model_cfg=policy.cfg,
+            samples=chat.samples,
+            stop_ids=tokenizer.end_ids,
+            pad_id=tokenizer.pad_id,
+            mesh=mesh,
+            stop_table=table,
+        )
+        tokens, actions, finish = jax.device_get((rollout.tokens, rollout.action_mask, rollout.finish))
+        pieces = tokenizer.token_bytes()
+        said = [
+            Completion(
+                whole_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))), Finish(int(why)).name.lower()
+            )
+            for row, mask, why in zip(tokens, actions, np.asarray(finish))
+        ]
+        out += [said[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
+    return out
+
+
+def whole_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
+    """Returns the text of a completion; one that was cut at its length limit ends with its last whole character."""
+    decoder = Decoder(pieces, leads)
+    text = decoder.feed(ids)
+    return text if finish == Finish.LENGTH else text + decoder.close()
+
+
+def read_prompts(path: str | Path) -> list[str]:
+    """Returns the prompts of a file: a line each, a JSON string or plain text. Blank lines are left out.
+
+    Raises: ValueError where the file cannot be read, is no UTF-8, or holds no prompt.
+    """
+    try:
+        lines = paths.read_bytes(path).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
+    prompts = [_prompt(line) for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt; it takes one a line, a JSON string or plain text")
+    return prompts
+
+
+def _prompt(line: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return line
+    return value if isinstance(value, str) else line
+
+
+def write_completions(path: str | Path, prompts: Sequence[str], answers: Sequence[Sequence[Completion]]) -> None:
+    """Writes {"prompt","sample","completion","finish"}, a line for each completion."""
+    rows = [
+        {"prompt": prompt, "sample": k, "completion": said.text, "finish": said.finish}
+        for prompt, completions in zip(prompts, answers)
+        for k, said in enumerate(completions)
+    ]
+    paths.write_bytes_atomic(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def show(prompt: str, completions: Iterable[Completion], stream: TextIO) -> None:
+    """Prints a prompt and its completions."""
+    print(f"> {printable(prompt, SHOWN)}", file=stream)
+    show_completions(completions, stream)
+
+
+def show_completions(completions: Iterable[Completion], stream: TextIO) -> None:
+    """Prints completions, a line each, with nothing in them that a terminal obeys."""
+    for said in completions:
+        tail = "  [cut at the length limit]" if said.finish == "length" else ""
+        print(f"{printable(said.text, SHOWN)}{tail}", file=stream, flush=True)
+
+
+def converse(chat: Chat, read: Callable[[], str], stream: TextIO) -> None:
+    """Asks what `read` returns, line by line, until it raises EOFError or KeyboardInterrupt, or returns "/quit"."""
+    while True:
+        try:
+            text = read()
+        except (EOFError, KeyboardInterrupt):
+            print(file=stream)
+            return
+        if text.strip() == "/quit":
+            return
+        if not text.strip():
+            continue
+        try:
+            (completions,) = ask(chat, [text])
+        except ValueError as error:
+            print(f"({error})", file=stream)
+            continue
+        show_completions(completions, stream)

@@ -1,0 +1,238 @@
+"""Holds a user's own parts to what jrl expects of its own: what `jrl check my_parts.py` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jrl.algos.conformance import PROMISES, default_config
+from jrl.models.conformance import PROMISES as MODEL_PROMISES
+from jrl.plugins import Parts, load_parts
+from jrl.rollout.scoring import Scoring
+from jrl.run.report.text import printable_lines
+from jrl.tasks.envs.check import check_source
+from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.tasks.tokenizers.contract import MEMBERS
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers import row_of
+from jrl.tasks.verifiers.judge import judge
+from jrl.tasks.verifiers.pool import Item, Pool
+
+PLAIN = Example("plain", (Message("user", "What is 2 + 2?"),), answer="4")
+EXAMPLES = 8  # of each environment of the parts, for its verifiers to judge
+HUGE = 100_000  # characters, what Scoring.max_characters lets through
+TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U0001f389", "\x00\ufffd")
+
+
+class Finding(NamedTuple):
+    """One promise of one row."""
+
+    name: str  # of the row
+    promise: str
+    problem: str | None  # None: it holds
+
+
+def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
+    """Returns a finding for each promise of each row that the files define. Raises PartError where one is no part."""
+    loaded = load_parts(parts)
+    found: list[Finding] = []
+    for name in loaded.added["algos"]:
+        found += check_algorithm(name, loaded.tables["algos"][name])
+    if loaded.added["verifiers"]:
+        found += check_verifiers(loaded)
+    for name in loaded.added["envs"]:
+        found += check_environment(name, loaded)
+    for name in loaded.added["tokenizers"]:
+        found += check_tokenizer(name, loaded)
+    for name in loaded.added["models"]:
+        found += check_model(name, loaded.tables["models"][name])
+    return found
+
+
+def check_model(name: str, row: Any) -> Iterator[Finding]:
+    """Yields the promises of jrl.models.conformance, of the default shape with a small vocabulary."""
+    try:
+        cfg = dataclasses.replace(row.config(), vocab_size=24)
+    except (TypeError, ValueError) as error:
+        yield Finding(name, "has defaults to be tried with", str(error))
+        return
+    for promise, holds in MODEL_PROMISES.items():
+        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
+
+
+def check_algorithm(name: str, algorithm: Any) -> Iterator[Finding]:
+    """Yields the promises of jrl.algos.conformance."""
+    try:
+        config = default_config(algorithm)
+    except (TypeError, ValueError) as error:
+        yield Finding(name, "has defaults to be tried with", str(error))
+        return
+    for promise, holds in PROMISES.items():
+        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(algorithm, config)))
+
+
+def check_verifiers(parts: Parts) -> list[Finding]:
+    """Returns what the parts' verifiers do in real workers: the same twice, and in time on empty and huge texts."""
+    table = parts.tables["verifiers"]
+    configs, found = {}, []
+    for name in parts.added["verifiers"]:
+        try:
+            configs[name] = row_of(table[name].config())
+        except (TypeError, ValueError) as error:
+            found.append(Finding(name, "has defaults to be tried with", str(error)))
+    if not configs:
+        return found
+    examples = [PLAIN, *_own_examples(parts)]
+    cases = {
+        "empty": [("", example) for example in examples],
+        "gold": [(example.answer, example) for example in examples if example.answer is not None],
+        "huge": [(text * (HUGE // len(text)), examples[-1]) for text in ("1", "(", "<answer>")],
+    }
+    names, asked = list(configs), [case for group in cases.values() for case in group]
+    try:
+        # Two templates, so that what depends on a process shows; the second is asked in the opposite order.
+        first = _verdicts(list(configs.values()), parts, asked)
+        second = _verdicts(list(configs.values()), parts, asked[::-1])[::-1]
+    except (ValueError, RuntimeError) as error:
+        return [*found, *(Finding(name, "loads in a worker, without JAX", str(error)) for name in names)]
+    for row, name in enumerate(names):
+        found.append(Finding(name, "loads in a worker, without JAX", None))
+        start = 0
+        for case, group in cases.items():
+            said = [verdicts[row] for verdicts in first[start : start + len(group)]]
+            # An empty or a huge text may raise: the row is masked. A gold answer must be judged.
+            fine = (Status.VERIFIER_ERROR,) if case != "gold" else ()
+            bad = next((v for v in said if not v.status.scorable and v.status not in fine), None)
+            problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
+            promise = {
+                "empty": "ends on an empty text",
+                "gold": "judges a gold answer",
+                "huge": "ends on huge texts in time",
+            }
+            found.append(Finding(name, promise[case], problem))
+            start += len(group)
+        changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
+        problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
+        found.append(Finding(name, "says the same of the same text", problem))
+    return found
+
+
+def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
+    """Yields the promises of jrl.tasks.envs.contract, one finding for each that is broken."""
+    row = parts.tables["envs"][name]
+    try:
+        config = row.config()
+    except (TypeError, ValueError) as error:
+        yield Finding(name, "has defaults to be tried with", str(error))
+        return
+    problems: list[str] = []
+    problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _marker(parts))))
+    for broken in [problem] if problem else problems or [None]:
+        yield Finding(name, "is a source: same index, same example; JSON; gold answers score 1", broken)
+
+
+def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
+    """Yields the promises of jrl.tasks.tokenizers.contract."""
+    row = parts.tables["tokenizers"][name]
+    try:
+        tokenizer = row.build(row.config(), TEXTS)
+    except Exception as error:
+        yield Finding(name, "builds from texts with its defaults", _first_line(error))
+        return
+    missing = [member for member in MEMBERS if not hasattr(tokenizer, member)]
+    yield Finding(name, "has every member", f"it has no {', '.join(missing)}" if missing else None)
+    if missing:
+        return
+    controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
+    lost = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text)) != text]
+    yield Finding(name, "texts come back exactly", f"{lost[0]!r} does not" if lost else None)
+    forged = [text for text in TEXTS if controls & set(tokenizer.encode(text))]
+    yield Finding(name, "no text makes a control id", f"{forged[0]!r} does" if forged else None)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def saved() -> None:
+            tokenizer.save(Path(folder))
+            again = load_tokenizer(Path(folder), parts.tables["tokenizers"])
+            if again.fingerprint != tokenizer.fingerprint:
+                raise ValueError("it has another fingerprint when it is loaded again")
+
+        yield Finding(name, "is the same when saved and loaded", _problem(saved))
+
+
+def table(found: Sequence[Finding]) -> str:
+    """Returns the findings as text, and a last line that counts them."""
+    if not found:
+        return "the parts define no row to check"
+    width = max(len(row.name) for row in found)
+    lines = []
+    for row in found:
+        lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.promise}")
+        lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
+    broken = sum(row.problem is not None for row in found)
+    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} promises hold, {broken} do not"
+
+
+def _problem(run: Callable[[], Any]) -> str | None:
+    """The message of what `run` raises: it calls a user's code, which may raise anything."""
+    try:
+        run()
+    except AssertionError as error:
+        return str(error) or "it does not hold"
+    except Exception as error:
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _own_examples(parts: Parts) -> list[Example]:
+    """Examples of the parts' environments that open with their defaults: their verifiers may need their `info`."""
+    examples: list[Example] = []
+    for name in parts.added["envs"]:
+        row = parts.tables["envs"][name]
+
+        def open_it(row: Any = row) -> None:
+            source = row.open(row.config())
+            examples.extend(source[i] for i in range(min(EXAMPLES, len(source))))
+
+        _problem(open_it)  # what is wrong with it is found under its own name
+    return examples
+
+
+def _verdicts(rows: list[Any], parts: Parts, asked: list[tuple[str, Example]]) -> list[tuple[Verdict, ...]]:
+    limits = Scoring()
+    with Pool(
+        rows,
+        parts.sources,
+        workers=2,
+        cpu_seconds=limits.cpu_seconds,
+        wall_seconds=limits.wall_seconds,
+        memory_mb=limits.memory_mb,
+    ) as pool:
+        return pool.collect(pool.submit([Item(text, example, tuple(range(len(rows)))) for text, example in asked]))
+
+
+def _differ(a: Verdict, b: Verdict) -> bool:
+    """A deadline may fall on either side of a text; that is not the verifier's doing."""
+    judged = a.status.scorable and b.status.scorable
+    return judged and dataclasses.replace(a, detail="") != dataclasses.replace(b, detail="")
+
+
+def _marker(parts: Parts) -> Callable[[str, Example], float]:
+    """Returns (completion, example) -> the reward of the first verifier the example names; 1 where it names none."""
+    verifiers = parts.tables["verifiers"]
+
+    def mark(completion: str, example: Example) -> float:
+        if not example.verifiers:
+            return 1.0
+        verifier = verifiers[example.verifiers[0]]
+        verdict = judge(verifier, verifier.config(), completion, example)
+        return verdict.reward if verdict.status <= Status.UNPARSABLE else float("nan")
+
+    return mark

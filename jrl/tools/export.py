@@ -1,0 +1,156 @@
+"""A policy as a folder that other tools load: what `jrl export` does."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrl import paths
+from jrl.models import decoder
+from jrl.models.adapters.lora import in_full, merge
+from jrl.models.adapters.matrices import EXPERTS
+from jrl.models.contract import ADAPTER, abstract, axes
+from jrl.models.pretrained import peft
+from jrl.models.pretrained.adapters import modules_of, transposed
+from jrl.models.pretrained.published import Published, companions_of, decoder_of, export, plans, read_config
+from jrl.models.shape import Decoder
+from jrl.run.policy import NoTokenizer, Trained, is_published, open_trained
+from jrl.tasks.tokenizers.published import PublishedTokenizer
+from jrl.types import PyTree
+
+_log = logging.getLogger(__name__)
+
+SIZES = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
+
+
+def export_policy(
+    source: str | Path,
+    to: str | Path,
+    step: int | None = None,
+    *,
+    dtype: str = "float32",
+    max_shard: str = "5GB",
+    announce: Callable[[int, int], None] | None = None,
+) -> tuple[int, list[str]]:
+    """Writes the policy of a run, or of a published folder, to a new folder. Returns (its step, the files written).
+
+    The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
+    where they are published ones; one that the run trained itself has no such form, and stays in the run.
+    Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
+
+    Args:
+      to: a folder that is not there yet, or empty.
+      dtype: of the tensors, "float32" or "bfloat16".
+      max_shard: of one file of tensors, such as "5GB" or "500MB".
+      announce: told (bytes read, bytes there are) while a published folder is read.
+
+    Raises: ValueError for a source, a step, a size or a decoder that cannot be exported.
+    """
+    most_bytes = size_of(max_shard)
+    trained = open_trained(source, (), step, announce=announce)
+    note_value_head(trained, source)
+    model = trained.policy.config.model
+    if not isinstance(trained.policy.cfg, Decoder):
+        raise ValueError(f"{type(model).__name__} is a model of your own, and has no published form to be written in")
+    family = decoder_of(model)[0] if isinstance(model, Published) else None
+    tokenizer, companions = trained.policy.tokenizer, {}
+    if isinstance(tokenizer, PublishedTokenizer):
+        companions = {name: data for name, data in tokenizer.files.items() if name != "config.json"}
+    elif isinstance(tokenizer, NoTokenizer) and isinstance(model, Published):
+        companions = companions_of(model.path)
+    files = export(
+        merged(trained, dtype),
+        trained.policy.cfg,
+        to,
+        dtype=dtype,
+        most_bytes=most_bytes,
+        family=family,
+        companions=companions,
+        ids=ids_of(tokenizer, read_config(model.path) if isinstance(model, Published) else {}),
+    )
+    return trained.step, files
+
+
+def note_value_head(trained: Trained, source: str | Path) -> None:
+    """Says so where a run has a value head, which is no part of its policy."""
+    if trained.policy.algorithm.returns is not None and not is_published(Path(source)):
+        _log.warning("the value head is no part of the policy: it stays in %s", source)
+
+
+def merged(trained: Trained, dtype: str) -> PyTree:
+    """Returns the weights without adapters beside them: those of the run, or W + s A B in `dtype` where it has some."""
+    policy = trained.policy
+    if policy.config.adapter is None:
+        return trained.params
+    names = axes(policy.model.spec(policy.cfg))
+    with jax.set_mesh(policy.mesh):
+        return jax.jit(functools.partial(merge, config=policy.config.adapter, names=names, dtype=dtype))(trained.params)
+
+
+def export_adapter(
+    source: str | Path, to: str | Path, step: int | None = None, *, dtype: str = "float32"
+) -> tuple[int, list[str]]:
+    """Writes the adapters of a run to a new folder in PEFT's form. Returns (the run's step, the files written).
+
+    Raises: ValueError for a run without adapters, or whose frozen weights are not those of a published folder.
+    """
+    trained = open_trained(source, (), step)
+    note_value_head(trained, source)
+    policy = trained.policy
+    if policy.config.adapter is None:
+        raise ValueError(f"{source} has no adapters (Config.adapter); leave --adapter-only out")
+    began = json.loads(paths.read_bytes(Path(source) / "config.json"))["model"]
+    if not isinstance(policy.config.model, Published) or began["adapter"] is not None:
+        what = "were drawn at random" if "path" not in began else f"have the adapter {began['adapter']} in them"
+        raise ValueError(
+            f"the frozen weights of {source} {what}: no folder holds them, and an adapter without them is of no use. "
+            "Leave --adapter-only out"
+        )
+    if any(name in EXPERTS for name in trained.params[ADAPTER]):
+        raise ValueError(f"{source} has adapters to experts, whose form differs among versions of PEFT. Leave "
+                         "--adapter-only out")  # fmt: skip
+    found = plans(decoder_of(policy.config.model)[0], policy.cfg)
+    params = trained.params
+    if policy.config.adapter.kind == "lora":  # of whose matrices the shapes are wanted, and no bytes
+        params = {**params, "layers": abstract(decoder.spec(policy.cfg))["layers"]}
+    elif policy.config.adapter.base is not None:  # DoRA's lengths are of whole matrices
+        full = functools.partial(in_full, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
+        with jax.set_mesh(policy.mesh):
+            params = jax.jit(full)(params)
+    modules = dict(modules_of(params, policy.config.adapter, found))
+    files = peft.write(
+        to,
+        modules,
+        base=began["path"],
+        rslora=policy.config.adapter.scaling == "alpha/sqrt(rank)",
+        transposed=any(transposed(found[f"{name}.weight"].slots[0].place) for name in modules),
+        dtype=dtype,
+    )
+    return trained.step, files
+
+
+def ids_of(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids that begin, end and pad a text: as a published config.json says, else as the tokenizer does."""
+    ends, start = list(tokenizer.end_ids), list(tokenizer.start_ids)
+    known = not isinstance(tokenizer, NoTokenizer)
+    found = {
+        "bos_token_id": start[0] if start else None,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id if known else None,
+    }
+    return {name: config[name] if config.get(name) is not None else value for name, value in found.items()}
+
+
+def size_of(text: str) -> int:
+    """Returns bytes of "5GB", "500MB", "20KB" or "1000"."""
+    found = re.fullmatch(r"\s*(\d+)\s*(KB|MB|GB|B)?\s*", text, re.IGNORECASE)
+    if found is None or int(found[1]) < 1:
+        raise ValueError(f"--max-shard-size is {text!r}; give a size such as 5GB or 500MB")
+    return int(found[1]) * SIZES[(found[2] or "B").upper()]

@@ -1,0 +1,154 @@
+"""What of a published folder is recognised and what is not, a finding each: for `jrl doctor DIR`. Changes nothing."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jrl import paths
+from jrl.models import decoder
+from jrl.models.families import FAMILIES, family_of, labels_of
+from jrl.models.families.contract import Family, sort_keys
+from jrl.models.heads import REWARD, Head, head_spec
+from jrl.models.pretrained.published import (
+    COMPANIONS,
+    GENERATION,
+    Published,
+    account,
+    as_stored,
+    classifier_of,
+    decoder_of,
+    plans,
+    read_config,
+)
+from jrl.models.pretrained.tensors import INDEX, SINGLE, open_tensors
+from jrl.models.shape import Decoder
+from jrl.run.policy import generation_defaults, unsupported_generation_options, without_tokenizer
+from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
+from jrl.types import PyTree
+
+SHOWN = 12  # names of a list
+
+
+class Finding(NamedTuple):
+    good: bool
+    text: str
+
+
+def recognised(folder: Path) -> Iterator[Finding]:
+    """Yields what was found of configuration, tensors, tokenizer, template, end tokens and sampling."""
+    try:
+        config = read_config(folder)
+        family = family_of(config, str(folder / "config.json"))
+    except ValueError as error:
+        yield Finding(False, str(error))
+        return
+    name = next(name for name, row in FAMILIES.items() if row is family)
+    yield Finding(True, f"family {name}: {family.architecture}, model_type {family.model_type}")
+    keys = sort_keys(family, config)
+    yield Finding(True, f"config.json: {len(keys.read)} keys read ({_some(keys.read)})")
+    yield Finding(True, f"config.json: {len(keys.ignored)} keys that change nothing here ({_some(keys.ignored)})")
+    if keys.unknown:
+        yield Finding(False, f"config.json: {len(keys.unknown)} keys that are not known ({_some(keys.unknown)})")
+    try:
+        labels = labels_of(config, str(folder / "config.json"))
+        if labels is None:
+            cfg, spec = decoder_of(Published(path=str(folder)))[1], None
+        else:
+            family, cfg, _, pad_id = classifier_of(Published(path=str(folder)))
+            spec = {**decoder.spec(cfg), REWARD: head_spec(Head(outputs=len(labels)), cfg.width, cfg.param_dtype)}
+    except ValueError as error:
+        yield Finding(False, f"the model is refused: {error}")
+        return
+    if labels is not None:
+        yield Finding(True, f"a classifier, for `jrl score` and Config.reward; its labels: {_some(labels)}")
+        at = "the last token" if pad_id is None else f"the last token that is not {pad_id}, its padding"
+        yield Finding(True, f"its labels are read at {at}")
+    yield Finding(True, shape(cfg))
+    yield from tensors(folder, family, cfg, spec)
+    yield from tokenizer(folder, cfg)
+    yield from sampling(folder)
+    yield from others(folder)
+
+
+def shape(cfg: Decoder) -> str:
+    """Returns the decoder in a line."""
+    heads = f"{cfg.heads} heads of {cfg.head_dim} over {cfg.kv_heads} of keys and values"
+    tied = "tied to the head" if cfg.tied else "apart from the head"
+    beside = "" if cfg.experts is None or cfg.experts.shared_expert is None else " beside an MLP"
+    own = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token{beside}, "
+    return f"{cfg.layers} layers of width {cfg.width}, {heads}, {own}{cfg.vocab_size} rows of the embedding, {tied}"
+
+
+def tensors(folder: Path, family: Family, cfg: Decoder, spec: PyTree | None) -> Iterator[Finding]:
+    """Yields whether every tensor is accounted for. Reads headers only, and a head that should be tied."""
+    try:
+        with open_tensors(folder) as found:
+            family = as_stored(family, found)
+            names = account(family, cfg, found, spec)
+            kinds = collections.Counter(found.dtypes[name] for name in names.values())
+            extra = sorted(found.shapes.keys() - set(names.values()))
+    except (ValueError, ImportError) as error:
+        yield Finding(False, str(error))
+        return
+    size = sum(int(np.prod(plan.shape, dtype=np.int64)) for plan in plans(family, cfg, spec).values())
+    said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    yield Finding(True, f"{len(names)} tensors hold {size:,} parameters ({said}), all accounted for")
+    if extra:
+        yield Finding(True, f"{len(extra)} tensors hold nothing learned, or a copy ({_some(extra)})")
+
+
+def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
+    """Yields the tokenizer, its template and what ends an answer."""
+    there = [name for name in VOCABULARIES if paths.exists(folder / name)]
+    try:
+        if not there:
+            ends = without_tokenizer(folder, cfg).end_ids
+            yield Finding(
+                True, f"no tokenizer ({' or '.join(VOCABULARIES)}): token ids only; they end with {ends or None}"
+            )
+            return
+        opened = fit_to_embedding(build(HuggingFace(path=str(folder)), ()), cfg.vocab_size)
+    except (ValueError, ImportError) as error:
+        yield Finding(False, str(error))
+        return
+    free = cfg.vocab_size - opened.filled
+    yield Finding(True, f"{there[0]} fills {opened.filled} ids of {cfg.vocab_size} ({free} rows free), "
+                        f"{len(opened.controls)} of them controls")  # fmt: skip
+    spelled = lambda ids: ", ".join(f"{opened.spelled([i])!r} = {i}" for i in ids) or "nothing"
+    yield Finding(True, f"an answer ends with {spelled(opened.end_ids)}; a text starts with {spelled(opened.start_ids)}"
+                        f"; padding is {spelled([opened.pad_id])}")  # fmt: skip
+    if opened.chat is None:
+        yield Finding(True, "no chat template: a prompt is asked as a plain text")
+    else:
+        yield Finding(True, rewrites(opened) or "the chat template keeps earlier turns as they are when one is added")
+
+
+def sampling(folder: Path) -> Iterator[Finding]:
+    """Yields how generation_config.json would have answers drawn."""
+    try:
+        told, left = generation_defaults(folder), unsupported_generation_options(folder)
+    except ValueError as error:
+        yield Finding(False, str(error))
+        return
+    drawn = ", ".join(binding.removeprefix("Sampler.").replace("=", " = ") for binding in told)
+    yield Finding(True, f"jrl sample draws with {drawn}, as {GENERATION} tells" if told
+                  else f"{GENERATION} tells nothing of sampling: jrl sample draws at temperature 1")  # fmt: skip
+    if left:
+        yield Finding(True, f"{GENERATION} also tells {', '.join(left)}, which this version does not have")
+
+
+def others(folder: Path) -> Iterator[Finding]:
+    """Yields the files that nothing reads."""
+    read = {"config.json", SINGLE, INDEX, *COMPANIONS}
+    left = [name for name in paths.list_dir(folder) if name not in read and not name.endswith(".safetensors")]
+    if left:
+        yield Finding(True, f"not read: {_some(left)}")
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "") or "none"

@@ -1,0 +1,92 @@
+"""What to change where a run does not fit: single bindings, each with what it saves and what it costs in time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jrl.device.sharding import MeshShape
+from jrl.experiment import Config
+from jrl.plugins import Parts
+from jrl.tools.plan import budget, estimate
+from jrl.tools.plan.case import Case, make_case
+from jrl.tools.plan.chips import Chip
+
+
+class Change(NamedTuple):
+    """One change of a configuration, and the run after it."""
+
+    bindings: tuple[str, ...]
+    saves: int  # bytes of the largest program, on one device
+    fits: bool
+    slower: float | None  # estimated seconds of a step, after over before; None where the chip is not known
+
+
+def candidates(case: Case) -> Iterator[dict[str, object]]:
+    """Yields changes as {name: value}: smaller micro-batches, fewer slots, less kept, more shards of the weights."""
+    config = case.config
+    smallest = case.shape.row_length * case.shards
+    tokens = case.shape.rows * case.shape.row_length // 2
+    while tokens >= smallest:
+        yield {"Learner.micro_batch_tokens": tokens}
+        tokens //= 2
+    slots = case.slots // 2
+    while slots >= 1:
+        yield {"Sampler.slots": slots}
+        slots //= 2
+    if case.cfg.remat in ("none", "dots"):
+        yield {f"{type(config.model).__name__}.remat": "layer"}
+    if case.cfg.attention == "reference" and case.cfg.attention_block is None and case.shape.row_length > 512:
+        yield {f"{type(config.model).__name__}.attention_block": 512}
+    chunk = config.learner.logprob_chunk // 2
+    if chunk >= 16:
+        yield {"Learner.logprob_chunk": chunk}
+    sizes = case.sizes
+    if sizes["data"] > 1:
+        yield {"MeshShape.data": 1, "MeshShape.fsdp": sizes["fsdp"] * sizes["data"]}
+    if sizes["fsdp"] % 2 == 0:
+        yield {"MeshShape.data": sizes["data"], "MeshShape.fsdp": sizes["fsdp"] // 2,
+               "MeshShape.tensor": sizes["tensor"] * 2}  # fmt: skip
+
+
+def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip | None, count: int = 3) -> list[Change]:
+    """Returns the changes that cost the least time, those that make the run fit first; of those that do not, the ones
+    that save most."""
+    _, before = budget.peak(case)
+    seconds = estimate.step_seconds(case, chip) if chip is not None else None
+    found: list[Change] = []
+    for change in candidates(case):
+        try:
+            after = make_case(applied(case.config, change), parts, num_devices)
+        except ValueError:
+            continue
+        _, size = budget.peak(after)
+        if size >= before:
+            continue
+        slower = estimate.step_seconds(after, chip) / seconds if chip is not None else None
+        bindings = tuple(f"{name}={value!r}" for name, value in change.items())
+        found.append(Change(bindings, before - size, size <= limit, slower))
+    found.sort(key=lambda c: (not c.fits, (c.slower or 1.0) if c.fits else 0.0, -c.saves))
+    return found[:count]
+
+
+def sentence(change: Change, gib: float = 2**30) -> str:
+    """Returns a change as a line of text."""
+    time = "" if change.slower is None else f", step x {change.slower:.2f}"
+    verdict = "fits" if change.fits else "alone does not fit"
+    return f"{' '.join(change.bindings)}: saves {change.saves / gib:.2f} GiB a device{time}; {verdict}"
+
+
+def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
+    """Returns the configuration with bindings of a layout over it."""
+    places = {"MeshShape": "mesh", "Learner": "learner", "Sampler": "sampler",
+              "Decoder": "model", "Published": "model"}  # fmt: skip
+    fields: dict[str, dict[str, Any]] = {}
+    for name, value in bindings.items():
+        section, field = name.split(".")
+        fields.setdefault(places[section], {})[field] = value
+    if "mesh" in fields:
+        fields["mesh"] = {**dataclasses.asdict(MeshShape()), **fields["mesh"]}
+    changed = {place: dataclasses.replace(getattr(config, place), **new) for place, new in fields.items()}
+    return dataclasses.replace(config, **changed)

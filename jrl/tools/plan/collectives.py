@@ -1,0 +1,192 @@
+"""Collectives of a program and their bytes by mesh axis, counted in the text of a compiled program.
+
+This libtpu cannot print a compiled TPU program, so the same program is compiled for as many virtual CPU devices, in a
+process of its own: `python -m jrl.tools.plan.collectives OUT.json DEVICES CONFIG [NAME=VALUE ...]`. The partitioner
+that places collectives is the same; what the TPU compiler merges or rewrites afterwards is not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+OPS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
+         "u64": 8, "f64": 8}  # fmt: skip
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_COLLECTIVE = re.compile(rf" = (.+?) ({'|'.join(OPS)})(?:-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_CALLS = re.compile(r"(?:to_apply|calls|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_NAMED_GROUPS = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
+)
+
+
+class Collective(NamedTuple):
+    """One kind of collective of a program, on one device."""
+
+    op: str
+    axes: str  # mesh axes it crosses, joined by +
+    count: int  # times it runs
+    bytes: int  # received over links, all times
+    in_loop: bool  # inside a loop whose length only the data knows
+
+
+def collectives(text: str, sizes: Sequence[tuple[str, int]], trips: int) -> list[Collective]:
+    """Returns the collectives of a compiled program, merged by kind and axes, the most bytes first.
+
+    Args:
+      text: HLO after all passes.
+      sizes: (mesh axis, devices) in the order of the mesh.
+      trips: how often a loop of unknown length runs; such a loop inside another counts once.
+    """
+    found: dict[tuple[str, str, bool], list[int]] = {}
+    computations, entry = split(text)
+
+    def visit(name: str, times: int, dynamic: bool) -> None:
+        for line in computations.get(name, ()):
+            match = _COLLECTIVE.search(line)
+            if match:
+                size, axes = received(line, match[1], match[2], sizes)
+                if axes:
+                    total = found.setdefault((match[2], axes, dynamic), [0, 0])
+                    total[0] += times
+                    total[1] += times * size
+            called = _CALLS.findall(line) + [
+                n.strip().lstrip("%") for b in _BRANCHES.findall(line) for n in b.split(",")
+            ]
+            if " while(" in line:
+                known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+                n = int(known[1]) if known else 1 if dynamic else trips
+                for other in called:
+                    visit(other, times * n, dynamic or known is None)
+            else:
+                for other in called:
+                    visit(other, times, dynamic)
+
+    visit(entry, 1, False)
+    rows = [Collective(op, axes, n, size, loop) for (op, axes, loop), (n, size) in found.items()]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def split(text: str) -> tuple[dict[str, list[str]], str]:
+    """Returns the lines of every computation of an HLO module, and the name of its entry."""
+    computations: dict[str, list[str]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if (match := _COMPUTATION.match(line)) is not None:
+            current = computations.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None:
+            current.append(line)
+    return computations, entry
+
+
+def received(line: str, result: str, op: str, sizes: Sequence[tuple[str, int]]) -> tuple[int, str]:
+    """Returns the bytes that one device receives in one run of a collective, as a ring does it, and the axes."""
+    arrays = [int(np.prod([int(n) for n in dims.split(",") if n])) * BYTES.get(dtype, 4)
+              for dtype, dims in _ARRAY.findall(result)]  # fmt: skip
+    if "-start(" in line and op in ("all-gather", "collective-permute"):  # (operands, results)
+        arrays = arrays[len(arrays) // 2 :]
+    size = sum(arrays)
+    if op == "collective-permute":
+        pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", line)
+        group = [int(n) for n in re.findall(r"\d+", pairs[1])][:2] if pairs else []
+        return size, axes_of([group], sizes)
+    groups = groups_of(line, int(np.prod([n for _, n in sizes])))
+    n = len(groups[0])
+    if op in ("all-reduce", "reduce-scatter") and "_promoted" in line:
+        size //= 2  # of bfloat16; CPUs add in float32
+    axes = axes_of(groups, sizes)
+    share = {
+        "all-gather": (n - 1) / n,
+        "all-reduce": 2 * (n - 1) / n,
+        "reduce-scatter": n - 1,
+        "all-to-all": (n - 1) / n,
+    }
+    return int(size * share[op]), axes
+
+
+def groups_of(line: str, devices: int) -> list[list[int]]:
+    """Returns the replica groups of a collective."""
+    named = _NAMED_GROUPS.search(line)
+    if named:
+        shape = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        ids = _iota(devices, named[2] or str(devices), named[3]).reshape(list(shape.values()))
+        across = [list(shape).index(name) for name in re.findall(r"'(\w+)'", named[4])]
+        ids = np.moveaxis(ids, across, range(-len(across), 0))
+        return ids.reshape(-1, int(np.prod([ids.shape[i] for i in range(-len(across), 0)]))).tolist()
+    listed = re.search(r"replica_groups=\{(\{[\d,{}]*\})\}", line)
+    if listed:
+        return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
+    if iota:
+        return _iota(devices, iota[2], iota[3]).reshape(_numbers(iota[1])).tolist()
+    return [list(range(devices))]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+def _iota(devices: int, shape: str, order: str | None) -> np.ndarray:
+    """Returns the device ids 0, 1, ... in `shape`, its dimensions in another `order`."""
+    ids = np.arange(devices).reshape(_numbers(shape))
+    return ids.transpose(_numbers(order)) if order else ids
+
+
+def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
+    """Returns the mesh axes along which the members of a group differ."""
+    shape = [n for _, n in sizes]
+    places = np.array(np.unravel_index(np.array(groups[0], int), shape))
+    return "+".join(name for (name, _), place in zip(sizes, places) if len(set(place.tolist())) > 1)
+
+
+def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
+    """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, the
+    most positions that an array of logits has, and of a sampler whether a loop carries a second cache."""
+    from jrl.device.sharding import make_mesh
+    from jrl.resolve import load_config
+    from jrl.tools.plan import waste
+    from jrl.tools.plan.case import Program, make_case, programs_of, with_known_shape
+    from jrl.tools.plan.shapes import lower
+
+    resolved, parts = load_config(config, bindings)
+    resolved, _ = with_known_shape(resolved)
+    # A kernel of TPUs is none of a CPU's. It has no collective: each device attends with its own heads in its own rows.
+    resolved = dataclasses.replace(
+        resolved,
+        model=dataclasses.replace(resolved.model, attention="reference"),
+        sampler=dataclasses.replace(resolved.sampler, attention="reference"),
+    )
+    case = make_case(resolved, parts, devices)
+    known = programs_of(case)
+    found = {}
+    lowered = lower(resolved, parts, make_mesh(resolved.mesh))
+    for name, program in lowered.items():
+        kind, own = known.get(name, Program("update", case))
+        text = program.compile().as_text()
+        trips = own.turns if kind == "sample" else own.micro_batches
+        shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
+        carried = waste.caches_carried(text, own)
+        found[name] = {
+            "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],
+            "logits": waste.widest_logits(text, shares),
+            "second_cache": waste.second_cache(name, own, carried) if kind == "sample" else None,
+        }
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -1,0 +1,199 @@
+"""Compiles a run's programs for a topology without a device of it, through libtpu, and reads their memory.
+
+libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment: see
+`jrl.tools.plan.libtpu`.
+Results are kept by program and topology: the key is the program's own text.
+
+Memory is read from the compiler's buffer assignment, which it writes into a folder when asked. What JAX's
+`memory_analysis` calls temporary is more (libtpu 0.0.42.1): in updates about as much as the donated arguments again. By
+it an update of 32B took 115 GiB of a chip's 95, which the compiler, that refuses what does not fit, had compiled.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh
+
+from jrl import paths
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.tools.plan.chips import Topology
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+KEPT_FORMAT = 2
+HOST_COLOR = r"\bcolor 5\b"  # S(5) in a program's text; the compiler's report calls it cmem
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program, bytes on one device. Where it does not fit, only `needed`."""
+
+    arguments: int = 0
+    outputs: int = 0  # beyond arguments that are given up for them
+    temporary: int = 0
+    code: int = 0
+    host: int = 0  # in the host's memory, which is no part of the total
+    needed: int | None = None  # HBM that the compiler asked for and did not find
+    compile_seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return self.needed if self.needed is not None else self.arguments + self.outputs + self.temporary + self.code
+
+
+def libtpu_version() -> str | None:
+    """Returns the version of libtpu; None where it is not installed."""
+    try:
+        return importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
+    """Returns the mesh over a topology's devices. Raises ValueError where libtpu knows no such grid."""
+    grid = (*topology.grid, *[1] * (3 - len(topology.grid)))
+    host = tuple(min(2, n) for n in grid[:2]) + (1,)
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=f"{topology.chip.platform}:{'x'.join(map(str, topology.grid))}",
+            chips_per_host_bounds=host,
+            **topology.chip.options,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"libtpu has no topology {topology.name}: {str(error).splitlines()[0]}") from error
+    return make_mesh(shape, found.devices)
+
+
+def compile_all(
+    lowered: Mapping[str, Any], topology: Topology, announce: Callable[[str, Compiled, bool], None], at_once: int = 2
+) -> dict[str, Compiled]:
+    """Returns what the compiler says of every program, `at_once` of them compiled at a time.
+
+    Args:
+      announce: told the name of each as it is done, what was found, and whether it was found in the cache.
+    """
+    size = lambda name: len(lowered[name].as_text())
+    order = sorted(lowered, key=size, reverse=True)  # the longest first, so that the last to end ends soon
+    found = {}
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        under_way = {pool.submit(compile_one, lowered[name], topology): name for name in order}
+        for done in concurrent.futures.as_completed(under_way):
+            name = under_way[done]
+            found[name], cached = done.result()
+            announce(name, found[name], cached)
+    return {name: found[name] for name in lowered}
+
+
+def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
+    """Returns what the compiler says of one program, and whether an earlier plan had asked."""
+    return kept_or(compile_now, lowered, cache_file(lowered.as_text(), topology))
+
+
+def kept_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) -> tuple[Compiled, bool]:
+    """Returns what is kept at `place`, or what the compiler says now, kept from now on; and whether it was."""
+    if place is not None and (kept := read_kept(place)) is not None:
+        return kept, True
+    found = ask(lowered)
+    if place is not None:
+        paths.make_dir(place.parent)
+        paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(found)).encode())
+    return found, False
+
+
+def compile_now(lowered: Any) -> Compiled:
+    """Returns what the compiler says of one program, compiled to the end."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
+        try:
+            compiled = lowered.compile(compiler_options=writing_to(folder))
+        except jax.errors.JaxRuntimeError as error:
+            return refused(error, start)
+        found = assignment(folder)
+    if found is None:
+        raise RuntimeError(f"libtpu {libtpu_version()} wrote no buffer assignment of a program")
+    code = compiled.memory_analysis().generated_code_size_in_bytes
+    return dataclasses.replace(found, code=code, compile_seconds=time.monotonic() - start)
+
+
+def writing_to(folder: str) -> dict[str, Any]:
+    """Returns the compiler's options that make it write what it did into a folder."""
+    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+
+
+def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
+    """Returns the HBM that a program would have used. Raises `error` where it is of something else."""
+    needed = hbm_asked(str(error))
+    if needed is None:
+        raise error
+    return Compiled(needed=needed, compile_seconds=time.monotonic() - start)
+
+
+def assignment(folder: str) -> Compiled | None:
+    """Returns the memory of a program by the buffer assignment in a folder; None where there is no whole one. Where the
+    program was compiled in pieces, that of the largest."""
+    found = None
+    for report in Path(folder).glob("*memory-usage-report.txt"):
+        buffers = report.with_name(report.name.replace("memory-usage-report", "buffer-assignment"))
+        if not buffers.exists():
+            return None
+        read = hbm_assigned(buffers.read_text(encoding="utf-8"))
+        if read.total != hbm_total(report.read_text(encoding="utf-8")):
+            return None  # still being written
+        found = read if found is None or read.total > found.total else found
+    return found
+
+
+def hbm_assigned(text: str) -> Compiled:
+    """Returns what a buffer assignment puts into HBM, which is memory space 0 and has no color, and into the
+    host's memory."""
+    sizes, host = {"parameter": 0, "live-out": 0, "": 0}, 0
+    for size, what in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
+        if "color" not in what:
+            sizes[next(kind for kind in sizes if kind in what)] += int(size)
+        elif re.search(HOST_COLOR, what):
+            host += int(size)
+    return Compiled(arguments=sizes["parameter"], outputs=sizes["live-out"], temporary=sizes[""], host=host)
+
+
+def hbm_total(report: str) -> int | None:
+    """Returns the bytes of memory space 0 in the compiler's report; None where it does not say."""
+    match = re.search(r"^Memory Space: \S+ \(color=0\)\nTotal bytes: (\d+)", report, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def hbm_asked(message: str) -> int | None:
+    """Returns the HBM, bytes, that a refused program would have used; None where the message is of something else."""
+    match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    return int(float(match[1]) * UNITS[match[2]]) if match else None
+
+
+def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | None:
+    """Returns where a result for a program's text on a topology is kept; None where there is no home to keep it."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(home):
+        return None
+    flags = os.environ.get("LIBTPU_INIT_ARGS")
+    parts = (KEPT_FORMAT, jax.__version__, libtpu_version(), topology.name, flags, what, text)
+    return Path(home) / "jrl" / "plan" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
+
+
+def read_kept(place: Path) -> Compiled | None:
+    """Returns what an earlier plan found; None where nothing whole is there."""
+    try:
+        return Compiled(**json.loads(place.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

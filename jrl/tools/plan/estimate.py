@@ -1,0 +1,280 @@
+"""About how long a step takes: the slowest of matrix unit, memory and links, for each program. A bound from below.
+
+    seconds = max(operations / matrix rate, bytes / HBM rate, link bytes / ring rate)
+
+Assumed, and printed with every estimate:
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.device.sharding import GATHERED, TRAIN
+from jrl.models.adapters.quantized import is_quantised
+from jrl.models.attention.kernels import filled
+from jrl.models.attention.kv_cache import cache_shapes, ends
+from jrl.models.attention.linear import chunk_of
+from jrl.models.contract import ParamSpec, is_spec
+from jrl.models.shape import Decoder
+from jrl.tools.plan import flops
+from jrl.tools.plan.case import Case, programs_of, share
+from jrl.tools.plan.chips import Chip
+from jrl.tools.plan.flops import Flops
+
+FLOAT32_PASSES = 6  # bfloat16 products of one float32 product at the precision jrl asks for, 'highest'
+
+ASSUMPTIONS = (
+    "every unit at its peak, and the slowest alone counts: memory, links and matrix unit overlap within a program",
+    f"float32 products take {FLOAT32_PASSES} bfloat16 passes (precision 'highest'); so does attention without a kernel",
+    "experts are visited evenly, and those that no slot goes to are not read",
+    "every completion is as long as it may be, every packed row is full, nothing is refilled",
+    "a mesh axis moves data around one ring of the torus, both ways",
+    "host time (scoring, data, dispatch) is not in it, nor what AdamW.memory and remat = 'offload' move over its link",
+)
+
+
+class Estimate(NamedTuple):
+    """Seconds of one call of a program on one device, by what limits it."""
+
+    compute: float
+    memory: float
+    links: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self)
+
+    @property
+    def bound(self) -> str:
+        return ("compute", "memory", "links")[self.index(max(self))]
+
+
+class Traffic(NamedTuple):
+    """What one call of a program moves, on one device."""
+
+    hbm: float  # bytes between HBM and the chip
+    links: dict[str, float]  # bytes received over links, by mesh axis
+
+
+def itemsize(dtype: str) -> int:
+    return jnp.dtype(dtype).itemsize
+
+
+def held_bytes(case: Case, rules: dict, dtype: str, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the parameters that are `counted`, on one device, laid out by `rules`: as `dtype`, but those
+    in few bits as they are."""
+    layers = {name: leaf for name, leaf in case.stored["layers"].items() if not is_quantised(leaf)}
+    leaves = filter(counted, jax.tree.leaves({**case.stored, "layers": layers}, is_leaf=is_spec))
+    wide = sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
+    return wide + few_bits_bytes(case, rules, counted)
+
+
+def few_bits_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the matrices in few bits, their scales included, on one device; 0 where all are whole."""
+    found = [leaf.values() for leaf in case.stored["layers"].values() if is_quantised(leaf)]
+    leaves = filter(counted, itertools.chain(*found))
+    return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def trained_bytes(case: Case, rules: dict) -> int:
+    """Returns the bytes on one device of what is trained: all parameters, or the adapters to them."""
+    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def moment_bytes(case: Case) -> int:
+    """Returns the bytes of Adam's two moments of what is trained on one device, or on the host for it."""
+    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    narrow = case.config.optimizer.moments == "bfloat16"
+    return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
+
+
+def adapter_bytes(case: Case) -> int:
+    """Returns the bytes of the adapters on one device, as they multiply; 0 where there are none."""
+    leaves = jax.tree.leaves(case.adapters, is_leaf=is_spec)
+    return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
+
+
+def gathered_over(case: Case, received: float) -> dict[str, float]:
+    """Returns what a device receives over fsdp to hold `received` bytes whole of which it had its share."""
+    n = case.sizes["fsdp"]
+    return {"fsdp": received * (n - 1) / n}
+
+
+def tensor_sums(case: Case, tokens: float, passes: int) -> dict[str, float]:
+    """Returns the bytes over the tensor axis of `passes` runs through the layers: an all-reduce of [tokens, D] a layer
+    (reduce, then gather) after attention, after the MLP or the experts, and after each where it has both."""
+    n, experts = case.sizes["tensor"], case.cfg.experts
+    sums = passes * (2 if experts is None or experts.shared_expert is None else 3)
+    size = tokens * case.cfg.width * itemsize(case.cfg.dtype)
+    return {"tensor": case.cfg.layers * sums * 2 * size * (n - 1) / n}
+
+
+def add(*parts: dict[str, float]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for axis, size in part.items():
+            total[axis] = total.get(axis, 0.0) + size
+    return total
+
+
+def sample_traffic(case: Case) -> Traffic:
+    """Returns the traffic of sampling: weights gathered once, then read at every turn with the filled blocks of the
+    cache."""
+    cfg = case.cfg
+    weights = turn_bytes(case) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
+    cache = kept_bytes(case, case.slots, round(flops.read_columns(case)))
+    prompts = case.prompts // case.shards * case.config.data.prompt_length
+    gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype))
+    turned = case.turns * case.slots
+    return Traffic(
+        hbm=2 * held_bytes(case, GATHERED, cfg.dtype) + case.turns * (weights + cache),
+        links=add(gathered, tensor_sums(case, prompts + turned, 1)),
+    )
+
+
+def cache_bytes(case: Case) -> int:
+    """Returns what all slots keep of the tokens they have seen on one device, bytes."""
+    return kept_bytes(case, case.slots, kept_columns(case, case.width))
+
+
+def kept_columns(case: Case, columns: int) -> int:
+    """Returns the columns that a cache of so many takes: for a kernel it is filled up."""
+    return ends(columns, case.width, case.config.sampler.layout)[-1]
+
+
+def kept_bytes(case: Case, rows: int, columns: int) -> int:
+    """Returns the bytes of a cache on one device: keys and values of every layer that has its own, and states."""
+    total, whole = 0, case.config.sampler.layout == "whole"
+    for stack in cache_shapes(case.cfg, rows, columns).values():
+        for name, (shape, dtype, _) in stack.items():
+            wide = filled(shape[-1]) if whole and name in ("k", "v") else shape[-1]
+            total += math.prod(shape[:-1]) * wide * dtype.itemsize
+    return total // case.sizes["tensor"]
+
+
+def mlp_entries(cfg: Decoder, tensor: int) -> int:
+    """Returns the entries that the widest layer's MLP makes of a token on one device: gate, up and their product. With
+    experts a token is copied to each that it goes to, and so is what comes out; an MLP beside them adds its own."""
+    dense = sparse = 0
+    if any(map(cfg.dense, range(cfg.layers))):
+        dense = 3 * max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
+    if cfg.experts is not None:
+        sparse = cfg.experts.per_token * (2 * cfg.width + 3 * cfg.experts.width // tensor) + cfg.experts.count
+    return max(dense, sparse) if cfg.experts is None or cfg.experts.shared_expert is None else dense + sparse
+
+
+def widest_heads(cfg: Decoder) -> tuple[int, int]:
+    """Returns the entries of a token's queries, and of its keys, in the layer where both together are most."""
+    found = [(cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim)]
+    if cfg.full is not None:
+        found.append((cfg.heads * cfg.full.head_dim, cfg.full.kv_heads * cfg.full.head_dim))
+    if cfg.linear is not None:  # values, gate and result are of one size, queries and keys of another
+        found.append(
+            (3 * cfg.linear.value_heads * cfg.linear.value_dim // 2, cfg.linear.key_heads * cfg.linear.key_dim)
+        )
+    return max(found, key=sum)
+
+
+def head_entries(cfg: Decoder) -> int:
+    """Returns the entries that the widest layer's attention makes of a token: queries, keys, values, the result."""
+    return 2 * sum(widest_heads(cfg))
+
+
+def turn_bytes(case: Case) -> float:
+    """Returns the weights that a turn of decoding reads on one device, bytes: of experts, those that a slot goes to."""
+    cfg = case.cfg
+    own = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
+    untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** case.slots
+    return held_bytes(case, GATHERED, cfg.dtype) - own * untouched
+
+
+def layer_traffic(case: Case, tokens: float) -> float:
+    """Returns the bytes that one pass forward through all layers moves for `tokens` on one device: inputs and outputs
+    of every product once, and the float32 scores written and read around the softmax, which a kernel's are not, or the
+    shares of linear attention's chunks."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
+    scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention == "reference" else 0
+    linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
+    shares = 4 * 4 * cfg.linear.value_heads / tensor * chunk_of(case.shape.row_length) if linear else 0
+    moved = cfg.layers * 2 * wide * itemsize(cfg.dtype) + (cfg.layers - linear) * scores + linear * shares
+    return tokens * moved
+
+
+def pass_traffic(case: Case, passes: int) -> Traffic:
+    """Returns the traffic of `passes` runs through the layers (a backward pass is two), of all micro-batches."""
+    cfg = case.cfg
+    tokens = case.micro_batches * case.rows * case.shape.row_length
+    weights = held_bytes(case, GATHERED, cfg.dtype) + adapter_bytes(case)
+    times = case.micro_batches * passes
+    return Traffic(
+        hbm=times * 2 * weights + passes * layer_traffic(case, tokens),
+        links=add(gathered_over(case, times * weights), tensor_sums(case, tokens, passes)),
+    )
+
+
+def logprobs_traffic(case: Case) -> Traffic:
+    """Returns the traffic of one log-prob pass over a batch."""
+    return pass_traffic(case, 1)
+
+
+def update_traffic(case: Case) -> Traffic:
+    """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees. Frozen
+    weights have no gradient, which is half of a backward pass."""
+    backward = 2 if case.adapters is None else 1
+    once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")))
+    stored = trained_bytes(case, TRAIN)
+    gradient = trained_bytes(case, GATHERED) * case.micro_batches
+    reduced = gathered_over(case, gradient)
+    copies = case.sizes["data"]
+    reduced = add(reduced, {"data": 2 * stored * case.micro_batches * (copies - 1) / copies})
+    return Traffic(
+        hbm=once.hbm + 3 * stored * case.micro_batches + 6 * stored + 2 * moment_bytes(case),
+        links=add(once.links, reduced),
+    )
+
+
+def of_programs(case: Case) -> dict[str, Traffic]:
+    """Returns the traffic of one call of each program that is counted."""
+    count = {"sample": sample_traffic, "logprobs": logprobs_traffic, "update": update_traffic}
+    return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}
+
+
+def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate:
+    """Returns the least time of a program on one device."""
+    devices = 1
+    for size in case.sizes.values():
+        devices *= size
+    narrow = FLOAT32_PASSES if case.cfg.dtype == "float32" else 1
+    operations = (narrow * count.weights + FLOAT32_PASSES * count.attention) / devices
+    return Estimate(
+        compute=operations / chip.matrix_rate,
+        memory=traffic.hbm / chip.hbm_rate,
+        links=sum(traffic.links.values()) / chip.ring_rate,
+    )
+
+
+def calls(case: Case) -> dict[str, int]:
+    """Returns how often a step of RL calls each program. The warm start and evaluations are beside it."""
+    learner = case.config.learner
+    return {
+        "update_sft": 0,
+        "sample_eval": 0,
+        "sample": 1,
+        "logprobs": case.passes * learner.minibatches,
+        "values": case.values * learner.minibatches,
+        "update": learner.updates_per_batch,
+    }
+
+
+def step_seconds(case: Case, chip: Chip) -> float:
+    """Returns the seconds of one step of RL."""
+    counts, moved, times = flops.of_programs(case), of_programs(case), calls(case)
+    return sum(times[name] * estimate(counts[name], moved[name], case, chip).seconds for name in counts)

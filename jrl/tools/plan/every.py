@@ -1,0 +1,82 @@
+"""Every recipe of a folder against the topology that its header names: `jrl plan --all`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from jrl.config import ConfigError
+from jrl.resolve import load_config
+from jrl.tools.plan.chips import GIB, parse_topology
+from jrl.tools.plan.planning import make_plan
+
+_HEADER = re.compile(r"^#\s*Topology:\s*(\S+)\s*$", re.MULTILINE)
+
+
+class Line(NamedTuple):
+    """What is said of one recipe."""
+
+    config: str
+    topology: str
+    mesh: str
+    gib: str  # of the largest program on one device, of what there is
+    step: str
+    verdict: str
+    good: bool
+
+
+def topology_of(text: str) -> str | None:
+    """Returns the topology that a recipe's header names: a comment `# Topology: v5e:2x4`."""
+    found = _HEADER.search(text)
+    return found[1] if found else None
+
+
+def check_all(folder: Path, say: Callable[[str], None]) -> list[Line]:
+    """Returns a line for every recipe below `folder` whose header names a topology.
+
+    Raises: ValueError where there is none.
+    """
+    named = {path: topology_of(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.gin"))}
+    if not any(named.values()):
+        raise ValueError(f"no .gin file below {folder} has a line '# Topology: CHIP:GRID' in its header")
+    lines = []
+    for path, name in named.items():
+        if name is not None:
+            say(f"{path} on {name}")
+            lines.append(check_one(path, name, say))
+    return lines
+
+
+def check_one(path: Path, name: str, say: Callable[[str], None]) -> Line:
+    """Returns the line of one recipe. One that cannot be planned says why, in the place of its verdict."""
+    try:
+        topology = parse_topology(name)
+        config, parts = load_config(str(path))
+        plan = make_plan(config, parts, topology, [str(path)], say, count=False)
+    except (ConfigError, ValueError) as error:
+        return Line(str(path), name, "", "", "", f"not planned: {str(error).splitlines()[0]}", False)
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.case.sizes.items() if size > 1) or "one device"
+    how = "compiled" if plan.largest.compiled is not None else "by arithmetic"
+    return Line(
+        str(path), topology.name, mesh,
+        f"{plan.largest.memory.total / GIB:.2f} of {plan.limit / GIB:.2f} ({plan.largest.name}, {how})",
+        f"{plan.step_seconds:.3g} s", "fits" if plan.fits else "does not fit", plan.fits,
+    )  # fmt: skip
+
+
+PAGE = """# Recipes and their topologies
+
+Written by `jrl plan --all configs/`. None of these topologies was there: memory is the TPU compiler's word where the
+table says compiled, else arithmetic; a step's time is a bound from below. A published model that is not in the folder
+that its recipe names is planned by the shape that it was published with.
+
+| recipe | topology | mesh | GiB a device | a step at least | |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def markdown(lines: list[Line]) -> str:
+    """Returns the table as a page."""
+    return PAGE + "".join(f"| {' | '.join(line[:-1])} |\n" for line in lines)

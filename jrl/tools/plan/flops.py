@@ -1,0 +1,243 @@
+"""Floating-point operations of a run's programs, counted from shapes: a multiply-add is two.
+
+Only products of matrices are counted, as they are computed: attention over whole rows, masked or not (by 'splash',
+over blocks of which the causal mask leaves something; windows are not looked at), and over whole blocks of the cache.
+The compiler's own count is no help here: it counts the body of a loop once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrl.models.attention.kernels import cache_block, causal_share, filled
+from jrl.models.attention.kv_cache import ends
+from jrl.models.attention.linear import chunk_of
+from jrl.models.contract import ParamSpec, is_spec
+from jrl.models.experts import Experts
+from jrl.models.shape import Decoder
+from jrl.tools.plan.case import Case, programs_of
+from jrl.types import PyTree
+
+
+class Flops(NamedTuple):
+    """Operations of a whole program, over all devices."""
+
+    weights: float  # products in Decoder.dtype: with weights, and a kernel's scores and weighted values
+    attention: float  # scores and weighted values, which our own attention computes in float32
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.attention
+
+
+def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
+    """Returns the elements of all layers' matrices that a token is multiplied with: of experts, those it goes to."""
+    leaves = jax.tree.leaves(spec["layers"], is_leaf=is_spec)
+    whole = [leaf for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2 and not of_experts(leaf)]
+    some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
+    chosen = 0 if experts is None else some // experts.count * experts.per_token
+    return sum(math.prod(leaf.shape) for leaf in whole) + chosen
+
+
+def of_experts(leaf: ParamSpec) -> bool:
+    """Whether a parameter has a matrix for each expert; a router, whose columns they are, has not."""
+    return len(leaf.axes) == 4 and leaf.axes[1] == "experts"
+
+
+def layers_of(case: Case) -> int:
+    return layer_weights(case.spec, case.cfg.experts) + input_weights(case)
+
+
+def adapter_weights(case: Case) -> int:
+    """Returns the elements of the adapters' matrices that a token is multiplied with; 0 where there are none."""
+    leaves = [pair[name] for pair in (case.adapters or {}).values() for name in ("a", "b")]
+    some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
+    chosen = some // case.cfg.experts.count * case.cfg.experts.per_token if some else 0
+    return sum(math.prod(leaf.shape) for leaf in leaves if not of_experts(leaf)) + chosen
+
+
+def decoded_weights(case: Case) -> int:
+    """Returns what a token is multiplied with in the layers while it is sampled. Merging is not counted."""
+    return layers_of(case) + (adapter_weights(case) if decoded_apart(case) else 0)
+
+
+def decoded_apart(case: Case) -> bool:
+    """Whether sampling multiplies with adapters beside the weights."""
+    return case.adapters is not None and case.config.adapter.sampling == "unmerged"
+
+
+def head_weights(cfg: Decoder) -> int:
+    """Returns the elements of the head. The embedding's lookup multiplies nothing."""
+    return cfg.vocab_size * cfg.width
+
+
+def input_weights(case: Case) -> int:
+    """Returns the elements of the matrix that makes every layer's own input; 0 where they have none."""
+    leaf = case.spec.get("layer_project")
+    return 0 if leaf is None else math.prod(leaf.shape)
+
+
+def attention(cfg: Decoder, columns: float) -> float:
+    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
+    linear attention, those of a token in a row as long."""
+    return softmax_attention(cfg, columns) + linear_attention(cfg, int(columns))
+
+
+def softmax_attention(cfg: Decoder, columns: float) -> float:
+    attends = [cfg.variant(i) for i in range(cfg.layers)]
+    full = sum(v.full for v in attends)
+    linear = sum(v.linear for v in attends)
+    total = (cfg.layers - full - linear) * 2 * (2 * cfg.heads * cfg.head_dim * columns)
+    return total + (full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns) if full else 0)
+
+
+def linear_attention(cfg: Decoder, length: int, states: int = 1) -> float:
+    """Returns the operations of one token in all linear layers, in rows of `length`. In a chunk of C tokens: for each
+    key head, keys with keys and queries with keys; for each value head, sums of decays, shares with corrections, and
+    the triangular system for values and keys, which is half a product. With each state that is carried: read for keys
+    and queries, and written."""
+    if cfg.linear is None:
+        return 0
+    shape, layers = cfg.linear, sum(cfg.variant(i).linear for i in range(cfg.layers))
+    chunk, keys, values = chunk_of(length), shape.key_dim, shape.value_dim
+    inside = chunk * (2 * chunk + 2 * values + keys + values)
+    between = states * 3 * 2 * keys * values
+    return layers * (shape.key_heads * 4 * keys * chunk + shape.value_heads * (inside + between))
+
+
+def carried(case: Case) -> int:
+    """Returns the states that linear attention carries through a packed row: branches have their own."""
+    return 2 if case.shape.samples > 1 and not case.shape.ahead else 1
+
+
+def of_rows(cfg: Decoder, tokens: int, length: int, states: int = 1) -> Flops:
+    """Returns the operations of attention forward, of `tokens` in rows of `length`."""
+    linear = float(tokens * linear_attention(cfg, length, states))
+    if cfg.attention == "reference":
+        return Flops(0.0, tokens * softmax_attention(cfg, length) + linear)
+    return Flops(tokens * softmax_attention(cfg, length) * causal_share(length), linear)
+
+
+def plus(*parts: Flops) -> Flops:
+    return Flops(*(sum(column) for column in zip(*parts)))
+
+
+def read_columns(case: Case) -> float:
+    """Returns how many columns of the cache a turn reads, the mean over a completion that is as long as it may be: the
+    first turn has the prompt in view, the last all but the token that it draws, and blocks are read whole."""
+    first, last = case.config.data.prompt_length, case.width - 1
+    found = ends(case.width, case.width, case.config.sampler.layout)
+    if case.config.sampler.attention == "ragged":
+        entries = heads_at_once(case) * filled(case.cfg.head_dim)
+        block = cache_block(case.width, entries * jnp.dtype(case.cfg.dtype).itemsize)
+        found = tuple(range(block, filled(case.width) + 1, block))
+    turns = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
+    return sum(turns(*block) * block[1] for block in zip((0, *found), found)) / (last - first + 1)
+
+
+def heads_at_once(case: Case) -> int:
+    """Returns the heads with whose keys ragged attention multiplies a query: all of a device's."""
+    return case.cfg.kv_heads // case.sizes["tensor"]
+
+
+def stepping(cfg: Decoder, columns: float) -> float:
+    """Returns the operations of one token that is decoded: `attention` over the cache's columns, but of linear
+    attention three products with its state."""
+    if cfg.linear is None:
+        return attention(cfg, columns)
+    linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
+    shape = cfg.linear
+    whole = 2 * (2 * cfg.heads * cfg.head_dim * columns)
+    return (cfg.layers - linear) * whole + linear * shape.value_heads * 6 * shape.key_dim * shape.value_dim
+
+
+def prefill(case: Case) -> Flops:
+    """Returns the operations of running every prompt once through the layers; no logit is computed."""
+    length = case.config.data.prompt_length
+    tokens = case.prompts * length
+    return plus(Flops(2.0 * tokens * decoded_weights(case), 0.0), of_rows(case.cfg, tokens, length))
+
+
+def sample(case: Case) -> Flops:
+    """Returns the operations of a sampling call: every prompt once, then every turn."""
+    return plus(prefill(case), decode(case))
+
+
+def decode(case: Case) -> Flops:
+    """Returns the operations of decoding where every completion is as long as it may be: each turn feeds one token to
+    every slot of every shard, and looks at the blocks of its cache that are filled. A kernel multiplies a
+    query with the keys and values of all heads, and values of bfloat16 with weights of two such numbers."""
+    tokens, columns = case.turns * case.slots * case.shards, read_columns(case)
+    matrices = 2.0 * tokens * (decoded_weights(case) + head_weights(case.cfg))
+    attended = stepping(case.cfg, columns)
+    if case.config.sampler.attention == "reference":
+        return Flops(matrices, float(tokens * attended))
+    linear = stepping(case.cfg, 0)
+    by_kernel = (attended - linear) * heads_at_once(case) * (1.5 if case.cfg.dtype == "bfloat16" else 1)
+    return Flops(matrices + tokens * by_kernel, float(tokens * linear))
+
+
+def completions_in_a_row(case: Case) -> int:
+    """Returns how many completions of the longest kind a packed row holds: as many of whole groups as fit, where these
+    share their prompt, and of one more."""
+    s = case.shape
+    trunk = case.config.data.prompt_length - 1 if s.samples > 1 else 0
+    if s.ahead:
+        return max(min(s.row_length // (s.width - trunk), s.places, s.samples), 1)
+    group = trunk + s.samples * (s.width - trunk)
+    rest = max(s.row_length % group - trunk, 0) // (s.width - trunk)
+    return max(min(s.row_length // group * s.samples + rest, s.places), 1)
+
+
+def read_positions(case: Case) -> int:
+    """Returns the positions of a full batch whose logits are computed: every chunk of a row that holds a token of a
+    completion, wanted ones moved together."""
+    s, learner = case.shape, case.config.learner
+    chunk = min(learner.logprob_chunk, s.row_length)
+    wanted = completions_in_a_row(case) * case.config.sampler.completion_length
+    return case.micro_batches * s.rows * -(-wanted // chunk) * chunk
+
+
+def logprobs(case: Case) -> Flops:
+    """Returns the operations of one log-prob pass over a full batch of packed rows."""
+    tokens = case.micro_batches * case.shape.rows * case.shape.row_length
+    layers = layers_of(case) + adapter_weights(case)
+    weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
+    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.keys, carried(case)))
+
+
+def update(case: Case) -> Flops:
+    """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
+    for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made; all of the
+    layers but their last product, where it keeps only their inputs (that is needed where more than a sum comes after
+    it: a norm, a layer's own input, an expert's weight, whose gradient is its product with what comes back); and once
+    more the scores of attention, which are half of it, where they are computed a block at a time. A kernel's way back
+    has seven products of the size of scores, three for the queries and four for keys and values, where forward has two.
+    Frozen weights have no gradient, which is half of their backward pass."""
+    tokens = case.micro_batches * case.shape.rows * case.shape.row_length
+    layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
+    attended = of_rows(case.cfg, tokens, case.shape.keys, carried(case))
+    head = 2.0 * read_positions(case) * head_weights(case.cfg)
+    passes = 3 if case.adapters is None else 2
+    weights = passes * layers + 3 * adapters + (passes + 1) * head
+    again = 0.0 if case.cfg.remat == "none" else 1.0
+    if case.cfg.remat in ("layer", "offload"):
+        beside = case.cfg.experts is not None and case.cfg.experts.shared_expert is not None
+        summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None and not beside
+        last = math.prod(case.spec["layers"]["down"].shape) if summed and "down" in case.spec["layers"] else 0
+        weights += layers + adapters - 2.0 * tokens * last
+    blocks = 0.0
+    if case.cfg.attention_block is not None and case.cfg.attention_block < case.shape.row_length:
+        blocks = 0.5 * tokens * softmax_attention(case.cfg, case.shape.keys)
+    kernel = (1 + 3.5 + again) * attended.weights
+    return Flops(weights + kernel, (3 + again) * attended.attention + blocks)
+
+
+def of_programs(case: Case) -> dict[str, Flops]:
+    """Returns the operations of one call of each program that multiplies matrices."""
+    count = {"sample": sample, "logprobs": logprobs, "update": update}
+    return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}

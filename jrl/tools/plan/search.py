@@ -1,0 +1,292 @@
+"""The layout of a run on a topology: mesh, micro-batch, what is computed again, slots. Arithmetic first, then compiled.
+
+Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
+not fit is refused too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jrl.experiment import Config
+from jrl.models.attention.kernels import check_attention
+from jrl.plugins import Parts
+from jrl.tools.plan import assigned, budget, compiled, estimate
+from jrl.tools.plan.case import (
+    BEFORE_RL,
+    Case,
+    before_rl,
+    decoder_of_run,
+    make_case,
+    programs_of,
+    uncounted,
+    with_known_shape,
+)
+from jrl.tools.plan.cheaper import applied
+from jrl.tools.plan.chips import GIB, Chip, Topology
+from jrl.tools.plan.compiled import Compiled
+
+SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
+REMAT = ("none", "layer")
+BLOCK = 512  # queries of attention at a time, tried where rows are longer
+BEST = 5  # layouts that are shown
+COMPILED = 2  # layouts that must pass the compiler before the search of a named topology ends
+TRIES = 6  # layouts that are compiled at most
+
+# Programs that have no slots; the others have no micro-batches.
+LEARNING = ("update", "update_sft", "logprobs", "values")
+
+Say = Callable[[str], None]
+
+
+class Candidate(NamedTuple):
+    """One layout: what it sets, its time where arithmetic lets it stand, or why it was refused."""
+
+    bindings: Mapping[str, Any]
+    gib: float | None  # of the largest program on one device; None: it cannot be laid out
+    step_seconds: float | None
+    refused: str | None
+    compiled: bool = False  # the compiler has agreed that it fits
+
+
+class Search(NamedTuple):
+    """What was found on one topology."""
+
+    topology: Topology
+    default: Candidate  # the configuration's own layout
+    found: list[Candidate]  # those that fit, fastest first; the best of them compiled where libtpu is there
+    refused: list[Candidate]
+
+
+def search(
+    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, wanted: int = COMPILED
+) -> Search:
+    """Returns every layout of a run on a topology; the compiler has assigned the memory of the best of them where
+    libtpu is installed.
+
+    Args:
+      source: the configuration and bindings as the command line has them, for the process that asks the compiler.
+      wanted: layouts that must pass the compiler before the search ends.
+
+    Raises: ValueError where the run asks for a kernel of other devices.
+    """
+    config, told = with_known_shape(config)
+    check_attention(decoder_of_run(config), "tpu")
+    for line in (told, uncounted(config)):
+        if line is not None:
+            say(line)
+    say(f"judging layouts for {topology.name}")
+    all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
+    refused = [c for c in all_ if c.refused is not None]
+    found = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
+    say(f"{len(found)} of {len(all_)} layouts fit by arithmetic")
+    if found and compiled.libtpu_version() is not None:
+        found, rejected = confirmed(config, parts, topology, found, source, say, wanted)
+        refused += rejected
+    return Search(topology, judged(config, parts, topology, {}), found, refused)
+
+
+def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], say: Say) -> Search:
+    """Returns the search on the smallest slice of a chip on which the run fits; on the largest where it fits none.
+
+    Where libtpu is installed, the compiler must have agreed to the best layout; it is asked about no other.
+    """
+    for grid in chip.slices:
+        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, wanted=1)
+        if done.found:
+            return done
+    return done
+
+
+def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
+    """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
+    model = type(config.model).__name__
+    for mesh in meshes(topology.num_devices):
+        over = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
+        try:
+            case = make_case(applied(config, over), parts, topology.num_devices)
+        except ValueError:
+            yield over
+            continue
+        local = case.sequences // case.shards
+        own = case.cfg.attention_block
+        whole = (case.shape.samples + 1,) if case.shape.ahead else ()  # of a group: its prompt, and each sample
+        rows = sorted({min(n, local) for n in (*ROWS, *whole)})
+        slots = sorted({min(n, local) for n in SLOTS})
+        blocked = case.cfg.attention == "reference" and case.shape.row_length > BLOCK
+        blocks = {None, BLOCK, own} if blocked else {own}
+        for row, remat, block, slot in itertools.product(
+            rows, REMAT, sorted(blocks, key=lambda n: n or math.inf), slots
+        ):
+            yield {
+                **over,
+                "Learner.micro_batch_tokens": row * case.shape.row_length * case.shards,
+                f"{model}.remat": remat,
+                f"{model}.attention_block": block,
+                "Sampler.slots": slot,
+            }
+
+
+def meshes(num_devices: int) -> Iterator[dict[str, int]]:
+    """Yields every way to multiply data, fsdp and tensor to the number of devices."""
+    divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    for tensor in divisors:
+        for fsdp in divisors:
+            if num_devices % (tensor * fsdp) == 0:
+                yield {"data": num_devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+
+
+def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Candidate:
+    """Returns a layout with its time, or the reason against it."""
+    try:
+        case = make_case(applied(config, bindings), parts, topology.num_devices)
+    except ValueError as error:
+        return Candidate(bindings, None, None, str(error))
+    name, size = budget.peak(case)
+    limit, seconds = topology.chip.limit_bytes, estimate.step_seconds(case, topology.chip)
+    refused = None
+    if size > limit:
+        refused = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, by arithmetic"
+    return Candidate(bindings, size / GIB, seconds, refused)
+
+
+def confirmed(
+    config: Config,
+    parts: Parts,
+    topology: Topology,
+    found: Sequence[Candidate],
+    source: Sequence[str],
+    say: Say,
+    wanted: int,
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Returns (layouts that still stand, layouts that the compiler refused), after it was asked about the fastest."""
+    good, bad = [], []
+    known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
+    limit = topology.chip.limit_bytes
+    rest, tried = list(found), 0
+    over: dict[str, float] = {}  # what the compiler said over arithmetic, by program that it refused
+    later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
+    # A few small programs aside, all that a run compiles. The first state is no larger.
+    deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
+    while (rest or later) and len(good) < wanted and tried < TRIES:
+        first_time = bool(rest)
+        candidate = (rest or later).pop(0)
+        told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
+        if told:
+            bad.append(candidate._replace(refused=told[0]))
+            continue
+        case = make_case(applied(config, candidate.bindings), parts, topology.num_devices)
+        arithmetic = budget.of_programs(case)
+        if first_time and any(arithmetic[name].total * factor > limit for name, factor in over.items()):
+            later.append(candidate)
+            continue
+        say(f"compiling {' '.join(words(candidate.bindings))}")
+        tried += 1
+        said = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
+        for name, result in said.items():
+            say(f"  {name}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
+        name, size = largest(said, case)
+        if size > limit:
+            why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+            known[depends_on(name, candidate.bindings)] = why
+            over[name] = max(over.get(name, 1.0), size / arithmetic[name].total)
+            bad.append(candidate._replace(gib=size / GIB, refused=why))
+        else:
+            good.append(candidate._replace(gib=size / GIB, compiled=True))
+    rest = sorted([*rest, *later], key=lambda c: (c.step_seconds, c.gib))
+    if not good:
+        why = f"the compiler refused all {tried} that it was asked about, and was not asked about this one"
+        return [], [*bad, *(candidate._replace(refused=why) for candidate in rest)]
+    return [*good, *rest], bad
+
+
+def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
+    """Returns the bindings that a program's memory depends on: an update has no slots, a sampler no micro-batch."""
+    strange = "Sampler." if program in LEARNING else "Learner."
+    return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
+
+
+def largest(said: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
+    """Returns the program that takes the most, and its bytes with what the run keeps beside it, the optimiser too."""
+
+    def total(name: str) -> int:
+        found = said[name]
+        kept = budget.kept(before_rl(case) if name in BEFORE_RL else case).total
+        return max(found.total, kept + found.temporary + found.outputs + found.code)
+
+    name = max(said, key=total)
+    return name, total(name)
+
+
+def words(bindings: Mapping[str, Any]) -> list[str]:
+    """Returns bindings as `jrl train` takes them."""
+    return [f"{name}={value!r}" for name, value in bindings.items()]
+
+
+def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
+    """Returns the bindings of a layout after those that were given and that it does not replace."""
+    return [*(line for line in given if line.split("=")[0].strip() not in layout), *words(layout)]
+
+
+def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
+    """Returns the winner as a configuration of its own: the searched one, what was bound over it, and the layout.
+
+    Args:
+      source: the searched configuration, as a file in the winner's folder includes it.
+    """
+    winner = done.found[0]
+    lines = [f"# The fastest layout found for {done.topology.name}: at least {winner.step_seconds:.3g} s a step.",
+             "#", f"# Topology: {done.topology.name}", f"include {source!r}", ""]  # fmt: skip
+    spaced = [line.replace("=", " = ", 1) for line in bound(given, winner.bindings)]
+    return "\n".join([*lines, *spaced]) + "\n"
+
+
+def text(done: Search) -> str:
+    """Returns the search as a page: the best layouts beside the configuration's own, and why the others are refused."""
+    topology, best = done.topology, done.found[:BEST]
+    head = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB"
+    lines = [head, "", "a step at least, GiB a device"]
+    own = done.default
+    if own.step_seconds is None:
+        lines.append(f"  as configured: {own.refused}")
+    else:
+        told = "" if own.refused is None else f": {own.refused}"
+        lines.append(f"  {own.step_seconds:8.3g} s  {own.gib:6.2f}  as configured{told}")
+    for c in best:
+        told = "compiled" if c.compiled else "by arithmetic"
+        lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({told})")
+    if not best:
+        lines.append("  no layout fits")
+    return "\n".join([*lines, "", f"refused: {len(done.refused)}", *why_refused(done.refused)])
+
+
+def why_refused(refused: Sequence[Candidate]) -> list[str]:
+    """Returns a line for every mesh of which layouts were refused: how many, and the reason against the smallest."""
+    by_mesh: dict[tuple, list[Candidate]] = {}
+    for c in refused:
+        by_mesh.setdefault(tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor")), []).append(c)
+    lines = []
+    for mesh, rows in by_mesh.items():
+        least = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
+        shape = "x".join(map(str, mesh))
+        many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
+        lines.append(f"  data x fsdp x tensor {shape}: {many}{least.refused}")
+    return lines
+
+
+def to_json(done: Search) -> dict[str, Any]:
+    """Returns what `jrl plan --search --json` prints."""
+    row = lambda c: {"bindings": words(c.bindings), "hbm_gib": c.gib, "step_seconds": c.step_seconds,
+                     "compiled": c.compiled, "refused": c.refused}  # fmt: skip
+    return {
+        "topology": done.topology.name,
+        "fits": bool(done.found),
+        "limit_gib": done.topology.chip.limit_bytes / GIB,
+        "default": row(done.default),
+        "best": [row(c) for c in done.found[:BEST]],
+        "refused": [row(c) for c in done.refused],
+    }

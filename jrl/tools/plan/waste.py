@@ -1,0 +1,91 @@
+"""What a program should not do: hold logits of whole rows, keep a second cache, gather weights in the decode loop."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from jrl.models.attention.kv_cache import cache_shapes, ends
+from jrl.tools.plan import budget
+from jrl.tools.plan.case import Case
+
+_WHILE = re.compile(r" = \((.*)\) while\(")
+_ARRAY = re.compile(r"\b(?:f32|bf16|f16|f64)\[([\d,]+)\]")
+
+
+def widest_logits(text: str, vocab_sizes: set[int]) -> int:
+    """Returns the most positions that any array of a compiled program has logits of: arrays whose last dimension is the
+    vocabulary, or a device's share of it."""
+    widest = 0
+    for dims in set(_ARRAY.findall(text)):
+        *rows, last = (int(n) for n in dims.split(","))
+        if last in vocab_sizes and len(rows) > 1:
+            positions = 1
+            for n in rows:
+                positions *= n
+            widest = max(widest, positions)
+    return widest
+
+
+def full_logits(name: str, case: Case, positions: int) -> str | None:
+    """Returns what is wrong with a learner's program that holds logits of `positions` at once on one device."""
+    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
+    if positions <= case.rows * chunk:
+        return None
+    return (
+        f"{name} holds logits of {positions} positions at once, where Learner.logprob_chunk asks for "
+        f"{case.rows} rows x {chunk}"
+    )
+
+
+def caches_carried(text: str, case: Case) -> int:
+    """Returns how many blocks of a layer's cache, or of a stack of layers', a loop of a compiled sampler carries at
+    most. Blocks of prompts count too where as many prompts are at hand as there are slots: they look the same."""
+    shapes = set()
+    for layers, rows, heads, entries in _stacks(case):
+        for columns in _blocks(case):
+            for one in (f"{rows},{heads},{columns},{entries}]", f"{rows},{heads},{entries},{columns}]"):
+                shapes |= {f"[{one}", f"[{layers},{one}"}
+    return max((sum(line.count(shape) for shape in shapes) for line in _WHILE.findall(text)), default=0)
+
+
+def second_cache(name: str, case: Case, carried: int) -> str | None:
+    """Returns what is wrong with a sampler whose loop carries more than keys and values once."""
+    slots = _blocks(case)
+    prompts = [n for n in _blocks(case, case.config.data.prompt_length) if n in slots]
+    blocks = len(slots) + (len(prompts) if budget.resident(case) == case.slots else 0)
+    scanned = case.config.sampler.layers == "scanned"
+    once = 2 * blocks * sum(1 if scanned else layers for layers, *_ in _stacks(case))
+    if carried <= once:
+        return None
+    return f"{name} carries {carried} blocks of the cache through a loop, where {once} hold it once"
+
+
+def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
+    """Returns (layers, rows, heads on one device, entries of a head) of every stack of keys and values."""
+    found = cache_shapes(case.cfg, case.slots, case.width).values()
+    shapes = [fields["k"][0] for fields in found if "k" in fields]
+    return [(layers, rows, heads // case.sizes["tensor"], entries) for layers, rows, heads, _, entries in shapes]
+
+
+def _blocks(case: Case, columns: int | None = None) -> tuple[int, ...]:
+    """Returns the columns of every block that the sampler's cache lies in, or one of its first `columns`."""
+    columns = case.width if columns is None else columns
+    found = ends(columns, case.width, case.config.sampler.layout)
+    return tuple(end - start for start, end in zip((0, *found), found))
+
+
+def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:
+    """Returns what is wrong with a decode loop that crosses batch axes, or gathers more than a turn's activations."""
+    found = []
+    offload_buffer_bytes = case.slots * (case.cfg.vocab_size + case.cfg.width * (2 * case.cfg.layers + 1)) * 4
+    for row in rows:
+        if not row["in_loop"]:
+            continue
+        if set(row["axes"].split("+")) & {"data", "fsdp"}:
+            found.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
+        elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.turns * offload_buffer_bytes:
+            found.append(
+                f"{name}: the decode loop gathers {row['bytes'] / case.turns / 1e6:.1f} MB a turn over {row['axes']}"
+            )
+    return found

@@ -1,0 +1,220 @@
+"""Log-probs of given texts under a trained policy, by the learner's own packed path: what `jrl score` writes."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import paths
+from jrl.device.sharding import BATCH_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated
+from jrl.learning import learner, pack
+from jrl.models.contract import Model
+from jrl.models.families import labels_of
+from jrl.models.pretrained.published import Published, classifier_of, read_config
+from jrl.models.shape import Decoder, check_length, for_length
+from jrl.rollout.rewards import RewardModel, judge, open_judge
+from jrl.run.policy import Trained, is_published, without_tokenizer
+from jrl.tasks.example import Message
+from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build
+from jrl.types import Array, PyTree
+
+MOST_TOKENS = 16_384  # of a row: attention as written holds a score for every pair of tokens
+SEQUENCES = 64  # of a batch, at most
+
+
+def score_file(trained: Trained, rows: str | Path, out: str | Path) -> int:
+    """Writes {"tokens","logprobs"} for every row of a file, a line each, in order. Returns how many.
+
+    Raises: ValueError naming file and line for a row that cannot be scored; nothing is written then.
+    """
+    sequences = read_rows(rows, trained.policy.tokenizer, trained.policy.cfg.vocab_size)
+    scored = score(trained, sequences)
+    lines = [
+        json.dumps({"tokens": tokens, "logprobs": [float(x) for x in values]})
+        for tokens, values in zip(sequences, scored)
+    ]
+    paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
+    return len(lines)
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether a folder is a published classifier's."""
+    return is_published(folder) and labels_of(read_config(folder), str(folder / "config.json")) is not None
+
+
+def judge_file(
+    folder: Path, rows: str | Path, out: str | Path, announce: Callable[[int, int], None] | None = None
+) -> int:
+    """Writes {"tokens","rewards": {label: number}} of a published classifier for every row of a file. Returns how many.
+
+    A conversation is judged as the classifier's own chat template writes the whole of it.
+
+    Raises: ValueError naming file and line for a row that cannot be judged; nothing is written then.
+    """
+    published = Published(path=str(folder))
+    _, cfg, labels, _ = classifier_of(published)
+    there = any(paths.exists(folder / name) for name in VOCABULARIES)
+    tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
+    sequences = read_rows(rows, tokenizer, cfg.vocab_size, whole=True)
+    longest = max(map(len, sequences), default=1)
+    # No wider than the table of positions: the padding beyond it would have none.
+    width = max(longest, min(_width(longest), cfg.learned_positions or MOST_TOKENS))
+    config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=longest, batch=max(1, 8192 // width))
+    mesh = make_mesh(MeshShape())
+    jax.set_mesh(mesh)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
+    found = judge(opened, sequences)
+    lines = [
+        json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
+        for tokens, values in zip(sequences, found)
+    ]
+    paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
+    return len(lines)
+
+
+def _width(longest: int) -> int:
+    """Returns the columns of rows as long as the longest sequence: a power of two of at least 128."""
+    width = 128
+    while width < longest:
+        width *= 2
+    return width
+
+
+def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
+
+    The first token has no predecessor: its value is 0. All batches have one shape, set by the longest sequence.
+    """
+    policy = trained.policy
+    shards = batch_shards(policy.mesh)
+    longest = max(map(len, sequences), default=0)
+    cfg = policy.cfg
+    if isinstance(cfg, Decoder):
+        cfg = for_length(cfg, longest)
+        check_length(cfg, longest)
+    width = _width(longest)
+    budget = max(1, policy.config.learner.micro_batch_tokens // width)
+    count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
+    config = learner.Learner(
+        row_length=width,
+        micro_batch_tokens=policy.config.learner.micro_batch_tokens,
+        sequences_per_row=policy.config.learner.sequences_per_row,
+        logprob_chunk=policy.config.learner.logprob_chunk,
+    )
+    shape = learner.packed_shape(config, count, width, shards)
+    program = jax.jit(
+        functools.partial(_logprobs, model=policy.model, cfg=cfg, chunk=config.logprob_chunk, width=width, rows=count)
+    )
+    out: list[np.ndarray] = []
+    for start in range(0, len(sequences), count):
+        batch = sequences[start : start + count]
+        values = np.asarray(jax.device_get(program(trained.params, *_placed(trained, batch, shape))))
+        for tokens, row in zip(batch, values):
+            out.append(np.concatenate([np.zeros(1, row.dtype), row[1 : len(tokens)]]))
+    return out
+
+
+def _logprobs(
+    params: PyTree,
+    tokens: Array,
+    mask: Array,
+    plan: pack.Plan,
+    one: Array,
+    *,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+    width: int,
+    rows: int,
+) -> Array:
+    batch = pack.pack_supervised(tokens, mask, plan, one)
+    values = learner.logprobs(params, batch, model=model, cfg=cfg, chunk=chunk)
+    return pack.unpack(values, plan.source, width, rows)
+
+
+def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape) -> tuple[Any, ...]:
+    """Returns tokens [N, T], mask [N, T], plan and temperature on the device."""
+    mesh = trained.policy.mesh
+    tokens = np.zeros((shape.sequences, shape.width), np.int32)
+    mask = np.zeros(tokens.shape, bool)
+    lengths = np.zeros(shape.sequences, np.int32)
+    for i, sequence in enumerate(batch):
+        tokens[i, : len(sequence)], mask[i, : len(sequence)], lengths[i] = sequence, True, len(sequence)
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
+    place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
+    by_row = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
+    plan = jax.tree.map(place, pack.plan(lengths, shape, 0, 1))
+    return by_row(tokens), by_row(mask), plan, place(np.float32(1))
+
+
+def read_rows(path: str | Path, tokenizer: Any, vocab_size: int, *, whole: bool = False) -> list[list[int]]:
+    """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
+    {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end, or,
+    with `whole`, as the chat template writes all of it.
+
+    Raises: ValueError naming file and line.
+    """
+    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, whole)]
+
+
+def _rows(path: str | Path, tokenizer: Any, vocab_size: int, whole: bool) -> Iterator[list[int]]:
+    try:
+        lines = paths.read_bytes(path).split(b"\n")
+    except OSError as error:
+        raise ValueError(f"the rows to score cannot be read: {error}") from error
+    if lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: not JSON: {error}") from error
+        if not isinstance(row, dict) or len(row.keys() & {"tokens", "text", "messages"}) != 1:
+            raise ValueError(f'{place}: a row is {{"tokens": [ids]}}, {{"text": "..."}} or {{"messages": [...]}}')
+        if "text" in row:
+            if not isinstance(row["text"], str) or not row["text"]:
+                raise ValueError(
+                    f"{place}: text is {json.dumps(row['text'])[:80]}; it must be a string that is not empty"
+                )
+            ids = [*tokenizer.start_ids, *tokenizer.encode(row["text"])]
+        elif "messages" in row:
+            ids = _conversation(row["messages"], tokenizer, place, whole)
+        else:
+            ids = row["tokens"]
+            if not isinstance(ids, list) or not ids:
+                raise ValueError(f"{place}: tokens is {json.dumps(ids)[:80]}; it must be a list that is not empty")
+            for place_in_row, token in enumerate(ids):
+                if type(token) is not int or not 0 <= token < vocab_size:
+                    raise ValueError(
+                        f"{place}: tokens[{place_in_row}] is {json.dumps(token)[:80]}; ids are whole numbers from 0 to "
+                        f"{vocab_size - 1}"
+                    )
+        if len(ids) > MOST_TOKENS:
+            raise ValueError(f"{place}: {len(ids)} tokens; at most {MOST_TOKENS} can be scored")
+        yield ids
+
+
+def _conversation(rows: Any, tokenizer: Any, place: str, whole: bool) -> list[int]:
+    try:
+        messages = [Message(**row) for row in rows]
+        if any(type(text) is not str for message in messages for text in (message.role, message.content)):
+            raise TypeError("role and content are texts")
+    except TypeError as error:
+        raise ValueError(f'{place}: messages are a list of {{"role": ..., "content": ...}} ({error})') from error
+    if len(messages) < 2 or messages[-1].role != "assistant":
+        raise ValueError(f"{place}: messages end with what the assistant says, after at least one other")
+    try:
+        if whole:
+            return tokenizer.encode_conversation(messages, add_generation_prompt=False)
+        prompt = tokenizer.encode_prompt(messages[:-1])
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    return [*prompt, *tokenizer.encode(messages[-1].content), tokenizer.end_id]
