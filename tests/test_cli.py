@@ -186,12 +186,14 @@ def test_one_signal_asks_to_stop(number):
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "asked\nleft in order\n")
-    assert "saving after this step" in err
+    again = " again" if number == signal.SIGINT else ""
+    assert err == f"\njrl: Stopping: ending this step and saving. Press Ctrl-C{again} to leave now without saving.\n"
 
 
-def test_a_second_interrupt_leaves_at_once_whatever_the_main_thread_does():
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_a_stop_request_leaves_at_once_whatever_the_main_thread_does(first):
     process = waiting("stay")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(first)
     assert process.stdout.readline() == "asked\n"
     process.send_signal(signal.SIGINT)
     try:
@@ -199,7 +201,7 @@ def test_a_second_interrupt_leaves_at_once_whatever_the_main_thread_does():
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "the last checkpoint is good" in err
+    assert err.endswith("\njrl: Left without saving. Run the same command to continue from the last checkpoint.\n")
 
 
 # A trained run
