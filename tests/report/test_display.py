@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jrl.run.report.display import route_logs, open_display, phase_text, sample_lines
+from jrl.run.report.display import open_display, phase_text, route_logs, sample_lines
 from jrl.run.report.text import duration, printable, sparkline
 
 
@@ -150,7 +150,7 @@ def test_a_new_phase_is_drawn_at_once_and_its_progress_is_throttled():
     display, stream = open_live(10, lambda: now[0])
     display.phase("sampling")
     assert screen(stream) == ["sampling"]
-    display.phase("scoring", 0, 128)
+    display.phase("scoring", done=0, total=128)
     assert screen(stream) == ["scored 0 of 128"]
     display.phase("scoring", 36, 128)
     assert screen(stream) == ["scored 0 of 128"]

@@ -94,12 +94,12 @@ def open_display(
     log_routing = contextlib.ExitStack()
 
     def guarded(call: Callable[..., None]) -> Callable[..., None]:
-        def guard(*args: Any) -> None:
+        def guard(*args: Any, **options: Any) -> None:
             nonlocal failed
             with lock:
                 try:
                     if not failed:
-                        call(*args)
+                        call(*args, **options)
                 except (OSError, ValueError) as error:
                     failed = True
                     log_routing.close()
@@ -112,7 +112,12 @@ def open_display(
     calls = {field.name: guarded(vars(display)[field.name]) for field in dataclasses.fields(display)}
     if live and sys.stderr is not None and sys.stderr.isatty():
         log_routing.enter_context(route_logs(calls["note"], sys.stderr, logging.getLogger().handlers))
-    return dataclasses.replace(Display(**calls), close=lambda *text: (log_routing.close(), calls["close"](*text)))
+
+    def close(text: str = "") -> None:
+        log_routing.close()
+        calls["close"](text)
+
+    return Display(**{**calls, "close": close})
 
 
 @contextlib.contextmanager
