@@ -33,7 +33,7 @@ def test_a_small_scored_share_is_warned_of_with_the_first_failure():
 
 def test_a_run_without_signal_names_the_likely_causes():
     text = no_signal_warning(20)
-    assert text.startswith("Warning: no learning signal for 20 steps.") and "for 1 step." in no_signal_warning(1)
+    assert text.startswith("Warning: no learning signal in 20 steps.") and "in 1 step." in no_signal_warning(1)
     for cause in ("too strict or too lenient", "too hard or too easy", "Online.samples", "Sampler.temperature"):
         assert cause in text
 

@@ -48,10 +48,11 @@ def no_signal_warning(num_steps: int) -> str:
     """Returns the likely causes of a run in which every completion of a prompt gets the same reward.
 
     Args:
-      num_steps: steps in a row without a group whose rewards differ.
+      num_steps: steps so far, none with a group whose rewards differ. A run that had a signal and lost it may have
+        learned all there is: that is no reason to warn.
     """
     return (
-        f"Warning: no learning signal for {num_steps} step{'' if num_steps == 1 else 's'}. In every group all "
+        f"Warning: no learning signal in {num_steps} step{'' if num_steps == 1 else 's'}. In every group all "
         "completions got the same reward, so all advantages are 0 and the policy does not change. Likely causes:\n"
         "  - the verifier is too strict or too lenient: read completions and rewards in RUN/rollouts\n"
         "  - the prompts are too hard or too easy for this policy\n"
@@ -97,7 +98,7 @@ def closing_message(
 
     Args:
       final_reward: mean reward of the last step; None where none was scored.
-      steps_without_signal: steps in a row, up to the last, without a group whose rewards differ; worth a warning.
+      steps_without_signal: all steps of a run in which no group ever had rewards that differ; 0 for any other.
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
     ended = f"Done: {steps} steps in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
