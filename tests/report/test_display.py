@@ -242,7 +242,7 @@ def test_a_long_message_is_cut_in_the_panel_and_complete_above_it():
     display, stream = open_live(3)
     display.phase("data")
     display.note("\n".join(f"line {i}" for i in range(20)))
-    assert screen(stream)[-2:] == ["line 4", "..."]
+    assert screen(stream)[-2:] == ["line 8", "..."]
     display.phase("model")
     assert screen(stream) == [*(f"line {i}" for i in range(20)), "model"]
     display.close()

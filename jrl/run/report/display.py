@@ -48,7 +48,7 @@ _COUNTED = {"sampling": "sampled", "scoring": "scored"}  # what is said of a pha
 _BETWEEN_DRAWS_SECONDS = 0.1
 BAR_WIDTH = 24
 _NOTE_WIDTH = 4000
-_MESSAGE_LINES = 6  # of one message inside the panel; above it, all of it is printed
+_MESSAGE_LINES = 10  # of one message inside the panel; above it, all of it is printed
 _RECENT_STEPS = 20  # time left goes by the median of these
 
 
