@@ -220,11 +220,12 @@ def plan(args: argparse.Namespace) -> int:
         return plan_all(args, say)
     if args.config is None or args.topology is None:
         raise ValueError("jrl plan takes CONFIG and --topology CHIP:GRID, or --all FOLDER; see `jrl help plan`")
-    from jrl.resolve import load_config
+    from jrl.resolve import find_config, load_config
     from jrl.tools.plan import report
     from jrl.tools.plan.chips import parse_topology
     from jrl.tools.plan.planning import make_plan, to_json
 
+    args.config = find_config(args.config)
     config, parts = load_config(args.config, args.bindings)
     if args.search:
         return plan_search(args, config, parts, say)
@@ -424,7 +425,8 @@ def _step(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .gin file; `jrl help config` describes what it can say")
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; `jrl help "
+                        "config` describes what a file can say")  # fmt: skip
     _bindings(parser, "what the file says")
     parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; resumed where it exists "
                         "(default: runs/ and the time)")  # fmt: skip
@@ -432,7 +434,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file; no data, no tokenizer is opened")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name out of `jrl list configs`; "
+                        "no data, no tokenizer is opened")  # fmt: skip
     _bindings(parser, "what the file says")
     parser.add_argument("--topology", metavar="CHIP:GRID",
                         help="as v5e:4x8 or v5p:4x4x4; with --search a chip alone, as v5p, asks for the smallest slice "
@@ -487,7 +490,8 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     _bindings(parser, "the run's configuration, or --config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="what a published model is asked and how it is judged: a .gin file")  # fmt: skip
+                        help="what a published model is asked and how it is judged: a .gin file, or a name out of "
+                             "`jrl list configs`")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the numbers here too")
     _step(parser)
     _devices(parser)
@@ -523,7 +527,7 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("parts", "algos", "verifiers", "envs", "families", "tokenizers")
+    kinds = ("configs", "parts", "algos", "verifiers", "envs", "families", "tokenizers")
     parser.add_argument("kind", choices=kinds, help="which table")
     parser.add_argument("--json", action="store_true", help="a JSON array")
 
@@ -588,8 +592,8 @@ COMMANDS: dict[str, Command] = {
         fingerprint,
     ),
     "list": Command(
-        "List the parts, algorithms, verifiers, environments, families or tokenizers there are.",
-        "jrl list algos",
+        "List bundled configurations, parts, algorithms, verifiers, environments, families or tokenizers.",
+        "jrl list configs",
         _list_arguments,
         show_list,
     ),
@@ -616,7 +620,8 @@ def overview() -> str:
             *lines,
             "",
             "start here:",
-            "  jrl train configs/tiny.gin --run runs/tiny     a run of a minute, from nothing",
+            "  jrl train tiny --run runs/tiny                 a run of a minute, from nothing",
+            "  jrl list configs                               the configurations that come with jrl",
             "  jrl help train                                 the arguments of a command",
             "  jrl help config                                all that a configuration can say",
             "",

@@ -36,6 +36,21 @@ def local(path: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
+def beside(path: str, file: str | None) -> str:
+    """Returns where a relative path that a file mentions leads.
+
+    The current directory comes first: `path` as it is where it exists there. Else `path` joined to the folder of
+    `file` where that exists. Else `path` as it is, so that the error of whoever opens it shows what was written.
+
+    Args:
+      file: the file that mentions the path; None: the command line or a Python call.
+    """
+    if not path or "\0" in path or file is None or os.path.isabs(path) or os.path.exists(path):
+        return path
+    joined = os.path.normpath(os.path.join(os.path.dirname(file), path))
+    return joined if os.path.exists(joined) else path
+
+
 def exists(path: str | os.PathLike[str]) -> bool:
     return local(path).exists()
 

@@ -70,7 +70,7 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
     if isinstance(part, str | Path):
         path = Path(part)
         if not path.is_file():
-            raise PartError(f"parts: there is no file {str(path)!r}; paths are relative to where jrl is started")
+            raise PartError(f"parts: there is no file {str(path)!r} in the current directory or beside the gin file")
         source = PartSource(str(path), path.read_text())
         try:
             module = load_module(source, place)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jrl import paths
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
 from jrl.config.names import check_names
 from jrl.config.reading import Reading
@@ -27,7 +28,9 @@ from jrl.config.unused import check_macros, check_unused
 MOST_WORK = 100_000  # values and instances; macros that double one another reach it in 16 lines
 
 
-def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) -> Any:
+def load(
+    path: str | None, bindings: Sequence[str], root: type, tables: Tables, path_fields: Collection[str] = ()
+) -> Any:
     """Returns the instance of `root` that a gin file and command-line bindings describe.
 
     Args:
@@ -35,6 +38,8 @@ def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) 
       bindings: `NAME=VALUE` each, in gin syntax; they replace what the file says.
       root: the root dataclass.
       tables: table name -> row name -> config class, e.g. tables["algos"]["GRPO"].
+      path_fields: "Class.field" of the fields that name files. A relative path that the current directory does not
+        have is looked for beside the gin file that binds it; see `paths.beside`.
 
     Raises ConfigError with the place and the nearest valid name on anything that is not exactly right.
     """
@@ -53,6 +58,7 @@ def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) 
         used_macros=set(),
         instances=set(),
         work=itertools.count(),
+        path_fields=frozenset(path_fields),
     )
     config = _build(reading, root, "", reading.origin, None, ())
     check_macros(reading, statements)
@@ -123,6 +129,8 @@ def _value(
     because = ""
     if statement is not None:
         value, place, because = _expand(reading, statement.value, statement.place, name)
+        if name in reading.path_fields:
+            value = _beside(value, _bound_in(reading, statement))
     elif base is not None:
         value = getattr(base, field.name)
     elif field.default is not None:
@@ -168,6 +176,19 @@ def _expand(reading: Reading, value: Any, place: str, name: str, trail: tuple[st
     if isinstance(value, list | tuple):
         return type(value)(_expand(reading, item, place, name, trail)[0] for item in value), place, ""
     return value, place, ""
+
+
+def _bound_in(reading: Reading, statement: Statement) -> str | None:
+    """Returns the file in which the value of a statement stands: a macro's where the statement names one."""
+    while isinstance(statement.value, Macro):
+        statement = reading.macros[statement.value.name]
+    return statement.path
+
+
+def _beside(value: Any, file: str | None) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_beside(item, file) for item in value)
+    return paths.beside(value, file) if isinstance(value, str) else value
 
 
 def _count(reading: Reading, place: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jrl.algos import ALGOS
@@ -13,6 +14,7 @@ from jrl.config import field_docs
 from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
 from jrl.models.shape import Decoder
+from jrl.resolve import bundled_configs
 from jrl.tasks.envs import ENVS
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
@@ -24,15 +26,17 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "families": FAMILIES,
     "tokenizers": TOKENIZERS,
 }
-KINDS = ("parts", *TABLES)
+KINDS = ("configs", "parts", *TABLES)
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
     """Returns a row for each entry, JSON values only.
 
-    Parts: {"id","function","inputs","output","tests"}. Tables: {"name","doc","config","fields"}; families also have
+    Configs: {"name","doc","path"}. Parts: {"id","function","inputs","output","tests"}. Tables: {"name","doc","config","fields"}; families also have
     {"model_type","architecture","keys","harmless"}, of their config.json.
     """
+    if kind == "configs":
+        return [{"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()]
     if kind == "parts":
         return [dict(part) for part in PARTS]
     row_of = _family if kind == "families" else _row
@@ -43,11 +47,18 @@ def table(kind: str) -> str:
     """Returns the same as text, a line or two for each entry."""
     if kind == "parts":
         cells = [(part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in PARTS]
-        return "\n".join(f"{place:<4} {function:<42} {said}" for place, function, said in cells)
-    found = rows(kind)
-    width = max((len(row["name"]) for row in found), default=0)
-    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in found]
-    return "\n".join(lines) if lines else f"no {kind} in this version"
+        return "\n".join(f"{place:<4} {function:<42} {types}" for place, function, types in cells)
+    listed = rows(kind)
+    width = max((len(row["name"]) for row in listed), default=0)
+    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in listed]
+    return "\n".join(lines) if lines else f"no {kind} in this installation"
+
+
+def headline(path: Path) -> str:
+    """Returns the first comment line of a gin file, "" where it begins with none."""
+    with open(path, encoding="utf-8") as file:
+        first = file.readline()
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
 def _row(name: str, row: Any) -> dict[str, Any]:
