@@ -30,8 +30,8 @@ def installed(tmp_path):
 
 def test_the_wheel_carries_the_configurations_inside_the_package():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert settings["force-include"] == {"configs": "jrl/configs"}
-    assert settings["packages"] == ["jrl"]
+    assert settings["only-include"] == ["jrl", "configs"]
+    assert settings["sources"] == {"configs": "jrl/configs"}
 
 
 def test_a_wheel_finds_its_configurations_in_the_package_and_a_checkout_beside_it(installed):
