@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [*argv[1:], "--help"]
     name = argv[0]
     if name not in COMMANDS:
-        from jrl.config.errors import suggestion
-
-        print(f"jrl: there is no command {name!r}{suggestion(name, COMMANDS, kind='commands')}", file=sys.stderr)
-        return REFUSED
+        return unknown_command(name, COMMANDS)
+    if name == "help" and argv[1] != "config" and not argv[1].startswith("-"):
+        return unknown_command(argv[1], (*COMMANDS, "config"))
     parser = parser_of(name)
     try:
         args = parser.parse_intermixed_args(argv[1:])
     except SystemExit as leaving:
         return int(leaving.code or 0)
     return guarded(COMMANDS[name].run, args)
+
+
+def unknown_command(name: str, known: Iterable[str]) -> int:
+    from jrl.config.errors import nearest
+
+    guess = nearest(name, known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    print(f"jrl: unknown command {name!r}{hint or '.'} Available: {', '.join(known)}", file=sys.stderr)
+    return REFUSED
 
 
 def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
@@ -388,10 +396,11 @@ def show_list(args: argparse.Namespace) -> int:
 
 def show_help(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
-    from jrl.config import describe
+    from jrl.config import describe, describe_section
     from jrl.experiment import TABLES, Config, config_classes
 
-    print(describe(Config, config_classes(TABLES)))
+    tables = config_classes(TABLES)
+    print(describe(Config, tables) if args.section is None else describe_section(Config, tables, args.section))
     return DONE
 
 
@@ -533,7 +542,9 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _help_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", choices=("config",), help="config, or a command")
+    parser.add_argument("topic", choices=("config",), metavar="TOPIC", help="config, or a command")
+    parser.add_argument("section", nargs="?", metavar="SECTION",
+                        help="one section or table of the configuration, such as Sampler or algos")  # fmt: skip
 
 
 COMMANDS: dict[str, Command] = {
@@ -598,8 +609,8 @@ COMMANDS: dict[str, Command] = {
         show_list,
     ),
     "help": Command(
-        "Describe a command, or everything a configuration can say.",
-        "jrl help config",
+        "Describe a command, the whole configuration, or one section of it.",
+        "jrl help config Sampler",
         _help_arguments,
         show_help,
     ),

@@ -72,7 +72,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(installed, tmp_path, monkey
 def test_a_missing_gin_file_is_left_to_the_reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.gin").write_text("")
-    with pytest.raises(ConfigError, match="there is no file 'mnie.gin'; did you mean mine.gin"):
+    with pytest.raises(ConfigError, match=r"there is no file 'mnie.gin'; did you mean mine.gin"):
         jrl.load_config("mnie.gin")
 
 

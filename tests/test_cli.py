@@ -82,6 +82,25 @@ def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_i
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("words", [["nosuch"], ["help", "nosuch"]])
+def test_an_unknown_command_is_answered_with_all_commands(words, command):
+    code, _, err = command(*words)
+    assert code == 2 and err.startswith("jrl: unknown command 'nosuch'. Available: train, plan, ")
+
+
+def test_help_of_a_mistyped_command_names_the_nearest(command):
+    code, _, err = command("help", "trian")
+    assert code == 2 and "unknown command 'trian'; did you mean train?" in err
+
+
+def test_help_describes_one_section_of_the_configuration(command):
+    code, out, _ = command("help", "config", "Length")
+    assert code == 0 and out.startswith("Length  Bounds on the") and "fewest characters" in out
+    assert "Sampler" not in out
+    code, _, err = command("help", "config", "Lenght")
+    assert code == 2 and "did you mean Length?" in err
+
+
 def test_a_mistyped_command_names_the_nearest_and_help_is_printed_without_jax():
     code = "import sys; from jrl import cli; code = cli.main(sys.argv[1:]); sys.exit('jax' in sys.modules or code)"
     call = lambda *words: subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)

@@ -50,12 +50,12 @@ class Decoder:
     """Shape of a decoder. Hashable: the compile key."""
 
     vocab_size: int | None = None  # rows of the embedding; None: the tokenizer's
-    layers: int = 2
-    width: int = 128
-    heads: int = 4
+    layers: int = 2  # blocks of attention and MLP
+    width: int = 128  # of the residual stream
+    heads: int = 4  # of queries
     kv_heads: int = 4  # must divide heads
     head_dim: int = 32  # must be even
-    mlp_width: int = 384
+    mlp_width: int = 384  # hidden units
     rope_theta: float = 10_000.0  # base of the wavelengths
     rope: Stretch | None = None  # how wavelengths are stretched
     rotary_dim: int | None = None  # entries of a head that are rotated, the first ones; 0: none. None: all
@@ -68,10 +68,10 @@ class Decoder:
     shared_layers: int = 0  # the last ones, which read keys and values of the last layer before them with their window
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
     norm_place: Literal["before", "after", "both"] = "before"  # of attention and MLP; after: before it is added
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-6  # added to the variance
     qk_norm: Literal["head", "all"] | None = "head"  # of queries and keys: each head as Qwen3, or all as OLMo 2
     value_norm: bool = False  # each head of the values is divided by its root mean square
-    qkv_bias: bool = False
+    qkv_bias: bool = False  # of the products that make queries, keys and values
     output_bias: bool = False  # of attention's last product
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
@@ -79,9 +79,9 @@ class Decoder:
     output_gate: bool = False  # what attention gives is multiplied by a sigmoid of the layer's input, as in Qwen3.5
     linear: Linear | None = None  # of layers that have linear attention in place of attention; None: no layer has
     parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
-    mlp: Literal["gated", "plain"] = "gated"
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    mlp_bias: bool = False
+    mlp: Literal["gated", "plain"] = "gated"  # gated: activation(gate) * up, as SwiGLU; plain: activation(up)
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"  # of the MLP
+    mlp_bias: bool = False  # of its products
     shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
     experts: Experts | None = None  # of sparse layers, instead of the MLP or beside it; None: no layer is sparse
     embed_scale: float | None = None  # of the embedding, on its way in
@@ -90,7 +90,7 @@ class Decoder:
     tied: bool = True  # the head is the embedding
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
-    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
     remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, what matrices made; on the host
     attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. Of one token a row: Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass

@@ -45,9 +45,9 @@ class Sampler:
     completion_length: int  # most tokens of a completion, the stop token included
     slots: int = 32  # sequences decoded at once by a batch shard
     temperature: float | None = 1.0  # None: greedy, and log-probs are those at temperature 1
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    top_k: int | None = None  # draw from the k likeliest tokens
+    top_p: float | None = None  # draw from the likeliest tokens whose probabilities sum to p
+    min_p: float | None = None  # draw from tokens at least min_p times as likely as the likeliest
     stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
     # What of a head's keys lies side by side in the cache: a column's entries, or an entry's columns (faster on CPU).

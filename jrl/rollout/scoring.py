@@ -28,8 +28,10 @@ from jrl.tasks.verifiers.source import PartSource
 class Scoring:
     """How completions are judged."""
 
-    verifiers: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "verifiers"})
-    workers: int = 2
+    verifiers: tuple[Any, ...] = dataclasses.field(
+        default=(), metadata={"table": "verifiers"}
+    )  # of rows that name none; the reward is the weighted sum
+    workers: int = 2  # processes that judge, in parallel
     cpu_seconds: float = 2.0  # of one verifier on one completion
     wall_seconds: float = 10.0  # the same by the clock, for what sleeps
     memory_mb: int = 1024  # MiB a worker may add to what its verifiers hold once loaded

@@ -43,9 +43,9 @@ class Linear:
     """The linear attention of layers that have it."""
 
     key_heads: int  # of queries and keys; must divide value_heads
-    value_heads: int
+    value_heads: int  # of values and outputs
     key_dim: int  # entries of a head of queries and keys
-    value_dim: int
+    value_dim: int  # entries of a head of values
     taps: int = 4  # tokens that the convolution sees, its own included
     layers: tuple[bool, ...] = (True, True, True, False)  # which layers are linear: a cycle
 

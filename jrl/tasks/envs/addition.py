@@ -13,9 +13,9 @@ from jrl.tasks.example import Example, Message
 class Addition:
     """Prompts "12+34=" with the sum as the answer. Both numbers have exactly `digits` digits (0..9 with one)."""
 
-    digits: int = 2
+    digits: int = 2  # of each number
     size: int = 100_000  # how many examples there are; prompts repeat when there are fewer pairs of numbers
-    seed: int = 0
+    seed: int = 0  # of the numbers drawn
     verifiers: tuple[str, ...] = ("Exact",)  # that judge the answer; (): the run's own, Scoring.verifiers
 
 

@@ -45,7 +45,7 @@ class Jsonl:
     """A file of rows: JSON lines, or Parquet where its name ends in .parquet. A column that is no field of ours is kept
     in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
 
-    path: str
+    path: str  # the file
     columns: dict[str, str] = dataclasses.field(
         default_factory=dict
     )  # our field -> the file's column, where they differ
@@ -55,9 +55,9 @@ class Jsonl:
     task: str = ""  # label of rows without one; empty: the file's name without its ending
     verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
     needs_answer: bool = True  # a row without an answer is bad
-    on_bad_row: Literal["refuse", "drop"] = "refuse"
+    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
     max_dropped: float = 0.1  # largest share of rows that dropping may lose
-    max_row_bytes: int = 16 * 2**20
+    max_row_bytes: int = 16 * 2**20  # a longer row is bad
 
     def __post_init__(self) -> None:
         for field in self.columns:

@@ -20,7 +20,7 @@ class Mixture:
     """Tasks in proportion to their weights. The mixture ends when the task that takes longest has been walked once;
     those that end before start over, as further examples with ids of their own."""
 
-    tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})
+    tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})  # what is mixed
     weights: tuple[float, ...] = ()  # one for each task; empty: equal
 
 

@@ -57,7 +57,7 @@ class ReasoningGym:
     level: int | None = None  # raise every attribute of its curriculum so many times; None: the dataset's own defaults
     config: dict[str, float | int | str | bool] = dataclasses.field(default_factory=dict)  # fields of its config class
     size: int = 100_000  # how many tasks there are
-    seed: int = 0
+    seed: int = 0  # of the tasks generated
     system: str = ""  # a system message before each question
 
 

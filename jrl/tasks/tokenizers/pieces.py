@@ -44,7 +44,7 @@ class SentencePiece:
     """A vocabulary learned from the texts of the run."""
 
     vocab_size: int = 1024  # most pieces, control ids and the 256 bytes included; a small corpus gives fewer
-    model: Literal["bpe", "unigram"] = "bpe"
+    model: Literal["bpe", "unigram"] = "bpe"  # algorithm that learns the vocabulary
     texts: int = 20_000  # most texts to train from, the first ones that the task gives
     # Pieces may run over several words: where the texts repeat phrases, a question takes half as many tokens or fewer.
     phrases: bool = False

@@ -12,9 +12,9 @@ from jrl.tasks.verdict import Status, Verdict
 class Length:
     """Bounds on the stripped completion, both included, in characters (Unicode code points)."""
 
-    weight: float = 1.0
-    low: int = 1
-    high: int = 10_000
+    weight: float = 1.0  # of this verifier in the reward
+    low: int = 1  # fewest characters
+    high: int = 10_000  # most characters
 
     def __post_init__(self):
         if not 0 <= self.low <= self.high:

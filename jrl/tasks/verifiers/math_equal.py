@@ -43,8 +43,8 @@ class NoAnswer(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MathEqual:
-    weight: float = 1.0
-    extract: Extract = "boxed"
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "boxed"  # where the answer stands: all, answer_tag, boxed, hash (after ####) or last_line
     symbol: str | None = None  # "x": an answer `x = 5` means 5
 
 

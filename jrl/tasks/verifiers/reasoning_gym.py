@@ -29,8 +29,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReasoningGymScore:
-    weight: float = 1.0
-    extract: Extract = "all"
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "all"  # where the answer stands: all, answer_tag, boxed, hash (after ####) or last_line
     # "full": 1 where the dataset gives its full mark, else 0. "partial": the dataset's own score, which in several
     # datasets is above 0 for junk.
     credit: Literal["full", "partial"] = "full"

@@ -13,8 +13,8 @@ from jrl.tasks.verdict import Status, Verdict
 class FormatTags:
     """`tags` in order; ("think", "answer") wants <think>...</think><answer>...</answer> and only blanks around."""
 
-    weight: float = 1.0
-    tags: tuple[str, ...] = ("think", "answer")
+    weight: float = 1.0  # of this verifier in the reward
+    tags: tuple[str, ...] = ("think", "answer")  # their names, in order
 
     def __post_init__(self):
         if not self.tags or len(set(self.tags)) != len(self.tags):
