@@ -274,6 +274,16 @@ def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     return DONE if all(line.good for line in lines) else REFUSED
 
 
+def new(args: argparse.Namespace) -> int:
+    from jrl.tools.new import create
+
+    commands = create(args.folder)
+    print(f"{args.folder}/ holds a configuration, a verifier and ten rows of data. Try:")
+    for command in commands:
+        print(f"  {command}")
+    return DONE
+
+
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.run.policy import open_trained
@@ -464,6 +474,10 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
                         help="do not compile once more for virtual CPU devices to count collectives")  # fmt: skip
 
 
+def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="NAME", type=_folder, help="the task's name, and a new folder for its files")
+
+
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
@@ -554,6 +568,12 @@ COMMANDS: dict[str, Command] = {
         _train_arguments,
         train,
     ),
+    "new": Command(
+        "Write a small task to start from: a configuration, a verifier and ten rows of data.",
+        "jrl new sums",
+        _new_arguments,
+        new,
+    ),
     "plan": Command(
         "Say whether a run fits a TPU topology, with what memory and in what time, without one.",
         "jrl plan configs/plan/8b.gin --topology v5p:4x4x4",
@@ -633,6 +653,7 @@ def overview() -> str:
             "start here:",
             "  jrl train tiny --run runs/tiny                 a run of a minute, from nothing",
             "  jrl list configs                               the configurations that come with jrl",
+            "  jrl new mine                                   a task of your own to start from",
             "  jrl help train                                 the arguments of a command",
             "  jrl help config                                all that a configuration can say",
             "",

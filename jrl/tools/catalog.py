@@ -33,7 +33,8 @@ def rows(kind: str) -> list[dict[str, Any]]:
     """Returns a row for each entry, JSON values only.
 
     Configs: {"name","doc","path"}. Parts: {"id","function","inputs","output","tests"}.
-    Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, of their config.json.
+    Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, of
+    their config.json.
     """
     if kind == "configs":
         return [{"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()]
