@@ -13,7 +13,11 @@ import jrl
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.job import RefusedIdentity
 from jrl.run.policy import open_trained
-from jrl.tools.export import export_policy, size_of
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.tools.chat import ask, open_chat
+from jrl.tools.export import export_policy, save_tokenizer, size_of
+from jrl.tools.inspect_model import recognised
 from jrl.tools.score import score
 
 TINY = ("Loop.steps=2", "Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "Decoder.layers=2",
@@ -126,9 +130,32 @@ def published_gin(tmp_path, folder):
     return gin
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_run_with_its_own_tokenizer_is_sampled_from_its_export_as_from_itself(run, published, temperature):
+    its, theirs = open_trained(run), open_trained(published)
+    assert theirs.policy.tokenizer == its.policy.tokenizer
+    talk = lambda trained: open_chat(trained, samples=2, temperature=temperature, max_tokens=4, seed=3)
+    assert ask(talk(theirs), ["3+4=", "55+5="]) == ask(talk(its), ["3+4=", "55+5="])
+
+
+def test_a_trained_vocabulary_is_exported_with_its_model_file(tmp_path):
+    row = TOKENIZERS["SentencePiece"]
+    trained = row.build(row.config(vocab_size=400), [f"word {i} and word {i + 1}" for i in range(200)])
+    files = save_tokenizer(trained, tmp_path / "jrl_tokenizer")
+    assert files == ["jrl_tokenizer/tokenizer.json", "jrl_tokenizer/tokenizer.model"]
+    assert load_tokenizer(tmp_path / "jrl_tokenizer").encode("word 7") == trained.encode("word 7")
+
+
+def test_other_tools_see_what_they_saw_and_doctor_names_the_tokenizer(published):
+    names = {path.name for path in published.iterdir() if not path.name.endswith(".safetensors")}
+    assert names == {"config.json", "generation_config.json", "model.safetensors.index.json", "jrl_tokenizer"}
+    assert any("jrl_tokenizer/ holds a tokenizer in jrl's form" in text for _, text in recognised(published))
+
+
 def test_text_without_a_tokenizer_is_refused(published, tmp_path):
     from jrl.tools.score import score_file
 
+    published = shutil.copytree(published, tmp_path / "model", ignore=shutil.ignore_patterns("jrl_tokenizer"))
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "hello"}\n')
     with pytest.raises(ValueError, match="holds no tokenizer"):

@@ -35,6 +35,7 @@ from jrl.types import Array, PyTree
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
 PLAIN = ("Config.task=@Addition()", "Config.algo=@GRPO()", "Data.prompt_length=128", "Sampler.completion_length=256")
 
+OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +133,9 @@ def open_published(
     # A recipe may train adapters; the folder holds none beside its weights.
     config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
     cfg = decoder_of(config.model)[1]
-    if not there:
+    if not there and paths.exists(folder / OWN_TOKENIZER):
+        tokenizer = load_tokenizer(folder / OWN_TOKENIZER, parts.tables["tokenizers"])
+    elif not there:
         tokenizer = without_tokenizer(folder, cfg)
     else:
         chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))

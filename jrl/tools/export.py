@@ -21,7 +21,9 @@ from jrl.models.pretrained import peft
 from jrl.models.pretrained.adapters import modules_of, transposed
 from jrl.models.pretrained.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.shape import Decoder
-from jrl.run.policy import NoTokenizer, Trained, is_published, open_trained
+from jrl.run.policy import OWN_TOKENIZER, NoTokenizer, Trained, is_published, open_trained
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.contract import SAVED_AS
 from jrl.tasks.tokenizers.published import PublishedTokenizer
 from jrl.types import PyTree
 
@@ -42,7 +44,8 @@ def export_policy(
     """Writes the policy of a run, or of a published folder, to a new folder. Returns (its step, the files written).
 
     The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
-    where they are published ones; one that the run trained itself has no such form, and stays in the run.
+    where they are published ones. One that the run trained itself has no such form: it goes into the subfolder
+    OWN_TOKENIZER, where `jrl sample` and `jrl eval` find it and other tools do not look.
     Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
 
     Args:
@@ -75,7 +78,20 @@ def export_policy(
         companions=companions,
         ids=ids_of(tokenizer, read_config(model.path) if isinstance(model, Published) else {}),
     )
+    if not companions and not isinstance(tokenizer, NoTokenizer):
+        files += save_tokenizer(tokenizer, Path(to) / OWN_TOKENIZER)
     return trained.step, files
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
+    """Writes a tokenizer in jrl's own form to a new folder. Returns the files written, as OWN_TOKENIZER/name."""
+    paths.make_dir(folder)
+    tokenizer.save(folder)
+    kind = paths.read_object(folder / SAVED_AS)["kind"]
+    if kind not in TOKENIZERS:
+        _log.warning("the tokenizer %s comes from the run's parts: `jrl eval` reads it with a --config that names "
+                     "them; `jrl sample` and other tools do not", kind)  # fmt: skip
+    return [f"{folder.name}/{name}" for name in paths.list_dir(folder)]
 
 
 def note_value_head(trained: Trained, source: str | Path) -> None:
