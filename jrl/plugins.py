@@ -74,6 +74,11 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
         source = PartSource(str(path), path.read_text())
         try:
             module = load_module(source, place)
+        except SystemExit as error:
+            raise PartError(
+                f"part {path}: it calls sys.exit({error.code!r}) when it is imported; put that under "
+                "`if __name__ == '__main__':`"
+            ) from error
         except Exception as error:
             raise PartError(f"part {path}: {type(error).__name__}: {error}") from error
         return str(path), _tables_in(vars(module), str(path)), source

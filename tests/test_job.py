@@ -18,12 +18,17 @@ pytestmark = pytest.mark.fast
 
 def test_a_folder_with_files_of_someone_else_is_refused_and_left_alone(tmp_path):
     check_not_foreign(tmp_path / "new")
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / ".hidden").write_text("mine")
     check_not_foreign(tmp_path)
-    (tmp_path / "config.gin").write_text("mine")
-    with pytest.raises(RefusedIdentity, match=r"is no run and already holds config\.gin"):
+    (tmp_path / "a.md").write_text("mine")
+    (tmp_path / "b.md").write_text("mine")
+    with pytest.raises(RefusedIdentity, match=r"is not a run directory and already contains a\.md, b\.md; choose an"):
         check_not_foreign(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.gin", "notes.txt"]
+    for name in "cde":
+        (tmp_path / f"{name}.md").write_text("mine")
+    with pytest.raises(RefusedIdentity, match=r"contains a\.md, b\.md, c\.md and 2 more; choose"):
+        check_not_foreign(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
     (tmp_path / "lock").touch()  # a run that was killed before it wrote its manifest
     check_not_foreign(tmp_path)
 

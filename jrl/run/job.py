@@ -61,9 +61,6 @@ _log = logging.getLogger(__name__)
 
 PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
 REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
-# What a run writes into its folder, but for `lock`, which is the first.
-WRITTEN = {"config.gin", "config.json", "metrics.jsonl", "journal.jsonl", "summary.json", "rollouts", "checkpoints",
-           "tokenizer", "parts", PUBLISHED, REWARD}  # fmt: skip
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
 
@@ -398,13 +395,18 @@ def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> di
 
 
 def check_not_foreign(folder: Path) -> None:
-    """Raises RefusedIdentity where a folder that is no run's holds files that a run would overwrite."""
+    """Raises RefusedIdentity for a folder that is not a run's and is not empty; hidden files do not count.
+
+    A run's first file is its lock, so a folder with that and no manifest is what a run left that did not get far.
+    """
     found = set(paths.list_dir(folder)) if paths.exists(folder) else set()
     if found & {"manifest.json"}:
         return
-    if not found & {"lock"} and (taken := sorted(found & WRITTEN)):
+    taken = sorted(name for name in found if not name.startswith("."))
+    if taken and "lock" not in found:
+        rest = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         raise RefusedIdentity(
-            f"{folder} is no run and already holds {', '.join(taken)}; name another folder with --run"
+            f"{folder} is not a run directory and already contains {', '.join(taken[:3])}{rest}; choose another --run"
         )
     if "checkpoints" in found and list_steps(folder / "checkpoints"):
         raise RefusedIdentity(
