@@ -13,6 +13,14 @@ from jrl.models.experts import Experts
 from jrl.models.remat import Remat
 from jrl.models.rope import LongRope, Stretch
 
+# Integer fields of Decoder -> the largest value taken. Far above any published model: what is larger is a slip, and
+# would end in an error of the compiler.
+LARGEST = {
+    "vocab_size": 2**24, "layers": 2**12, "width": 2**20, "heads": 2**14, "kv_heads": 2**14, "head_dim": 2**14,
+    "mlp_width": 2**24, "shared_mlp_width": 2**24, "learned_positions": 2**30, "window": 2**30, "layer_inputs": 2**20,
+    "attention_block": 2**30,
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullHeads:
@@ -96,6 +104,10 @@ class Decoder:
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= largest:
+                raise ValueError(f"Decoder.{name} must be from 1 to {largest:,}; got {value}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads; got kv_heads={self.kv_heads}, heads={self.heads}")
         if self.head_dim % 2:
@@ -107,8 +119,6 @@ class Decoder:
                 f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that turn; they have "
                 f"{len(self.rope.short)}"
             )
-        if self.attention_block is not None and self.attention_block < 1:
-            raise ValueError(f"attention_block must be at least 1; got {self.attention_block}")
         if self.attention != "reference" and self.attention_block is not None:
             raise ValueError(
                 f"attention_block is of attention='reference'; {self.attention} has blocks of its own. Leave it out"
@@ -119,8 +129,6 @@ class Decoder:
             raise ValueError(f"attention='cudnn' computes in bfloat16; dtype={self.dtype!r} needs 'reference'")
         if self.attention == "cudnn" and (self.attention_cap is not None or self.sinks):
             raise ValueError("attention='cudnn' has neither attention_cap nor sinks; this model needs 'reference'")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1; got {self.window}")
         if self.full is not None and (self.heads % self.full.kv_heads or self.full.head_dim % 2):
             raise ValueError(
                 f"FullHeads.kv_heads must divide heads={self.heads}, and head_dim be even; got {self.full}"
