@@ -21,6 +21,11 @@ from jrl.run.signals import stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
 
 
+def new_run_folder() -> Path:
+    """Returns a folder under runs/ that is named by the time."""
+    return Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+
+
 def steps(
     config: str | Path | Config,
     bindings: Sequence[str] = (),
@@ -38,7 +43,7 @@ def steps(
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
-    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder = new_run_folder() if run is None else Path(run)
     stop = threading.Event() if stop is None else stop
     refuse_overflow(resolved, loaded, jax.devices())
     with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
@@ -56,7 +61,7 @@ def train(
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder = new_run_folder() if run is None else Path(run)
     for _ in steps(config, bindings, run=folder, parts=parts, stop=stop):
         pass
     return json.loads((folder / "summary.json").read_text())

@@ -43,13 +43,16 @@ DEVICE_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 # What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
+MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
+
 EXIT_CODES = """exit codes:
   0   done
+  1   unexpected internal error
   2   the configuration or an input is refused; the message says where
-  3   the folder holds another run
-  4   stopped with a diagnosis; the last checkpoint is good
-  75  asked to stop (SIGTERM, Ctrl-C), and saved; the same command goes on
-  130 left at once (a second Ctrl-C); the last checkpoint is good"""
+  3   the folder contains another run, or something that is not a run
+  4   stopped by an error; fix the cause and rerun to continue from the last checkpoint
+  75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
+  130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +108,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("jrl: interrupted; the last checkpoint is good", file=sys.stderr)
+        print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
@@ -115,7 +118,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         if code == UNFORESEEN or args.traceback:
             traceback.print_exc()
         # A verifier's error may quote what a model wrote: no line of it may command the terminal.
-        print(f"jrl: {printable_lines(said(error, code))}", file=sys.stderr)
+        print(f"jrl: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
         return code
 
 
@@ -134,20 +137,33 @@ def exit_code(error: BaseException) -> int:
     return REFUSED if _module(error) == DEVICE_START else UNFORESEEN
 
 
-def said(error: BaseException, code: int) -> str:
-    """Returns the message of an error."""
+def last_checkpoint(args: argparse.Namespace) -> str:
+    """Returns a sentence on the newest save of the run that a command trains, "" for the other commands."""
+    if args.command != "train" or args.run is None:
+        return ""
+    folder = args.run / "checkpoints"
+    readable = os.path.isdir(folder) and os.access(folder, os.R_OK)
+    steps = [int(name) for name in os.listdir(folder) if name.isdecimal()] if readable else []
+    return f"Last checkpoint: step {max(steps)}." if steps else "Nothing was saved."
+
+
+def message(error: BaseException, code: int, saved: str = "") -> str:
+    """Returns the message of an error.
+
+    Args:
+      saved: a sentence on what was saved before, "" where the command saves nothing.
+    """
     text = str(error) or type(error).__name__
     if code == UNFORESEEN:
-        return (
-            f"{type(error).__name__}: {text}\nThis is no error that jrl foresaw; the trace above says where it arose."
-        )
+        return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
     if isinstance(error, OSError) and code == STOPPED:
-        return f"{text}. What was saved before is intact; once that is mended, the same command goes on"
+        known = saved if saved and "checkpoint" not in text else ""
+        return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
     if _module(error) == DEVICE_START:
         asked = os.environ.get("JAX_PLATFORMS", "")
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""
-        return f"JAX starts no device (JAX_PLATFORMS={asked!r}; cpu is always there){reason}"
-    return f"out of memory {text}" if isinstance(error, MemoryError) else text
+        return f"JAX found no device (JAX_PLATFORMS={asked!r}; JAX_PLATFORMS=cpu always works){reason}"
+    return f"out of memory: {text}" if isinstance(error, MemoryError) else text
 
 
 def _module(error: BaseException) -> str:
@@ -212,8 +228,10 @@ def train(args: argparse.Namespace) -> int:
         from jrl.resolve import load_config
 
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
+        from jrl.api import new_run_folder
         from jrl.api import train as run
 
+        args.run = args.run or new_run_folder()
         run(args.config, args.bindings, run=args.run, stop=stop)
     return DONE
 
@@ -291,14 +309,19 @@ def score(args: argparse.Namespace) -> int:
 
     if is_classifier(args.source):
         if args.bindings or args.step is not None:
-            raise ValueError(f"{args.source} is a classifier, which has neither bindings nor steps; leave them out")
+            raise ValueError(f"{args.source} is a classifier: it takes no bindings and has no steps")
         count = judge_file(args.source, args.rows, args.out, reading_bar())
-        print(f"{count} rows judged; rewards are in {args.out}")
+        print(f"{count} rows scored by {args.source}; rewards are in {args.out}")
         return DONE
     trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
     count = score_file(trained, args.rows, args.out)
-    print(f"{count} rows scored with the weights of step {trained.step}; log-probs are in {args.out}")
+    print(f"{count} rows scored with {weights_of(args.source, trained.step)}; log-probs are in {args.out}")
     return DONE
+
+
+def weights_of(source: Path, step: int) -> str:
+    """Returns how a message names weights: those of a run by their step, a published model's by its folder."""
+    return f"the weights of step {step}" if paths.exists(source / "manifest.json") else f"the weights of {source}"
 
 
 def sample(args: argparse.Namespace) -> int:
@@ -324,7 +347,7 @@ def sample(args: argparse.Namespace) -> int:
         raise ValueError("--out goes with --prompts")
     interactive = sys.stdin.isatty()
     if interactive:
-        print(f"{args.source}, step {trained.step}; each line is a prompt of its own, /quit or Ctrl-D ends")
+        print(f"{weights_of(args.source, trained.step)}; each line is a new prompt, /quit or Ctrl-D ends")
     chat.converse(asked, lambda: input("> " if interactive else ""), sys.stdout)
     return DONE
 
@@ -357,7 +380,7 @@ def export(args: argparse.Namespace) -> int:
         return DONE
     step, files = export_policy(args.source, args.to, args.step, dtype=args.dtype, max_shard=args.max_shard_size,
                                 announce=reading_bar())  # fmt: skip
-    print(f"the weights of step {step} are in {args.to}: {', '.join(files)}")
+    print(f"{weights_of(args.source, step)} are in {args.to}: {', '.join(files)}")
     return DONE
 
 
@@ -365,7 +388,7 @@ def check(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
     from jrl.tools.check import check_parts, table
 
-    print(f"loading and trying {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
+    print(f"testing {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
     found = check_parts(args.parts)
     print(table(found))
     return DONE if all(row.problem is None for row in found) else REFUSED
@@ -377,8 +400,8 @@ def doctor(args: argparse.Namespace) -> int:
 
     lines = examine(args.run)
     for line in lines:
-        print(f"{'ok ' if line.good else '!! '} {line.text}")
-    return DONE if all(line.good for line in lines) else STOPPED
+        print(f"{MARKS[line.good]}  {line.text}")
+    return STOPPED if any(line.good is False for line in lines) else DONE
 
 
 def fingerprint(args: argparse.Namespace) -> int:
@@ -425,7 +448,11 @@ def _folder(text: str) -> Path:
 
 def _bindings(parser: argparse.ArgumentParser, over: str) -> None:
     parser.add_argument(
-        "bindings", nargs="*", default=[], metavar="NAME=VALUE", help=f"over {over}, in gin syntax: Loop.lag=1"
+        "bindings",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"overrides {over}, in gin syntax: Sampler.temperature=0.7",
     )
 
 
@@ -434,19 +461,19 @@ def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-compile-cache",
         action="store_true",
-        help="compile anew; else compiled programs are kept in $XDG_CACHE_HOME/jrl/xla (~/.cache/jrl/xla), or in "
-        "JAX_COMPILATION_CACHE_DIR",
+        help="compile everything again; by default compiled programs are cached in JAX_COMPILATION_CACHE_DIR, else in "
+        "$XDG_CACHE_HOME/jrl/xla (~/.cache/jrl/xla)",
     )
 
 
 def _step(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--step", type=int, metavar="N", help="a saved step; the newest where it is left out")
+    parser.add_argument("--step", type=int, metavar="N", help="a saved step (the newest)")
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; `jrl help "
-                        "config` describes what a file can say")  # fmt: skip
-    _bindings(parser, "what the file says")
+                        "config` describes every field")  # fmt: skip
+    _bindings(parser, "the file")
     parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; resumed where it exists "
                         "(default: runs/ and the time)")  # fmt: skip
     _devices(parser)
@@ -455,7 +482,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name out of `jrl list configs`; "
                         "no data, no tokenizer is opened")  # fmt: skip
-    _bindings(parser, "what the file says")
+    _bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",
                         help="as v5e:4x8 or v5p:4x4x4; with --search a chip alone, as v5p, asks for the smallest slice "
                              "that fits")  # fmt: skip
@@ -563,8 +590,8 @@ def _help_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: dict[str, Command] = {
     "train": Command(
-        "Train a policy, or go on with a run.",
-        "jrl train configs/tiny.gin Loop.lag=1 --run runs/tiny",
+        "Train a policy, or resume a run.",
+        "jrl train tiny AdamW.learning_rate=1e-3 --run runs/tiny",
         _train_arguments,
         train,
     ),
@@ -575,7 +602,7 @@ COMMANDS: dict[str, Command] = {
         new,
     ),
     "plan": Command(
-        "Say whether a run fits a TPU topology, with what memory and in what time, without one.",
+        "Predict whether a run fits a TPU topology, its memory and its step time, without needing the TPU.",
         "jrl plan configs/plan/8b.gin --topology v5p:4x4x4",
         _plan_arguments,
         plan,
@@ -587,7 +614,7 @@ COMMANDS: dict[str, Command] = {
         score,
     ),
     "sample": Command(
-        "Talk to a trained policy, or have it answer a file of prompts.",
+        "Chat with a trained policy, or have it answer a file of prompts.",
         "jrl sample runs/tiny --prompts prompts.txt --n 4",
         _sample_arguments,
         sample,
@@ -605,13 +632,13 @@ COMMANDS: dict[str, Command] = {
         export,
     ),
     "check": Command(
-        "Hold your own algorithms, verifiers, environments and tokenizers to what jrl expects of them.",
+        "Run jrl's contract tests on your own algorithms, verifiers, environments and tokenizers.",
         "jrl check my_parts.py",
         _check_arguments,
         check,
     ),
     "doctor": Command(
-        "Look at this installation, and at a run or a published model: what is there, what is missing, what to do.",
+        "Check this installation, and a run or a published model, and say what to fix.",
         "jrl doctor runs/tiny",
         _doctor_arguments,
         doctor,
@@ -655,7 +682,7 @@ def overview() -> str:
             "  jrl list configs                               the configurations that come with jrl",
             "  jrl new mine                                   a task of your own to start from",
             "  jrl help train                                 the arguments of a command",
-            "  jrl help config                                all that a configuration can say",
+            "  jrl help config                                every field of a configuration",
             "",
             EXIT_CODES,
         ]
@@ -673,6 +700,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     command.arguments(parser)
+    parser.set_defaults(command=name)
     parser.add_argument("--traceback", action="store_true", default=_wants_traceback(os.environ),
                         help="show where an error arose (or JRL_TRACEBACK=1)")  # fmt: skip
     return parser

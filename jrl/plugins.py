@@ -87,7 +87,7 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
     if inspect.isfunction(part):
         return part.__name__, {"verifiers": {part.__name__: part}}, _function_source(part)
     raise PartError(
-        f"parts[{place}] is a {type(part).__name__}; a part is a path of a Python file, a function "
+        f"parts[{place}] is of type {type(part).__name__}; a part is a path of a Python file, a function "
         "(completion, example) -> float, or a dict {'ENVS': {...}}"
     )
 
@@ -101,7 +101,9 @@ def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> di
         )
     for table, rows in found.items():
         if not isinstance(rows, Mapping):
-            raise PartError(f"part {where}: {NAMES[table]} is a {type(rows).__name__}; it must be a dict: name -> row")
+            raise PartError(
+                f"part {where}: {NAMES[table]} is of type {type(rows).__name__}; it must be a dict: name -> row"
+            )
     if strict and "verifiers" in found:
         raise PartError(
             f"part {where}: verifiers run in other processes and travel as source; pass a function or a file"
@@ -114,7 +116,7 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         row = as_verifier(name, row)
     if not isinstance(row, ROWS[table]):
         raise PartError(
-            f"part {where}: {NAMES[table]}[{name!r}] is a {type(row).__name__}, not a {ROWS[table].__name__}"
+            f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "

@@ -20,9 +20,13 @@ from jrl import cli
 from jrl.algos.conformance import PROMISES
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
+from jrl.run.checkpoints.run_state import SaveFailed
 from jrl.run.policy import open_trained
+from jrl.tasks.envs import ENVS
+from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Message
-from jrl.tools import chat, check, evaluation
+from jrl.tasks.verifiers import VERIFIERS, look_up
+from jrl.tools import chat, check, doctor, evaluation
 from jrl.tools.chat import Completion
 
 TINY = [
@@ -85,7 +89,7 @@ def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_i
 @pytest.mark.parametrize("words", [["nosuch"], ["help", "nosuch"]])
 def test_an_unknown_command_is_answered_with_all_commands(words, command):
     code, _, err = command(*words)
-    assert code == 2 and err.startswith("jrl: unknown command 'nosuch'. Available: train, plan, ")
+    assert code == 2 and err.startswith("jrl: unknown command 'nosuch'. Available: train, new, plan, ")
 
 
 def test_help_of_a_mistyped_command_names_the_nearest(command):
@@ -236,7 +240,7 @@ def test_a_folder_that_is_held_is_refused(run, command):
     try:
         code, _, err = command("train", "configs/tiny.gin", *TINY, "--run", run)
         assert code == 2 and "is held by process" in err
-        assert "trains in this folder" in command("doctor", run)[1]
+        assert "is training in this folder" in command("doctor", run)[1]
     finally:
         lock.release()
 
@@ -375,8 +379,8 @@ def test_a_binding_over_a_run_that_does_not_fit_is_refused(run, command, tmp_pat
 
 def test_doctor_finds_a_damaged_save(run, command, tmp_path):
     code, out, _ = command("doctor", run)
-    assert code == 0 and "step 2 is saved and intact" in out and "metrics.jsonl holds 2 rows" in out
-    assert "configuration, tokenizer, data and parts are those of the run" in out
+    assert code == 0 and "checkpoint of step 2: intact" in out and "metrics.jsonl has 2 rows" in out
+    assert "configuration, tokenizer, data and parts match the run" in out
     host = run / "checkpoints" / "00000001" / "host.json"
     before = host.read_bytes()
     host.write_bytes(before[:-1])
@@ -433,7 +437,7 @@ def test_good_parts_keep_every_promise(command, tmp_path):
     path.write_text(PARTS)
     code, out, _ = command("check", path)
     assert code == 0, out
-    assert "FAIL" not in out and "Shout" in out and "Words" in out and out.endswith("6 promises hold, 0 do not\n")
+    assert "FAIL" not in out and "Shout" in out and "Words" in out and out.endswith("6 checks passed, 0 failed\n")
 
 
 @pytest.mark.parametrize(
@@ -508,3 +512,62 @@ def test_a_run_that_is_asked_to_stop_saves_and_the_same_command_goes_on(tmp_path
         for folder in ("run", "whole")
     ]
     assert prints[0] == prints[1]
+
+
+# What is said
+
+
+def test_doctor_marks_an_optional_package_that_is_missing_as_neither_good_nor_bad(command, monkeypatch):
+    monkeypatch.setattr(doctor, "OPTIONAL", (("no_such_package", "wandb", "the wandb writer"),))
+    monkeypatch.setattr(doctor, "verifiers", lambda: doctor.Line(True, "verifiers"))
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert "--  no_such_package: not installed (optional, for the wandb writer): pip install 'jrl-jax[wandb]'" in out
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [((), "Nothing was saved."), (("00000005", "00000010", ".jrl-tmp-x"), "Last checkpoint: step 10.")],
+)
+def test_a_broken_system_call_names_the_last_checkpoint(tmp_path, capsys, saved, told):
+    for name in saved:
+        (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
+
+    def broken(args):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    args = cli.parser_of("train").parse_args(["tiny", "--run", str(tmp_path / "run")])
+    assert cli.guarded(broken, args) == 4
+    assert capsys.readouterr().err == (
+        f"jrl: [Errno 28] No space left on device: 'metrics.jsonl'. {told} Fix the cause and rerun.\n"
+    )
+
+
+def test_a_failed_save_names_the_last_checkpoint_once(tmp_path, capsys):
+    def broken(args):
+        raise SaveFailed("step 4 could not be saved under x: No space left on device. Last checkpoint: step 2")
+
+    args = cli.parser_of("train").parse_args(["tiny", "--run", str(tmp_path)])
+    assert cli.guarded(broken, args) == 4
+    assert capsys.readouterr().err.endswith("on device. Last checkpoint: step 2. Fix the cause and rerun.\n")
+
+
+def test_a_command_that_saves_nothing_says_nothing_of_checkpoints():
+    error = OSError(5, "Input/output error")
+    assert cli.message(error, 4) == "[Errno 5] Input/output error. Fix the cause and rerun."
+    assert cli.message(KeyError("x"), 1).startswith("Unexpected internal error: KeyError: 'x'\n")
+
+
+def test_weights_of_an_export_are_named_by_its_folder(tmp_path):
+    assert cli.weights_of(tmp_path, 0) == f"the weights of {tmp_path}"
+    (tmp_path / "manifest.json").touch()
+    assert cli.weights_of(tmp_path, 3) == "the weights of step 3"
+
+
+def test_an_unknown_verifier_or_environment_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"Unknown verifier 'Nope' in the run\. Available: Exact, "):
+        look_up(VERIFIERS, "Nope", "the run")
+    with pytest.raises(ValueError, match=r"Unknown verifier 'Exakt' in the run\. Did you mean 'Exact'\? Available: "):
+        look_up(VERIFIERS, "Exakt", "the run")
+    with pytest.raises(ValueError, match=r"Unknown environment 'int'\. Available: "):
+        open_source(3, ENVS)

@@ -85,7 +85,7 @@ def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(ValueError, match="is not a run folder"):
+    with pytest.raises(ValueError, match="is neither a run"):
         examine(tmp_path / "nowhere")
 
 

@@ -135,7 +135,7 @@ def test_a_three_line_reward_function_judges_in_the_workers(tmp_path):
 
 
 def test_a_part_that_is_no_part_is_refused():
-    with pytest.raises(PartError, match="is a int"):
+    with pytest.raises(PartError, match="is of type int"):
         run("unused", parts=[3])
 
 

@@ -63,7 +63,7 @@ def schema_of(root: type, tables: Tables) -> Schema:
 def fields_of(cls: type) -> dict[str, Field]:
     """Returns the fields that a binding can set, by name, in order."""
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is no dataclass, so it cannot be configured")
+        raise TypeError(f"{cls.__name__} is not a dataclass, so it cannot be configured")
     hints = typing.get_type_hints(cls)
     return {
         field.name: Field(field.name, hints[field.name], field.metadata.get("table"), _default(field))
@@ -111,7 +111,7 @@ def check_hint(hint: Any, table: str | None, where: str) -> None:
     if origin is dict and parts[0] is str:
         check_hint(parts[1], table, where)
         return
-    raise TypeError(f"{where}: the annotation {hint} is none that a configuration can hold")
+    raise TypeError(f"{where}: the annotation {hint} is not one that a configuration can hold")
 
 
 def _default(field: dataclasses.Field) -> Callable[[], Any] | None:

@@ -115,7 +115,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
         place = f"{path}:{parsed.location.line_num}"
         if isinstance(parsed, config_parser.IncludeStatement):
             if "\0" in parsed.filename:
-                raise ConfigError(place, f"{parsed.filename!r} is no file name")
+                raise ConfigError(place, f"{parsed.filename!r} is not a file name")
             target = os.path.join(os.path.dirname(path), parsed.filename)
             if os.path.realpath(target) in (*open_files, here):
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
@@ -187,7 +187,7 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
 def _explain(message: str) -> str:
     token = message.rpartition("Failed to parse token '")[2].rstrip("'")
     if "Failed to parse token" in message:
-        return f"{token} is no value" + (
+        return f"{token} is not a value" + (
             f"; text needs quotes, a part is written @{token}()" if token.isidentifier() else ""
         )
     if message.startswith("Unable to parse value"):

@@ -74,8 +74,8 @@ def open_trained(
             raise ValueError(f"{folder} is a published model, which has no steps; leave --step out")
         return open_published(folder, bindings, config, announce)
     if config is not None:
-        raise ValueError(f"{folder} is no published model but a run, which has its own configuration; leave --config "
-                         "out, and bind what is to differ")  # fmt: skip
+        raise ValueError(f"{folder} is a run, which has its own configuration; leave --config out, and override single "
+                         "fields with NAME=VALUE")  # fmt: skip
     steps = saved_steps(folder)
     if step is not None and step not in steps:
         raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")

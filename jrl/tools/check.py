@@ -173,7 +173,7 @@ def table(found: Sequence[Finding]) -> str:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.promise}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
     broken = sum(row.problem is not None for row in found)
-    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} promises hold, {broken} do not"
+    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} checks passed, {broken} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:

@@ -61,7 +61,7 @@ def export_policy(
     note_value_head(trained, source)
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
-        raise ValueError(f"{type(model).__name__} is a model of your own, and has no published form to be written in")
+        raise ValueError(f"{type(model).__name__} is a custom model, and has no published form to be written in")
     family = decoder_of(model)[0] if isinstance(model, Published) else None
     tokenizer, companions = trained.policy.tokenizer, {}
     if isinstance(tokenizer, PublishedTokenizer):
@@ -97,7 +97,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
 def note_value_head(trained: Trained, source: str | Path) -> None:
     """Says so where a run has a value head, which is no part of its policy."""
     if trained.policy.algorithm.returns is not None and not is_published(Path(source)):
-        _log.warning("the value head is no part of the policy: it stays in %s", source)
+        _log.warning("the value head is not part of the policy and is not exported; it stays in %s", source)
 
 
 def merged(trained: Trained, dtype: str) -> PyTree:

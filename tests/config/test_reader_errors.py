@@ -62,7 +62,7 @@ WRONG_LINES = [
     ("Config.sft = @GRPO()", "Config.sft expects @SFT(), got @GRPO()"),
     ("Config.sft = @SFT", "@SFT must be written @SFT()"),
     ("Config.sft = @SFTT()", "Config.sft: there is no SFTT to refer to; did you mean SFT?"),
-    ("Config.sft = SFT", "SFT is no value; text needs quotes, a part is written @SFT() in 'Config.sft = SFT'"),
+    ("Config.sft = SFT", "SFT is not a value; text needs quotes, a part is written @SFT() in 'Config.sft = SFT'"),
     ("Config.sft = 'SFT'", "Config.sft expects @SFT(), got 'SFT' (str); did you mean @SFT()?"),
     ("Config.scoring = None", "Config.scoring expects @Scoring(), got None"),
     ("Scoring.verifiers = [@Exact(), @Sum()]", "Scoring.verifiers[1] expects one of @Exact(), @Length(), got @Sum()"),
@@ -85,8 +85,8 @@ WRONG_LINES = [
     ("Loop.lag", "expected ':' or '='"),
     ("Loop.lag = 1 2", "Expected newline"),
     ("Loop.lag = 1 + 1", "Expected newline"),
-    ("Loop.lag = int('1')", "int is no value"),
-    ("Loop.lag = __import__('os')", "__import__ is no value"),
+    ("Loop.lag = int('1')", "int is not a value"),
+    ("Loop.lag = __import__('os')", "__import__ is not a value"),
     ("Run.name = f'{1}'", "cannot read this"),
     ("Run.name = b'a'", "Run.name expects str, got b'a' (bytes)"),
     ("Run.name = 'a", "cannot read this"),
@@ -223,7 +223,7 @@ def test_file_that_is_not_text_is_refused(refused, tmp_path):
     assert refused({"a.gin": "include '.'\n"})[1] == "cannot read '.': it is not a plain file"
     assert refused({"a.gin": "include '/dev/zero'\n"})[1] == "cannot read '/dev/zero': it is not a plain file"
     assert "longer than" in refused({"a.gin": "include 'c.gin'\n", "c.gin": "#" * 2_000_000})[1]
-    assert "is no file name" in refused({"a.gin": "include 'a\\0b'\n"})[1]
+    assert "is not a file name" in refused({"a.gin": "include 'a\\0b'\n"})[1]
 
 
 def test_macros_and_parts_that_double_are_stopped(refused):

@@ -14,13 +14,15 @@ OCDBT + zarr3 without compression or side files 72, orbax defaults 120, one file
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import errno
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +149,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
         paths.remove_tree(temporary)
         paths.make_dir(temporary)
         if arrays:
-            with _context():
+            with _context(), _without_orbax_logs():
                 ocp.save(temporary / "state", arrays)
         paths.write_bytes_atomic(temporary / "host.json", host_bytes)
         paths.sync_tree(temporary)
@@ -162,8 +164,8 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
         _put_back(folder)
         kept = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
-            f"step {step} could not be saved under {folder}: {_first_line(error)}; "
-            + (f"the newest earlier save is step {kept[-1]}" if kept else "there is no earlier save")
+            f"step {step} could not be saved under {folder}: {_cause(error)}. "
+            + (f"Last checkpoint: step {kept[-1]}" if kept else "There is no earlier checkpoint")
         ) from error
 
 
@@ -403,6 +405,24 @@ def _discard(path: Path) -> None:
         paths.remove_tree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _without_orbax_logs() -> Iterator[None]:
+    """Inside, orbax's threads log no tracebacks of their own: what they raise is raised to the caller as well."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _cause(error: BaseException) -> str:
+    """Returns the system's own words where a disk is full, which tensorstore wraps into many; else the first line."""
+    known = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    return next((words for words in known if words in str(error)), None) or _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -34,8 +34,8 @@ def open_source(config: Any, table: Mapping[str, Environment]) -> Source:
     name = type(config).__name__
     if name not in table or table[name].config is not type(config):
         near = difflib.get_close_matches(name, table, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ValueError(f"{name!r} is no environment{hint}. There are: {', '.join(table)}")
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"Unknown environment {name!r}.{hint} Available: {', '.join(table)}")
     if isinstance(config, Mixture):
         return mix([open_source(task, table) for task in config.tasks], config.weights)
     return table[name].open(config)

@@ -71,10 +71,8 @@ def look_up(table: Mapping[str, Verifier], name: str, place: str) -> Verifier:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{place} names the verifier {name!r}, which is not in the table{hint} There are: {', '.join(table)}"
-    )
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"Unknown verifier {name!r} in {place}.{hint} Available: {', '.join(table)}")
 
 
 def row_of(config: Any) -> Row:
