@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jrl.device.compile_cache import use_compile_cache
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part
@@ -36,15 +37,19 @@ def steps(
 ) -> Iterator[Step]:
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
+    Compiled programs are cached as by `jrl train`, unless JAX's cache is configured already.
     Leaving the loop early closes the run; the same call goes on from the last checkpoint.
 
     Args:
+      config: a .gin file, the name of a bundled configuration, or a Config.
+      bindings: "NAME=VALUE", over what a file says.
       run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
     folder = new_run_folder() if run is None else Path(run)
     stop = threading.Event() if stop is None else stop
+    use_compile_cache()
     refuse_overflow(resolved, loaded, jax.devices())
     with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
         if stop.is_set():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl import __version__, paths
+from jrl.device.compile_cache import ENABLED, cache_settings
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
 
@@ -193,10 +194,9 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
         # With fewer threads than devices, an executable out of the compilation cache deadlocks in its collectives.
         environment["NPROC"] = str(max(16, 2 * (devices or 1)))
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    cache = None if getattr(args, "no_compile_cache", False) else cache_folder()
-    if cache is not None:
-        environment.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    if getattr(args, "no_compile_cache", False):
+        environment[ENABLED] = "false"
+    environment.update(cache_settings(environment))
 
 
 def reading_bar() -> Callable[[int, int], None] | None:
@@ -210,12 +210,6 @@ def reading_bar() -> Callable[[int, int], None] | None:
         print(f"\rreading {total / 1e9:.1f} GB of weights {bar(done, total)}", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def cache_folder() -> str | None:
-    """Returns where compiled programs are kept between runs; None where there is no home to keep them in."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "jrl", "xla") if os.path.isabs(home) else None
 
 
 # The commands
