@@ -96,7 +96,7 @@ def test_verifiers_that_the_data_will_ask_for_can_be_loaded_first():
     with open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numeric", "Exact")) as scorer:
         scores = scorer.collect(scorer.submit(["4"], [example()], [((0, 0), 0)]))
     assert np.isnan(scores.parts["Numeric"]).all() and scores.parts["Exact"].tolist() == [1.0]
-    with pytest.raises(ValueError, match="the run's data names the verifier 'Numerik'"):
+    with pytest.raises(ValueError, match=r"Unknown verifier 'Numerik' in the run's data\. Did you mean 'Numeric'"):
         open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numerik",))
 
 
@@ -110,7 +110,7 @@ def test_a_verifier_used_twice_has_two_parts():
     ("config", "fields", "message"),
     [
         (Scoring(), {}, "nothing judges example 'e'"),
-        (Scoring(), {"verifiers": ("Exakt",)}, r"example 'e' names the verifier 'Exakt'.*did you mean 'Exact'"),
+        (Scoring(), {"verifiers": ("Exakt",)}, r"Unknown verifier 'Exakt' in example 'e'\. Did you mean 'Exact'"),
         (Scoring(), {"verifiers": ("Regex",)}, r"no defaults.*add @Regex\(\) to Scoring.verifiers"),
     ],
 )
@@ -120,7 +120,7 @@ def test_an_example_that_nothing_can_judge_is_refused(config, fields, message):
 
 
 def test_a_verifier_outside_the_table_is_refused():
-    with pytest.raises(ValueError, match=r"Scoring\.verifiers names the verifier 'other'"):
+    with pytest.raises(ValueError, match=r"Unknown verifier 'other' in Scoring\.verifiers"):
         open_scoring(Scoring(verifiers=(row("other"),)), table())
 
 
