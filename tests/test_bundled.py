@@ -125,4 +125,5 @@ def test_configurations_are_listed_with_their_headlines():
     rows = {row["name"]: row["doc"] for row in catalog.rows("configs")}
     assert rows["tiny"].startswith("The smallest run") and "gsm8k/try" in rows
     assert all(rows.values())
+    assert rows["ppo"] == "PPO from nothing: answer a sum with something that begins with a digit."
     assert f"{'tiny':<{max(map(len, rows))}}  The smallest run" in catalog.table("configs")

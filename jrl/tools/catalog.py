@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,10 +57,11 @@ def table(kind: str) -> str:
 
 
 def headline(path: Path) -> str:
-    """Returns the first comment line of a gin file, "" where it begins with none."""
+    """Returns the first sentence of the comment that a gin file begins with, "" where it begins with none."""
     with open(path, encoding="utf-8") as file:
-        first = file.readline()
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+        lines = [line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("# "), file)]
+    first, end, _ = " ".join(lines).partition(". ")
+    return first + end.strip()
 
 
 def _row(name: str, row: Any) -> dict[str, Any]:

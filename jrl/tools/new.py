@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 from jrl import paths
@@ -108,8 +109,9 @@ def create(folder: Path) -> list[str]:
     paths.make_dir(folder)
     for file, text in template(name, folder.as_posix()).items():
         paths.write_bytes_atomic(folder / file, text.encode())
+    place = shlex.quote(folder.as_posix())
     return [
-        f"jrl check {folder}/{name}.py",
-        f"jrl train {folder}/{name}.gin --run runs/{name}",
+        f"jrl check {place}/{name}.py",
+        f"jrl train {place}/{name}.gin --run runs/{name}",
         f"jrl sample runs/{name}",
     ]
