@@ -2,7 +2,7 @@
 
 A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS.
 From Python, `parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) ->
-float, which become verifiers under their own name and reach the verifier workers by their source.
+float or bool, which become verifiers under their own name and reach the verifier workers by their source.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> di
 
 def _row(table: str, name: str, row: Any, where: str) -> Any:
     if table == "verifiers":
-        row = as_verifier(name, row)
+        try:
+            row = as_verifier(name, row)
+        except ValueError as error:
+            raise PartError(f"part {where}: {error}") from error
     if not isinstance(row, ROWS[table]):
         raise PartError(
             f"part {where}: {NAMES[table]}[{name!r}] is a {type(row).__name__}, not a {ROWS[table].__name__}"
