@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,17 @@ def local(path: str | os.PathLike[str]) -> Path:
             f"would need a {scheme[1]}:// client behind its functions"
         )
     return Path(text)
+
+
+def check_not_special(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take for ever.
+
+    Raises OSError where there is nothing, or it cannot be looked at.
+    """
+    kind = stat.S_IFMT(os.stat(local(path)).st_mode)
+    names = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    if kind in names:
+        raise ValueError(f"{os.fspath(path)!r} is {names[kind]}, not a file; write its contents to a file and name that")
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

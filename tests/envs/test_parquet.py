@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 
 import pytest
 
@@ -86,6 +87,12 @@ def test_damaged_and_missing_files_are_refused_with_their_name(tmp_path):
             open_jsonl(Jsonl(path=str(tmp_path / name)))
     with pytest.raises(ValueError, match="holds no rows"):
         open_jsonl(Jsonl(path=write(tmp_path / "empty.parquet", ROWS[:0])))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet' is a named pipe, not a file"):
+        open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))
 
 
 def test_every_flipped_byte_gives_an_error_that_names_the_file_or_rows(tmp_path):

@@ -45,6 +45,7 @@ class ParquetRows:
     def __init__(self, config: Jsonl, arrow: Any) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
         self._held: tuple[int, Any] | None = None  # the row group read last
+        paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
             self._digest = hashlib.sha256()
