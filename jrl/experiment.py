@@ -117,6 +117,7 @@ ROUNDED = ("AdamW.memory", "Sampler.attention")
 FREE = (
     "Loop.steps",
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
+    "Data.max_dropped_share",
     "Config.parts",  # the parts' sources are compared instead of their paths
     "Scoring.workers",
     "Checkpoint.*",

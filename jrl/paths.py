@@ -42,10 +42,11 @@ def check_not_special(path: str | os.PathLike[str]) -> None:
 
     Raises OSError where there is nothing, or it cannot be looked at.
     """
-    kind = stat.S_IFMT(os.stat(local(path)).st_mode)
-    names = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    if kind in names:
-        raise ValueError(f"{os.fspath(path)!r} is {names[kind]}, not a file; write its contents to a file and name that")
+    mode = os.stat(local(path)).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return
+    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise ValueError(f"{os.fspath(path)!r} is {kind}, not a file; write its contents to a file and name that")
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
