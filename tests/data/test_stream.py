@@ -11,8 +11,10 @@ from data_fakes import TOKENIZER, numbered
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Data, dropped_prompts, is_held_out
 from jrl.tasks.data.stream import open_stream
+from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs.addition import Addition, open_addition
 from jrl.tasks.example import Example, Message, visit_uid
+from jrl.tasks.stopping import StopRequested
 
 EVERYTHING = Data(prompt_length=32, held_out_every=None)
 
@@ -179,6 +181,22 @@ def test_a_large_source_is_stopped_long_before_its_first_pass_ends():
     with pytest.raises(ValueError, match=r"\d+ of 10\d\d prompts exceed"):
         stream_of(source, config).next(200)
     assert len(made) < 1100
+
+
+def test_looking_for_prompts_stops_when_it_is_asked_to():
+    asked = []
+    stop = lambda: asked.append(1) or len(asked) > 30
+    stream = stream_of(numbered(50), stop=stop)
+    first = stream.next(20)
+    before = stream.get_state()
+    with pytest.raises(StopRequested, match="asked to stop while reading prompts"):
+        stream.next(20)
+    assert stream.get_state() == before
+    assert first == stream_of(numbered(50)).next(20)
+    with pytest.raises(StopRequested, match="held-out"):
+        held_out(numbered(50), TOKENIZER, Data(prompt_length=32), 3, seed=0, stop=stop)
+    with pytest.raises(StopRequested, match="tokenizer"):
+        list(texts_of(numbered(50), EVERYTHING, stop=stop))
 
 
 def test_what_was_dropped_is_told_in_one_sentence():

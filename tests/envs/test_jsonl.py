@@ -8,8 +8,10 @@ import tracemalloc
 
 import pytest
 
+from jrl.tasks.envs import ENVS, Mixture, open_source
 from jrl.tasks.envs.jsonl import CAUSES, Jsonl, open_jsonl
 from jrl.tasks.example import Message
+from jrl.tasks.stopping import StopRequested
 
 GOOD = b'{"prompt": "1+1=", "answer": "2"}'
 BAD = {
@@ -204,6 +206,17 @@ def test_the_longest_row_allowed_may_stand_behind_a_byte_order_mark(tmp_path):
         open_jsonl(Jsonl(path=path, max_row_bytes=len(GOOD)))
     with pytest.raises(ValueError, match="line 1: the row is longer than max_row_bytes"):
         open_jsonl(Jsonl(path=path, max_row_bytes=len(GOOD) - 1))
+
+
+def test_reading_stops_when_it_is_asked_to(tmp_path):
+    asked = []
+    path = write(tmp_path / "r.jsonl", [GOOD] * 100)
+    with pytest.raises(StopRequested, match=r"asked to stop while reading .*r\.jsonl"):
+        open_jsonl(Jsonl(path=path), lambda: asked.append(1) or len(asked) > 50)
+    mixture = Mixture(tasks=(Mixture(tasks=(Jsonl(path=path),)), Jsonl(path=path)))
+    with pytest.raises(StopRequested, match="reading"):
+        open_source(mixture, ENVS, lambda: asked.append(1) or len(asked) > 200)
+    assert len(open_source(mixture, ENVS)) == 200
 
 
 def test_pipes_sockets_and_devices_are_refused_and_not_waited_for(tmp_path):

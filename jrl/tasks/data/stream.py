@@ -16,6 +16,7 @@ from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
+from jrl.tasks.stopping import Stop, StopRequested, check_stop, never
 
 ENOUGH_SEEN = 1000  # prompts in random order, from which the share that is dropped is known to about 2 %
 
@@ -23,9 +24,9 @@ ENOUGH_SEEN = 1000  # prompts in random order, from which the share that is drop
 class Stream:
     """The walk: a place in the order, moved by `next`. Its state is JSON and goes into the checkpoint."""
 
-    def __init__(self, source, tokenizer, config, *, seed, split, process_index, process_count) -> None:
+    def __init__(self, source, tokenizer, config, *, seed, split, process_index, process_count, stop) -> None:
         self._source, self._tokenizer, self._config, self._split = source, tokenizer, config, split
-        self._process_index, self._process_count = process_index, process_count
+        self._process_index, self._process_count, self._stop = process_index, process_count, stop
         self._seed, self._size = seed, len(source)
         self._order = open_order(self._size, seed)
         self._position = 0
@@ -42,9 +43,15 @@ class Stream:
         """Returns this process's next `n` visits.
 
         Raises: ValueError where a prompt is refused, more than Data.max_dropped_share of them are dropped, or a whole
-            pass finds nothing to use.
+            pass finds nothing to use. StopRequested where the stream's `stop` says so; the
+            stream has not moved then.
         """
-        visits = [self._advance() for _ in range(n * self._process_count)]
+        before = self.get_state()
+        try:
+            visits = [self._advance() for _ in range(n * self._process_count)]
+        except StopRequested:
+            self.set_state(before)
+            raise
         return visits[self._process_index * n : (self._process_index + 1) * n]
 
     def get_state(self) -> dict[str, Any]:
@@ -65,6 +72,7 @@ class Stream:
     def _advance(self) -> Visit:
         # Any window of 2 * size - 1 positions holds one whole epoch, so an empty one means an empty split.
         for _ in range(2 * self._size):
+            check_stop(self._stop, "reading prompts")
             position = self._position
             if position == self._size:
                 self._check_dropped()
@@ -111,6 +119,7 @@ def open_stream(
     split: Split,
     process_index: int = 0,
     process_count: int = 1,
+    stop: Stop = never,
 ) -> Stream:
     """Returns the stream of one split of `source`, at its start.
 
@@ -123,5 +132,12 @@ def open_stream(
     if not 0 <= process_index < process_count:
         raise ValueError(f"process {process_index} of {process_count}")
     return Stream(
-        source, tokenizer, config, seed=seed, split=split, process_index=process_index, process_count=process_count
+        source,
+        tokenizer,
+        config,
+        seed=seed,
+        split=split,
+        process_index=process_index,
+        process_count=process_count,
+        stop=stop,
     )

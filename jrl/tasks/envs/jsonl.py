@@ -25,6 +25,7 @@ from jrl.tasks.envs.contract import digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import open_parquet
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, check_stop, never
 
 _BOM = b"\xef\xbb\xbf"
 _DEEPEST = 64
@@ -72,19 +73,20 @@ class JsonlSource:
         return example_of(self.reader.at(int(self.places[index])), int(self.numbers[index]), self.config)
 
 
-def open_jsonl(config: Jsonl) -> JsonlSource:
+def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     """Returns the source, every row of it checked.
 
     Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
-        more than `max_dropped` of the rows are bad, or no row is left.
+        more than `max_dropped` of the rows are bad, or no row is left; StopRequested where `stop` says so.
     """
     places, numbers, ids, prompts = (array.array("Q") for _ in range(4))
     counts: dict[str, int] = {}
     verifiers: set[str] = set()
     first_bad = ""
     try:
-        reader: Reader = open_parquet(config) if config.path.endswith(".parquet") else Lines(config)
+        reader: Reader = open_parquet(config, stop) if config.path.endswith(".parquet") else Lines(config)
         for number, place, row in reader.each():
+            check_stop(stop, f"reading {config.path}")
             try:
                 example = example_of(row(), number, config)
             except BadRow as bad:
