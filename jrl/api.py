@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jrl import paths
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part
@@ -19,6 +20,11 @@ from jrl.run.job import open_job
 from jrl.run.records import Preempted, Step
 from jrl.run.signals import stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
+
+
+def run_folder(run: str | Path | None) -> Path:
+    """Returns the folder of a run, absolute. None: a new one under runs/, named by the time."""
+    return paths.normalize(run if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
 
 
 def steps(
@@ -38,7 +44,7 @@ def steps(
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
-    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder = run_folder(run)
     stop = threading.Event() if stop is None else stop
     refuse_overflow(resolved, loaded, jax.devices())
     with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
@@ -56,7 +62,7 @@ def train(
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    folder = run_folder(run)
     for _ in steps(config, bindings, run=folder, parts=parts, stop=stop):
         pass
     return json.loads((folder / "summary.json").read_text())

@@ -37,6 +37,16 @@ def local(path: str | os.PathLike[str]) -> Path:
     return Path(text)
 
 
+def normalize(path: str | os.PathLike[str]) -> Path:
+    """Returns `path` as an absolute one without '..', which orbax and tensorstore refuse.
+
+    For the places where a path enters. A path that holds '..' has its links followed, as the system follows them: what
+    is above a linked folder is not what is above the link.
+    """
+    target = local(path)
+    return target.resolve() if ".." in target.parts else target.absolute()
+
+
 def check_not_special(path: str | os.PathLike[str]) -> None:
     """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take for ever.
 
