@@ -1,7 +1,7 @@
 """A user's own parts: files or objects that add rows to the tables for one run, without touching the package.
 
 A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS. It may
-import its neighbours, modules of the same folder: their text is hashed, kept and sent to the workers as the file's is.
+import its neighbors, modules of the same folder: their text is hashed, kept and sent to the workers as the file's is.
 From Python, `parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) ->
 float or bool, which become verifiers under their own name and reach the verifier workers by their source.
 """
@@ -43,7 +43,7 @@ class Parts:
     tables: Tables
     sources: tuple[PartSource, ...]  # of parts with verifiers, for the worker processes
     texts: tuple[PartSource, ...]  # of every part that has a source, in their order: kept in the run's folder
-    hashes: dict[str, str]  # part, or neighbour of one -> sha256 of its source, for the manifest
+    hashes: dict[str, str]  # part, or neighbor of one -> sha256 of its source, for the manifest
     added: dict[str, tuple[str, ...]]  # table -> names that parts added
 
 
@@ -52,14 +52,14 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
     merged = {table: dict(rows) for table, rows in tables.items()}
     added: dict[str, list[str]] = {table: [] for table in merged}
     sources, texts, hashes = [], [], {}
-    neighbours: dict[str, str] = {}  # name -> file
+    neighbors: dict[str, str] = {}  # name -> file
     for place, part in enumerate(parts):
         name, defined, source = _read(part, place)
-        for neighbour in () if source is None else source.neighbours:
-            if neighbours.setdefault(neighbour.name, neighbour.filename) != neighbour.filename:
+        for neighbor in () if source is None else source.neighbors:
+            if neighbors.setdefault(neighbor.name, neighbor.filename) != neighbor.filename:
                 raise PartError(
-                    f"part {name}: {neighbour.filename} and {neighbours[neighbour.name]} would be one module, "
-                    f"{neighbour.name!r}; rename one of them"
+                    f"part {name}: {neighbor.filename} and {neighbors[neighbor.name]} would be one module, "
+                    f"{neighbor.name!r}; rename one of them"
                 )
         for table, rows in defined.items():
             for row_name, row in rows.items():
@@ -70,20 +70,20 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
         if source is not None:
             texts.append(source)
             hashes[name] = hashlib.sha256(source.source.encode()).hexdigest()
-            for neighbour in source.neighbours:
-                hashes[neighbour.filename] = hashlib.sha256(neighbour.source.encode()).hexdigest()
+            for neighbor in source.neighbors:
+                hashes[neighbor.filename] = hashlib.sha256(neighbor.source.encode()).hexdigest()
             if defined.get("verifiers"):
                 sources.append(source)
     return Parts(merged, tuple(sources), tuple(texts), hashes, {table: tuple(names) for table, names in added.items()})
 
 
 def part_files(parts: Parts) -> dict[str, str]:
-    """Returns name -> text of the files that keep the parts, in one folder: "0.py", "1.py" and their neighbours."""
+    """Returns name -> text of the files that keep the parts, in one folder: "0.py", "1.py" and their neighbors."""
     files = {f"{place}.py": part.source for place, part in enumerate(parts.texts)}
-    return files | {f"{n.name}.py": n.source for part in parts.texts for n in part.neighbours}
+    return files | {f"{n.name}.py": n.source for part in parts.texts for n in part.neighbors}
 
 
-def kept_parts(folder: str | Path) -> list[Path]:
+def saved_parts(folder: str | Path) -> list[Path]:
     """Returns the parts in a folder that holds `part_files`, in their order."""
     names = [name for name in paths.list_dir(folder) if name.removesuffix(".py").isdecimal()]
     return [Path(folder) / name for name in sorted(names, key=lambda name: int(name.removesuffix(".py")))]

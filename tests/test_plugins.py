@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from jrl.plugins import PartError, kept_parts, load_parts, part_files
+from jrl.plugins import PartError, load_parts, part_files, saved_parts
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import Row
@@ -83,11 +83,11 @@ EXAMPLE = Example("e", (Message("user", "q"),), answer="1")
 
 
 @pytest.fixture(autouse=True)
-def no_neighbour_outlives_its_test():
+def no_neighbor_outlives_its_test():
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if hasattr(sys.modules[name], "__jrl_neighbour__"):
+        if hasattr(sys.modules[name], "__jrl_neighbor__"):
             del sys.modules[name]
 
 
@@ -95,13 +95,13 @@ def score_of(parts) -> float:
     return parts.tables["verifiers"]["score"].score(None, "[1, 2, 3]", EXAMPLE)
 
 
-def test_a_part_can_import_its_neighbours_and_they_theirs(tmp_path):
+def test_a_part_can_import_its_neighbors_and_they_theirs(tmp_path):
     parts = load_parts([write(tmp_path, **FILES)])
     assert score_of(parts) == 11.5  # 3 / 2 + 10
-    assert [n.name for n in parts.texts[0].neighbours] == ["constants", "half", "late_constants"]
+    assert [n.name for n in parts.texts[0].neighbors] == ["constants", "half", "late_constants"]
 
 
-def test_neighbours_reach_the_verifier_workers_as_text(tmp_path):
+def test_neighbors_reach_the_verifier_workers_as_text(tmp_path):
     parts = load_parts([write(tmp_path, **FILES)])
     for name in FILES:
         (tmp_path / f"{name}.py").unlink()
@@ -110,41 +110,41 @@ def test_neighbours_reach_the_verifier_workers_as_text(tmp_path):
     assert (verdict.status, verdict.reward) == (Status.CORRECT, 11.5)
 
 
-def test_neighbours_are_hashed_by_file(tmp_path):
+def test_neighbors_are_hashed_by_file(tmp_path):
     path = write(tmp_path, **FILES)
     hashes = load_parts([path]).hashes
     wanted = ("mine", "constants", "half", "late_constants")
     assert hashes == {str(tmp_path / f"{n}.py"): hashlib.sha256(FILES[n].encode()).hexdigest() for n in wanted}
 
 
-def test_parts_kept_in_a_folder_load_again_in_their_order_with_their_neighbours(tmp_path):
+def test_parts_kept_in_a_folder_load_again_in_their_order_with_their_neighbors(tmp_path):
     (tmp_path / "a").mkdir()
     others = [write(tmp_path, **{f"other{i}": f"ENVS = {{}}\nNUMBER = {i}\n"}) for i in range(11)]
     parts = load_parts([*others, write(tmp_path / "a", **FILES)])
     (tmp_path / "kept").mkdir()
     for name, text in part_files(parts).items():
         (tmp_path / "kept" / name).write_text(text)
-    again = load_parts(kept_parts(tmp_path / "kept"))
+    again = load_parts(saved_parts(tmp_path / "kept"))
     assert [part.source for part in again.texts] == [part.source for part in parts.texts]
     assert score_of(again) == 11.5
-    assert kept_parts(tmp_path / "none") == []
+    assert saved_parts(tmp_path / "none") == []
 
 
-def test_a_neighbour_that_was_edited_is_run_anew_with_all_that_import_it(tmp_path):
+def test_a_neighbor_that_was_edited_is_run_anew_with_all_that_import_it(tmp_path):
     path = write(tmp_path, **FILES)
     assert score_of(load_parts([path])) == 11.5
     (tmp_path / "constants.py").write_text("TWO = 4\n")
     assert score_of(load_parts([path])) == 10.75
 
 
-def test_two_parts_share_a_neighbour(tmp_path):
+def test_two_parts_share_a_neighbor(tmp_path):
     first = write(tmp_path, first="import shared\nENVS = {}\n", shared="THING = object()\n")
     second = write(tmp_path, second="import shared\nENVS = {}\n")
     load_parts([first, second])
     assert sys.modules["jrl_part_0"].shared.THING is sys.modules["jrl_part_1"].shared.THING
 
 
-def test_neighbours_of_one_name_in_two_folders_are_refused(tmp_path):
+def test_neighbors_of_one_name_in_two_folders_are_refused(tmp_path):
     paths = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -154,14 +154,14 @@ def test_neighbours_of_one_name_in_two_folders_are_refused(tmp_path):
         load_parts(paths)
 
 
-def test_a_neighbour_with_the_name_of_a_loaded_module_is_refused(tmp_path):
+def test_a_neighbor_with_the_name_of_a_loaded_module_is_refused(tmp_path):
     with pytest.raises(PartError, match=r"numpy\.py has the name of another module that is loaded, .*numpy/__init__"):
         load_parts([write(tmp_path, mine="import numpy\nENVS = {}\n", numpy="")])
 
 
-def test_a_file_named_like_the_standard_library_is_no_neighbour(tmp_path):
+def test_a_file_named_like_the_standard_library_is_no_neighbor(tmp_path):
     parts = load_parts([write(tmp_path, mine="import json\nENVS = {}\n", json="1 / 0\n")])
-    assert parts.texts[0].neighbours == () and sys.modules["json"] is json
+    assert parts.texts[0].neighbors == () and sys.modules["json"] is json
 
 
 def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, monkeypatch):

@@ -159,9 +159,9 @@ class Scorer:
                 `stop_above_verifier_errors` to VERIFIER_ERROR.
         """
         known, total = len(ticket.known), len(ticket.rows)
-        told = None if progress is None else lambda done, _: progress(known + done, total)
+        report = None if progress is None else lambda done, _: progress(known + done, total)
         verdicts = dict(ticket.known)
-        verdicts.update(zip(ticket.asked, self.pool.collect(ticket.pool_ticket, stop, told)))
+        verdicts.update(zip(ticket.asked, self.pool.collect(ticket.pool_ticket, stop, report)))
         ordered = [verdicts[place] for place in range(total)]
         scores = self._weigh(ordered, ticket)
         self._check_lost(ordered, ticket)

@@ -1,4 +1,4 @@
-"""The text of a gzip file, read from any place without holding it: the decompressor's state is kept every SPAN bytes.
+"""The text of a gzip file, read from any place without holding it: the decompressor's state is saved every SPAN bytes.
 
 A state is about 40 KiB, so an open file keeps 4 % of its text's size; a place is reached by decompressing at most SPAN
 bytes before it, a few milliseconds. No JAX.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jrl import paths
 
-SPAN = 1 << 20  # bytes of text between two kept states
+SPAN = 1 << 20  # bytes of text between two saved states
 CHUNK = 1 << 16
 GZIP = 31  # zlib's code for a gzip header and trailer
 
@@ -39,7 +39,7 @@ class GzipText:
 
         Raises: OSError where the file cannot be opened; ValueError, when it is read, where it is damaged.
         """
-        state = self._states[bisect.bisect_right(self._states, place, key=lambda kept: kept.text) - 1]
+        state = self._states[bisect.bisect_right(self._states, place, key=lambda saved: saved.text) - 1]
         text = io.BufferedReader(_Text(open(paths.local(self._path), "rb"), state, self._states), CHUNK)
         skipped = state.text
         while skipped < place and (data := text.read(min(CHUNK, place - skipped))):
@@ -64,10 +64,10 @@ class _Text(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found = b""
-        while not found:
+        chunk = b""
+        while not chunk:
             if not self._data:
-                self._keep()
+                self._save_state()
                 self._data = self._file.read(CHUNK)
                 self._place += len(self._data)
             ended = not self._data
@@ -76,20 +76,20 @@ class _Text(io.RawIOBase):
                     return 0
                 self._decompressor = zlib.decompressobj(GZIP)  # a file may be several, one after another
             try:
-                found = self._decompressor.decompress(self._data, len(buffer))
+                chunk = self._decompressor.decompress(self._data, len(buffer))
             except zlib.error as error:
                 raise ValueError(f"{self.name} is damaged, or no gzip file: {error}") from error
             self._data = self._decompressor.unconsumed_tail or self._decompressor.unused_data
-            if ended and not found and not self._decompressor.eof:
+            if ended and not chunk and not self._decompressor.eof:
                 raise ValueError(f"{self.name} is damaged: its compressed data ends too early")
-        buffer[: len(found)] = found
-        self._text += len(found)
-        return len(found)
+        buffer[: len(chunk)] = chunk
+        self._text += len(chunk)
+        return len(chunk)
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
-    def _keep(self) -> None:
+    def _save_state(self) -> None:
         if self._text >= self._states[-1].text + SPAN:
             self._states.append(State(self._text, self._place, self._decompressor.copy()))

@@ -241,12 +241,12 @@ class Pool:
             ScoringAbandoned: `stop` said so. The workers at this batch are being killed; the pool can be used on.
             RuntimeError: the pool has failed.
         """
-        told, total = -1, len(ticket.verdicts)
+        last, total = -1, len(ticket.verdicts)
         while True:
             finished = ticket.done.wait(ASK_SECONDS)
-            if progress is not None and ticket.items_done != told:
-                told = ticket.items_done
-                progress(told, total)
+            if progress is not None and ticket.items_done != last:
+                last = ticket.items_done
+                progress(last, total)
             if finished:
                 break
             if stop():

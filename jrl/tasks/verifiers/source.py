@@ -1,6 +1,6 @@
 """A user's verifiers as source text: how they reach the template, whichever way the run was started.
 
-A parts file may import its neighbours: modules of the same folder. Their text travels with it.
+A parts file may import its neighbors: modules of the same folder. Their text travels with it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from jrl import paths
 
 
-class Neighbour(NamedTuple):
-    """A module of a parts file's folder that the file imports, or that another neighbour does."""
+class Neighbor(NamedTuple):
+    """A module of a parts file's folder that the file imports, or that another neighbor does."""
 
     name: str  # that it is imported by
     filename: str
@@ -35,41 +35,41 @@ class PartSource:
 
     filename: str
     source: str
-    neighbours: tuple[Neighbour, ...] = ()  # each after those that it imports
+    neighbors: tuple[Neighbor, ...] = ()  # each after those that it imports
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> PartSource:
-        return PartSource(fields["filename"], fields["source"], tuple(Neighbour(*n) for n in fields["neighbours"]))
+        return PartSource(fields["filename"], fields["source"], tuple(Neighbor(*n) for n in fields["neighbors"]))
 
 
 def read_part(path: Path) -> PartSource:
-    """Returns a parts file with the neighbours it imports, read and not run.
+    """Returns a parts file with the neighbors it imports, read and not run.
 
-    An import inside a function counts, and a name of the standard library is never a neighbour.
+    An import inside a function counts, and a name of the standard library is never a neighbor.
 
     Raises: OSError and UnicodeDecodeError where a file cannot be read; SyntaxError naming the file; ValueError for a
-        pipe, a socket or a device, and for neighbours that import each other.
+        pipe, a socket or a device, and for neighbors that import each other.
     """
-    neighbours: dict[str, Neighbour] = {}
+    neighbors: dict[str, Neighbor] = {}
 
-    def add_neighbours(filename: str, source: str, importing: tuple[str, ...]) -> None:
+    def add_neighbors(filename: str, source: str, importing: tuple[str, ...]) -> None:
         for name in _imported_names(ast.parse(source, filename)):
             beside = path.parent / f"{name}.py"
             if name in importing:
                 raise ValueError(f"{filename} and {beside} import each other; move what both need to a third file")
-            if name in neighbours or name in sys.stdlib_module_names or not beside.is_file():
+            if name in neighbors or name in sys.stdlib_module_names or not beside.is_file():
                 continue
-            neighbour = Neighbour(name, str(beside), beside.read_text())
-            add_neighbours(neighbour.filename, neighbour.source, (*importing, name))
-            neighbours[name] = neighbour
+            neighbor = Neighbor(name, str(beside), beside.read_text())
+            add_neighbors(neighbor.filename, neighbor.source, (*importing, name))
+            neighbors[name] = neighbor
 
     paths.check_not_special(path)
     source = path.read_text()
-    add_neighbours(str(path), source, (path.stem,))
-    return PartSource(str(path), source, tuple(neighbours.values()))
+    add_neighbors(str(path), source, (path.stem,))
+    return PartSource(str(path), source, tuple(neighbors.values()))
 
 
 def _imported_names(tree: ast.Module) -> Iterator[str]:
@@ -82,33 +82,33 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
 
 
 def load_module(part: PartSource, place: int) -> types.ModuleType:
-    """Returns the module that a part is. Its neighbours can be imported by then, by the part and by whatever follows.
+    """Returns the module that a part is. Its neighbors can be imported by then, by the part and by whatever follows.
 
-    Raises: ValueError where a neighbour has the name of another module that is loaded; whatever the part raises while
+    Raises: ValueError where a neighbor has the name of another module that is loaded; whatever the part raises while
         it runs.
     """
-    _load_neighbours(part)
+    _load_neighbors(part)
     return _execute(f"jrl_part_{place}", part.filename, part.source)
 
 
-def _load_neighbours(part: PartSource) -> None:
-    """Runs the neighbours of a part, unless just these were the last to be run under their names."""
-    ours = [neighbour for neighbour in part.neighbours if not _is_imported(neighbour)]
-    if all(getattr(sys.modules.get(n.name), "__jrl_neighbour__", None) == n for n in ours):
+def _load_neighbors(part: PartSource) -> None:
+    """Runs the neighbors of a part, unless just these were the last to be run under their names."""
+    ours = [neighbor for neighbor in part.neighbors if not _is_imported(neighbor)]
+    if all(getattr(sys.modules.get(n.name), "__jrl_neighbor__", None) == n for n in ours):
         return
-    for neighbour in ours:
-        _execute(*neighbour).__jrl_neighbour__ = neighbour
+    for neighbor in ours:
+        _execute(*neighbor).__jrl_neighbor__ = neighbor
 
 
-def _is_imported(neighbour: Neighbour) -> bool:
+def _is_imported(neighbor: Neighbor) -> bool:
     """Whether the user's own program has imported this file. Raises ValueError where the name is another module's."""
-    module = sys.modules.get(neighbour.name)
-    if module is None or hasattr(module, "__jrl_neighbour__"):
+    module = sys.modules.get(neighbor.name)
+    if module is None or hasattr(module, "__jrl_neighbor__"):
         return False
     other = getattr(module, "__file__", None)
-    if other is None or Path(other).resolve() != Path(neighbour.filename).resolve():
+    if other is None or Path(other).resolve() != Path(neighbor.filename).resolve():
         raise ValueError(
-            f"{neighbour.filename} has the name of another module that is loaded, {other or 'a built-in one'}; give it "
+            f"{neighbor.filename} has the name of another module that is loaded, {other or 'a built-in one'}; give it "
             "another name"
         )
     return True
