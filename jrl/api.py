@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jrl import paths
 from jrl.device.compile_cache import use_compile_cache
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
@@ -22,9 +23,9 @@ from jrl.run.signals import stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
 
 
-def new_run_folder() -> Path:
-    """Returns a folder under runs/ that is named by the time."""
-    return Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+def run_folder(run: str | Path | None) -> Path:
+    """Returns the folder of a run, absolute. None: a new one under runs/, named by the time."""
+    return paths.normalize(run if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
 
 
 def steps(
@@ -47,7 +48,7 @@ def steps(
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
-    folder = new_run_folder() if run is None else Path(run)
+    folder = run_folder(run)
     stop = threading.Event() if stop is None else stop
     use_compile_cache()
     refuse_overflow(resolved, loaded, jax.devices())
@@ -66,7 +67,7 @@ def train(
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    folder = new_run_folder() if run is None else Path(run)
+    folder = run_folder(run)
     for _ in steps(config, bindings, run=folder, parts=parts, stop=stop):
         pass
     return json.loads((folder / "summary.json").read_text())

@@ -222,10 +222,10 @@ def train(args: argparse.Namespace) -> int:
         from jrl.resolve import load_config
 
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
-        from jrl.api import new_run_folder
+        from jrl.api import run_folder
         from jrl.api import train as run
 
-        args.run = args.run or new_run_folder()
+        args.run = run_folder(args.run)
         run(args.config, args.bindings, run=args.run, stop=stop)
     return DONE
 

@@ -82,6 +82,13 @@ def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(
     assert len(table(tmp_path)) == 6
 
 
+def test_a_run_folder_named_with_dots_is_saved_and_resumed(tmp_path, whole):
+    (tmp_path / "in").mkdir()
+    run(tmp_path / "in" / ".." / "run", stop_after=3)
+    run(tmp_path / "in" / ".." / "run")
+    assert table(tmp_path / "run") == table(whole[0])
+
+
 def test_more_steps_go_on_where_fewer_ended(tmp_path, whole):
     run(tmp_path, "Loop.steps=4")
     compiled = lambda: json.loads((tmp_path / "summary.json").read_text())["seconds"]["compile"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
+
 import numpy as np
 import pytest
 
-from jrl.rollout.scoring import Scoring, ScoringStopped, open_scoring
+from jrl.rollout.scoring import Scoring, ScoringAbandoned, ScoringStopped, open_scoring
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge
@@ -62,7 +66,8 @@ def test_the_reward_is_the_weighted_sum_and_the_first_verifier_gives_the_status(
 
 
 def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():
-    scores = score(Scoring(verifiers=(Exact(), row("fails"), row("third"))), ["4", "raise", "exit"])
+    scores = score(Scoring(verifiers=(Exact(), row("fails"), row("third")), stop_above_verifier_errors=0.5), [
+        "4", "raise", "exit"])  # fmt: skip
     assert scores.valid.tolist() == [True, False, False]
     assert scores.verdict.tolist() == [Status.CORRECT, Status.VERIFIER_ERROR, Status.CRASH]
     assert np.isnan(scores.parts["fails"]).tolist() == [False, True, True]
@@ -71,10 +76,45 @@ def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward(
     assert scores.counts["VERIFIER_ERROR"] == scores.counts["CRASH"] == 1
 
 
-def test_a_verifier_that_always_raises_masks_every_row_and_does_not_stop_the_run():
-    scores = score(Scoring(verifiers=(row("fails"),)), ["raise"] * 4)
-    assert not scores.valid.any()
-    assert scores.counts["VERIFIER_ERROR"] == 4
+def test_a_verifier_that_raises_on_many_rows_stops_the_run_and_is_named():
+    verifiers = (Exact(), row("third"), row("fails"))
+    with pytest.raises(ScoringStopped) as stopped:
+        score(Scoring(verifiers=verifiers), ["4", "raise", "4", "raise"])
+    for said in (
+        "2 of 4 completions (50%)",
+        "stop_above_verifier_errors = 0.25",
+        "fails (2): RuntimeError: on purpose",
+    ):
+        assert said in str(stopped.value)
+    scores = score(Scoring(verifiers=verifiers, stop_above_verifier_errors=0.5), ["4", "raise", "4", "raise"])
+    assert scores.valid.tolist() == [True, False, True, False]
+    assert scores.counts["VERIFIER_ERROR"] == 2
+
+
+def test_a_verifier_that_raises_now_and_then_masks_those_rows():
+    scores = score(Scoring(verifiers=(row("fails"),)), ["4", "raise", "4", "4"])
+    assert scores.valid.tolist() == [True, False, True, True]
+
+
+def test_what_a_crash_hides_behind_a_verifier_that_raises_is_counted_too():
+    verifiers = (row("fails"), as_verifier("always", lambda c, e: 0.0).config())
+    part = PartSource(
+        "always.py", "def always(completion, example): raise KeyError('gone')\nVERIFIERS = {'always': always}"
+    )
+    with open_scoring(Scoring(verifiers=verifiers), {**table(), "always": lambda c, e: 0.0}, (PART, part)) as scorer:
+        ticket = scorer.submit(["exit", "4"], [example()] * 2, [((0, 0), n) for n in range(2)])
+        with pytest.raises(ScoringStopped, match=r"2 of 2 completions .*always \(2\): KeyError: 'gone'"):
+            scorer.collect(ticket)
+
+
+def test_the_scored_share_leaves_padding_out_and_the_first_problem_is_told():
+    scores = score(Scoring(verifiers=(row("fails"),), stop_above_verifier_errors=1.0), ["4", "4", "raise", "exit"])
+    assert scores.scored_share == 0.5
+    assert "on purpose" in scores.first_problem
+    padding = [Status.CORRECT, Status.CORRECT, Status.PADDING, Status.PADDING]
+    padded = dataclasses.replace(scores, verdict=np.array(padding, np.int8))
+    assert (padded.scored_share, padded.first_problem) == (1.0, "")
+    assert score(Scoring(verifiers=(Exact(),)), []).scored_share is None
 
 
 def test_an_overlong_completion_is_seen_by_no_verifier():
@@ -124,7 +164,8 @@ def test_a_verifier_outside_the_table_is_refused():
         open_scoring(Scoring(verifiers=(row("other"),)), table())
 
 
-@pytest.mark.parametrize("fields", [{"workers": 0}, {"cpu_seconds": 0.0}, {"stop_above": 1.5}, {"max_characters": -1}])
+@pytest.mark.parametrize("fields", [{"workers": 0}, {"cpu_seconds": 0.0}, {"stop_above": 1.5},
+                                    {"stop_above_verifier_errors": -1.0}, {"max_characters": -1}])  # fmt: skip
 def test_a_config_that_makes_no_sense_is_refused(fields):
     with pytest.raises(ValueError, match=f"Scoring.{next(iter(fields))}"):
         Scoring(**fields)
@@ -141,7 +182,7 @@ def test_scores_do_not_depend_on_the_number_of_workers():
 
 
 def test_a_verdict_that_met_its_deadline_is_replayed_after_a_resume(tmp_path):
-    config = Scoring(verifiers=(row("fails"),), wall_seconds=0.3)
+    config = Scoring(verifiers=(row("fails"),), wall_seconds=0.3, stop_above_verifier_errors=0.5)
     quick = tmp_path / "quick"
     examples = [example(info={"quick": str(quick)})] * 3
     first = score(config, ["sleep", "4", "raise"], examples, tmp_path / "journal.jsonl")
@@ -159,12 +200,32 @@ def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):
         lost = (Verdict(Status.INFRA_ERROR, None, "no process could be had"),)
         found = (Verdict(Status.CORRECT, 1.0),)
         ticket = scorer.submit(["4"] * 5, [example()] * 5, [((0, 0), n) for n in range(5)])
-        monkeypatch.setattr(scorer.pool, "collect", lambda _: [lost, found, lost, found, found])
+        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, found, lost, found, found])
         scores = scorer.collect(ticket)  # 2 of 5 is not above 0.4
         assert scores.valid.tolist() == [False, True, False, True, True]
-        monkeypatch.setattr(scorer.pool, "collect", lambda _: [lost, lost, lost, found, found])
+        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, lost, lost, found, found])
         with pytest.raises(ScoringStopped, match=r"3 of 5 .* no process could be had"):
             scorer.collect(ticket)
+
+
+def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path):
+    config = Scoring(verifiers=(row("fails"),), wall_seconds=100.0)
+    stop, told = threading.Event(), []
+    examples = [example(info={"quick": str(tmp_path / "none")})] * 9
+    with open_scoring(config, table(), (PART,), tmp_path / "journal.jsonl") as scorer:
+        ticket = scorer.submit(["4"] + ["sleep"] * 7 + ["x" * 200_000], examples, [((0, 0), n) for n in range(9)])
+        threading.Timer(0.5, stop.set).start()
+        start = time.monotonic()
+        with pytest.raises(ScoringAbandoned):
+            scorer.collect(ticket, stop.is_set, lambda done, total: told.append((done, total)))
+        assert time.monotonic() - start < 2.0
+        assert told[-1] == (2, 9)  # one was judged, one is too long to be asked about
+        ticket = scorer.submit(["4", "4"], examples[:2], [((0, 1), n) for n in range(2)])
+        assert scorer.collect(ticket, progress=lambda *now: told.append(now)).valid.all()
+        assert told[-1] == (2, 2)
+        start = time.monotonic()
+    assert time.monotonic() - start < 2.0
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
 
 
 def test_nothing_to_score_scores_nothing():

@@ -11,17 +11,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
 from jrl.tasks.verifiers.journal import Journal, journal_key
-from jrl.tasks.verifiers.pool import Item, Pool, Ticket
+from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
+
+__all__ = ["HostScores", "Scorer", "Scoring", "ScoringAbandoned", "ScoringStopped", "ScoringTicket", "open_scoring"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,17 +40,19 @@ class Scoring:
     memory_mb: int = 1024  # MiB a worker may add to what its verifiers hold once loaded
     max_characters: int = 100_000  # a longer completion is FORBIDDEN: no verifier sees it
     stop_above: float = 0.1  # share of a batch lost to INFRA_ERROR above which the run stops
+    stop_above_verifier_errors: float = 0.25  # the same for VERIFIER_ERROR: a verifier raised, or returned no number
 
     def __post_init__(self) -> None:
         for name in ("workers", "cpu_seconds", "wall_seconds", "memory_mb", "max_characters"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Scoring.{name} is {getattr(self, name)}; it must be above 0")
-        if not 0 <= self.stop_above <= 1:
-            raise ValueError(f"Scoring.stop_above is {self.stop_above}; it is a share, from 0 to 1")
+        for name in ("stop_above", "stop_above_verifier_errors"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"Scoring.{name} is {getattr(self, name)}; it is a share, from 0 to 1")
 
 
 class ScoringStopped(RuntimeError):
-    """Too much of a batch was lost to failures that are ours, not the model's. Nothing was learned from the batch."""
+    """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,18 @@ class HostScores:
     details: list[str]  # [N], what the verifiers had to say, "" mostly
     counts: dict[str, int]  # rows by status, every status named
     replayed: int  # rows whose verdicts came from the journal
+
+    @property
+    def scored_share(self) -> float | None:
+        """The share of the rows that count, of those that are not padding. None where all are."""
+        rows = self.verdict != Status.PADDING
+        return float(self.valid[rows].mean()) if rows.any() else None
+
+    @property
+    def first_problem(self) -> str:
+        """What was said of the first row that does not count and about which something was said; "" where none was."""
+        lost = ~self.valid & (self.verdict != Status.PADDING)
+        return next((detail for detail, is_lost in zip(self.details, lost) if is_lost and detail), "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,28 +146,58 @@ class Scorer:
                 items.append(Item(completion, example, mine))
         return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(asked), replayed)
 
-    def collect(self, ticket: ScoringTicket) -> HostScores:
+    def collect(
+        self, ticket: ScoringTicket, stop: Stop = never, progress: Callable[[int, int], None] | None = None
+    ) -> HostScores:
         """Waits for a batch and returns its scores. Verdicts that cannot be trained on are in the journal by then.
 
+        Args:
+            stop: asked about ten times a second while workers judge.
+            progress: told (rows scored, rows) where that changes, at most about ten times a second, by this thread.
+
         Raises:
-            ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR.
+            ScoringAbandoned: `stop` said so. Nothing of the batch is in the journal.
+            ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR, or more than
+                `stop_above_verifier_errors` to VERIFIER_ERROR.
         """
+        known, total = len(ticket.known), len(ticket.rows)
+        report = None if progress is None else lambda done, _: progress(known + done, total)
         verdicts = dict(ticket.known)
-        verdicts.update(zip(ticket.asked, self.pool.collect(ticket.pool_ticket)))
-        ordered = [verdicts[place] for place in range(len(ticket.rows))]
+        verdicts.update(zip(ticket.asked, self.pool.collect(ticket.pool_ticket, stop, report)))
+        ordered = [verdicts[place] for place in range(total)]
         scores = self._weigh(ordered, ticket)
-        lost = scores.counts[Status.INFRA_ERROR.name]
-        if lost > self._config.stop_above * len(ordered):
-            detail = next(d for d, s in zip(scores.details, scores.verdict) if s == Status.INFRA_ERROR)
-            raise ScoringStopped(
-                f"{lost} of {len(ordered)} completions could not be judged, above Scoring.stop_above = "
-                f"{self._config.stop_above}. The first: {detail or 'no detail'}. "
-                f"The pool so far: {dict(self.pool.counts)}"
-            )
+        self._check_lost(ordered, ticket)
         if self._journal is not None:
             masked = [p for p in ticket.asked if not all(verdict.status.scorable for verdict in ordered[p])]
             self._journal.keep((ticket.keys[p], ordered[p]) for p in masked)
         return scores
+
+    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> None:
+        """Raises ScoringStopped where too many rows were lost to failures that are not the model's."""
+        for status, name, why in (
+            (Status.INFRA_ERROR, "stop_above", "could not be judged"),
+            (Status.VERIFIER_ERROR, "stop_above_verifier_errors", "made a verifier raise or return no number"),
+        ):
+            lost = [
+                [(self._names[row], verdict.detail) for row, verdict in zip(rows, said) if verdict.status is status]
+                for rows, said in zip(ticket.rows, verdicts)
+            ]
+            lost = [failures for failures in lost if failures]
+            if len(lost) <= getattr(self._config, name) * len(verdicts):
+                continue
+            counts = collections.Counter(verifier for failures in lost for verifier, _ in failures)
+            verifier = counts.most_common(1)[0][0]
+            detail = next(detail for failures in lost for other, detail in failures if other == verifier)
+            hint = (
+                f"The pool so far: {dict(self.pool.counts)}"
+                if status is Status.INFRA_ERROR
+                else "Mend the verifier; where a completion cannot be read, let it return 0"
+            )
+            raise ScoringStopped(
+                f"{len(lost)} of {len(verdicts)} completions ({len(lost) / len(verdicts):.0%}) {why}, above "
+                f"Scoring.{name} = {getattr(self._config, name)}. The first of {verifier} ({counts[verifier]}): "
+                f"{detail or 'no detail'}. {hint}"
+            )
 
     def close(self) -> None:
         """Ends the workers and closes the journal."""

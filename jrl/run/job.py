@@ -32,7 +32,7 @@ from jrl.models.contract import Model
 from jrl.models.pretrained.published import Published, companions_of
 from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.ops.fingerprint import fingerprint
-from jrl.plugins import Parts
+from jrl.plugins import Parts, part_files
 from jrl.rollout.rewards import Judge, open_judge
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import Scorer, open_scoring
@@ -472,9 +472,9 @@ def preflight_data(job: Job) -> None:
 
 def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
     """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
-    for place, part in enumerate(parts.texts):
+    for name, text in part_files(parts).items():
         paths.make_dir(folder / "parts")
-        paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
+        paths.write_bytes_atomic(folder / "parts" / name, text.encode())
     paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)

@@ -20,7 +20,7 @@ from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import policy_of, whole
 from jrl.models.pretrained.published import GENERATION, decoder_of, load, read_config
 from jrl.models.shape import Decoder
-from jrl.plugins import load_parts
+from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
 from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
@@ -80,7 +80,7 @@ def open_trained(
     if step is not None and step not in steps:
         raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
     # The run's parts as they were, whatever became of the files they came from.
-    kept = sorted((folder / "parts").glob("*.py"), key=lambda path: int(path.stem))
+    kept = saved_parts(folder / "parts")
     try:
         its_own, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
     except ConfigError as error:

@@ -63,6 +63,15 @@ def digests(state):
     return {name: digest.leaf_digest(leaf) for name, leaf in digest.named_leaves(state).items()}
 
 
+def test_a_folder_named_with_dots_saves_and_restores(tmp_path):
+    (tmp_path / "in").mkdir()
+    state = small_state()
+    saves = run_state.open_run_state(tmp_path / "in" / ".." / "saves", keep=2)
+    saves.save(1, state, {})
+    for root in (tmp_path / "in" / ".." / "saves", tmp_path / "saves"):
+        assert digests(run_state.restore_step(root, abstract(state))[1]) == digests(state)
+
+
 def test_a_restored_state_is_the_saved_one_bit_for_bit(tmp_path):
     state, host = small_state(MANY), {"data": {"position": 12, "epochs": [1, 2]}, "metrics": 2**40, "name": "λ"}
     saves = run_state.open_run_state(tmp_path, keep=2)

@@ -120,7 +120,7 @@ def superseded(present: list[int], saved: int, keep: int) -> list[int]:
 
 
 def step_dir(root: str | os.PathLike[str], step: int) -> Path:
-    return paths.local(root).absolute() / f"{step:08d}"  # orbax takes absolute paths only
+    return paths.normalize(root) / f"{step:08d}"  # orbax takes absolute paths only
 
 
 def list_steps(root: str | os.PathLike[str]) -> list[int]:
@@ -137,7 +137,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
-    folder = paths.local(root).absolute()
+    folder = paths.normalize(root)
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
     leaves = digest.named_leaves(state)

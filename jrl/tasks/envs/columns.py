@@ -42,7 +42,8 @@ AnswerIn = Literal["whole", "hash", "boxed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl:
-    """A file of rows: JSON lines, or Parquet where its name ends in .parquet. A column that is no field of ours is kept
+    """A file of rows: JSON lines, compressed by gzip where its name ends in .gz, or Parquet where it ends in .parquet.
+    A column that is no field of ours is kept
     in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
 
     path: str  # the file
@@ -125,7 +126,7 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         messages=messages,
         answer=answer,
         verifiers=tuple(verifiers) if verifiers else config.verifiers,
-        task=text("task", config.task or Path(name).stem),
+        task=text("task", config.task or Path(name.removesuffix(".gz")).stem),
         info={**others, **(info or {})},
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, check_stop, never
 
 _LONGEST_CYCLE = 10_000
 
@@ -24,12 +25,12 @@ class Mixture:
     weights: tuple[float, ...] = ()  # one for each task; empty: equal
 
 
-def open_source(config: Any, table: Mapping[str, Environment]) -> Source:
+def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = never) -> Source:
     """Returns the source that `config`, an instance of some row's config class, describes.
 
     `table` is the one of the run, the user's parts included, so that a mixture may hold any of its rows.
 
-    Raises: ValueError where no row has this config class.
+    Raises: ValueError where no row has this config class; StopRequested where `stop` says so while a file is read.
     """
     name = type(config).__name__
     if name not in table or table[name].config is not type(config):
@@ -37,8 +38,10 @@ def open_source(config: Any, table: Mapping[str, Environment]) -> Source:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"Unknown environment {name!r}.{hint} Available: {', '.join(table)}")
     if isinstance(config, Mixture):
-        return mix([open_source(task, table) for task in config.tasks], config.weights)
-    return table[name].open(config)
+        return mix([open_source(task, table, stop) for task in config.tasks], config.weights)
+    check_stop(stop, "opening data")
+    row = table[name]
+    return row.open(config, stop) if row.takes_stop else row.open(config)
 
 
 def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:

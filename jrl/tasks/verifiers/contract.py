@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ class Verifier:
 
     Fields:
         config: frozen, keyword-only dataclass of plain values with `weight: float = 1.0`.
-        score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r.
+        score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r;
+            or a bool, which is the number 1 or 0.
         preload: called once in the template before workers are forked; imports what is slow to import.
     """
 
@@ -36,23 +38,45 @@ class Row:
     fields: Mapping[str, Any]
 
 
-def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | Verdict]) -> Verifier:
+def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bool | Verdict]) -> Verifier:
     """Returns the table entry called `name` as a Verifier.
 
-    A bare function `(completion, example) -> float | Verdict` gets a config class of its own, called `name`, with one
-    field: `weight: float = 1.0`.
+    A bare function `(completion, example) -> float | bool | Verdict` gets a config class of its own, called `name`,
+    with one field: `weight: float = 1.0`.
+
+    Raises:
+        ValueError: the entry is neither, or its function cannot be called with the arguments that it will be given.
     """
     if isinstance(entry, Verifier):
+        _check_arguments(name, entry.score, ("config", "completion", "example"))
         return entry
     if not callable(entry):
         raise ValueError(
             f"VERIFIERS[{name!r}] is a {type(entry).__name__}; it must be a jrl.tasks.verifiers.Verifier or a function "
             "(completion, example) -> float"
         )
+    _check_arguments(name, entry, ("completion", "example"))
     config = dataclasses.make_dataclass(
         name, [("weight", float, dataclasses.field(default=1.0))], frozen=True, kw_only=True
     )
     return Verifier(config, lambda _config, completion, example: entry(completion, example))
+
+
+def _check_arguments(name: str, function: Callable[..., Any], expected: tuple[str, ...]) -> None:
+    """Raises ValueError where `function` cannot be called with as many positional arguments as `expected` names."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # some built-ins have none that can be read
+        return
+    try:
+        signature.bind(*expected)
+    except TypeError as error:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        defined = f"{getattr(function, '__name__', type(function).__name__)}{signature}"
+        raise ValueError(
+            f"the verifier {name!r} is defined as {defined}{place}, but is called with ({', '.join(expected)}): {error}"
+        ) from error
 
 
 def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Verifier]:

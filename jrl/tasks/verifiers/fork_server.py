@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         return 0
     sys.path += [entry for entry in start["path"] if entry not in sys.path]
     try:
-        table = load_table([PartSource(**part) for part in start["parts"]])
+        table = load_table([PartSource.from_json(part) for part in start["parts"]])
         rows = load_rows(start["rows"], table)
     except BaseException as error:  # a part may exit or raise anything; the trainer must be told what
         reply(control, {"failed": describe(error)})

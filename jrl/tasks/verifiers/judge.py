@@ -29,8 +29,9 @@ def judge(verifier: Verifier, config: Any, completion: str, example: Example) ->
 def to_verdict(said: Any) -> Verdict:
     """Returns what a verifier said as a checked Verdict.
 
-    A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r. NaN, infinities, booleans, strings,
-    None and complex numbers are a VERIFIER_ERROR: they are no reward, and 0 would be a false one.
+    A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r; True counts as 1.0 and False as 0.0.
+    NaN, infinities, strings, None and complex numbers are a VERIFIER_ERROR: they are no reward, and 0 would be a false
+    one.
     """
     if isinstance(said, Verdict):
         if said.status not in MAY_SAY:
@@ -45,7 +46,7 @@ def to_verdict(said: Any) -> Verdict:
         return Verdict(Status(said.status), reward, str(said.detail)[:DETAIL_LIMIT])
     reward, complaint = _number(said)
     if complaint:
-        return _refuse(f"returned {complaint}; it must return a finite number or a Verdict")
+        return _refuse(f"returned {complaint}; it must return a finite number, a bool or a Verdict")
     return Verdict(Status.CORRECT if reward > 0 else Status.WRONG, reward)
 
 
@@ -61,7 +62,7 @@ def describe(error: BaseException) -> str:
 
 def _number(value: Any) -> tuple[float, str]:
     """Returns (value as a float, "") or (0.0, why it is not a reward)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) and not _is_numpy_bool(value):
         return 0.0, f"a {type(value).__name__}"
     try:
         number = float(value)
@@ -72,6 +73,11 @@ def _number(value: Any) -> tuple[float, str]:
     if abs(number) > LARGEST_REWARD:
         return 0.0, f"{number}, beyond {LARGEST_REWARD}"
     return number, ""
+
+
+def _is_numpy_bool(value: Any) -> bool:
+    """Whether `value` is what comparing numpy scalars gives, without importing numpy into every worker."""
+    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
 
 
 def _refuse(why: str) -> Verdict:

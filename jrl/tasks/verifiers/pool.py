@@ -19,10 +19,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, frames
 from jrl.tasks.verifiers.process import Template, TemplateLost, TemplateRefused
@@ -30,7 +31,12 @@ from jrl.tasks.verifiers.source import PartSource
 
 HELLO_SECONDS = 30.0
 TRIES = 2  # of an item whose worker died before the item began, or with the template
+ASK_SECONDS = 0.1  # between two looks at whether to stop, and at how far the workers are
 RESTARTS_IN_A_ROW = 3  # of workers or template that die before they judge anything
+
+
+class ScoringAbandoned(StopRequested):
+    """The run was asked to stop while workers judged. They were killed, and no verdict of the batch is known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +54,7 @@ class Ticket:
     def __init__(self, shape: Sequence[int]):
         self.verdicts: list[list[Verdict | None]] = [[None] * n for n in shape]
         self.missing = sum(shape)
+        self.items_done = sum(not n for n in shape)
         self.done = threading.Event()
         if not self.missing:
             self.done.set()
@@ -136,6 +143,7 @@ class Pool:
         self._lock = threading.Lock()
         self._inbox: collections.deque[_Task] = collections.deque()
         self._additions: list[_Addition] = []
+        self._abandoned: list[Ticket] = []
         self._closing = False  # nothing more is taken in
         self._closed = False
         self._failure: BaseException | None = None
@@ -220,12 +228,38 @@ class Pool:
         self._wake()
         return ticket
 
-    def collect(self, ticket: Ticket) -> list[tuple[Verdict, ...]]:
-        """Waits for the ticket's verdicts and returns them: one tuple an item, in the order of the items and rows."""
-        ticket.done.wait()
+    def collect(
+        self, ticket: Ticket, stop: Stop = never, progress: Callable[[int, int], None] | None = None
+    ) -> list[tuple[Verdict, ...]]:
+        """Waits for the ticket's verdicts and returns them: one tuple an item, in the order of the items and rows.
+
+        Args:
+            stop: asked every ASK_SECONDS.
+            progress: told (items judged, items) where that changes, at most every ASK_SECONDS, by this thread.
+
+        Raises:
+            ScoringAbandoned: `stop` said so. The workers at this batch are being killed; the pool can be used on.
+            RuntimeError: the pool has failed.
+        """
+        last, total = -1, len(ticket.verdicts)
+        while True:
+            finished = ticket.done.wait(ASK_SECONDS)
+            if progress is not None and ticket.items_done != last:
+                last = ticket.items_done
+                progress(last, total)
+            if finished:
+                break
+            if stop():
+                self._abandon(ticket)
+                raise ScoringAbandoned(f"asked to stop with {ticket.items_done} of {total} completions judged")
         if self._failure is not None:
             raise RuntimeError("the verifier pool stopped") from self._failure
         return [tuple(v for v in row if v is not None) for row in ticket.verdicts]
+
+    def _abandon(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._abandoned.append(ticket)
+        self._wake()
 
     def close(self) -> None:
         """Kills the workers, ends the template and returns once they are gone. Verdicts still due: INFRA_ERROR."""
@@ -267,6 +301,9 @@ class Pool:
             self._tasks.extend(self._inbox)
             self._inbox.clear()
             additions, self._additions = self._additions, []
+            abandoned, self._abandoned = self._abandoned, []
+        for ticket in abandoned:
+            self._drop(ticket)
         for addition in additions:
             self._add(addition)
         if self._template is None and self._tasks:
@@ -286,6 +323,17 @@ class Pool:
         now = time.monotonic()
         for child in list(self._children):
             self._watch(child, now)
+
+    def _drop(self, ticket: Ticket) -> None:
+        """Settles all of a batch that nobody waits for any more, and kills the workers that are at it."""
+        given_up = Verdict(Status.INFRA_ERROR, None, "the run was asked to stop")
+        for child in list(self._children):
+            if child.task is not None and child.task.ticket is ticket:
+                self._bury(child, given_up)
+        waiting = [task for task in self._tasks if task.ticket is ticket]
+        self._tasks = collections.deque(task for task in self._tasks if task.ticket is not ticket)
+        for task in waiting:
+            _settle(task, given_up)
 
     def _start_template(self) -> None:
         self.counts["templates_started"] += 1
@@ -528,6 +576,7 @@ def _settle(task: _Task, verdict: Verdict) -> None:
     if row[task.place] is not None:
         raise AssertionError(f"item {task.item} has a verdict already")
     row[task.place] = verdict
+    task.ticket.items_done += all(one is not None for one in row)
     task.ticket.missing -= 1
     if not task.ticket.missing:
         task.ticket.done.set()

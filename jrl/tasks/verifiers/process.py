@@ -48,7 +48,7 @@ class Template:
         theirs.close()
         start = {
             "path": [entry for entry in sys.path if os.path.isabs(entry)],
-            "parts": [{"filename": part.filename, "source": part.source} for part in parts],
+            "parts": [part.to_json() for part in parts],
             "rows": [{"name": row.name, "fields": row.fields} for row in rows],
             "memory_mb": memory_mb,
             "cpu_seconds": cpu_seconds,
