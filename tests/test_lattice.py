@@ -1,3 +1,5 @@
+import dataclasses
+import functools
 import threading
 from concurrent.futures import wait
 
@@ -6,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.device.program_cache import COMPILER_OPTIONS, CompileAfterFreeze, ProgramCache
+from jrl.device.program_cache import COMPILER_OPTIONS, CompileAfterFreeze, ProgramCache, _shared_jit
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.resolve import load_config
 from jrl.run.job import open_policy
 from jrl.tasks.tokenizers.bytes import ByteTokenizer
@@ -125,3 +128,89 @@ def test_a_check_does_not_wait_for_what_is_being_compiled(mesh):
 def test_a_policy_asks_the_compiler_for_what_its_devices_want():
     config, parts = load_config("configs/tiny.gin")
     assert open_policy(config, parts, ByteTokenizer()).program_cache.options == COMPILER_OPTIONS["cpu"] != {}
+
+
+TRACED = []  # what `scaled` was traced with
+
+
+def scaled(x, *, by, other=None):
+    TRACED.append(by)
+    return x * by
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    by: float
+
+
+def scaled_by(x, *, scale):
+    return scaled(x, by=scale.by)
+
+
+@pytest.fixture
+def traced():
+    TRACED.clear()
+    _shared_jit.cache_clear()  # what the tests before have shared
+    return TRACED
+
+
+def test_a_second_cache_traces_and_compiles_nothing_that_is_equal(mesh, traced):
+    for _ in range(2):
+        program_cache = ProgramCache()
+        double = program_cache.program("double", functools.partial(scaled_by, scale=Scale(2.0)), donate_argnums=())
+        np.testing.assert_array_equal(double(jnp.ones(3)), 2)
+        assert program_cache.size() == 1  # each cache counts what it has called
+    assert traced == [2.0]
+
+
+@pytest.mark.parametrize("first, second", [(2, 2.0), (True, 1), (1.0, True), (0.0, -0.0), (2.0, 3.0)])
+def test_statics_that_trace_to_another_program_are_not_shared(mesh, traced, first, second):
+    results = [
+        ProgramCache().program("scale", functools.partial(scaled_by, scale=Scale(by)))(jnp.full(2, 3))
+        for by in (first, second)
+    ]
+    assert [(type(by), str(by)) for by in traced] == [(type(by), str(by)) for by in (first, second)]
+    for found, by in zip(results, (first, second)):
+        expected = jnp.full(2, 3) * by
+        assert found.dtype == expected.dtype and np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+
+
+def test_programs_with_other_jit_options_are_not_shared(mesh, traced):
+    for donated in (None, 0):
+        double = ProgramCache().program("double", functools.partial(scaled, by=5.0), donate_argnums=donated)
+        x = jnp.ones(3)
+        double(x)
+        assert x.is_deleted() == (donated == 0)
+    assert traced == [5.0, 5.0]
+
+
+def test_local_functions_and_statics_without_a_hash_are_never_shared(mesh, traced):
+    def local(by):
+        return lambda x: scaled(x, by=by)
+
+    for by in (2.0, 3.0):
+        np.testing.assert_array_equal(ProgramCache().program("local", local(by))(jnp.ones(3)), by)
+    for by in (4.0, 5.0):
+        table = functools.partial(scaled, by=by, other=np.ones(2))
+        np.testing.assert_array_equal(ProgramCache().program("table", table)(jnp.ones(3)), by)
+    assert traced == [2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_shared_function_freezes_in_each_cache_alone(mesh):
+    triple = functools.partial(scaled, by=3.0)
+    frozen, other = ProgramCache(), ProgramCache()
+    program = frozen.program("triple", triple)
+    other.program("triple", triple)(jnp.ones(3))
+    frozen.freeze()
+    with pytest.raises(CompileAfterFreeze, match="never compiled"):  # though the process has it by now
+        program(jnp.ones(3))
+    other.program("triple", triple)(jnp.ones(4))
+
+
+def test_a_shared_function_runs_on_the_mesh_of_its_caller(traced):
+    for device in jax.devices()[:2]:
+        mesh = make_mesh(MeshShape(), [device])
+        with jax.set_mesh(mesh):
+            x = jax.device_put(np.ones(3), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+            result = ProgramCache().program("scale", functools.partial(scaled, by=7.0))(x)
+        assert result.devices() == {device}

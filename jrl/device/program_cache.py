@@ -7,7 +7,9 @@ would compile is an error that names the program and the shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +23,9 @@ from jrl.device.host_memory import HOST, memory_kind
 COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
 
 
+MAX_SHARED = 64  # jitted functions that a process holds for later runs; a run has about 20
+
+
 class CompileAfterFreeze(RuntimeError):
     """A program was called with shapes it was not compiled for, after the lattice was sealed."""
 
@@ -30,7 +35,7 @@ class Program:
 
     def __init__(self, name: str, fn: Callable, program_cache: ProgramCache, jit_options: dict[str, Any]) -> None:
         self.name = name
-        self._jitted = jax.jit(fn, **jit_options)
+        self._jitted = shared_jit(fn, jit_options)
         self._lattice = program_cache
         self._compiled: dict[tuple, Any] = {}
         self._begun: dict[tuple, Future] = {}  # what is being compiled, and has not been called yet
@@ -128,6 +133,55 @@ class ProgramCache:
     def size(self) -> int:
         """Returns the number of executables, those being compiled among them."""
         return sum(len(program._compiled) + len(program._begun) for program in self.programs.values())
+
+
+def shared_jit(fn: Callable, jit_options: dict[str, Any]) -> Callable:
+    """Returns `jax.jit(fn, **jit_options)`: one object for equal functions, so that JAX traces and compiles them once.
+
+    Equal are one module-level function, and partials of it whose static arguments are equal. A later run in the same
+    process (a sweep, a notebook) then reuses what an earlier one compiled. Local functions are never shared: what they
+    close over may differ, and must not outlive their run.
+    """
+    function = fn.func if isinstance(fn, functools.partial) else fn
+    call = _Jit((static_key(fn), static_key(jit_options)), fn, jit_options)
+    local = "<locals>" in getattr(function, "__qualname__", "<locals>")
+    return jax.jit(fn, **jit_options) if local or not call.hashable() else _shared_jit(call)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Jit:
+    key: Hashable
+    fn: Callable = dataclasses.field(compare=False)
+    jit_options: dict[str, Any] = dataclasses.field(compare=False)
+
+    def hashable(self) -> bool:
+        try:
+            hash(self.key)
+        except TypeError:  # an array, a list: bound values that only the caller can compare
+            return False
+        return True
+
+
+@functools.lru_cache(maxsize=MAX_SHARED)
+def _shared_jit(call: _Jit) -> Callable:
+    return jax.jit(call.fn, **call.jit_options)
+
+
+def static_key(value: Any) -> Hashable:
+    """Returns what two static values have in common where they trace to the same program.
+
+    Stricter than `==`, for which 1 is 1.0 and True, and -0.0 is 0.0. What is no container is its own key.
+    """
+    kind = type(value)
+    if isinstance(value, functools.partial):
+        return kind, static_key(value.func), static_key(value.args), static_key(value.keywords)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return kind, tuple(static_key(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, dict):
+        return kind, tuple((static_key(name), static_key(entry)) for name, entry in value.items())
+    if isinstance(value, tuple):
+        return kind, tuple(static_key(entry) for entry in value)
+    return kind, value.hex() if isinstance(value, float) else value
 
 
 def _signature(args: tuple) -> tuple:
