@@ -266,7 +266,7 @@ class _Written(NamedTuple):
     tokens: Array  # [n, T] int32
     logprobs: Array  # [n, T] float32 or wider
     truncated: Array | None  # [n, T] as logprobs
-    kept: Array | None  # [n, T] int32
+    support_size: Array | None  # [n, T] int32
     length: Array  # [n] int32
     finish: Array  # [n] int8
 
