@@ -90,6 +90,17 @@ def test_the_compiler_is_told_what_suits_the_kind_of_device(mesh):
         refused.program("double", lambda x: x * 2)(jnp.ones(3))
 
 
+def test_a_run_is_compiled_to_the_same_bits_whatever_its_process_has_chosen(mesh):
+    x = jax.random.normal(jax.random.key(0), (7, 501))  # long enough that the order of a sum depends on the compiler
+    results = []
+    for quickly in (False, True):
+        jax.config.update("jax_disable_most_optimizations", quickly)
+        total = ProgramCache(platform="cpu").program("sum", lambda x: (jnp.exp(jnp.tanh(x)) * jnp.log1p(x * x)).sum(-1))
+        results.append(np.asarray(total(x)))
+    jax.config.update("jax_disable_most_optimizations", False)
+    np.testing.assert_array_equal(*results)
+
+
 def test_a_closed_lattice_begins_nothing_any_more(mesh):
     program_cache = ProgramCache()
     double = program_cache.program("double", lambda x: x * 2)
