@@ -178,7 +178,7 @@ def test_a_mesh_changes_neither_policy_nor_gradient(config):
         return (logits(whole(base, adapters), model=model) ** 2).mean()
 
     expected = on_one_device(jax.jit(jax.value_and_grad(loss)), adapters, base)
-    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
         put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
@@ -237,7 +237,7 @@ MERGED = [dataclasses.replace(config, sampling="merged") for config in KINDS]
 @pytest.mark.parametrize("config, layers", [(KINDS[1], "unrolled"), (MERGED[0], "unrolled"), (MERGED[1], "scanned")])
 def test_sampling_on_a_mesh_draws_the_same(config, layers):
     model, params = adapted(MODEL, config), drawn(config)
-    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
         put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
