@@ -152,7 +152,6 @@ LONG = (
 
 # Further cases of what a shorter case shows: with them the suite would take too long. `pytest -m slow`.
 REPEATS = (
-    "contracts/test_models.py::test_it_trains_*[Small*", "contracts/test_models.py::test_jrl_check_*[Small]",
     "plan/test_waste.py::test_a_second_cache_*[unrolled]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-packed]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-data 8]",

@@ -99,9 +99,8 @@ def test_sampler_and_learner_are_one_model(name, layers):
         np.testing.assert_allclose(one.sampler_logprobs, two.sampler_logprobs, atol=5e-6)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_jrl_check_holds_it_to_the_same(name):
-    found = check_parts([FILES[name]])
+def test_jrl_check_holds_it_to_the_same():
+    found = check_parts([FILES["Bag"]])
     assert {row.promise for row in found} == {promise.replace("_", " ") for promise in PROMISES}
     assert not [row for row in found if row.problem]
 
