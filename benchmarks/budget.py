@@ -61,14 +61,14 @@ HELD_OUT = {
     "8b dots": ("8b", "v5p:4x4x4", ("Decoder.remat='dots'",)),
     "8b both away": ("8b", "v5p:4x4x4", ("Decoder.remat='offload'", "AdamW.memory='host'")),
 }
-PROGRAMS = ("sample", "update")
+PROGRAMS = ("rl.sample", "rl.update")
 
 
 def compare(name: str) -> list[dict]:
     """Returns a row for each program of a case: GiB by arithmetic, as compiled, and their ratio."""
     from jrl.resolve import load_config
     from jrl.tools.plan import assigned, budget
-    from jrl.tools.plan.case import make_case, with_known_shape
+    from jrl.tools.plan.case import make_case, split_name, with_known_shape
     from jrl.tools.plan.chips import GIB, parse_topology
     from jrl.tools.plan.planning import by_kind
 
@@ -79,9 +79,9 @@ def compare(name: str) -> list[dict]:
     said = assigned.ask([path, *bindings], topology, PROGRAMS)
     counted, rows = budget.of_programs(case), []
     for program, found in said.items():
-        whole = by_kind(program, found, counted[program], budget.kept(case)).total
+        whole = by_kind(program, found, counted[program], budget.resident_memory(case)).total
         rows.append({
-            "case": name, "program": program, "ratio": counted[program].total / whole,
+            "case": name, "program": split_name(program)[1], "ratio": counted[program].total / whole,
             "arithmetic": counted[program].total / GIB, "compiled": whole / GIB,
             "kinds": {kind: size / GIB for kind, size in counted[program]._asdict().items()}, "said": vars(found),
         })  # fmt: skip

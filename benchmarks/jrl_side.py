@@ -24,19 +24,21 @@ from jrl import config as gin
 from jrl import loop
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import TABLES, Config, config_classes
-from jrl.learning import pack
-from jrl.learning.learn import learn, packed, place_plan
-from jrl.learning.learner import Credit
+from jrl.learning.credit import Credit
+from jrl.learning.learner import weights_of
+from jrl.learning.step import learn_from_sampled, prepare
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.models.pretrained.published import export
 from jrl.models.shape import Decoder
 from jrl.plugins import load_parts
 from jrl.rollout.collect import collect, completion_text, draw
-from jrl.run import programs, records
-from jrl.run.job import Job, Policy, open_job
+from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
+from jrl.rollout.sampler import params_on_device
+from jrl.run import online, records
+from jrl.run.batches import pack_plans
+from jrl.run.job import Job, open_job
 from jrl.run.policy import Trained, open_trained
-from jrl.run.precompile import compile_ahead
 from jrl.run.records import Progress
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message, visit_uid
@@ -88,7 +90,7 @@ def publish(folder: str, shape: dict[str, Any]) -> None:
         decoder_of(shape),
         folder,
         dtype=shape.dtype,
-        most_bytes=5 * 10**9,
+        max_bytes=5 * 10**9,
         companions=files,
         ids={"eos_token_id": end, "pad_token_id": pad, "bos_token_id": None},
     )
@@ -116,8 +118,8 @@ def open_sampling(folder: str, case: list[Any], bindings: list[str]) -> None:
         f"Data.prompt_length={case.prompt_length}",
         f"Sampler.completion_length={completion}",
         f"Sampler.slots={case.slots}",
-        f"Loop.prompts={case.prompts}",
-        f"Loop.samples={case.samples}",
+        f"Online.prompts={case.prompts}",
+        f"Online.samples={case.samples}",
         *(setting for setting in sampling_settings(case.lengths) if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
@@ -137,14 +139,14 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
     policy = trained.policy
     texts = shapes.prompts(case, policy.cfg.vocab_size, seed)
     everywhere = replicated(policy.mesh)
-    stream, version = (jax.device_put(x, everywhere) for x in (np.uint32(programs.TRAIN_STREAM), np.int32(0)))
-    sampling_params = programs.sampling_params(policy.config.sampler, policy.mesh)
+    stream, version = (jax.device_put(x, everywhere) for x in (np.uint32(TRAIN_STREAM), np.int32(0)))
+    sampling_params = params_on_device(policy.config.sampler, policy.mesh)
     rows = range(case.prompts * case.samples)
 
     def call() -> tuple[list[str], np.ndarray]:
         visits = [visit(i, text, seed, policy.tokenizer) for i, text in enumerate(texts)]
-        prompts = programs.place_prompts(visits, case.prompts, case.prompt_length, policy.tokenizer.pad_id, policy.mesh)
-        rollout = policy.programs.sample(
+        prompts = place_prompts(visits, case.prompts, case.prompt_length, policy.tokenizer.pad_id, policy.mesh)
+        rollout = policy.programs.stages[0].sample(
             trained.params, prompts, trained.key, stream, version, sampling_params, None, budget
         )
         host = jax.device_get({"tokens": rollout.tokens, "action_mask": rollout.action_mask})
@@ -175,10 +177,10 @@ HELD = contextlib.ExitStack()  # what those runs hold open, until the process en
 def settings(case: Learning) -> tuple[str, ...]:
     """Returns what this machine wants: unrolled layers compute faster on a CPU, and small micro-batches stay in its
     caches. A step computes a group's prompt once; an update alone is of whole sequences."""
-    trunk, branch = case.prompt_length - 1, case.completion_length + 1
-    row = max(trunk, branch)
+    prefix, continuation = case.prompt_length - 1, case.completion_length + 1
+    row = max(prefix, continuation)
     row *= -(-128 // row)  # as many of the longest as make 128 tokens
-    rows = 1 + -(-case.samples // (row // branch)) if case.lengths == "full" else 5  # and the prompt's
+    rows = 1 + -(-case.samples // (row // continuation)) if case.lengths == "full" else 5  # and the prompt's
     apart = (
         "Learner.prefix_sharing='cross_row'",
         f"Learner.row_length={row}",
@@ -205,7 +207,8 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
         "Data.held_out_every=None",
         f"Sampler.completion_length={case.completion_length}",
         f"Sampler.slots={case.sequences}",
-        "Config.algo=@GRPO()",
+        "Config.stages=[@Online()]",
+        "Online.objective=@GRPO()",
         "Config.model=@Published()",
         f"Published.path={folder!r}",
         "Config.tokenizer=@HuggingFace()",
@@ -213,28 +216,28 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
         "Scoring.verifiers=[@Regex()]",
         f"Regex.pattern={shapes.PATTERN!r}",
         f"AdamW.learning_rate={shapes.LEARNING_RATE}",
-        "Loop.steps=1000000",
-        f"Loop.prompts={case.prompts}",
-        f"Loop.samples={case.samples}",
+        "Online.steps=1000000",
+        f"Online.prompts={case.prompts}",
+        f"Online.samples={case.samples}",
         *(setting for setting in settings(case) if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
     config = gin.load(None, said, Config, config_classes(TABLES))
     job = HELD.enter_context(open_job(config, load_parts(()), place / "run", threading.Event()))
     if case.lengths != "full":
-        job.policy = with_lengths(job.policy, shapes.lengths(case))
+        job.stages = (with_lengths(job.stages[0], shapes.lengths(case)),)
     elif case.name != shapes.UPDATE.name:  # which draws nothing
-        compile_ahead(job, 0)  # as a run does; its sampling program is told no lengths
-    progress = loop.begin_rl(job, records.restore(job))
+        loop.precompile(job, 0)  # as a run does; its sampling program is told no lengths
+    progress = loop.begin_stage(job, records.restore(job))
     OPEN[case.name] = Run(job, progress, case)
 
 
-def with_lengths(policy: Policy, wanted: np.ndarray) -> Policy:
-    """Returns the policy with a sampling program that is told the most tokens of every row, which a run leaves out."""
-    budget = jax.device_put(wanted, batch_sharding(policy.mesh, 1))
-    drawn = policy.programs.sample
-    told = lambda *arguments: drawn(*arguments[:-1], budget)
-    return dataclasses.replace(policy, programs=policy.programs._replace(sample=told))
+def with_lengths(stage: online.OnlineStage, wanted: np.ndarray) -> online.OnlineStage:
+    """Returns the stage with a sampling program that is told the most tokens of every row, which a run leaves out."""
+    sampler = stage.sampler
+    budget = jax.device_put(wanted, batch_sharding(sampler.mesh, 1))
+    told = lambda *arguments: sampler.program(*arguments[:-1], budget)
+    return dataclasses.replace(stage, sampler=dataclasses.replace(sampler, program=told))
 
 
 def step(case: list[Any], seed: int) -> dict[str, Any]:
@@ -244,7 +247,7 @@ def step(case: list[Any], seed: int) -> dict[str, Any]:
 
     def call() -> dict[str, Any]:
         with jax.transfer_guard("disallow"):
-            run.progress, made = loop.rl_step(run.job, run.progress)
+            run.progress, made = loop.take_step(run.job, run.progress)
         run.job.done += 1
         jax.block_until_ready(run.progress)
         return records.emit(run.job, made).metrics
@@ -260,14 +263,23 @@ def parts(case: list[Any]) -> dict[str, float]:
     """Makes a step as `step` does, and waits for the device after each of its parts. Returns the seconds of each."""
     run = OPEN[Learning(*case).name]
     job, state = run.job, run.progress.state
-    ready = jax.block_until_ready
-    drawing, drawn = timed(lambda: ready(draw(job, loop.weights(state), state.version)))
-    scoring, (batch, batches) = timed(
-        lambda: ready(collect(job, drawn, None, lambda rollout, host: packed(job, state, rollout, host)))
+    stage, ready = job.stages[0], jax.block_until_ready
+
+    def scored() -> tuple[Any, Any]:
+        submitted = online.send(stage, state, drawn)
+        minibatches = online.pack_and_prepare(stage, state, drawn.rollout, submitted.host)
+        return collect(submitted, stage.config.samples, stage.scorer, stage.sources, job.mesh), minibatches
+
+    policy = weights_of(state.models, "policy").params
+    drawing, drawn = timed(lambda: ready(draw(stage.sampler, policy, state.models["policy"].version)))
+    scoring, (batch, minibatches) = timed(lambda: ready(scored()))
+    learning, (state, metrics) = timed(
+        lambda: ready(
+            learn_from_sampled(stage.programs, state, minibatches, batch.rollout, batch.scores, stage.arrays, epochs=1)
+        )
     )
-    learning, (state, metrics) = timed(lambda: ready(learn(job, state, batches, batch)))
     run.progress = run.progress._replace(state=state)
-    made = records.Step(job.done + 1, "rl", {**metrics, **batch.metrics}, batch)
+    made = records.Step(job.done + 1, stage.name, {**metrics, **batch.metrics}, batch)
     writing, _ = timed(lambda: (records.keep(job, made), records.emit(job, made)))
     job.done += 1
     return {"sampling": drawing, "verifying and packing": scoring, "update": learning, "writing": writing}
@@ -276,7 +288,7 @@ def parts(case: list[Any]) -> dict[str, float]:
 def update(case: list[Any], seed: int) -> dict[str, Any]:
     """Learns from a given batch: packing and one optimiser step. Returns its seconds, tokens, loss and the like."""
     run = OPEN[Learning(*case).name]
-    job, state = run.job, run.progress.state
+    job, stage = run.job, run.job.stages[0]
     given = shapes.batch(run.case, job.cfg.vocab_size, seed)
     place = lambda x: jax.device_put(x, batch_sharding(job.mesh, np.ndim(x)))
     lengths = given.prompt_length + given.lengths
@@ -298,15 +310,17 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
         weights_fingerprint=jnp.uint32(0),
     )
     advantages = place(np.where(mask, given.advantages[:, None], 0).astype(np.float32))
-    weights = job.algorithm.weights(job.algo, rollout.action_mask, run.case.completion_length)
-    credit = Credit(advantages, rollout.action_mask, weights, state.baseline, {})
+    programs, arrays = stage.programs, stage.arrays
+    weights = stage.objective.weights(arrays.objective, rollout.action_mask, run.case.completion_length)
+    credit = Credit(advantages, rollout.action_mask, weights, run.progress.state.objective, {})
 
     def call() -> dict[str, float]:
         prompts = np.full(len(lengths), given.prompt_length)
-        plan = place_plan(job, pack.plan(lengths, job.shape, 0, 1, prompts))
-        batch = job.programs.pack(rollout, plan, job.temperature)
-        batch = job.programs.finish(batch, plan, credit, job.algo)
-        state, metrics = job.programs.update(run.progress.state, batch, job.algo, job.adamw, job.router)
+        (plan,) = pack_plans(stage.shape, 1, lengths, prompts, job.mesh)
+        packed = programs.pack(rollout, plan, stage.temperature)
+        minibatch = prepare(programs, run.progress.state, "policy", packed, plan)
+        batch = programs.finish(minibatch.packed, minibatch.recomputed, plan, credit, arrays.objective)
+        state, metrics = programs.update(run.progress.state, batch, *arrays)
         run.progress = run.progress._replace(state=jax.block_until_ready(state))
         return jax.device_get(metrics)
 

@@ -25,7 +25,7 @@ PERMUTED = '''
 
 import jax
 
-from jrl.algos.dapo import ALGORITHM, DAPO
+from jrl.algos.dapo import DAPO, OBJECTIVE
 from jrl.types import traced
 
 
@@ -40,7 +40,7 @@ def shape(config, groups):
     return jax.random.permutation(key, groups.reward)
 
 
-ALGOS = {"Permuted": ALGORITHM._replace(config=Permuted, shape=shape)}
+ALGOS = {"Permuted": OBJECTIVE._replace(config=Permuted, shape=shape)}
 '''
 
 
@@ -92,7 +92,7 @@ def main() -> None:
         if len(args.seeds) > 1:
             part = Path(scratch) / "permuted.py"
             part.write_text(PERMUTED)
-            bindings = [f"parts=['{part}']", "Config.algo=@Permuted()", "Permuted.max_refills=1"]
+            bindings = [f"parts=['{part}']", "Online.objective=@Permuted()", "Permuted.max_refills=1"]
             results["permuted"] = train(Path(scratch) / "permuted", bindings)
             print(line("permuted", results["permuted"]), flush=True)
     Path(args.out).write_text(json.dumps(results, indent=2) + "\n")

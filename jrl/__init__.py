@@ -1,7 +1,7 @@
 """jrl: fine-tune language models with reinforcement learning, in JAX.
 
-    jrl.train("configs/tiny.gin", run="runs/tiny")
-    for step in jrl.steps("configs/tiny.gin", run="runs/tiny"):
+    jrl.train("tiny", run="runs/tiny")
+    for step in jrl.steps("tiny", run="runs/tiny"):
         print(step.step, step.metrics["reward/mean"])
 
 Importing jrl imports no JAX: verifier workers import it too.
@@ -21,3 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'jrl' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

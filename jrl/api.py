@@ -11,14 +11,21 @@ from typing import Any
 
 import jax
 
+from jrl import paths
+from jrl.device.compile_cache import use_compile_cache
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part
 from jrl.resolve import load_config
 from jrl.run.job import open_job
 from jrl.run.records import Preempted, Step
-from jrl.run.signals import stop_on_signals
+from jrl.run.signals import StopRequest, stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
+
+
+def run_folder(run: str | Path | None) -> Path:
+    """Returns the folder of a run, absolute. None: a new one under runs/, named by the time."""
+    return paths.normalize(run if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
 
 
 def steps(
@@ -28,20 +35,41 @@ def steps(
     run: str | Path | None = None,
     parts: Sequence[Part] = (),
     stop: threading.Event | None = None,
+    accept_change: bool = False,
+    begin_from: str | Path | None = None,
 ) -> Iterator[Step]:
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
-    Leaving the loop early closes the run; the same call goes on from the last checkpoint.
+    Compiled programs are cached as by `jrl train`, unless JAX's cache is configured already.
+    Leaving the loop early saves and closes the run; the same call goes on from there.
 
     Args:
+      config: a .gin file, the name of a bundled configuration, or a Config.
+      bindings: "NAME=VALUE", over what a file says.
       run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
+      accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
+      begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
-    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    stop = threading.Event() if stop is None else stop
+    folder = run_folder(run)
+    say = None  # whoever gave the event says that the run stops
+    if stop is None:
+        stop = StopRequest()
+        say = stop.say
+    use_compile_cache()
     refuse_overflow(resolved, loaded, jax.devices())
-    with stop_on_signals(stop), open_job(resolved, loaded, folder, stop) as job:
+    with (
+        stop_on_signals(stop, say),
+        open_job(
+            resolved,
+            loaded,
+            folder,
+            stop,
+            accept_change=accept_change,
+            begin_from=None if begin_from is None else Path(begin_from),
+        ) as job,
+    ):
         if stop.is_set():
             raise Preempted("asked to stop before the first step; nothing was changed")
         yield from loop_steps(job)
@@ -54,9 +82,19 @@ def train(
     run: str | Path | None = None,
     parts: Sequence[Part] = (),
     stop: threading.Event | None = None,
+    accept_change: bool = False,
+    begin_from: str | Path | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    folder = Path(run) if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    for _ in steps(config, bindings, run=folder, parts=parts, stop=stop):
+    folder = run_folder(run)
+    for _ in steps(
+        config,
+        bindings,
+        run=folder,
+        parts=parts,
+        stop=stop,
+        accept_change=accept_change,
+        begin_from=begin_from,
+    ):
         pass
     return json.loads((folder / "summary.json").read_text())

@@ -9,15 +9,15 @@ import json
 import logging
 import os
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jrl import __version__, paths
+from jrl.device.compile_cache import ENABLED, cache_settings
 from jrl.run.report.text import printable_lines
-from jrl.run.signals import INTERRUPTED, leave_on_second_interrupt, stop_on_signals
+from jrl.run.signals import INTERRUPTED, StopRequest, leave_on_second_interrupt, stop_on_signals
 
 DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, PREEMPTED = 0, 1, 2, 3, 4, 75
 
@@ -26,7 +26,7 @@ EXITS: Mapping[str, int] = {
     "jrl.config.errors.ConfigError": REFUSED,
     "jrl.plugins.PartError": REFUSED,
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
-    "jrl.run.job.RefusedIdentity": OTHER_RUN,
+    "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.device.program_cache.CompileAfterFreeze": STOPPED,
@@ -35,6 +35,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.run_state.NoIntactStep": STOPPED,
     "jrl.run.checkpoints.run_state.StateMismatch": OTHER_RUN,
     "jrl.run.records.Preempted": PREEMPTED,
+    "jrl.tasks.stopping.StopRequested": PREEMPTED,
     "jrl.tasks.verifiers.process.TemplateLost": STOPPED,
     "builtins.MemoryError": STOPPED,
 }
@@ -43,13 +44,16 @@ DEVICE_ERRORS = ("JaxRuntimeError", "XlaRuntimeError")
 # What is wrong with a path that was given. Any other error of the system stops a run that was sound until then.
 PATH_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
+MARKS = {True: "ok", False: "!!", None: "--"}  # of the findings of `jrl doctor`
+
 EXIT_CODES = """exit codes:
   0   done
+  1   unexpected internal error
   2   the configuration or an input is refused; the message says where
-  3   the folder holds another run
-  4   stopped with a diagnosis; the last checkpoint is good
-  75  asked to stop (SIGTERM, Ctrl-C), and saved; the same command goes on
-  130 left at once (a second Ctrl-C); the last checkpoint is good"""
+  3   the folder contains another run, or something that is not a run
+  4   stopped by an error; fix the cause and rerun to continue from the last checkpoint
+  75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
+  130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +81,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = [*argv[1:], "--help"]
     name = argv[0]
     if name not in COMMANDS:
-        from jrl.config.errors import suggestion
-
-        print(f"jrl: there is no command {name!r}{suggestion(name, COMMANDS, kind='commands')}", file=sys.stderr)
-        return REFUSED
+        return unknown_command(name, COMMANDS)
+    if name == "help" and argv[1] != "config" and not argv[1].startswith("-"):
+        return unknown_command(argv[1], (*COMMANDS, "config"))
     parser = parser_of(name)
     try:
         args = parser.parse_intermixed_args(argv[1:])
     except SystemExit as leaving:
         return int(leaving.code or 0)
     return guarded(COMMANDS[name].run, args)
+
+
+def unknown_command(name: str, known: Iterable[str]) -> int:
+    from jrl.config.errors import nearest
+
+    guess = nearest(name, known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    print(f"jrl: unknown command {name!r}{hint or '.'} Available: {', '.join(known)}", file=sys.stderr)
+    return REFUSED
 
 
 def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
@@ -97,7 +109,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print("jrl: interrupted; the last checkpoint is good", file=sys.stderr)
+        print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
@@ -107,7 +119,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         if code == UNFORESEEN or args.traceback:
             traceback.print_exc()
         # A verifier's error may quote what a model wrote: no line of it may command the terminal.
-        print(f"jrl: {printable_lines(said(error, code))}", file=sys.stderr)
+        print(f"jrl: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
         return code
 
 
@@ -126,20 +138,33 @@ def exit_code(error: BaseException) -> int:
     return REFUSED if _module(error) == DEVICE_START else UNFORESEEN
 
 
-def said(error: BaseException, code: int) -> str:
-    """Returns the message of an error."""
+def last_checkpoint(args: argparse.Namespace) -> str:
+    """Returns a sentence on the newest save of the run that a command trains, "" for the other commands."""
+    if args.command != "train" or args.run is None:
+        return ""
+    folder = args.run / "checkpoints"
+    readable = os.path.isdir(folder) and os.access(folder, os.R_OK)
+    steps = [int(name) for name in os.listdir(folder) if name.isdecimal()] if readable else []
+    return f"Last checkpoint: step {max(steps)}." if steps else "Nothing was saved."
+
+
+def message(error: BaseException, code: int, saved: str = "") -> str:
+    """Returns the message of an error.
+
+    Args:
+      saved: a sentence on what was saved before, "" where the command saves nothing.
+    """
     text = str(error) or type(error).__name__
     if code == UNFORESEEN:
-        return (
-            f"{type(error).__name__}: {text}\nThis is no error that jrl foresaw; the trace above says where it arose."
-        )
+        return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
     if isinstance(error, OSError) and code == STOPPED:
-        return f"{text}. What was saved before is intact; once that is mended, the same command goes on"
+        known = saved if saved and "checkpoint" not in text else ""
+        return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
     if _module(error) == DEVICE_START:
         asked = os.environ.get("JAX_PLATFORMS", "")
         reason = f": {str(error).splitlines()[0]}" if str(error) else ""
-        return f"JAX starts no device (JAX_PLATFORMS={asked!r}; cpu is always there){reason}"
-    return f"out of memory {text}" if isinstance(error, MemoryError) else text
+        return f"JAX found no device (JAX_PLATFORMS={asked!r}; JAX_PLATFORMS=cpu always works){reason}"
+    return f"out of memory: {text}" if isinstance(error, MemoryError) else text
 
 
 def _module(error: BaseException) -> str:
@@ -169,10 +194,9 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
         # With fewer threads than devices, an executable out of the compilation cache deadlocks in its collectives.
         environment["NPROC"] = str(max(16, 2 * (devices or 1)))
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    cache = None if getattr(args, "no_compile_cache", False) else cache_folder()
-    if cache is not None:
-        environment.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    if getattr(args, "no_compile_cache", False):
+        environment[ENABLED] = "false"
+    environment.update(cache_settings(environment))
 
 
 def reading_bar() -> Callable[[int, int], None] | None:
@@ -188,25 +212,22 @@ def reading_bar() -> Callable[[int, int], None] | None:
     return show
 
 
-def cache_folder() -> str | None:
-    """Returns where compiled programs are kept between runs; None where there is no home to keep them in."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "jrl", "xla") if os.path.isabs(home) else None
-
-
 # The commands
 
 
 def train(args: argparse.Namespace) -> int:
-    stop = threading.Event()
-    with stop_on_signals(stop), leave_on_second_interrupt():
+    stop = StopRequest()
+    with stop_on_signals(stop), leave_on_second_interrupt(stop.say):
         prepare_jax(args)
         from jrl.resolve import load_config
 
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
+        from jrl.api import run_folder
         from jrl.api import train as run
 
-        run(args.config, args.bindings, run=args.run, stop=stop)
+        args.run = run_folder(args.run)
+        run(args.config, args.bindings, run=args.run, stop=stop, accept_change=args.accept_change,
+            begin_from=args.begin_from)  # fmt: skip
     return DONE
 
 
@@ -216,20 +237,24 @@ def plan(args: argparse.Namespace) -> int:
     set_environment()
     prepare_jax(args, platform="cpu")  # nothing runs
     say = lambda line: print(f"jrl: {line}", file=sys.stderr, flush=True)
+    if args.stage is not None and (args.search or args.all is not None):
+        raise ValueError("--stage restricts the table of one plan; leave it out with --search and --all")
     if args.all is not None:
         return plan_all(args, say)
     if args.config is None or args.topology is None:
         raise ValueError("jrl plan takes CONFIG and --topology CHIP:GRID, or --all FOLDER; see `jrl help plan`")
-    from jrl.resolve import load_config
+    from jrl.resolve import find_config, load_config
     from jrl.tools.plan import report
     from jrl.tools.plan.chips import parse_topology
     from jrl.tools.plan.planning import make_plan, to_json
 
+    args.config = find_config(args.config)
     config, parts = load_config(args.config, args.bindings)
     if args.search:
         return plan_search(args, config, parts, say)
     topology = parse_topology(args.topology)
-    made = make_plan(config, parts, topology, [args.config, *args.bindings], say, count=not args.no_collectives)
+    source, count = [args.config, *args.bindings], not args.no_collectives
+    made = make_plan(config, parts, topology, source, say, count=count, stage=args.stage)
     print(json.dumps(to_json(made), indent=1) if args.json else report.text(made))
     return DONE
 
@@ -265,6 +290,16 @@ def plan_all(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     return DONE if all(line.good for line in lines) else REFUSED
 
 
+def new(args: argparse.Namespace) -> int:
+    from jrl.tools.new import create
+
+    commands = create(args.folder)
+    print(f"{args.folder}/ holds a configuration, a verifier and ten rows of data. Try:")
+    for command in commands:
+        print(f"  {command}")
+    return DONE
+
+
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl.run.policy import open_trained
@@ -272,14 +307,21 @@ def score(args: argparse.Namespace) -> int:
 
     if is_classifier(args.source):
         if args.bindings or args.step is not None:
-            raise ValueError(f"{args.source} is a classifier, which has neither bindings nor steps; leave them out")
+            raise ValueError(f"{args.source} is a classifier: it takes no bindings and has no steps")
         count = judge_file(args.source, args.rows, args.out, reading_bar())
-        print(f"{count} rows judged; rewards are in {args.out}")
+        print(f"{count} rows scored by {args.source}; rewards are in {args.out}")
         return DONE
-    trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
+    trained = open_trained(
+        args.source, args.bindings, args.step, announce=reading_bar(), stage=args.stage, role=args.role
+    )
     count = score_file(trained, args.rows, args.out)
-    print(f"{count} rows scored with the weights of step {trained.step}; log-probs are in {args.out}")
+    print(f"{count} rows scored with {weights_of(args.source, trained.step)}; log-probs are in {args.out}")
     return DONE
+
+
+def weights_of(source: Path, step: int) -> str:
+    """Returns how a message names weights: those of a run by their step, a published model's by its folder."""
+    return f"the weights of step {step}" if paths.exists(source / "manifest.json") else f"the weights of {source}"
 
 
 def sample(args: argparse.Namespace) -> int:
@@ -288,7 +330,9 @@ def sample(args: argparse.Namespace) -> int:
     from jrl.tools import chat
 
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
-    trained = open_trained(args.source, args.bindings, args.step, announce=reading_bar())
+    trained = open_trained(
+        args.source, args.bindings, args.step, announce=reading_bar(), stage=args.stage, role=args.role
+    )
     asked = chat.open_chat(
         trained, samples=args.n, temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed
     )
@@ -305,7 +349,7 @@ def sample(args: argparse.Namespace) -> int:
         raise ValueError("--out goes with --prompts")
     interactive = sys.stdin.isatty()
     if interactive:
-        print(f"{args.source}, step {trained.step}; each line is a prompt of its own, /quit or Ctrl-D ends")
+        print(f"{weights_of(args.source, trained.step)}; each line is a new prompt, /quit or Ctrl-D ends")
     chat.converse(asked, lambda: input("> " if interactive else ""), sys.stdout)
     return DONE
 
@@ -316,7 +360,9 @@ def evaluate(args: argparse.Namespace) -> int:
     from jrl.run.policy import open_trained
     from jrl.tools import evaluation
 
-    trained = open_trained(args.source, args.bindings, args.step, args.config, reading_bar())
+    trained = open_trained(
+        args.source, args.bindings, args.step, args.config, reading_bar(), stage=args.stage, role=args.role
+    )
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
     found = evaluation.reevaluate(trained, announce)
@@ -333,12 +379,15 @@ def export(args: argparse.Namespace) -> int:
     from jrl.tools.export import export_adapter, export_policy
 
     if args.adapter_only:
-        step, files = export_adapter(args.source, args.to, args.step, dtype=args.dtype)
+        step, files = export_adapter(
+            args.source, args.to, args.step, dtype=args.dtype, stage=args.stage, role=args.role
+        )
         print(f"the adapter of step {step} is in {args.to}: {', '.join(files)}")
         return DONE
     step, files = export_policy(args.source, args.to, args.step, dtype=args.dtype, max_shard=args.max_shard_size,
+                                stage=args.stage, role=args.role,
                                 announce=reading_bar())  # fmt: skip
-    print(f"the weights of step {step} are in {args.to}: {', '.join(files)}")
+    print(f"{weights_of(args.source, step)} are in {args.to}: {', '.join(files)}")
     return DONE
 
 
@@ -346,7 +395,7 @@ def check(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
     from jrl.tools.check import check_parts, table
 
-    print(f"loading and trying {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
+    print(f"testing {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
     found = check_parts(args.parts)
     print(table(found))
     return DONE if all(row.problem is None for row in found) else REFUSED
@@ -358,8 +407,8 @@ def doctor(args: argparse.Namespace) -> int:
 
     lines = examine(args.run)
     for line in lines:
-        print(f"{'ok ' if line.good else '!! '} {line.text}")
-    return DONE if all(line.good for line in lines) else STOPPED
+        print(f"{MARKS[line.good]}  {line.text}")
+    return STOPPED if any(line.good is False for line in lines) else DONE
 
 
 def fingerprint(args: argparse.Namespace) -> int:
@@ -387,10 +436,11 @@ def show_list(args: argparse.Namespace) -> int:
 
 def show_help(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
-    from jrl.config import describe
+    from jrl.config import describe, describe_section
     from jrl.experiment import TABLES, Config, config_classes
 
-    print(describe(Config, config_classes(TABLES)))
+    tables = config_classes(TABLES)
+    print(describe(Config, tables) if args.section is None else describe_section(Config, tables, args.section))
     return DONE
 
 
@@ -405,7 +455,11 @@ def _folder(text: str) -> Path:
 
 def _bindings(parser: argparse.ArgumentParser, over: str) -> None:
     parser.add_argument(
-        "bindings", nargs="*", default=[], metavar="NAME=VALUE", help=f"over {over}, in gin syntax: Loop.lag=1"
+        "bindings",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"overrides {over}, in gin syntax: Sampler.temperature=0.7",
     )
 
 
@@ -414,29 +468,43 @@ def _devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-compile-cache",
         action="store_true",
-        help="compile anew; else compiled programs are kept in $XDG_CACHE_HOME/jrl/xla (~/.cache/jrl/xla), or in "
-        "JAX_COMPILATION_CACHE_DIR",
+        help="compile everything again; by default compiled programs are cached in JAX_COMPILATION_CACHE_DIR, else in "
+        "$XDG_CACHE_HOME/jrl/xla (~/.cache/jrl/xla)",
     )
 
 
 def _step(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--step", type=int, metavar="N", help="a saved step; the newest where it is left out")
+    parser.add_argument("--step", type=int, metavar="N", help="a saved step (the newest)")
+
+
+def _stage_and_role(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stage", metavar="NAME", help="the newest saved step of this stage of the run, such as sft")
+    parser.add_argument("--role", metavar="NAME", default="policy", help="a model of the run, such as reward (policy)")
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .gin file; `jrl help config` describes what it can say")
-    _bindings(parser, "what the file says")
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; `jrl help "
+                        "config` describes every field")  # fmt: skip
+    _bindings(parser, "the file")
     parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; resumed where it exists "
                         "(default: runs/ and the time)")  # fmt: skip
+    parser.add_argument("--accept-change", action="store_true",
+                        help="continue a run whose configuration, data or parts changed; its manifest "
+                             "records the change")  # fmt: skip
+    parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
+                        help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
     _devices(parser)
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file; no data, no tokenizer is opened")
-    _bindings(parser, "what the file says")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name out of `jrl list configs`; "
+                        "no data, no tokenizer is opened")  # fmt: skip
+    _bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",
                         help="as v5e:4x8 or v5p:4x4x4; with --search a chip alone, as v5p, asks for the smallest slice "
                              "that fits")  # fmt: skip
+    parser.add_argument("--stage", metavar="NAME",
+                        help="this stage alone (default: all, and the time of the last Online one)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object; memory in GiB a device")
     parser.add_argument(
         "--search",
@@ -452,6 +520,10 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
                         help="do not compile once more for virtual CPU devices to count collectives")  # fmt: skip
 
 
+def _new_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="NAME", type=_folder, help="the task's name, and a new folder for its files")
+
+
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
@@ -462,6 +534,7 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
                         help='rows {"tokens", "logprobs"} in order, at temperature 1; logprobs[0] = 0; of a classifier '
                              'rows {"tokens", "rewards"}')  # fmt: skip
     _step(parser)
+    _stage_and_role(parser)
     _devices(parser)
 
 
@@ -480,6 +553,7 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of a completion (the run's own)")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed and prompts, the same answers (Run.seed)")
     _step(parser)
+    _stage_and_role(parser)
     _devices(parser)
 
 
@@ -487,9 +561,11 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     _bindings(parser, "the run's configuration, or --config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="what a published model is asked and how it is judged: a .gin file")  # fmt: skip
+                        help="what a published model is asked and how it is judged: a .gin file, or a name out of "
+                             "`jrl list configs`")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the numbers here too")
     _step(parser)
+    _stage_and_role(parser)
     _devices(parser)
 
 
@@ -501,6 +577,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the run's adapters in PEFT's form; else they are merged into the weights")  # fmt: skip
     parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="of one file of tensors (5GB)")
     _step(parser)
+    _stage_and_role(parser)
     _devices(parser)
 
 
@@ -523,24 +600,32 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("parts", "algos", "verifiers", "envs", "families", "tokenizers")
+    kinds = ("configs", "parts", "algos", "verifiers", "envs", "families", "tokenizers")
     parser.add_argument("kind", choices=kinds, help="which table")
     parser.add_argument("--json", action="store_true", help="a JSON array")
 
 
 def _help_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("topic", choices=("config",), help="config, or a command")
+    parser.add_argument("topic", choices=("config",), metavar="TOPIC", help="config, or a command")
+    parser.add_argument("section", nargs="?", metavar="SECTION",
+                        help="one section or table of the configuration, such as Sampler or algos")  # fmt: skip
 
 
 COMMANDS: dict[str, Command] = {
     "train": Command(
-        "Train a policy, or go on with a run.",
-        "jrl train configs/tiny.gin Loop.lag=1 --run runs/tiny",
+        "Train a policy, or resume a run.",
+        "jrl train tiny AdamW.learning_rate=1e-3 --run runs/tiny",
         _train_arguments,
         train,
     ),
+    "new": Command(
+        "Write a small task to start from: a configuration, a verifier and ten rows of data.",
+        "jrl new sums",
+        _new_arguments,
+        new,
+    ),
     "plan": Command(
-        "Say whether a run fits a TPU topology, with what memory and in what time, without one.",
+        "Predict whether a run fits a TPU topology, its memory and its step time, without needing the TPU.",
         "jrl plan configs/plan/8b.gin --topology v5p:4x4x4",
         _plan_arguments,
         plan,
@@ -552,7 +637,7 @@ COMMANDS: dict[str, Command] = {
         score,
     ),
     "sample": Command(
-        "Talk to a trained policy, or have it answer a file of prompts.",
+        "Chat with a trained policy, or have it answer a file of prompts.",
         "jrl sample runs/tiny --prompts prompts.txt --n 4",
         _sample_arguments,
         sample,
@@ -570,13 +655,13 @@ COMMANDS: dict[str, Command] = {
         export,
     ),
     "check": Command(
-        "Hold your own algorithms, verifiers, environments and tokenizers to what jrl expects of them.",
+        "Run jrl's contract tests on your own algorithms, verifiers, environments and tokenizers.",
         "jrl check my_parts.py",
         _check_arguments,
         check,
     ),
     "doctor": Command(
-        "Look at this installation, and at a run or a published model: what is there, what is missing, what to do.",
+        "Check this installation, and a run or a published model, and say what to fix.",
         "jrl doctor runs/tiny",
         _doctor_arguments,
         doctor,
@@ -588,14 +673,14 @@ COMMANDS: dict[str, Command] = {
         fingerprint,
     ),
     "list": Command(
-        "List the parts, algorithms, verifiers, environments, families or tokenizers there are.",
-        "jrl list algos",
+        "List bundled configurations, parts, algorithms, verifiers, environments, families or tokenizers.",
+        "jrl list configs",
         _list_arguments,
         show_list,
     ),
     "help": Command(
-        "Describe a command, or everything a configuration can say.",
-        "jrl help config",
+        "Describe a command, the whole configuration, or one section of it.",
+        "jrl help config Sampler",
         _help_arguments,
         show_help,
     ),
@@ -616,9 +701,11 @@ def overview() -> str:
             *lines,
             "",
             "start here:",
-            "  jrl train configs/tiny.gin --run runs/tiny     a run of a minute, from nothing",
+            "  jrl train tiny --run runs/tiny                 a run of a minute, from nothing",
+            "  jrl list configs                               the configurations that come with jrl",
+            "  jrl new mine                                   a task of your own to start from",
             "  jrl help train                                 the arguments of a command",
-            "  jrl help config                                all that a configuration can say",
+            "  jrl help config                                every field of a configuration",
             "",
             EXIT_CODES,
         ]
@@ -636,6 +723,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     command.arguments(parser)
+    parser.set_defaults(command=name)
     parser.add_argument("--traceback", action="store_true", default=_wants_traceback(os.environ),
                         help="show where an error arose (or JRL_TRACEBACK=1)")  # fmt: skip
     return parser

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts
 from jrl.device.sharding import MeshShape
-from jrl.learning.learner import Learner
+from jrl.learning.layout import Learner
 from jrl.learning.optimizer import AdamW
 from jrl.models.adapters.lora import LoRA
 from jrl.models.pretrained.published import Published
@@ -20,7 +20,7 @@ from jrl.rollout.scoring import Scoring
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
 from jrl.tasks.data.prompts import Data
-from jrl.tasks.data.supervised import PLACES
+from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
@@ -33,47 +33,85 @@ class Run:
     seed: int = 0  # root of every random draw: weights, data order, tokens
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loop:
-    """The reinforcement-learning loop."""
+MOST_SEQUENCES = 2**24  # of a step: what a configuration may ask for without being taken for a typo
 
-    steps: int = 100  # steps of RL
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offline:
+    """A stage that learns from stored rows: demonstrations, pairs, labels."""
+
+    source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from
+    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how they are learned from
+    steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimiser steps
+    batch_size: int = 64  # rows a step; of a source of pairs, pairs
+    trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
+    optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
+    name: str | None = None  # in metrics and checkpoints; None: the objective's, in small letters
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("steps", "batch_size"))
+        if not self.trains.isidentifier() or self.trains in RESERVED_ROLES:
+            raise ValueError(f"Offline.trains is {self.trains!r}; it names a role such as 'policy' or 'reward', and "
+                             f"none of {', '.join(RESERVED_ROLES)}, which stages make for themselves")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Online:
+    """A stage that samples completions of prompts, has them scored, and trains the policy on them."""
+
+    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how completions are learned from
+    steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
+    rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
+    name: str = "rl"  # in metrics, checkpoints and evaluations
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Loop.{name} must be at least 1; got {getattr(self, name)}")
-        if self.steps < 0:
-            raise ValueError(f"Loop.steps must not be negative; got {self.steps}")
+        check_counts(self, ("prompts", "samples"))
+        if not 0 <= self.steps <= MOST_STEPS:
+            raise ValueError(f"Online.steps must be 0 to {MOST_STEPS}; got {self.steps}")
+        if self.prompts * self.samples > MOST_SEQUENCES:
+            raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
+                             f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+
+    trains = "policy"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SFT:
-    """The supervised warm start, on gold answers of the training split, before RL."""
+Stage = Offline | Online
+MOST_STEPS = 10**9
+RESERVED_ROLES = ("reference", "previous")
 
-    steps: int  # optimiser steps
-    sequences: int = 64  # examples a step
-    template: str = "{answer}"  # what is imitated: {answer}, or the {solution} that it was taken out of
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)
 
-    def __post_init__(self) -> None:
-        if not any(place in self.template for place in PLACES):
-            raise ValueError(f"SFT.template is {self.template!r}; it must hold {' or '.join(PLACES)}")
-        if self.steps < 1 or self.sequences < 1:
-            raise ValueError(f"SFT needs steps and sequences of at least 1; got {self.steps}, {self.sequences}")
+def check_counts(stage: Any, names: Sequence[str]) -> None:
+    """Raises ValueError for a field that is no sensible count."""
+    for name in names:
+        value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
+        if not 1 <= value <= most:
+            raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
+
+
+def stage_names(stages: Sequence[Stage]) -> tuple[str, ...]:
+    """Returns the name of every stage, all different: a second `sft` is `sft_2`."""
+    names: list[str] = []
+    for stage in stages:
+        name = type(stage.objective).__name__.lower() if stage.name is None else stage.name
+        count = sum(other == name or other.rsplit("_", 1)[0] == name for other in names)
+        names.append(name if count == 0 else f"{name}_{count + 1}")
+    return tuple(names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eval:
-    """Evaluation on held-out prompts, before RL, after it, and between."""
+    """Evaluation on held-out prompts, before every Online stage, after it, and between."""
 
     prompts: int = 512  # held-out prompts, distinct, disjoint by hash from every training prompt
     samples: int = 1  # completions of each
     batch: int = 64  # prompts sampled at once
-    every: int | None = None  # also after so many RL steps; None: only before and after
+    every: int | None = None  # also after so many steps of an Online stage; None: only before and after
     temperature: float | None = 1.0  # None: greedy
 
     def __post_init__(self) -> None:
@@ -90,24 +128,28 @@ class Config:
     task: Any = dataclasses.field(metadata={"table": "envs"})  # where examples come from
     data: Data  # how examples become prompts
     sampler: Sampler  # how completions are drawn
-    algo: Any = dataclasses.field(metadata={"table": "algos"})  # how they are learned from
+    stages: tuple[Offline | Online, ...]  # what is learned, in this order
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
-    run: Run = dataclasses.field(default_factory=Run)
-    mesh: MeshShape = dataclasses.field(default_factory=MeshShape)
+    run: Run = dataclasses.field(default_factory=Run)  # what names the run
+    mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
+    # A decoder of random weights, a published model, or a model of your own.
     model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
     adapter: LoRA | None = None  # what is trained beside frozen weights; None: all weights are trained
-    sft: SFT | None = None  # warm start; None: RL from the first step
-    scoring: Scoring = dataclasses.field(default_factory=Scoring)
+    scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
     reward: RewardModel | None = None  # a classifier whose word is added to that of the verifiers
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)
-    learner: Learner = dataclasses.field(default_factory=Learner)
-    loop: Loop = dataclasses.field(default_factory=Loop)
-    eval: Eval | None = None
-    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
-    log: Log = dataclasses.field(default_factory=Log)
+    eval: Eval | None = None  # evaluation on held-out prompts; None: none
+    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)  # when the run saves itself
+    log: Log = dataclasses.field(default_factory=Log)  # what is written and shown
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("Config.stages is empty; give it at least one stage, such as [@Online()]")
+        names = [stage.name for stage in self.stages if stage.name is not None and isinstance(stage, Offline)]
+        if clashing := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two stages have the name {clashing[0]!r}; names of stages must differ")
 
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
@@ -115,10 +157,12 @@ class Config:
 ROUNDED = ("AdamW.memory", "Sampler.attention")
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
-    "Loop.steps",
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
+    "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
     "Scoring.workers",
+    "Scoring.stop_above",  # a run that these stopped may go on with others
+    "Scoring.stop_above_verifier_errors",
     "Checkpoint.*",
     "Log.*",
     *ROUNDED,
@@ -127,7 +171,7 @@ FREE = (
 
 Tables = Mapping[str, Mapping[str, Any]]
 
-TABLES: Tables = {"algos": ALGOS, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS,
+TABLES: Tables = {"algos": ALGOS, "sources": SOURCES, "envs": ENVS, "verifiers": VERIFIERS, "tokenizers": TOKENIZERS,
                   "models": {}}  # fmt: skip
 
 
@@ -143,12 +187,43 @@ def row_of(tables: Tables, table: str, config: Any) -> Any:
 
 def check(config: Config, tables: Tables) -> None:
     """Raises ValueError for a combination that cannot run, before any device is touched."""
-    row_of(tables, "algos", config.algo).check(
-        config.algo,
+    trained_roles = {"policy"}
+    for stage in config.stages:
+        check_stage(stage, config, tables, trained_roles)
+        trained_roles.add(stage.trains)
+    check_model(config)
+    if config.eval is not None and config.data.held_out_every is None:
+        raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
+
+
+def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str]) -> None:
+    """Raises ValueError for a stage that cannot run.
+
+    Args:
+      earlier: roles that there are when it begins.
+    """
+    objective, name = row_of(tables, "algos", stage.objective), type(stage.objective).__name__
+    online = isinstance(stage, Online)
+    if online and objective.advantages is None:
+        raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
+    if online and objective.sequence_loss is not None:
+        raise ValueError(f"{name} has a loss over sequences, which only Offline stages compute so far")
+    if not online:
+        if objective.advantages is not None:
+            raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
+        source = row_of(tables, "sources", stage.source)
+        if source.unit_size != objective.unit_size:
+            takes = {1: "single rows", 2: "pairs"}
+            raise ValueError(
+                f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
+                f"{takes[source.unit_size]}"
+            )
+    objective.check(
+        stage.objective,
         Facts(
-            samples=config.loop.samples,
-            lag=config.loop.lag,
-            updates_per_batch=config.learner.updates_per_batch,
+            samples=stage.samples if online else 1,
+            lag=stage.lag if online else 0,
+            updates_per_batch=stage.learner.updates_per_batch,
             truncated_sampling=any(
                 v is not None for v in (config.sampler.top_k, config.sampler.top_p, config.sampler.min_p)
             ),
@@ -156,12 +231,20 @@ def check(config: Config, tables: Tables) -> None:
             max_completion=config.sampler.completion_length,
         ),
     )
-    name = type(config.model).__name__
-    if row_of(tables, "algos", config.algo).returns is not None and not isinstance(config.model, Decoder | Published):
+    needs, model = objective.needs(stage.objective), type(config.model).__name__
+    if needs.heads and not isinstance(config.model, Decoder | Published):
         raise ValueError(
-            f"{type(config.algo).__name__} trains a value head, which reads the hidden states of a Decoder and not "
-            f"those of {name}; use an algorithm without one, such as GRPO"
+            f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
+            f"{model}; use an objective without one, such as GRPO"
         )
+    if online and (missing := sorted(stage.rewards.keys() - earlier)):
+        raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
+                         f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+
+
+def check_model(config: Config) -> None:
+    """Raises ValueError for weights that cannot be trained as they are kept."""
+    name = type(config.model).__name__
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
         raise ValueError(f"LoRA knows the matrices of a Decoder, and not those of {name}; leave Config.adapter out")
     if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
@@ -175,5 +258,3 @@ def check(config: Config, tables: Tables) -> None:
             f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters beside "
             "frozen ones: Config.adapter = @LoRA()"
         )
-    if config.eval is not None and config.data.held_out_every is None:
-        raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")

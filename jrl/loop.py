@@ -1,134 +1,179 @@
-"""The training loop: prompt, sample, score, assemble, update.
+"""The training loop: the steps of every stage, in order.
 
-With `lag = 0` a step samples with the newest weights. With `lag = 1` the completions of the next step are drawn before
-this one is learned from: update t trains on rollouts of version max(0, t - 1), by index and not by arrival, so that
-asynchronous runs reproduce too. Device programs are dispatched from this one thread in a fixed order; host threads only
-score. Whatever influences training is in `Progress` and the data streams, and all of that is in the checkpoint.
+An Offline step learns from stored rows (jrl/run/offline.py); an Online step samples, scores and updates
+(jrl/run/online.py). With `lag = 0` an Online step samples with the newest weights. With `lag = 1` the completions of
+the next step are drawn before this one is learned from: update t trains on rollouts of version max(0, t - 1), by index
+and not by arrival, so that asynchronous runs reproduce too. Device programs are dispatched from this one thread in a
+fixed order; host threads only score. Whatever influences training is in `Progress` and the data streams, and all of
+that is in the checkpoint.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
-from jrl.learning.learn import learn, packed, supervise
+from jrl.learning.learner import weights_of
 from jrl.models import decoder
-from jrl.models.contract import num_params, policy_of, split, value_of, whole
-from jrl.rollout.collect import collect, draw
-from jrl.rollout.evaluate import evaluate, numbers
-from jrl.run import records
+from jrl.models.contract import num_params, split_params
+from jrl.rollout.evaluate import measure, numbers
+from jrl.run import offline, online, records
 from jrl.run.job import Job
-from jrl.run.precompile import compile_ahead
-from jrl.run.records import Preempted, Progress, Step
-from jrl.types import PyTree, TrainState
+from jrl.run.online import OnlineStage
+from jrl.run.precompile import compile_run, stage_at, starts
+from jrl.run.records import Preempted, Progress, Step, draws_next
+from jrl.run.report.messages import saved_message
+from jrl.tasks.stopping import StopRequested, never
+from jrl.types import TrainState
 
 
 def steps(job: Job) -> Iterator[Step]:
-    """Yields every step that is still to be done; a step's metrics are fetched while the next one is under way."""
+    """Yields every step that is still to be done; a step's metrics are fetched while the next one is under way. Left
+    early, it saves.
+
+    Raises: Preempted where the run was asked to stop, and has saved itself.
+    """
     expected = max(job.run_state.steps(), default=0)
-    compile_ahead(job, expected)
+    precompile(job, expected)
     progress = records.restore(job)
     if job.done < expected:  # a damaged checkpoint
-        compile_ahead(job, job.done)
-    if job.done >= job.total:
-        job.display.note(f"nothing to do: {job.done} of {job.total} steps are done")
+        precompile(job, job.done)
     job.display.note(shapes(job))
     held: Step | None = None
-    first = job.done
-    while job.done < job.total:
-        start = time.monotonic()
-        phase = "sft" if job.done < job.sft_steps else "rl"
-        if phase == "rl" and not progress.rl:
-            progress = begin_rl(job, progress)
-        # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
-        with job.timed(phase), jax.transfer_guard("disallow"):
-            progress, made = sft_step(job, progress) if phase == "sft" else rl_step(job, progress)
-        counts = (job.sft_stream if phase == "sft" else job.stream).counts
-        made.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
+    first = saved = job.done
+    try:
+        while job.done < job.total:
+            start = time.monotonic()
+            progress = begin_stage(job, progress)
+            stage, position = job.stages[progress.stage], job.stream.get_state()
+            try:
+                # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
+                with job.timed(stage.name), jax.transfer_guard("disallow"):
+                    progress, made = take_step(job, progress)
+            except StopRequested:
+                job.stream.set_state(position)  # the step is given up
+                break
+            counts = records.stream_of(job, stage).counts
+            made.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
+            previous, held = held, made
+            job.done += 1
+            records.clock(job, held, time.monotonic() - start)
+            if previous is not None:
+                yield records.emit(job, previous)
+            job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
+            if job.done == first + 2:
+                job.program_cache.freeze()
+            ended = job.done - starts(job.config)[progress.stage] == stage.config.steps
+            if job.done % job.config.checkpoint.every == 0 or ended:
+                emitted, held = records.emit(job, held), None
+                records.save(job, progress)
+                saved = job.done
+                yield emitted
+            if job.stop.is_set():
+                break
         if held is not None:
-            yield records.emit(job, held)
-        held = made
-        job.done += 1
-        records.clock(job, held, time.monotonic() - start)
-        job.program_cache.check()  # a warm start of hours must not end with what cannot be compiled
-        if job.done == first + 2:
-            job.program_cache.freeze()
-        asked = job.stop.is_set()
-        due = job.done % job.config.checkpoint.every == 0 or job.done in (job.sft_steps, job.total)
-        if due or asked:
-            yield records.emit(job, held)
-            held = None
+            emitted, held = records.emit(job, held), None
             records.save(job, progress)
-        if asked and job.done < job.total:
-            raise Preempted(f"saved after step {job.done} of {job.total}; the same command goes on from there")
-    if job.config.eval is not None and "after_rl" not in job.evals:
-        job.evals["after_rl"] = evaluate(job, weights(progress.state), "after RL", lambda: leave_if_asked(job))
+            saved = job.done
+            yield emitted
+    except GeneratorExit:  # whoever looks on has left
+        if held is not None:
+            records.emit(job, held)
+        if saved != job.done:
+            records.save(job, progress)
+        raise
+    if job.done < job.total:
+        raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
+    evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
     records.summarise(job)
+
+
+def precompile(job: Job, done: int) -> None:
+    """Begins to compile what the run needs after `done` of its steps."""
+    with job.timed("compile"):
+        compile_run(
+            records.inputs_of(job),
+            done,
+            from_weights=job.published is not None or job.origin is not None,
+            judge=job.judge,
+        )
 
 
 def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
-    loop, data, s = job.config.loop, job.config.data, job.shape
     mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
-    spec = job.model.spec(job.cfg)
-    base, trained = split(policy_of(spec))
+    frozen, trained = split_params(job.model.spec(job.cfg))
     # Of whole matrices: in few bits there are fewer entries, and scales.
-    size = f"{num_params(trained if base is None else decoder.spec(job.cfg)):,} parameters"
-    if base is not None:
+    size = f"{num_params(trained if frozen is None else decoder.spec(job.cfg)):,} parameters"
+    if frozen is not None:
         size += f" under {num_params(trained):,} of adapters"
-    if value_of(spec):
-        size += f" and {num_params(value_of(spec)):,} of a value head"
-    return (
-        f"{size} on {mesh}; shapes: {loop.prompts} prompts of {data.prompt_length}, {s.sequences} "
-        f"sequences of {s.width}, at most {s.micro_batches} micro-batches of {s.rows} rows of {s.row_length} tokens"
-    )
+    lines = []
+    for stage in job.stages:
+        s = stage.shape
+        prompts = ""
+        if isinstance(stage, OnlineStage):
+            prompts = f"{stage.config.prompts} prompts of {job.config.data.prompt_length}, "
+        lines.append(
+            f"{stage.name}: {prompts}{s.sequences} sequences of {s.width}, at most {s.micro_batches} micro-batches of "
+            f"{s.rows} rows of {s.row_length} tokens"
+        )
+    return "\n".join([f"{size} on {mesh}", *lines])
 
 
-def weights(state: TrainState) -> PyTree:
-    """Returns the parameters of the policy: what is trained, and what is frozen under it."""
-    return policy_of(whole(state.base, state.params))
+def begin_stage(job: Job, progress: Progress) -> Progress:
+    """Returns the progress that the next step begins with: where it is the first of its stage, evaluated, with a fresh
+    optimiser and copies of the policy for the roles that the stage needs."""
+    i = stage_at(job.config, job.done + 1)
+    if i == progress.stage:
+        return progress
+    if progress.stage >= 0 and isinstance(job.stages[progress.stage], OnlineStage):
+        evaluate_once(job, progress.state, f"after_{job.stages[progress.stage].name}")
+    if isinstance(job.stages[i], OnlineStage):
+        evaluate_once(job, progress.state, f"before_{job.stages[i].name}")
+    return Progress(job.programs.stages[i].begin(progress.state), None, stage=i)
 
 
-def begin_rl(job: Job, progress: Progress) -> Progress:
-    """Returns the progress RL starts with: evaluated, the optimiser fresh, the reference frozen."""
-    if job.config.eval is not None and "before_rl" not in job.evals:
-        job.evals["before_rl"] = evaluate(job, weights(progress.state), "before RL", lambda: leave_if_asked(job))
-    return Progress(job.programs.begin_rl(progress.state), None, rl=True)
-
-
-def leave_if_asked(job: Job) -> None:
-    """Raises Preempted where someone asked the run to stop. Only where the last step is saved."""
-    if job.stop.is_set():
-        raise Preempted(f"stopped before an evaluation was done, after step {job.done} of {job.total}; nothing is "
-                        "lost, and the same command goes on from there")  # fmt: skip
-
-
-def sft_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
-    job.display.phase("warm start")
-    state, metrics = supervise(job, progress.state)
-    return progress._replace(state=state), Step(job.done + 1, "sft", metrics)
-
-
-def rl_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
-    """Returns the progress after one step of RL."""
-    state, lag = progress.state, job.config.loop.lag
-    job.display.phase("sampling")
-    current = progress.waiting or draw(job, weights(state), state.version)
-    waiting = draw(job, weights(state), state.version) if lag else None
-
-    def refill_with():
-        before = lambda: (policy_of(whole(state.base, state.behaviour)), job.programs.before(state.version))
-        return before() if lag else (weights(state), state.version)
-
-    job.display.phase("scoring")
-    batch, batches = collect(job, current, refill_with, lambda rollout, host: packed(job, state, rollout, host))
-    job.display.phase("updating")
-    state, metrics = learn(job, state, batches, batch)
-    step = Step(job.done + 1, "rl", {**metrics, **batch.metrics}, batch)
+def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
+    """Returns the progress after one step of its stage."""
+    stage, state = job.stages[progress.stage], progress.state
+    if not isinstance(stage, OnlineStage):
+        state, metrics = offline.step(stage, state, job.display.phase)
+        return progress._replace(state=state), Step(job.done + 1, stage.name, metrics)
+    following = draws_next(job.config, job.done + 1)
+    stepped = online.step(stage, state, progress.waiting, following, job.display.phase, job.stop.is_set)
+    made = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
     every = job.config.eval.every if job.config.eval is not None else None
-    if every is not None and (job.done + 1 - job.sft_steps) % every == 0:
-        step.metrics |= numbers(evaluate(job, weights(state), "evaluating"))
-    records.keep(job, step)
-    return Progress(state, waiting, rl=True), step
+    if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
+        made.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
+    records.keep(job, made)
+    return Progress(stepped.state, stepped.waiting, progress.stage), made
+
+
+def evaluate_once(job: Job, state: TrainState, name: str) -> None:
+    """Evaluates the policy under a name, such as "before_rl", unless that was done in an earlier life."""
+    if job.config.eval is not None and name not in job.evals:
+        job.evals[name] = evaluate(job, state, name.replace("_", " "))
+
+
+def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = True) -> dict[str, Any]:
+    """Returns `measure` of the policy on the run's held-out prompts.
+
+    Args:
+      name: what the display calls it.
+      interruptible: raises Preempted where someone asked the run to stop: the last step is saved.
+    """
+    announce = lambda done, total: job.display.phase(f"evaluating {name}", done=done, total=total)
+    weights = weights_of(state.models, "policy").params
+    stop = job.stop.is_set if interruptible else never
+    with job.timed("eval"):
+        try:
+            found = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)
+        except StopRequested as error:
+            raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
+    job.display.note(f"{name}, the first held-out prompt:")
+    first = found["sample"]
+    job.display.sample(first["prompt"], first["completion"], first["reward"])
+    return found

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,43 @@ def local(path: str | os.PathLike[str]) -> Path:
             f"would need a {scheme[1]}:// client behind its functions"
         )
     return Path(text)
+
+
+def beside(path: str, file: str | None) -> str:
+    """Returns where a relative path that a file mentions leads.
+
+    The current directory comes first: `path` as it is where it exists there. Else `path` joined to the folder of
+    `file` where that exists. Else `path` as it is, so that the error of whoever opens it shows what was written.
+
+    Args:
+      file: the file that mentions the path; None: the command line or a Python call.
+    """
+    if not path or "\0" in path or file is None or os.path.isabs(path) or os.path.exists(path):
+        return path
+    joined = os.path.normpath(os.path.join(os.path.dirname(file), path))
+    return joined if os.path.exists(joined) else path
+
+
+def normalize(path: str | os.PathLike[str]) -> Path:
+    """Returns `path` as an absolute one without '..', which orbax and tensorstore refuse.
+
+    For the places where a path enters. A path that holds '..' has its links followed, as the system follows them: what
+    is above a linked folder is not what is above the link.
+    """
+    target = local(path)
+    return target.resolve() if ".." in target.parts else target.absolute()
+
+
+def check_not_special(path: str | os.PathLike[str]) -> None:
+    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take for ever.
+
+    Raises OSError where there is nothing, or it cannot be looked at.
+    """
+    mode = os.stat(local(path)).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return
+    kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise ValueError(f"{os.fspath(path)!r} is {kind}, not a file; write its contents to a file and name that")
 
 
 def exists(path: str | os.PathLike[str]) -> bool:

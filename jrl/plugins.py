@@ -1,8 +1,9 @@
 """A user's own parts: files or objects that add rows to the tables for one run, without touching the package.
 
-A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS.
+A parts file is Python that defines dicts named after the tables: ALGOS, VERIFIERS, ENVS, TOKENIZERS, MODELS. It may
+import its neighbors, modules of the same folder: their text is hashed, kept and sent to the workers as the file's is.
 From Python, `parts=[...]` also takes such dicts' worth as {"ENVS": {...}} and plain functions (completion, example) ->
-float, which become verifiers under their own name and reach the verifier workers by their source.
+float or bool, which become verifiers under their own name and reach the verifier workers by their source.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.algos.contract import Algorithm
+from jrl import paths
+from jrl.algos.contract import Objective
 from jrl.experiment import TABLES, Tables
 from jrl.models.contract import CUSTOM_MODEL_FIELDS, CustomModel
+from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.envs.contract import Environment
 from jrl.tasks.tokenizers.contract import Tokenizer
 from jrl.tasks.verifiers import Verifier, as_verifier
-from jrl.tasks.verifiers.source import PartSource, load_module, part_of
+from jrl.tasks.verifiers.source import PartSource, load_module, part_of, read_part
 
-NAMES = {"algos": "ALGOS", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
+NAMES = {"algos": "ALGOS", "sources": "SOURCES", "envs": "ENVS", "verifiers": "VERIFIERS", "tokenizers": "TOKENIZERS",
          "models": "MODELS"}  # fmt: skip
-ROWS = {"algos": Algorithm, "envs": Environment, "verifiers": Verifier, "tokenizers": Tokenizer,
-        "models": CustomModel}  # fmt: skip
+ROWS = {"algos": Objective, "sources": StoredSource, "envs": Environment, "verifiers": Verifier,
+        "tokenizers": Tokenizer, "models": CustomModel}  # fmt: skip
 
 Part = str | Path | Callable[..., Any] | Mapping[str, Mapping[str, Any]]
 
@@ -41,7 +44,7 @@ class Parts:
     tables: Tables
     sources: tuple[PartSource, ...]  # of parts with verifiers, for the worker processes
     texts: tuple[PartSource, ...]  # of every part that has a source, in their order: kept in the run's folder
-    hashes: dict[str, str]  # part -> sha256 of its source, for the manifest
+    hashes: dict[str, str]  # part, or neighbor of one -> sha256 of its source, for the manifest
     added: dict[str, tuple[str, ...]]  # table -> names that parts added
 
 
@@ -50,8 +53,15 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
     merged = {table: dict(rows) for table, rows in tables.items()}
     added: dict[str, list[str]] = {table: [] for table in merged}
     sources, texts, hashes = [], [], {}
+    neighbors: dict[str, str] = {}  # name -> file
     for place, part in enumerate(parts):
         name, defined, source = _read(part, place)
+        for neighbor in () if source is None else source.neighbors:
+            if neighbors.setdefault(neighbor.name, neighbor.filename) != neighbor.filename:
+                raise PartError(
+                    f"part {name}: {neighbor.filename} and {neighbors[neighbor.name]} would be one module, "
+                    f"{neighbor.name!r}; rename one of them"
+                )
         for table, rows in defined.items():
             for row_name, row in rows.items():
                 if row_name in merged[table]:
@@ -61,19 +71,38 @@ def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
         if source is not None:
             texts.append(source)
             hashes[name] = hashlib.sha256(source.source.encode()).hexdigest()
+            for neighbor in source.neighbors:
+                hashes[neighbor.filename] = hashlib.sha256(neighbor.source.encode()).hexdigest()
             if defined.get("verifiers"):
                 sources.append(source)
     return Parts(merged, tuple(sources), tuple(texts), hashes, {table: tuple(names) for table, names in added.items()})
 
 
+def part_files(parts: Parts) -> dict[str, str]:
+    """Returns name -> text of the files that keep the parts, in one folder: "0.py", "1.py" and their neighbors."""
+    files = {f"{place}.py": part.source for place, part in enumerate(parts.texts)}
+    return files | {f"{n.name}.py": n.source for part in parts.texts for n in part.neighbors}
+
+
+def saved_parts(folder: str | Path) -> list[Path]:
+    """Returns the parts in a folder that holds `part_files`, in their order."""
+    names = [name for name in paths.list_dir(folder) if name.removesuffix(".py").isdecimal()]
+    return [Path(folder) / name for name in sorted(names, key=lambda name: int(name.removesuffix(".py")))]
+
+
 def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], PartSource | None]:
     if isinstance(part, str | Path):
         path = Path(part)
-        if not path.is_file():
-            raise PartError(f"parts: there is no file {str(path)!r}; paths are relative to where jrl is started")
-        source = PartSource(str(path), path.read_text())
+        if path.is_dir() or not path.exists():
+            raise PartError(f"parts: there is no file {str(path)!r} in the current directory or beside the gin file")
         try:
+            source = read_part(path)
             module = load_module(source, place)
+        except SystemExit as error:
+            raise PartError(
+                f"part {path}: it calls sys.exit({error.code!r}) when it is imported; put that under "
+                "`if __name__ == '__main__':`"
+            ) from error
         except Exception as error:
             raise PartError(f"part {path}: {type(error).__name__}: {error}") from error
         return str(path), _tables_in(vars(module), str(path)), source
@@ -82,7 +111,7 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
     if inspect.isfunction(part):
         return part.__name__, {"verifiers": {part.__name__: part}}, _function_source(part)
     raise PartError(
-        f"parts[{place}] is a {type(part).__name__}; a part is a path of a Python file, a function "
+        f"parts[{place}] is of type {type(part).__name__}; a part is a path of a Python file, a function "
         "(completion, example) -> float, or a dict {'ENVS': {...}}"
     )
 
@@ -96,7 +125,9 @@ def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> di
         )
     for table, rows in found.items():
         if not isinstance(rows, Mapping):
-            raise PartError(f"part {where}: {NAMES[table]} is a {type(rows).__name__}; it must be a dict: name -> row")
+            raise PartError(
+                f"part {where}: {NAMES[table]} is of type {type(rows).__name__}; it must be a dict: name -> row"
+            )
     if strict and "verifiers" in found:
         raise PartError(
             f"part {where}: verifiers run in other processes and travel as source; pass a function or a file"
@@ -106,10 +137,13 @@ def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> di
 
 def _row(table: str, name: str, row: Any, where: str) -> Any:
     if table == "verifiers":
-        row = as_verifier(name, row)
+        try:
+            row = as_verifier(name, row)
+        except ValueError as error:
+            raise PartError(f"part {where}: {error}") from error
     if not isinstance(row, ROWS[table]):
         raise PartError(
-            f"part {where}: {NAMES[table]}[{name!r}] is a {type(row).__name__}, not a {ROWS[table].__name__}"
+            f"part {where}: {NAMES[table]}[{name!r}] must be of type {ROWS[table].__name__}, not {type(row).__name__}"
         )
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "

@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from jrl import config as gin
+from jrl import paths
 from jrl.experiment import Config, check, config_classes
 from jrl.plugins import Part, Parts, load_parts
+
+PACKAGE = Path(__file__).parent
+# Fields that name files. A relative path in a gin file is looked for in the current directory, then beside that file.
+PATH_FIELDS = (
+    "Config.parts",
+    "Jsonl.path",
+    "Published.path",
+    "Published.adapter",
+    "HuggingFace.path",
+    "SentencePiece.path",
+    "RewardModel.path",
+)
+
+
+def bundled_configs(package: Path = PACKAGE) -> dict[str, Path]:
+    """Returns name -> file of the configurations that come with jrl: "tiny", "gsm8k/qwen3-0.6b".
+
+    An installed wheel has them inside the package; a checkout, or an editable install of one, beside it.
+    """
+    inside = package / "configs"
+    folder = inside if inside.is_dir() else package.parent / "configs"
+    files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in folder.rglob("*.gin")}
+    return {name: files[name] for name in sorted(files, key=lambda name: (name.count("/"), name))}
+
+
+def find_config(config: str | Path, package: Path = PACKAGE) -> str:
+    """Returns the gin file that `config` names: a file that exists, else a bundled configuration.
+
+    Raises ConfigError with the nearest name where `config` is neither. A missing file whose name ends in .gin is left
+    to the reader of gin text, which looks for names like it in its folder.
+    """
+    text = os.fspath(config)
+    if os.path.exists(text) and not os.path.isdir(text):
+        return text
+    bundled = bundled_configs(package)
+    if text in bundled:
+        return str(bundled[text])
+    name = text.removesuffix(".gin").removeprefix("configs/")
+    guess = gin.nearest(name, bundled)
+    if text.endswith(".gin") and guess != name:
+        return text
+    hint = f"; did you mean {guess}?" if guess else ""
+    what = "a folder, not a .gin file" if os.path.isdir(text) else "neither a file nor a bundled configuration"
+    raise gin.ConfigError(repr(text), f"{what}{hint} (`jrl list configs` shows the bundled ones)")
 
 
 def load_config(
@@ -16,9 +62,12 @@ def load_config(
     """Returns the resolved config and the tables it was resolved with.
 
     Args:
-      config: a .gin file, or a Config.
+      config: a .gin file, the name of a bundled configuration (`jrl list configs`), or a Config.
       bindings: "NAME=VALUE", over what the file says.
       parts: beside those the config names; see jrl.plugins.
+
+    Relative paths in a gin file (`parts`, data, models; see PATH_FIELDS) are resolved against the current directory
+    first, then against the folder of the file that binds them.
 
     Raises: ConfigError naming file and line; PartError for a part that cannot be used.
     """
@@ -27,9 +76,11 @@ def load_config(
             raise gin.ConfigError("bindings", "bindings change a file, not a Config; use dataclasses.replace")
         loaded = load_parts([*config.parts, *parts])
         return checked(config, loaded), loaded
-    named, _ = gin.peek(str(config), bindings, Config, "parts")
-    loaded = load_parts([*(named or ()), *parts])
-    return checked(gin.load(str(config), bindings, Config, config_classes(loaded.tables)), loaded), loaded
+    file = find_config(config)
+    named, binding_file = gin.peek(file, bindings, Config, "parts")
+    own = [paths.beside(part, binding_file) if isinstance(part, str) else part for part in named or ()]
+    loaded = load_parts([*own, *parts])
+    return checked(gin.load(file, bindings, Config, config_classes(loaded.tables), PATH_FIELDS), loaded), loaded
 
 
 def checked(config: Config, parts: Parts) -> Config:

@@ -68,7 +68,7 @@ class Rollout:
 
 @struct.dataclass
 class Scores:
-    """What the verifiers said. A row whose verdict is not scorable is masked, never rewarded with 0."""
+    """What rewards the completions got. A row whose verdict is not scorable is masked, never rewarded with 0."""
 
     reward: Array  # [N] float32, 0 where not valid
     valid: Array  # [N] bool, the verdict can be trained on
@@ -78,49 +78,87 @@ class Scores:
 
 
 @struct.dataclass
-class TrainBatch:
-    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step.
+class PackedBatch:
+    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step, not yet judged.
 
-    `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where a prompt lies that
-    several sequences share; those see it by `trunk`, or by `ahead` where it may lie in another row. `sequence` is N
-    where a place is empty. `num_real` says how many of the M micro-batches hold anything; the rest are never computed.
+    `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where several sequences
+    share a prompt; those see it by `shared_prefix`, or by `prefix_row` where it may be in another row.
+    `sequence` is N where a place is empty. `num_real` says how many of the M micro-batches hold anything; the rest are
+    never computed.
     """
 
     tokens: Array  # [M, R, L] int32
     positions: Array  # [M, R, L] int32, place of the token in its own sequence
     segment: Array  # [M, R, L] int32
-    trunk: Array | None  # [M, R, L] int32, the other segment that a token sees, or its own; None: no prompt is shared
-    ahead: Array | None  # [M, R, P - 1] int32 (or 1): of which of the shard's rows these see column c; -1: none
+    shared_prefix: Array | None  # [M, R, L] int32, the other segment a token sees, or its own; None: no shared prompt
+    prefix_row: Array | None  # [M, R, P - 1] int32 (or 1): which of the shard's rows holds column c; -1: none
     action_mask: Array  # [M, R, L] bool
-    loss_mask: Array  # [M, R, L] bool, enters the policy loss; a subset of action_mask
-    loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask
-    advantages: Array  # [M, R, L] float32
-    old_logprobs: Array | None  # [M, R, L] float32, at the start of the update; None: the only update of its batch
-    behaviour_logprobs: Array  # [M, R, L] float32, of the sampling distribution
-    sampler_logprobs: Array  # [M, R, L] float32, as the sampler gave them; what the learner's are compared with
-    ref_logprobs: Array | None  # [M, R, L] float32
-    sequence: Array  # [M, R, S] int32, which of the N sequences lies at a place
-    denominator: Array  # [] float32, what the weighted sum of the whole optimiser step is divided by
+    behaviour_logprobs: Array | None  # [M, R, L] float32, under the sampling distribution; None: rows were not sampled
+    sampler_logprobs: Array | None  # [M, R, L] float32, as the sampler gave them; what the learner's are compared with
+    sequence: Array  # [M, R, S] int32, which of the N sequences is at a place
     temperature: Array  # [] float32, log-probs are of logits / temperature
     num_real: Array  # [] int32
-    old_values: Array | None = None  # [M, R, L] float32, of the value head at the start of the update; None: no head
-    returns: Array | None = None  # [M, R, L] float32, what the value head should have said
+
+
+@struct.dataclass
+class Recomputed:
+    """What the weights from before an update say of a packed batch. A field is None where the objective has no need."""
+
+    old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch
+    old_values: Array | None = None  # [M, R, L] float32, of the value head
+    ref_logprobs: Array | None = None  # [M, R, L] float32, under the role `reference`
+
+
+@struct.dataclass
+class SequenceTargets:
+    """What is known of the sequences of a packed batch: by row and place, 0 where a place is empty."""
+
+    counts: Array  # [M, R, S] bool, enters the loss
+    label: Array  # [M, R, S] float32, 1: preferred, 0: not
+    weight: Array  # [M, R, S] float32
+    unit: Array  # [M, R, S] int32, which comparison of the batch the sequence is part of; -1: none
+    denominator: Array  # [] float32, what the sum over sequences of the whole optimiser step is divided by
+
+
+@struct.dataclass
+class TrainBatch:
+    """A packed batch with everything the loss reads."""
+
+    packed: PackedBatch
+    recomputed: Recomputed
+    loss_mask: Array  # [M, R, L] bool, enters the loss; a subset of action_mask
+    loss_weights: Array  # [M, R, L] float32, numerator weight of a token's loss; 0 off the loss mask
+    advantages: Array | None  # [M, R, L] float32; None: nothing was credited
+    returns: Array | None  # [M, R, L] float32, regression targets of the value head; None: no head
+    targets: SequenceTargets | None  # None: the loss is of tokens alone
+    denominator: Array  # [] float32, what the weighted sum of the whole optimiser step is divided by
+
+
+@struct.dataclass
+class ModelState:
+    """One model of a run, under the name of its role."""
+
+    params: PyTree  # trained leaves: all weights, or the adapters to `frozen`
+    frozen: PyTree | None  # weights under adapters; None: none, or those of `shares`
+    heads: dict[str, Array]  # by name, [members, D, outputs]; trained with `params`
+    opt_state: PyTree | None  # None: no stage trains this model now
+    version: Array  # [] int32, updates in the stage that trains it; tokens carry the policy's
+    shares: str | None = struct.field(pytree_node=False, default=None)  # the role whose frozen weights these stand on
 
 
 @struct.dataclass
 class TrainState:
-    """Everything on the device that influences training, and nothing else. One pytree, one checkpoint."""
+    """Everything on the device that influences training, and nothing else. One pytree, one checkpoint.
 
-    step: Array  # [] int32, completed steps of every phase
-    version: Array  # [] int32, policy updates since RL began; tokens carry it
-    params: PyTree  # what is trained: all weights, or adapters to `base`; and a value head, where there is one
-    opt_state: PyTree
+    Roles: `policy` always; `reference`, the policy as the stage found it, where the objective compares with it;
+    `previous`, the policy a version before, where lag = 1 may have to refill; `reward` and others that a stage trains.
+    """
+
+    step: Array  # [] int32, completed steps of all stages
+    models: dict[str, ModelState]
+    objective: PyTree  # the state of the stage's objective (Objective.init_state)
     key: Array  # typed key, root of every named draw; never consumed
-    baseline: Array  # [] float32, moving average of the reward (NaN before the first batch)
-    reference: PyTree | None  # `params` as RL found them, where the algorithm has a KL term
-    behaviour: PyTree | None  # `params` of the version before, where lag = 1 may have to refill
     skipped: Array  # [] int32, updates skipped since the start: not finite, or with no token to learn from
-    base: PyTree | None = None  # frozen weights under adapters
 
 
 def traced(cls: type) -> type:

@@ -18,7 +18,9 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=1",  # as runs do: lattice.COMPILER_OPTIONS
+        # A run's programs are compiled as ever, by program_cache.COMPILER_OPTIONS; others as quickly as can be.
+        "--xla_backend_optimization_level=1",
+        "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_collective_call_terminate_timeout_seconds=900",
         "--xla_cpu_collective_timeout_seconds=900",
     ]
@@ -62,20 +64,33 @@ def programs_put_away():
         gc.collect()
 
 
+# Folders of formulas, models and their files: what is tested there holds however it is compiled.
+FORMULAS = ("algos", "checkpoints", "contracts", "families", "models", "ops")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly(request):
+    """Without the compiler's optimizations, where they cost most of a test's time and no bits of a run are compared."""
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    jax.config.update("jax_disable_most_optimizations", folder in FORMULAS)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="module")
 def frozen_before_the_first_step():
-    """Whatever these runs call must have been known ahead: what would be compiled by a call is an error."""
+    """Whatever these runs call must have been compiled before: what would be compiled by a call is an error."""
     from jrl import loop
 
     with pytest.MonkeyPatch.context() as patch:
-        known = loop.compile_ahead
+        known = loop.precompile
 
         def freeze(job, done):
             job.program_cache.frozen = False  # where a damaged checkpoint sends a run back, it asks for more
             known(job, done)
             job.program_cache.freeze()
 
-        patch.setattr(loop, "compile_ahead", freeze)
+        patch.setattr(loop, "precompile", freeze)
         yield
 
 
@@ -87,99 +102,58 @@ def mesh():
         yield mesh
 
 
-# Files whose tests compile much or start many processes. All others make up the fast set, `pytest -m fast`.
+# Files whose tests compile much or start many processes, the longest first: in this order they are given to the workers
+# (pyproject.toml: a file to a worker), so that none is left with a long one at the end. All others make up the fast
+# set, `pytest -m fast`.
 LONG = (
-    "algos/test_promises.py",
-    "checkpoints/test_peft.py",
-    "checkpoints/test_run_state.py",
-    "contracts/test_algos.py",
-    "contracts/test_envs.py",
-    "contracts/test_models.py",
-    "envs/test_reasoning_gym_tasks.py",
-    "families/test_families.py",
-    "models/test_cudnn.py",
-    "models/test_decoder_contract.py",
+    "test_learner.py",
+    "test_cli.py",
+    "test_lora_run.py",
+    "test_loop.py",
+    "test_stages.py",
+    "test_ppo_run.py",
     "models/test_decoder_options.py",
-    "models/test_experts.py",
+    "test_sampler.py",
+    "contracts/test_algos.py",
+    "test_export.py",
+    "checkpoints/test_run_state.py",
+    "contracts/test_models.py",
     "models/test_linear.py",
+    "test_rewards.py",
+    "models/test_experts.py",
     "models/test_lora.py",
-    "models/test_quantised.py",
+    "models/test_quantized.py",
+    "families/test_families.py",
+    "ops/test_router.py",
+    "plan/test_flops.py",
+    "models/test_decoder_contract.py",
+    "checkpoints/test_peft.py",
+    "test_published_run.py",
+    "test_published_folder.py",
+    "plan/test_collectives.py",
+    "plan/test_waste.py",
+    "plan/test_search.py",
+    "models/test_remat.py",
     "models/test_ragged.py",
     "models/test_splash.py",
+    "models/test_cudnn.py",
+    "algos/test_conformance.py",
+    "ops/test_segments.py",
+    "ops/test_surrogate.py",
     "ops/test_draw.py",
-    "ops/test_router.py",
-    "plan/test_collectives.py",
-    "plan/test_flops.py",
-    "plan/test_waste.py",
-    "test_cli.py",
-    "test_export.py",
+    "test_sharding.py",
     "test_host.py",
-    "models/test_remat.py",
-    "test_learner.py",
-    "test_loop.py",
-    "test_ppo_run.py",
-    "test_lora_run.py",
-    "test_published_folder.py",
-    "test_published_run.py",
-    "test_rewards.py",
-    "test_sampler.py",
+    "contracts/test_envs.py",
+    "envs/test_reasoning_gym_tasks.py",
     "tokenizers/test_template.py",
     "verifiers/test_launch.py",
     "verifiers/test_pool.py",
 )
 
 
-# Further cases of what a shorter case shows: with them the suite would take more than twelve minutes. `pytest -m slow`.
+# Further cases of what a shorter case shows: with them the suite would take too long. `pytest -m slow`.
 REPEATS = (
-    "contracts/test_models.py::test_it_trains_*[Small*", "contracts/test_models.py::test_jrl_check_*[Small]",
-    "models/test_decoder_options.py::test_a_mesh_*[gpt2]", "models/test_decoder_options.py::test_a_mesh_*[nope]",
-    "models/test_decoder_options.py::test_packed_*[gemma4]", "models/test_decoder_options.py::test_packed_*[gpt-oss]",
-    "models/test_decoder_options.py::test_packed_*[nope]",
-    "models/test_decoder_options.py::test_packed_*[some layers sparse]",
-    "models/test_decoder_options.py::test_prefill_*[keys are values-scanned]",
-    "models/test_decoder_options.py::test_what_is_computed_again_*[nope-unrolled]",
-    "models/test_linear.py::test_what_is_kept_*[cuts0]", "models/test_linear.py::test_what_is_kept_*[cuts2]",
-    "checkpoints/test_peft.py::test_an_adapter_that_is_written_*[Gemma*", "checkpoints/test_peft.py::*[Mistral*",
-    "checkpoints/test_peft.py::*[OLMo2*", "checkpoints/test_peft.py::*[OLMo3*", "checkpoints/test_peft.py::*[Qwen2*",
-    "checkpoints/test_peft.py::*[Qwen3-*", "checkpoints/test_peft.py::*[SmolLM3*",
-    "checkpoints/test_peft.py::*[Mixtral*", "checkpoints/test_peft.py::*[GptOss*",
-    "checkpoints/test_peft.py::*[Gemma4*", "checkpoints/test_peft.py::*[Qwen3.5*",
-    "models/test_decoder_options.py::test_a_mesh_*[gemma4]",
-    "models/test_decoder_options.py::test_a_mesh_*[qwen3.5 with experts]",
-    "models/test_decoder_options.py::test_packed_*[gemma4 with experts]",
-    "models/test_decoder_options.py::test_prefill_*[gemma4 with experts-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[qwen3.5 with experts-scanned]",
-    "models/test_decoder_options.py::test_a_trunk_*[gemma4]",
-    "models/test_decoder_options.py::test_prefill_*[gemma4-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[qwen3.5-scanned]",
-    "models/test_decoder_options.py::test_packed_*[keys are values]",
-    "models/test_decoder_options.py::test_sampling_with_shared_keys_*",
-    "models/test_decoder_options.py::test_what_is_computed_again_*[qwen3.5-*",
-    "models/test_decoder_options.py::test_prefill_*[shared, of one shape-*",
-    "models/test_decoder_options.py::test_packed_*[shared, of one shape]",
-    "models/test_decoder_options.py::test_what_is_computed_again_*[gemma4-*",
-    "models/test_experts.py::test_routers_say_*[all]",
-    "models/test_experts.py::test_the_samplers_*[all-*",
-    "models/test_experts.py::test_the_samplers_*[mixed-unrolled]",
-    "models/test_linear.py::test_the_samplers_*[unrolled]",
-    "models/test_lora.py::test_a_mesh_*[config0]",
-    "models/test_lora.py::test_sampling_on_a_mesh_*-unrolled]",
-    "models/test_lora.py::test_the_gradient_*[config0]",
-    "models/test_lora.py::test_merged_weights_*[config0-cfg0]",
-    "models/test_lora.py::test_the_first_policy_*[lora-cfg0]",
-    "models/test_lora.py::test_merged_and_unmerged_*[config0-*",
-    "models/test_ragged.py::test_greedy_*[two shapes]",
     "plan/test_waste.py::test_a_second_cache_*[unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[gpt2-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[neox-scanned]",
-    "models/test_decoder_options.py::test_prefill_*[gemma-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[olmo-scanned]",
-    "models/test_decoder_options.py::test_prefill_*[nope-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[moe-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[gpt-oss-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[some layers sparse-unrolled]",
-    "models/test_decoder_options.py::test_prefill_*[smollm-scanned]",
-    "models/test_decoder_options.py::test_what_is_computed_again_*[smollm-scanned]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-packed]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-data 8]",
     "test_learner.py::test_loss_and_gradient_*[GRPO-fsdp 8]",
@@ -195,10 +169,11 @@ REPEATS = (
 
 
 def pytest_collection_modifyitems(config, items):
-    long = {config.rootpath / "tests" / name for name in LONG}
+    order = {config.rootpath / "tests" / name: place for place, name in enumerate(LONG)}
     repeats = [f"tests/{pattern.replace('[', '[[]')}" for pattern in REPEATS]  # brackets as they are
     for item in items:
         if any(fnmatch.fnmatchcase(item.nodeid, pattern) for pattern in repeats):
             item.add_marker("slow")
-        if item.path not in long and "slow" not in item.keywords:
+        if item.path not in order and "slow" not in item.keywords:
             item.add_marker("fast")
+    items.sort(key=lambda item: order.get(item.path, len(LONG)))  # stable: the others keep their order

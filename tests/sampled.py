@@ -8,7 +8,7 @@ import numpy as np
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models.adapters.lora import adapted as adapted_anew
-from jrl.models.contract import ADAPTER, abstract, axes
+from jrl.models.contract import Adapted, abstract, axes
 from jrl.models.decoder import MODEL
 from jrl.rollout import sampler
 from jrl.types import PromptBatch
@@ -35,7 +35,15 @@ def learned(model, cfg):
     rng = np.random.default_rng(1)
     moved = lambda x: (x + 0.1 * rng.normal(size=x.shape)).astype(x.dtype)
     params = fresh(model, cfg)
-    return {**params, ADAPTER: jax.tree.map(moved, params[ADAPTER])}
+    return params._replace(adapters=jax.tree.map(moved, params.adapters))
+
+
+def places_of(model, cfg, mesh):
+    """Returns the sharding of every parameter for training."""
+    names = axes(model.spec(cfg))
+    if isinstance(names, Adapted):  # a tuple, which `shardings` would take for a leaf
+        return Adapted(*(shardings(part, mesh, TRAIN) for part in names))
+    return shardings(names, mesh, TRAIN)
 
 
 def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
@@ -55,7 +63,7 @@ def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
     for shape in (MeshShape(), MeshShape(data=2, tensor=2)):
         mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
         with jax.set_mesh(mesh):
-            spread = jax.device_put(params, shardings(axes(model.spec(cfg)), mesh, TRAIN))
+            spread = jax.device_put(params, places_of(model, cfg, mesh))
         out = sampler.sample(
             spread, prompts, jax.random.key(1), stream=0, version=0, mesh=mesh, samples=2, stop_ids=(7,), pad_id=0,
             config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=model, model_cfg=cfg,

@@ -20,14 +20,18 @@ from jrl import cli
 from jrl.algos.conformance import PROMISES
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
+from jrl.run.checkpoints.run_state import SaveFailed
 from jrl.run.policy import open_trained
+from jrl.tasks.envs import ENVS
+from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Message
-from jrl.tools import chat, check, evaluation
+from jrl.tasks.verifiers import VERIFIERS, look_up
+from jrl.tools import chat, check, doctor, evaluation
 from jrl.tools.chat import Completion
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=2", "Checkpoint.every=1",
+    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=2", "Checkpoint.every=1",
     "Log.samples=0", "Scoring.workers=1",
 ]  # fmt: skip
 
@@ -65,7 +69,7 @@ def rows_file(folder, *rows):
 
 def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_is_imported(tmp_path):
     config = tmp_path / "typo.gin"
-    config.write_text("include '" + os.path.abspath("configs/tiny.gin") + "'\nLoop.stps = 3\n")
+    config.write_text("include '" + os.path.abspath("configs/tiny.gin") + "'\nOnline.stps = 3\n")
     code = (
         "import sys; from jrl import cli\n"
         f"code = cli.main(['train', {str(config)!r}, '--run', {str(tmp_path / 'run')!r}])\n"
@@ -77,9 +81,28 @@ def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_i
         [sys.executable, "-c", code], env={**os.environ, "JAX_PLATFORMS": "none"}, capture_output=True, text=True
     )
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"jrl: {config}:2: Loop has no field 'stps'; did you mean steps?")
+    assert done.stderr.startswith(f"jrl: {config}:2: Online has no field 'stps'; did you mean steps?")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [["nosuch"], ["help", "nosuch"]])
+def test_an_unknown_command_is_answered_with_all_commands(words, command):
+    code, _, err = command(*words)
+    assert code == 2 and err.startswith("jrl: unknown command 'nosuch'. Available: train, new, plan, ")
+
+
+def test_help_of_a_mistyped_command_names_the_nearest(command):
+    code, _, err = command("help", "trian")
+    assert code == 2 and "unknown command 'trian'; did you mean train?" in err
+
+
+def test_help_describes_one_section_of_the_configuration(command):
+    code, out, _ = command("help", "config", "Length")
+    assert code == 0 and out.startswith("Length  Bounds on the") and "fewest characters" in out
+    assert "Sampler" not in out
+    code, _, err = command("help", "config", "Lenght")
+    assert code == 2 and "did you mean Length?" in err
 
 
 def test_a_mistyped_command_names_the_nearest_and_help_is_printed_without_jax():
@@ -125,8 +148,8 @@ def test_every_command_teaches_itself(name, command):
 
 
 def test_bindings_may_stand_on_both_sides_of_options():
-    args = cli.parser_of("train").parse_intermixed_args(["a.gin", "Loop.lag=1", "--run", "x", "Run.seed=2"])
-    assert (args.config, args.bindings, str(args.run)) == ("a.gin", ["Loop.lag=1", "Run.seed=2"], "x")
+    args = cli.parser_of("train").parse_intermixed_args(["a.gin", "Online.lag=1", "--run", "x", "Run.seed=2"])
+    assert (args.config, args.bindings, str(args.run)) == ("a.gin", ["Online.lag=1", "Run.seed=2"], "x")
 
 
 # Before JAX starts
@@ -186,12 +209,14 @@ def test_one_signal_asks_to_stop(number):
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "asked\nleft in order\n")
-    assert "saving after this step" in err
+    again = " again" if number == signal.SIGINT else ""
+    assert err == f"\njrl: Stopping: ending this step and saving. Press Ctrl-C{again} to leave now without saving.\n"
 
 
-def test_a_second_interrupt_leaves_at_once_whatever_the_main_thread_does():
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_a_stop_request_leaves_at_once_whatever_the_main_thread_does(first):
     process = waiting("stay")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(first)
     assert process.stdout.readline() == "asked\n"
     process.send_signal(signal.SIGINT)
     try:
@@ -199,7 +224,7 @@ def test_a_second_interrupt_leaves_at_once_whatever_the_main_thread_does():
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "the last checkpoint is good" in err
+    assert err.endswith("\njrl: Left without saving. Run the same command to continue from the last checkpoint.\n")
 
 
 # A trained run
@@ -217,7 +242,7 @@ def test_a_folder_that_is_held_is_refused(run, command):
     try:
         code, _, err = command("train", "configs/tiny.gin", *TINY, "--run", run)
         assert code == 2 and "is held by process" in err
-        assert "trains in this folder" in command("doctor", run)[1]
+        assert "is training in this folder" in command("doctor", run)[1]
     finally:
         lock.release()
 
@@ -356,8 +381,8 @@ def test_a_binding_over_a_run_that_does_not_fit_is_refused(run, command, tmp_pat
 
 def test_doctor_finds_a_damaged_save(run, command, tmp_path):
     code, out, _ = command("doctor", run)
-    assert code == 0 and "step 2 is saved and intact" in out and "metrics.jsonl holds 2 rows" in out
-    assert "configuration, tokenizer, data and parts are those of the run" in out
+    assert code == 0 and "checkpoint of step 2: intact" in out and "metrics.jsonl has 2 rows" in out
+    assert "configuration, tokenizer, data and parts match the run" in out
     host = run / "checkpoints" / "00000001" / "host.json"
     before = host.read_bytes()
     host.write_bytes(before[:-1])
@@ -414,7 +439,7 @@ def test_good_parts_keep_every_promise(command, tmp_path):
     path.write_text(PARTS)
     code, out, _ = command("check", path)
     assert code == 0, out
-    assert "FAIL" not in out and "Shout" in out and "Words" in out and out.endswith("6 promises hold, 0 do not\n")
+    assert "FAIL" not in out and "Shout" in out and "Words" in out and out.endswith("6 checks passed, 0 failed\n")
 
 
 @pytest.mark.parametrize(
@@ -435,7 +460,7 @@ def test_a_broken_promise_is_named(command, tmp_path, old, new, said):
 
 def test_a_users_algorithm_is_held_to_the_promises(command, tmp_path, monkeypatch):
     kept = ("zero_advantage_gives_zero_policy_gradient", "row_order_does_not_matter")
-    monkeypatch.setattr(check, "PROMISES", {name: PROMISES[name] for name in kept})
+    monkeypatch.setattr(check, "promises_of", lambda objective: {name: PROMISES[name] for name in kept})
     path = tmp_path / "my_algo.py"
     path.write_text(
         "from jrl.algos import ALGOS as OURS\n"
@@ -444,7 +469,7 @@ def test_a_users_algorithm_is_held_to_the_promises(command, tmp_path, monkeypatc
         "class Mine(OURS['GRPO'].config):\n"
         "    pass\n"
         "grpo = OURS['GRPO']\n"
-        "broken = lambda config, tokens: (tokens.logprobs, {})\n"
+        "broken = lambda config, tokens, state: (tokens.logprobs, {})\n"
         "ALGOS = {'Mine': grpo._replace(config=Mine, token_loss=broken)}\n"
     )
     code, out, _ = command("check", path)
@@ -460,7 +485,7 @@ def test_parts_that_are_no_file_are_refused(command, tmp_path):
 
 # From outside
 
-LONGER = [*(binding for binding in TINY if not binding.startswith("Loop.steps")), "Loop.steps=40"]
+LONGER = [*(binding for binding in TINY if not binding.startswith("Online.steps")), "Online.steps=40"]
 
 
 @pytest.mark.slow
@@ -489,3 +514,62 @@ def test_a_run_that_is_asked_to_stop_saves_and_the_same_command_goes_on(tmp_path
         for folder in ("run", "whole")
     ]
     assert prints[0] == prints[1]
+
+
+# What is said
+
+
+def test_doctor_marks_an_optional_package_that_is_missing_as_neither_good_nor_bad(command, monkeypatch):
+    monkeypatch.setattr(doctor, "OPTIONAL", (("no_such_package", "wandb", "the wandb writer"),))
+    monkeypatch.setattr(doctor, "verifiers", lambda: doctor.Line(True, "verifiers"))
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert "--  no_such_package: not installed (optional, for the wandb writer): pip install 'jrl-jax[wandb]'" in out
+
+
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [((), "Nothing was saved."), (("00000005", "00000010", ".jrl-tmp-x"), "Last checkpoint: step 10.")],
+)
+def test_a_broken_system_call_names_the_last_checkpoint(tmp_path, capsys, saved, told):
+    for name in saved:
+        (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
+
+    def broken(args):
+        raise OSError(28, "No space left on device", "metrics.jsonl")
+
+    args = cli.parser_of("train").parse_args(["tiny", "--run", str(tmp_path / "run")])
+    assert cli.guarded(broken, args) == 4
+    assert capsys.readouterr().err == (
+        f"jrl: [Errno 28] No space left on device: 'metrics.jsonl'. {told} Fix the cause and rerun.\n"
+    )
+
+
+def test_a_failed_save_names_the_last_checkpoint_once(tmp_path, capsys):
+    def broken(args):
+        raise SaveFailed("step 4 could not be saved under x: No space left on device. Last checkpoint: step 2")
+
+    args = cli.parser_of("train").parse_args(["tiny", "--run", str(tmp_path)])
+    assert cli.guarded(broken, args) == 4
+    assert capsys.readouterr().err.endswith("on device. Last checkpoint: step 2. Fix the cause and rerun.\n")
+
+
+def test_a_command_that_saves_nothing_says_nothing_of_checkpoints():
+    error = OSError(5, "Input/output error")
+    assert cli.message(error, 4) == "[Errno 5] Input/output error. Fix the cause and rerun."
+    assert cli.message(KeyError("x"), 1).startswith("Unexpected internal error: KeyError: 'x'\n")
+
+
+def test_weights_of_an_export_are_named_by_its_folder(tmp_path):
+    assert cli.weights_of(tmp_path, 0) == f"the weights of {tmp_path}"
+    (tmp_path / "manifest.json").touch()
+    assert cli.weights_of(tmp_path, 3) == "the weights of step 3"
+
+
+def test_an_unknown_verifier_or_environment_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"Unknown verifier 'Nope' in the run\. Available: Exact, "):
+        look_up(VERIFIERS, "Nope", "the run")
+    with pytest.raises(ValueError, match=r"Unknown verifier 'Exakt' in the run\. Did you mean 'Exact'\? Available: "):
+        look_up(VERIFIERS, "Exakt", "the run")
+    with pytest.raises(ValueError, match=r"Unknown environment 'int'\. Available: "):
+        open_source(3, ENVS)

@@ -11,13 +11,17 @@ import pytest
 
 import jrl
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.run.job import RefusedIdentity
+from jrl.run.identity import RefusedIdentity
 from jrl.run.policy import open_trained
-from jrl.tools.export import export_policy, size_of
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.tools.chat import ask, open_chat
+from jrl.tools.export import export_policy, save_tokenizer, size_of
+from jrl.tools.inspect_model import recognised
 from jrl.tools.score import score
 
-TINY = ("Loop.steps=2", "Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "Decoder.layers=2",
-        "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
+TINY = ("Online.steps=2", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.writers=()",
+        "Decoder.layers=2", "Decoder.width=16", "Decoder.head_dim=8", "Decoder.mlp_width=32")  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
 
 
@@ -70,18 +74,17 @@ def test_training_starts_from_published_weights_and_needs_the_folder_no_more(run
     folder = tmp_path / "model"
     shutil.copytree(published, folder)
     gin = published_gin(tmp_path, folder)
-    few = ("Loop.prompts=4", "Loop.samples=2", "Checkpoint.every=1", "Log.writers=()", "AdamW.learning_rate=1e-9")
-    jrl.train(str(gin), [*few, "Loop.steps=1"], run=tmp_path / "run")
+    few = ("Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.writers=()", "AdamW.learning_rate=1e-9")
+    jrl.train(str(gin), [*few, "Online.steps=1"], run=tmp_path / "run")
     # One update of 1e-9 moves no weight by more than that: the run began where the folder was.
     was, now = open_trained(run).params, open_trained(tmp_path / "run").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-9, rtol=1e-7), now, was)
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(config + b" ")
     with pytest.raises(RefusedIdentity, match="is not what"):
-        jrl.train(str(gin), [*few, "Loop.steps=2"], run=tmp_path / "run")
-    for path in folder.iterdir():
-        path.unlink()
-    jrl.train(str(gin), [*few, "Loop.steps=2"], run=tmp_path / "run")
+        jrl.train(str(gin), [*few, "Online.steps=2"], run=tmp_path / "run")
+    shutil.rmtree(folder)
+    jrl.train(str(gin), [*few, "Online.steps=2"], run=tmp_path / "run")
     assert export_policy(tmp_path / "run", tmp_path / "out")[0] == 2
 
 
@@ -89,7 +92,7 @@ def test_a_run_that_begins_anew_finds_the_weights_it_began_with(published, tmp_p
     folder = tmp_path / "model"
     shutil.copytree(published, folder)
     gin = published_gin(tmp_path, folder)
-    few = ("Loop.prompts=4", "Loop.samples=2", "Log.writers=()", "Loop.steps=1")
+    few = ("Online.prompts=4", "Online.samples=2", "Log.writers=()", "Online.steps=1")
     jrl.train(str(gin), few, run=tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     jrl.train(str(gin), few, run=tmp_path / "run")
@@ -106,7 +109,7 @@ def test_what_an_attempt_left_is_not_taken_for_the_run_s(published, tmp_path):
     (tmp_path / "run" / "published").mkdir(parents=True)
     (tmp_path / "run" / "lock").touch()
     (tmp_path / "run" / "published" / "config.json").write_text("{}")
-    few = ("Loop.prompts=4", "Loop.samples=2", "Log.writers=()", "Loop.steps=1")
+    few = ("Online.prompts=4", "Online.samples=2", "Log.writers=()", "Online.steps=1")
     jrl.train(str(published_gin(tmp_path, published)), few, run=tmp_path / "run")
     kept = (tmp_path / "run" / "published" / "config.json").read_bytes()
     assert kept == (published / "config.json").read_bytes()
@@ -126,9 +129,32 @@ def published_gin(tmp_path, folder):
     return gin
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_run_with_its_own_tokenizer_is_sampled_from_its_export_as_from_itself(run, published, temperature):
+    its, theirs = open_trained(run), open_trained(published)
+    assert theirs.policy.tokenizer == its.policy.tokenizer
+    talk = lambda trained: open_chat(trained, samples=2, temperature=temperature, max_tokens=4, seed=3)
+    assert ask(talk(theirs), ["3+4=", "55+5="]) == ask(talk(its), ["3+4=", "55+5="])
+
+
+def test_a_trained_vocabulary_is_exported_with_its_model_file(tmp_path):
+    row = TOKENIZERS["SentencePiece"]
+    trained = row.build(row.config(vocab_size=400), [f"word {i} and word {i + 1}" for i in range(200)])
+    files = save_tokenizer(trained, tmp_path / "jrl_tokenizer")
+    assert files == ["jrl_tokenizer/tokenizer.json", "jrl_tokenizer/tokenizer.model"]
+    assert load_tokenizer(tmp_path / "jrl_tokenizer").encode("word 7") == trained.encode("word 7")
+
+
+def test_other_tools_see_what_they_saw_and_doctor_names_the_tokenizer(published):
+    names = {path.name for path in published.iterdir() if not path.name.endswith(".safetensors")}
+    assert names == {"config.json", "generation_config.json", "model.safetensors.index.json", "jrl_tokenizer"}
+    assert any("jrl_tokenizer/ holds a tokenizer in jrl's form" in text for _, text in recognised(published))
+
+
 def test_text_without_a_tokenizer_is_refused(published, tmp_path):
     from jrl.tools.score import score_file
 
+    published = shutil.copytree(published, tmp_path / "model", ignore=shutil.ignore_patterns("jrl_tokenizer"))
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "hello"}\n')
     with pytest.raises(ValueError, match="holds no tokenizer"):

@@ -19,11 +19,11 @@ from jrl.experiment import FREE
 from jrl.learning.optimizer import AdamW, begin, step
 from jrl.resolve import load_config
 from jrl.run.checkpoints.run_state import restore_step, save_step, verify_step
-from jrl.run.job import check_host
+from jrl.run.checks import check_host
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=2", "Checkpoint.every=1",
+    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=2", "Checkpoint.every=1",
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "MeshShape.fsdp=2",
     "Decoder.remat='offload'", "AdamW.memory='host'",
 ]  # fmt: skip
@@ -98,12 +98,17 @@ def test_a_device_without_such_memory_is_refused_by_the_field_that_asks():
     device = types.SimpleNamespace(platform="tpu", addressable_memories=lambda: [memory])
     bare = types.SimpleNamespace(devices=np.array([device], object))
     asks = lambda *bindings: load_config("configs/tiny.gin", bindings)[0]
-    with pytest.raises(ValueError, match=r"AdamW\.memory='host' needs memory of the host \(pinned_host\).* TPUs? "):
+    with pytest.raises(ValueError, match=r"AdamW\.memory='host' needs host memory \(pinned_host\).* TPUs? "):
         check_host(asks("AdamW.memory='host'"), bare)
-    with pytest.raises(ValueError, match=r"Decoder\.remat='offload' needs memory of the host"):
+    with pytest.raises(ValueError, match=r"Decoder\.remat='offload' needs host memory"):
         check_host(asks("Decoder.remat='offload'"), bare)
     with pytest.raises(ValueError, match=r"AdamW\.memory='host'"):
-        warm = ("Config.sft=@SFT()", "SFT.steps=1", "SFT.optimizer=@warm/AdamW()", "warm/AdamW.memory='host'")
+        warm = (
+            "Config.stages=[@warm/Offline(), @Online()]",
+            "warm/Offline.source=@Demonstrations()",
+            "warm/Offline.objective=@SFT()",
+            "warm/AdamW.memory='host'",
+        )
         check_host(asks(*warm), bare)
     check_host(asks("Decoder.remat='dots'"), bare)
     check_host(asks("AdamW.memory='host'", "Decoder.remat='offload'"), jax.sharding.get_mesh())

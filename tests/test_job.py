@@ -2,28 +2,38 @@
 
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from jrl.config import load, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
-from jrl.run.job import RefusedIdentity, check_not_foreign, places_of, refuse_another
+from jrl.plugins import load_parts
+from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
 from jrl.tools.doctor import examine
 
 pytestmark = pytest.mark.fast
+WARM = ["Config.stages = [@warm/Offline(), @Online()]", "warm/Offline.source = @Demonstrations()",
+        "warm/Offline.objective = @SFT()", "warm/AdamW.learning_rate = 0.1"]  # fmt: skip
+PARTS = load_parts(())
 
 
 def test_a_folder_with_files_of_someone_else_is_refused_and_left_alone(tmp_path):
     check_not_foreign(tmp_path / "new")
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / ".hidden").write_text("mine")
     check_not_foreign(tmp_path)
-    (tmp_path / "config.gin").write_text("mine")
-    with pytest.raises(RefusedIdentity, match=r"is no run and already holds config\.gin"):
+    (tmp_path / "a.md").write_text("mine")
+    (tmp_path / "b.md").write_text("mine")
+    with pytest.raises(RefusedIdentity, match=r"is not a run directory and already contains a\.md, b\.md; choose an"):
         check_not_foreign(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.gin", "notes.txt"]
+    for name in "cde":
+        (tmp_path / f"{name}.md").write_text("mine")
+    with pytest.raises(RefusedIdentity, match=r"contains a\.md, b\.md, c\.md and 2 more; choose"):
+        check_not_foreign(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
     (tmp_path / "lock").touch()  # a run that was killed before it wrote its manifest
     check_not_foreign(tmp_path)
 
@@ -54,18 +64,29 @@ def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
 
 
 def test_a_refusal_names_only_what_makes_another_run():
-    bindings = ["Config.task = @Addition()", "Config.algo = @GRPO()", "Data.prompt_length = 8",
-                "Sampler.completion_length = 4"]  # fmt: skip
-    free = places_of(FREE, load(None, bindings, Config, config_classes(TABLES)))
-    assert {"loop.steps", "checkpoint.*", "mesh.*", "data.on_bad_prompt", "parts"} <= {*free}
-    old = {"identity": {"config": "a"}, "environment": {}, "config": {"loop": {"steps": 1, "lag": 0}, "log": {"a": 1}}}
-    new = {"identity": {"config": "b"}, "environment": {}, "config": {"loop": {"steps": 2, "lag": 1}, "log": {"a": 2}}}
-    assert compare(old, new, free)[0] == ["loop.lag: 0, now 1"]
+    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    free = places_of(FREE, load_())
+    moments = {"stages.0.optimizer.memory", "stages.1.optimizer.memory"}
+    assert {"checkpoint.*", "mesh.*", "data.on_bad_prompt", "parts", *moments} <= {*free}
+    begun = {"identity": {"config": "a"}, "environment": {}, "config": to_json(load_())}
+    now = {"identity": {"config": "b"}, "environment": {},
+           "config": to_json(load_("Online.lag = 1", "Checkpoint.keep = 7", "AdamW.memory = 'host'"))}  # fmt: skip
+    assert compare(begun, now, free)[0] == ["stages.1.lag: 0, now 1"]
+
+
+def test_the_last_stage_may_go_on_and_no_other(tmp_path):
+    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    say = lambda config: identify(config, PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint="d"))
+    write_manifest(tmp_path / "manifest.json", say(load_()))
+    refuse_another(tmp_path, say(longer := load_("Online.steps = 31")), longer)
+    config = load_("warm/Offline.steps = 2", "Online.steps = 31")
+    with pytest.raises(RefusedIdentity) as refused:
+        refuse_another(tmp_path, say(config), config)
+    assert "stages.0.steps: 100, now 2" in str(refused.value) and "stages.1.steps" not in str(refused.value)
 
 
 def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
-    warm = ["Config.sft = @SFT()", "SFT.steps = 1", "SFT.optimizer = @warm/AdamW()", "warm/AdamW.learning_rate = 0.1"]
-    load_ = lambda *said: load("configs/tiny.gin", [*warm, *said], Config, config_classes(TABLES))
+    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
     say = lambda config: make_manifest(
         config_identity="c", config=to_json(config), tokenizer="t", data="d", parts={}, seed=0
     )
@@ -76,11 +97,11 @@ def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
     other = load_("Sampler.attention = 'ragged'", "warm/AdamW.memory = 'host'")
     refuse_another(tmp_path, say(other), other)
     assert 'sampler.attention: "reference", now "ragged"' in caplog.text
-    assert 'sft.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
+    assert 'stages.0.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):
-    with pytest.raises(ValueError, match="is not a run folder"):
+    with pytest.raises(ValueError, match="is neither a run"):
         examine(tmp_path / "nowhere")
 
 

@@ -28,8 +28,6 @@ LAYERS = (
     ("plugins",),
     ("resolve",),
     ("run",),
-    ("rollout.collect", "run.precompile"),
-    ("rollout.evaluate", "learning.learn", "run.records", "run.policy"),
     ("loop", "tools.plan"),
     ("api",),
     ("tools",),

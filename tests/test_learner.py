@@ -10,21 +10,24 @@ import numpy as np
 import pytest
 
 from jrl.algos import ALGOS
-from jrl.algos.supervised import SUPERVISED
+from jrl.algos.sft import OBJECTIVE as SFT
 from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, batch_shards, make_mesh, replicated, shardings
 from jrl.learning import learner
-from jrl.learning.learner import Learner, RouterLoss, loss_sums, packed_shape
+from jrl.learning.credit import StoredLabels, credit, finish_sampled, finish_stored
+from jrl.learning.layout import Learner, RouterLoss, packed_shape
+from jrl.learning.learner import Weights, loss_sums, weights_of
 from jrl.learning.optimizer import AdamW, optimizer
 from jrl.learning.pack import pack, pack_rollout, plan, unpack
-from jrl.models.contract import VALUE, axes, init
+from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
-from jrl.models.heads import valued
+from jrl.models.heads import VALUE
 from jrl.models.shape import Decoder
-from jrl.types import Finish, Rollout, Scores, TrainState
+from jrl.types import Finish, ModelState, Recomputed, Rollout, Scores, TrainBatch, TrainState
 
 B, G, P, C, V = 8, 4, 5, 7, 40
 N, T = B * G, P + C
+HEAD_AXES = (None, "norm", None)
 
 
 def model_config(dtype, experts=None):
@@ -49,7 +52,7 @@ def sequences(seed=0, dtype=np.float32):
         action_mask=action,
         sampler_logprobs=np.where(action, rng.normal(-3, 0.5, (N, T)), 0).astype(dtype),
         truncated_logprobs=None,
-        kept=None,
+        support_size=None,
         finish=np.full(N, Finish.STOP_TOKEN, np.int8),
         group=np.arange(N, dtype=np.int32) // G,
         sample=np.arange(N, dtype=np.int32) % G,
@@ -69,27 +72,26 @@ def sequences(seed=0, dtype=np.float32):
 
 @functools.cache
 def program(mesh_shape, config, algo, dtype, experts):
-    """Returns (mesh, params, jitted (params, rollout, scores, plan) -> loss, magnitude, gradient); compiled once."""
+    """Returns (mesh, weights, jitted (weights, rollout, scores, plan) -> loss, magnitude, gradient); compiled once."""
     devices = jax.devices()[: np.prod(mesh_shape.sizes(8))]
     mesh = make_mesh(mesh_shape, devices)
-    cfg, algorithm = model_config(dtype, experts), ALGOS[algo]
-    hyper, router = jax.tree.map(jnp.float32, (algorithm.config(), config.router))
-    head = algorithm.returns is not None
-    model = valued(MODEL) if head else MODEL
-    static = dict(model=model, cfg=cfg, chunk=config.logprob_chunk)
+    cfg, objective = model_config(dtype, experts), ALGOS[algo]
+    hyper, router = jax.tree.map(jnp.float32, (objective.config(), config.router))
+    head = objective.returns is not None
+    static = dict(model=MODEL, cfg=cfg, chunk=config.logprob_chunk)
+    judged = dict(objective=objective, max_completion=C)
 
     @jax.jit
-    def run(params, rollout, scores, plan):
-        batch, values = pack_rollout(rollout, plan, jnp.float32(0.8)), []
+    def run(weights, rollout, scores, plan):
+        packed, recomputed, values = pack_rollout(rollout, plan, jnp.float32(0.8)), Recomputed(), []
         if head:  # old values of another head, so that those of now have moved
-            old = {**params, VALUE: 0.5 * params[VALUE]}
-            batch = batch.replace(**learner.before_update(old, batch, fields=("old_values", "old_logprobs"), **static))
-            values = [[(batch.old_values, plan.source)]]
-        credit = learner.credit(
-            rollout, scores, jnp.float32(0), hyper, *values, algorithm=algorithm, num_groups=B, max_completion=C
-        )
-        batch = learner.finish(batch, plan, credit, hyper, algorithm=algorithm, max_completion=C)
-        sums = loss_sums(params, batch, hyper, router, algorithm=algorithm, **static)
+            old = weights._replace(heads={VALUE: 0.5 * weights.heads[VALUE]})
+            fields = ("old_values", "old_logprobs")
+            recomputed = Recomputed(**learner.recompute(old, packed, fields=fields, **static))
+            values = [[(recomputed.old_values, plan.source)]]
+        said = credit(rollout, scores, (), hyper, *values, num_groups=B, **judged)
+        batch = finish_sampled(packed, recomputed, plan, said, hyper, **judged)
+        sums = loss_sums(weights, batch, hyper, (), router, objective=objective, **static)
         return (
             sums.loss / batch.denominator,
             sums.magnitude / batch.denominator,
@@ -98,22 +100,23 @@ def program(mesh_shape, config, algo, dtype, experts):
 
     with jax.set_mesh(mesh):
         drawn = weights(dtype, experts, head)
-        params = jax.tree.map(jax.device_put, drawn, shardings(axes(model.spec(cfg)), mesh, TRAIN))
-    return mesh, params, run
+        params = jax.tree.map(jax.device_put, drawn.params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+        heads = jax.device_put(drawn.heads, shardings(dict.fromkeys(drawn.heads, HEAD_AXES), mesh, TRAIN))
+    return mesh, Weights(params, heads), run
 
 
 @functools.cache
 def weights(dtype, experts=None, head=False):
-    """Returns random parameters as numpy, with a value head that is not 0 where asked."""
+    """Returns random weights as numpy, with a value head that is not 0 where asked."""
     spec = MODEL.spec(model_config(dtype, experts))
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
         drawn = jax.tree.map(np.asarray, jax.jit(lambda k: init(k, spec))(jax.random.key(3)))
-    return {**drawn, VALUE: np.random.default_rng(4).normal(size=(1, 16, 1)).astype(dtype) / 4} if head else drawn
+    return Weights(drawn, {VALUE: np.random.default_rng(4).normal(size=(1, 16, 1)).astype(dtype) / 4} if head else {})
 
 
 def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None):
     """Returns (loss, magnitude, gradient as numpy) of one optimiser step."""
-    mesh, params, run = program(mesh_shape, config, algo, dtype, experts)
+    mesh, weights, run = program(mesh_shape, config, algo, dtype, experts)
     rollout, scores = sequences()
     if order is not None:
         rollout, scores = permute(rollout, scores, order)
@@ -122,7 +125,7 @@ def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, expe
         packing = planned(rollout, config, batch_shards(mesh))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
         packing = jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
-        loss, magnitude, gradient = run(params, *jax.tree.map(put, (rollout, scores)), packing)
+        loss, magnitude, gradient = run(weights, *jax.tree.map(put, (rollout, scores)), packing)
         return float(loss), float(magnitude), jax.tree.map(np.asarray, gradient)
 
 
@@ -217,34 +220,37 @@ def test_in_float64_only_a_wrong_formula_can_differ(algo):
 
 def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
     _, _, gradient = reference("PPO")
-    assert gradient[VALUE].shape == (1, 16, 1) and np.abs(gradient[VALUE]).max() > 1e-3
-    mesh, params, _ = program(MeshShape(), Learner(row_length=T), "PPO", "float32", None)
-    rollout, _ = sequences()
-    cfg, model = model_config("float32"), valued(MODEL)
-    shape = packed_shape(Learner(minibatches=4), N, T, 1)
-    with jax.set_mesh(mesh):
-        rollout = jax.tree.map(jnp.asarray, rollout)
-        one, *four = (plan(np.asarray(rollout.length), s, k, n) for s, k, n in
-                      [(packed_shape(Learner(), N, T, 1), 0, 1), *((shape, k, 4) for k in range(4))])  # fmt: skip
-        static = dict(model=model, cfg=cfg, chunk=16)
+    assert gradient.heads[VALUE].shape == (1, 16, 1) and np.abs(gradient.heads[VALUE]).max() > 1e-3
+    with jax.enable_x64(True):  # where only a wrong formula can differ
+        mesh, weights, _ = program(MeshShape(), Learner(row_length=T), "PPO", "float64", None)
+        rollout, _ = sequences()
+        cfg = model_config("float64")
+        shape = packed_shape(Learner(minibatches=4), N, T, 1)
+        with jax.set_mesh(mesh):
+            rollout = jax.tree.map(jnp.asarray, rollout)
+            one, *four = (plan(np.asarray(rollout.length), s, k, n) for s, k, n in
+                          [(packed_shape(Learner(), N, T, 1), 0, 1), *((shape, k, 4) for k in range(4))])  # fmt: skip
+            static = dict(model=MODEL, cfg=cfg, chunk=16)
 
-        @jax.jit
-        def old_values(params, packing):
-            return learner.before_update(
-                params, pack_rollout(rollout, packing, jnp.float32(1)), fields=("old_values",), **static
-            )["old_values"]
+            @jax.jit
+            def old_values(weights, packing):
+                return learner.recompute(
+                    weights, pack_rollout(rollout, packing, jnp.float32(1)), fields=("old_values",), **static
+                )["old_values"]
 
-        back = jax.jit(lambda values, source: unpack(values, source, T, N))
-        by_row = lambda plans: sum(back(old_values(params, p), p.source) for p in plans)
-        whole, dealt = by_row([one]), by_row(four)
-        hidden, _ = jax.jit(lambda p, x, c: MODEL.forward(p, x, c, None, cfg))(
-            params, rollout.tokens, jnp.broadcast_to(jnp.arange(T)[None], (N, T))
+            back = jax.jit(lambda values, source: unpack(values, source, T, N))
+            by_row = lambda plans: sum(back(old_values(weights, p), p.source) for p in plans)
+            whole, dealt = by_row([one]), by_row(four)
+            hidden, _ = jax.jit(lambda p, x, c: MODEL.forward(p, x, c, None, cfg))(
+                weights.params, rollout.tokens, jnp.broadcast_to(jnp.arange(T)[None], (N, T))
+            )
+        # The value before token t is read where token t - 1 lies, of sequences that lie alone in their rows.
+        alone = np.where(
+            rollout.action_mask[:, 1:], np.asarray(hidden)[:, :-1] @ np.asarray(weights.heads[VALUE])[0, :, 0], 0
         )
-    # The value before token t is read where token t - 1 lies, of sequences that lie alone in their rows.
-    alone = np.where(rollout.action_mask[:, 1:], np.asarray(hidden)[:, :-1] @ np.asarray(params[VALUE])[0, :, 0], 0)
-    np.testing.assert_allclose(whole[:, 1:], alone, atol=1e-6)
-    np.testing.assert_allclose(dealt, whole, atol=1e-6)
-    assert (np.asarray(whole[:, 0]) == 0).all() and np.abs(whole).max() > 0.1
+        np.testing.assert_allclose(whole[:, 1:], alone, atol=1e-12)
+        np.testing.assert_allclose(dealt, whole, atol=1e-12)
+        assert (np.asarray(whole[:, 0]) == 0).all() and np.abs(whole).max() > 0.1
 
 
 EXPERTS = Experts(count=4, per_token=2, width=8)
@@ -279,10 +285,10 @@ def test_router_metrics_are_means_over_the_tokens_that_are_learned_from(mesh):
     _, metrics = update(state, batch)
     cfg = model_config("float32", EXPERTS)
     routed = jax.jit(lambda p, b: MODEL.routed(p, b.tokens[0], b.positions[0], b.segment[0], cfg)[1])
-    logits = routed(state.params, batch)
+    logits = routed(state.models["policy"].params, batch.packed)
     sampling_params = np.asarray(jax.nn.softmax(np.asarray(logits, np.float64)))  # [layers, R, L, experts]
     before = np.roll(np.asarray(batch.loss_mask[0]), -1, axis=1)  # a router is judged where the token is predicted
-    assert batch.tokens.shape[0] == 1 and not before[:, -1].any()
+    assert batch.packed.tokens.shape[0] == 1 and not before[:, -1].any()
     entropy = -(sampling_params * np.log(sampling_params)).sum(-1)
     assert float(metrics["router/entropy"]) == pytest.approx(entropy[:, before].mean(), rel=1e-5)
     z = np.log(np.exp(np.asarray(logits, np.float64)).sum(-1)) ** 2
@@ -297,9 +303,10 @@ def test_router_metrics_are_means_over_the_tokens_that_are_learned_from(mesh):
 def test_router_terms_pull_on_the_router_alone_where_nothing_else_is_learned(mesh):
     state, batch, _ = update_program(EXPERTS)
     still = batch.replace(advantages=jnp.zeros_like(batch.advantages))
-    static = dict(algorithm=ALGOS["GRPO"], model=MODEL, cfg=model_config("float32", EXPERTS), chunk=16)
+    static = dict(objective=ALGOS["GRPO"], model=MODEL, cfg=model_config("float32", EXPERTS), chunk=16)
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
-    gradient = jax.jit(lambda router: loss_sums(state.params, still, hyper, router, **static).gradient)
+    policy = weights_of(state.models, "policy")
+    gradient = jax.jit(lambda router: loss_sums(policy, still, hyper, (), router, **static).gradient.params)
     nothing = gradient(None)
     assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(nothing))
     for term in (RouterLoss(balance=1.0), RouterLoss(z=1.0)):
@@ -310,19 +317,20 @@ def test_router_terms_pull_on_the_router_alone_where_nothing_else_is_learned(mes
 
 
 def test_the_value_loss_pulls_on_the_layers_where_nothing_else_is_learned():
-    mesh, params, _ = program(MeshShape(), Learner(row_length=T), "PPO", "float32", None)
+    mesh, weights, _ = program(MeshShape(), Learner(row_length=T), "PPO", "float32", None)
     rollout, _ = sequences()
     hyper = jax.tree.map(jnp.float32, ALGOS["PPO"].config())
     shape = packed_shape(Learner(), N, T, 1)
     with jax.set_mesh(mesh):
         packing = plan(np.asarray(rollout.length), shape, 0, 1)
-        batch = jax.jit(pack_rollout)(jax.tree.map(jnp.asarray, rollout), packing, jnp.float32(1))
-        ones = jnp.where(batch.action_mask, 1.0, 0.0)
-        batch = batch.replace(
-            loss_mask=batch.action_mask, loss_weights=ones, advantages=0 * ones, old_values=0 * ones, returns=ones
-        )
-        static = dict(algorithm=ALGOS["PPO"], model=valued(MODEL), cfg=model_config("float32"), chunk=16)
-        gradient = jax.jit(lambda p: loss_sums(p, batch, hyper, **static).gradient)(params)
+        packed = jax.jit(pack_rollout)(jax.tree.map(jnp.asarray, rollout), packing, jnp.float32(1))
+        ones = jnp.where(packed.action_mask, 1.0, 0.0)
+        batch = TrainBatch(
+            packed=packed, recomputed=Recomputed(old_values=0 * ones), loss_mask=packed.action_mask, loss_weights=ones,
+            advantages=0 * ones, returns=ones, targets=None, denominator=jnp.float32(1),
+        )  # fmt: skip
+        static = dict(objective=ALGOS["PPO"], model=MODEL, cfg=model_config("float32"), chunk=16)
+        gradient = jax.jit(lambda w: loss_sums(w, batch, hyper, (), **static).gradient.params)(weights)
     assert np.abs(gradient["layers"]["down"][0]).max() > 1e-3  # of the first layer
 
 
@@ -346,22 +354,22 @@ def test_a_shared_prompt_lies_in_its_row_once():
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
     assert (shape.places, shape.samples) == (6, 3)
     found = plan(lengths, shape, 0, 1, prompts)
-    # 2 of the trunk, then 3 + 2 + 4 of the branches are 11 tokens; the row's other 5 hold 3 + 2; 2 are left.
+    # 2 of the prefix, then 3 + 2 + 4 of the continuations are 11 tokens; the row's other 5 hold 3 + 2; 2 are left.
     np.testing.assert_array_equal(found.source[0, 0], [0, 1, 2, 3, 4, 8, 9, 14, 15, 16, 17, 24, 25, 26, 18, 19])
     np.testing.assert_array_equal(found.segment[0, 0], [7, 7, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4])
-    np.testing.assert_array_equal(found.trunk[0, 0], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 4, 4])
+    np.testing.assert_array_equal(found.shared_prefix[0, 0], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 4, 4])
     np.testing.assert_array_equal(found.sequence[0, 0], [0, 1, 2, 4, 3, 6])
     np.testing.assert_array_equal(found.source.reshape(-1)[16:18], [30, 31])
     assert found.num_real == 1
 
 
 def test_a_prompt_apart_lies_in_its_micro_batch_once():
-    # As above, in rows of 6, two to a micro-batch. Of the first group a branch of 4 fills row 0 up behind its trunk of
-    # 2, those of 3 and 2 go to row 1; the second group has no trunk: 3 and 2 lie in row 2, 2 in row 3.
+    # As above, in rows of 6, two to a micro-batch. Of the first group a continuation of 4 fills row 0 up behind its
+    # prefix of 2, those of 3 and 2 go to row 1; the second group has no prefix: 3 and 2 lie in row 2, 2 in row 3.
     lengths, prompts = np.array([5, 4, 6, 2, 3, 2]), np.array([3, 3, 3, 1, 1, 1])
     config = Learner(row_length=6, micro_batch_tokens=12, prefix_sharing="cross_row")
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
-    assert (shape.rows, shape.samples, shape.ahead, shape.keys) == (2, 3, 2, 8)
+    assert (shape.rows, shape.samples, shape.prefix_columns, shape.keys) == (2, 3, 2, 8)
     found = plan(lengths, shape, 0, 1, prompts)
     rows = lambda x: x.reshape(-1, x.shape[-1])[:4].tolist()
     none = -1
@@ -369,9 +377,9 @@ def test_a_prompt_apart_lies_in_its_micro_batch_once():
         [0, 1, 14, 15, 16, 17], [2, 3, 4, 8, 9, none], [24, 25, 26, 18, 19, none], [30, 31, none, none, none, none],
     ]  # fmt: skip
     assert rows(found.segment) == [[7, 7, 0, 0, 0, 0], [0, 0, 0, 1, 1, 6], [0, 0, 0, 1, 1, 6], [0, 0, 6, 6, 6, 6]]
-    assert rows(found.ahead) == [[0, 0], [0, 0], [none, none], [none, none]]
+    assert rows(found.prefix_row) == [[0, 0], [0, 0], [none, none], [none, none]]
     assert [row[:2] for row in rows(found.sequence)] == [[2, 6], [0, 1], [4, 3], [5, 6]]
-    assert found.trunk is None and found.num_real == 2
+    assert found.shared_prefix is None and found.num_real == 2
 
 
 def test_prompts_apart_need_two_rows_or_one_that_holds_both():
@@ -384,7 +392,7 @@ def test_prompts_apart_need_two_rows_or_one_that_holds_both():
     cut = packed_shape(Learner(prefix_sharing="cross_row", minibatches=2), 48, 192, 1, prompt_length=64, samples=8)
     assert cut[3:] == packed_shape(Learner(prefix_sharing="cross_row"), 24, 192, 1, prompt_length=64, samples=8)[3:]
     alone = packed_shape(Learner(prefix_sharing="cross_row"), 6, 10, 1, prompt_length=4, samples=1)  # nothing to share
-    assert (alone.samples, alone.ahead) == (1, 0)
+    assert (alone.samples, alone.prefix_columns) == (1, 0)
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
@@ -408,11 +416,11 @@ def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length
                 shard = row // (shape.rows // 2)
                 source, own = found.source[micro, row], found.segment[micro, row]
                 if prompts_ == "in_row":
-                    other, front = found.trunk[micro, row], []
+                    other, front = found.shared_prefix[micro, row], []
                 else:
                     other = own
-                    at = shard * (shape.rows // 2) + found.ahead[micro, row].max()
-                    front = found.source[micro, at][: shape.ahead][found.ahead[micro, row] >= 0].tolist()
+                    at = shard * (shape.rows // 2) + found.prefix_row[micro, row].max()
+                    front = found.source[micro, at][: shape.prefix_columns][found.prefix_row[micro, row] >= 0].tolist()
                 for t in np.flatnonzero(own < shape.places):
                     sees = [*front, *(source[u] for u in range(t + 1) if own[u] in (own[t], other[t]))]
                     sequence = found.sequence[micro, row, own[t]]
@@ -444,11 +452,15 @@ def test_no_buffer_of_the_update_holds_all_logits():
         params = init(jax.random.key(0), spec)
         rollout, _ = sequences()
         shape = packed_shape(config, N, T, 1)
-        batch = jax.jit(pack_rollout)(
-            jax.tree.map(jnp.asarray, rollout), plan(rollout.length, shape, 0, 1), jnp.float32(1)
-        )
+        packing = plan(rollout.length, shape, 0, 1)
+        packed = jax.jit(pack_rollout)(jax.tree.map(jnp.asarray, rollout), packing, jnp.float32(1))
+        by_row = (jnp.zeros(N, dtype) for dtype in ("float32", "float32", "int32"))
+        labels = StoredLabels(jnp.asarray(rollout.action_mask), *by_row)
+        finish = functools.partial(finish_stored, config=SFT.config(), objective=SFT, max_completion=C)
+        batch = jax.jit(finish)(packed, Recomputed(), packing, labels)
+        static = dict(objective=SFT, model=MODEL, cfg=cfg, chunk=8)
         text = (
-            jax.jit(lambda p, b: loss_sums(p, b, None, algorithm=SUPERVISED, model=MODEL, cfg=cfg, chunk=8).gradient)
+            jax.jit(lambda p, b: loss_sums(Weights(p, {}), b, SFT.config(), (), **static).gradient)
             .lower(params, batch)
             .compile()
             .as_text()
@@ -462,35 +474,35 @@ def update_program(experts=None):
     """Returns (state, batch, jitted update): compiled once for every test of an update."""
     cfg = model_config("float32", experts)
     adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2))
-    algorithm = ALGOS["GRPO"]
-    hyper = jax.tree.map(jnp.float32, algorithm.config())
+    objective = ALGOS["GRPO"]
+    hyper = jax.tree.map(jnp.float32, objective.config())
     rollout, scores = jax.tree.map(jnp.asarray, sequences())
-    params = jax.tree.map(jnp.asarray, weights("float32", experts))
+    drawn = jax.tree.map(jnp.asarray, weights("float32", experts))
     zero = jnp.int32(0)
-    state = TrainState(
-        step=zero, version=zero, params=params, opt_state=optimizer(adamw).init(params), key=jax.random.key(0),
-        baseline=jnp.float32(0), reference=None, behaviour=None, skipped=zero,
-    )  # fmt: skip
+    policy = ModelState(
+        params=drawn.params, frozen=None, heads={}, opt_state=optimizer(adamw).init(drawn), version=zero
+    )
+    state = TrainState(step=zero, models={"policy": policy}, objective=(), key=jax.random.key(0), skipped=zero)
     packing = plan(np.asarray(rollout.length), packed_shape(Learner(), N, T, 1), 0, 1)
 
     @jax.jit
     def assemble(rollout, scores, packing):
-        credit = learner.credit(
-            rollout, scores, jnp.float32(0), hyper, algorithm=algorithm, num_groups=B, max_completion=C
-        )
-        batch = pack_rollout(rollout, packing, jnp.float32(1))
-        return learner.finish(batch, packing, credit, hyper, algorithm=algorithm, max_completion=C)
+        judged = dict(objective=objective, max_completion=C)
+        said = credit(rollout, scores, (), hyper, num_groups=B, **judged)
+        packed = pack_rollout(rollout, packing, jnp.float32(1))
+        return finish_sampled(packed, Recomputed(), packing, said, hyper, **judged)
 
-    static = dict(algorithm=algorithm, model=MODEL, cfg=cfg, chunk=16)
+    static = dict(role="policy", objective=objective, model=MODEL, cfg=cfg, chunk=16)
     update = jax.jit(lambda state, batch: learner.update(state, batch, hyper, adamw, **static))
     return state, assemble(rollout, scores, packing), update
 
 
 def updated(mutate):
-    """Returns (state before, state after, metrics) of one update on a batch that `mutate` has changed."""
+    """Returns (policy before, policy after, updates skipped, metrics) of one update on a batch that `mutate` has
+    changed."""
     state, batch, update = update_program()
     after, metrics = update(state, mutate(batch))
-    return state, after, metrics
+    return state.models["policy"], after.models["policy"], int(after.skipped), metrics
 
 
 def same_bits(a, b):
@@ -498,9 +510,9 @@ def same_bits(a, b):
 
 
 def test_a_sound_update_moves_the_parameters(mesh):
-    before, after, metrics = updated(lambda batch: batch)
+    before, after, skipped, metrics = updated(lambda batch: batch)
     assert not same_bits(before.params, after.params)
-    assert int(after.skipped) == 0 and float(metrics["grad_norm"]) > 0
+    assert skipped == 0 and float(metrics["grad_norm"]) > 0
 
 
 def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
@@ -509,13 +521,16 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2, weight_decay=0.1))
     params = init(jax.random.key(0), MODEL.spec(cfg))
     params["layers"]["layer_scale"] = jnp.full((1, 1), 0.7)
-    state = state.replace(params=params, opt_state=optimizer(adamw).init(params))
-    static = dict(algorithm=ALGOS["GRPO"], model=MODEL, cfg=cfg, chunk=16)
+    own = Weights(params, {})
+    policy = state.models["policy"].replace(params=params, opt_state=optimizer(adamw).init(own))
+    state = state.replace(models={"policy": policy})
+    static = dict(objective=ALGOS["GRPO"], model=MODEL, cfg=cfg, chunk=16)
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
-    after, _ = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, **static))(state)
-    kept = {name for name, leaf in after.params["layers"].items() if np.array_equal(leaf, params["layers"][name])}
+    after, _ = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, role="policy", **static))(state)
+    layers = after.models["policy"].params["layers"]
+    kept = {name for name, leaf in layers.items() if np.array_equal(leaf, params["layers"][name])}
     assert kept == {"layer_scale"}
-    gradient = jax.jit(lambda p: learner.loss_sums(p, batch, hyper, None, **static).gradient)(params)
+    gradient = jax.jit(lambda w: loss_sums(w, batch, hyper, (), **static).gradient.params)(own)
     assert not np.any(gradient["layers"]["layer_scale"]) and np.any(gradient["layers"]["q"])
 
 
@@ -526,25 +541,26 @@ def test_a_non_finite_update_keeps_every_bit_and_is_counted(mesh, bad):
         advantages[tuple(np.argwhere(np.asarray(batch.loss_mask))[0])] = bad
         return batch.replace(advantages=jax.device_put(advantages, batch.advantages.sharding))
 
-    before, after, metrics = updated(poison)
+    before, after, skipped, metrics = updated(poison)
     assert same_bits(before.params, after.params) and same_bits(before.opt_state, after.opt_state)
-    assert int(after.skipped) == 1
+    assert skipped == 1
     assert float(metrics["update/skipped_nonfinite"]) == 1
 
 
 def test_a_batch_without_a_token_to_learn_from_is_skipped(mesh):
     empty = lambda batch: batch.replace(loss_mask=jnp.zeros_like(batch.loss_mask))
-    before, after, metrics = updated(empty)
-    assert same_bits(before.opt_state, after.opt_state) and int(after.skipped) == 1
+    before, after, skipped, metrics = updated(empty)
+    assert same_bits(before.opt_state, after.opt_state) and skipped == 1
     assert float(metrics["update/skipped_empty"]) == 1
 
 
 def test_nan_where_the_loss_is_masked_does_not_leak(mesh):
     def poison(batch):
         holes = lambda x: jnp.where(batch.loss_mask, x, jnp.nan)
-        return batch.replace(advantages=holes(batch.advantages), behaviour_logprobs=holes(batch.behaviour_logprobs))
+        packed = batch.packed.replace(behaviour_logprobs=holes(batch.packed.behaviour_logprobs))
+        return batch.replace(packed=packed, advantages=holes(batch.advantages))
 
-    _, clean, _ = updated(lambda batch: batch)
-    _, after, metrics = updated(poison)
+    _, clean, _, _ = updated(lambda batch: batch)
+    _, after, _, metrics = updated(poison)
     assert same_bits(clean.params, after.params)
     assert all(np.isfinite(float(value)) for value in metrics.values())

@@ -11,15 +11,15 @@ import jrl
 from jrl import config as gin
 from jrl.plugins import PartError
 from jrl.rollout import evaluate
-from jrl.run.job import RefusedIdentity
+from jrl.run.identity import RefusedIdentity
 from jrl.run.policy import open_trained
 from jrl.run.records import Preempted
 
-pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=6", "Checkpoint.every=2",
+    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=6", "Checkpoint.every=2",
     "Log.samples=0", "Scoring.workers=1",
 ]  # fmt: skip
 
@@ -57,16 +57,16 @@ def whole(tmp_path_factory):
     folders = {}
     for lag in (0, 1):
         folders[lag] = tmp_path_factory.mktemp(f"lag{lag}")
-        run(folders[lag], f"Loop.lag={lag}")
+        run(folders[lag], f"Online.lag={lag}")
     return folders
 
 
 def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypatch):
     bindings = [*TINY, "Config.eval=@Eval()", "Eval.prompts=16", "Eval.batch=8", "Data.held_out_every=5"]
-    bindings[bindings.index("Loop.steps=6")] = "Loop.steps=1"
+    bindings[bindings.index("Online.steps=6")] = "Online.steps=1"
     stop, usual = threading.Event(), evaluate.place_prompts
     monkeypatch.setattr(evaluate, "place_prompts", lambda *given: stop.set() or usual(*given))
-    with pytest.raises(Preempted, match="before an evaluation was done, after step 0 of 1"):
+    with pytest.raises(Preempted, match="stopped during an evaluation"):
         list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path, stop=stop))
     monkeypatch.undo()
     assert [step.step for step in jrl.steps("configs/tiny.gin", bindings, run=tmp_path)] == [1]
@@ -76,14 +76,21 @@ def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypa
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(tmp_path, whole, lag, stop_after):
-    run(tmp_path, f"Loop.lag={lag}", stop_after=stop_after)
-    run(tmp_path, f"Loop.lag={lag}")
+    run(tmp_path, f"Online.lag={lag}", stop_after=stop_after)
+    run(tmp_path, f"Online.lag={lag}")
     assert table(tmp_path) == table(whole[lag])
     assert len(table(tmp_path)) == 6
 
 
+def test_a_run_folder_named_with_dots_is_saved_and_resumed(tmp_path, whole):
+    (tmp_path / "in").mkdir()
+    run(tmp_path / "in" / ".." / "run", stop_after=3)
+    run(tmp_path / "in" / ".." / "run")
+    assert table(tmp_path / "run") == table(whole[0])
+
+
 def test_more_steps_go_on_where_fewer_ended(tmp_path, whole):
-    run(tmp_path, "Loop.steps=4")
+    run(tmp_path, "Online.steps=4")
     compiled = lambda: json.loads((tmp_path / "summary.json").read_text())["seconds"]["compile"]
     before = compiled()
     run(tmp_path)
@@ -97,12 +104,12 @@ def test_the_number_of_scoring_workers_changes_nothing(tmp_path, whole):
 
 
 def test_lag_one_trains_on_tokens_of_the_version_before(tmp_path):
-    versions = [step.rollout["version"].max() for step in run(tmp_path, "Loop.lag=1", "Loop.steps=4")]
+    versions = [step.rollout["version"].max() for step in run(tmp_path, "Online.lag=1", "Online.steps=4")]
     assert versions == [0, 0, 1, 2]
 
 
 def test_refills_resume_too(tmp_path):
-    dapo = ["Config.algo=@DAPO()", "DAPO.max_refills=1", "Loop.lag=1", "Loop.steps=4"]
+    dapo = ["Online.objective=@DAPO()", "DAPO.max_refills=1", "Online.lag=1", "Online.steps=4"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     steps = run(whole, *dapo)
     assert any(step.metrics["refill/rounds"] > 0 for step in steps)
@@ -112,12 +119,12 @@ def test_refills_resume_too(tmp_path):
 
 
 def test_another_seed_is_another_run(tmp_path, whole):
-    run(tmp_path, "Run.seed=1", "Loop.steps=1")
+    run(tmp_path, "Run.seed=1", "Online.steps=1")
     assert table(tmp_path)[0]["policy/entropy"] != table(whole[0])[0]["policy/entropy"]
 
 
 def test_another_identity_is_refused_with_the_field_that_differs(tmp_path):
-    run(tmp_path, "Loop.steps=1")
+    run(tmp_path, "Online.steps=1")
     with pytest.raises(RefusedIdentity, match=r"learning_rate: 0\.003, now 0\.1"):
         run(tmp_path, "AdamW.learning_rate=0.1")
 
@@ -127,7 +134,7 @@ def test_a_three_line_reward_function_judges_in_the_workers(tmp_path):
         """Rewards completions of few characters."""
         return float(len(completion) < 4)
 
-    steps = run(tmp_path, "Scoring.verifiers=[@short()]", "Loop.steps=1", parts=[short])
+    steps = run(tmp_path, "Scoring.verifiers=[@short()]", "Online.steps=1", parts=[short])
     rewards = steps[0].rollout["reward"]
     expected = [float(len(completion) < 4) for _, completion in steps[0].texts]
     assert rewards.tolist() == expected
@@ -135,13 +142,13 @@ def test_a_three_line_reward_function_judges_in_the_workers(tmp_path):
 
 
 def test_a_part_that_is_no_part_is_refused():
-    with pytest.raises(PartError, match="is a int"):
+    with pytest.raises(PartError, match="is of type int"):
         run("unused", parts=[3])
 
 
 def test_an_illegal_combination_fails_before_anything_runs(tmp_path):
     with pytest.raises(gin.ConfigError, match="samples"):
-        run(tmp_path / "new", "Loop.samples=1")
+        run(tmp_path / "new", "Online.samples=1")
     assert not (tmp_path / "new").exists()
 
 
@@ -149,6 +156,6 @@ def test_a_policy_trained_with_parts_as_objects_opens_from_its_folder_alone(tmp_
     def short(completion, example):
         return float(len(completion) < 4)
 
-    run(tmp_path, "Scoring.verifiers=[@short()]", "Loop.steps=1", parts=[short])
+    run(tmp_path, "Scoring.verifiers=[@short()]", "Online.steps=1", parts=[short])
     trained = open_trained(tmp_path)
     assert trained.step == 1 and "short" in trained.policy.parts.tables["verifiers"]

@@ -13,19 +13,19 @@ from safetensors.numpy import load_file
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.models.adapters.quantized import quantise
-from jrl.models.contract import ADAPTER, split
+from jrl.models.adapters.quantized import quantize
+from jrl.models.contract import Adapted
 from jrl.resolve import load_config
 from jrl.run import run_hash
 from jrl.run.policy import open_trained
 from jrl.tools.export import export_adapter, export_policy
 from jrl.tools.score import score
 
-pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=4", "Loop.steps=4", "Checkpoint.every=2",
+    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=4", "Checkpoint.every=2",
     "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.adapter=@LoRA()", "LoRA.rank=4", "LoRA.alpha=8.0",
 ]  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
@@ -50,9 +50,9 @@ def run(folder, *bindings, config="configs/tiny.gin", stop_after=None, over=TINY
     return seen
 
 
-def arrays(folder, step):
-    """Returns the saved state tree."""
-    return run_hash.read_step(folder, step)[0]["state"]
+def models(folder, step):
+    """Returns the saved models by role."""
+    return run_hash.read_step(folder, step)[0]["state"]["models"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def whole(tmp_path_factory):
     return folder
 
 
-HARD = ["Loop.lag=1", "Config.algo=@DAPO()", "DAPO.max_refills=1", "LoRA.kind='dora'",
+HARD = ["Online.lag=1", "Online.objective=@DAPO()", "DAPO.max_refills=1", "LoRA.kind='dora'",
         "LoRA.sampling='merged'", "Decoder.param_dtype='bfloat16'", "Decoder.dtype='bfloat16'",
         "Sampler.layers='scanned'", "Learner.layers='scanned'"]  # fmt: skip
 
@@ -77,8 +77,8 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(tmp_path, bindings):
 
 
 def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(whole):
-    first, last = arrays(whole, 1), arrays(whole, 4)
-    jax.tree.map(np.testing.assert_array_equal, first["base"], last["base"])
+    first, last = (models(whole, step)["policy"] for step in (1, 4))
+    jax.tree.map(np.testing.assert_array_equal, first["frozen"], last["frozen"])
     assert not np.array_equal(first["params"]["q"]["b"], last["params"]["q"]["b"])
     sizes = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
     # Two moments of every adapter, and two counts of steps (Adam's and the schedule's).
@@ -88,27 +88,29 @@ def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(whole):
 
 def test_the_first_completions_are_those_of_the_base(whole, tmp_path):
     plain = [binding for binding in TINY if "LoRA" not in binding]
-    expected = run(tmp_path / "plain", "Loop.steps=1", over=plain)[0].rollout
-    found = run(tmp_path / "lora", "Loop.steps=1")[0].rollout
+    expected = run(tmp_path / "plain", "Online.steps=1", over=plain)[0].rollout
+    found = run(tmp_path / "lora", "Online.steps=1")[0].rollout
     np.testing.assert_array_equal(found["tokens"], expected["tokens"])
 
 
 def test_the_reference_is_the_base_without_a_copy(tmp_path):
-    run(tmp_path / "run", "GRPO.kl=0.1", "Loop.steps=2")
-    state = arrays(tmp_path / "run", 2)
-    assert state["reference"].keys() == state["params"].keys()  # adapters, as they were: B is 0
-    assert all((leaf["b"] == 0).all() for leaf in state["reference"].values())
-    assert any((leaf["b"] != 0).any() for leaf in state["params"].values())
+    run(tmp_path / "run", "GRPO.kl=0.1", "Online.steps=2")
+    saved = models(tmp_path / "run", 2)
+    assert "frozen" not in saved["reference"]
+    reference, policy = saved["reference"]["params"], saved["policy"]["params"]
+    assert reference.keys() == policy.keys()  # adapters, as they were: B is 0
+    assert all((leaf["b"] == 0).all() for leaf in reference.values())
+    assert any((leaf["b"] != 0).any() for leaf in policy.values())
 
 
 def test_an_exported_run_scores_as_the_run(whole, tmp_path):
     trained = open_trained(whole)
-    assert ADAPTER in trained.params
+    assert isinstance(trained.params, Adapted)
     expected = score(trained, ROWS)
     assert export_policy(whole, tmp_path / "out")[0] == 4
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    base = split(trained.params)[0]
+    base = trained.params.base
     exported = open_trained(tmp_path / "out").params
     np.testing.assert_array_equal(exported["embed"], base["embed"])
     assert np.abs(exported["layers"]["q"] - base["layers"]["q"]).max() > 1e-4
@@ -125,7 +127,7 @@ def published(tmp_path_factory):
     """A published folder to train adapters to."""
     folder = tmp_path_factory.mktemp("published")
     plain = [binding for binding in TINY if "LoRA" not in binding]
-    run(folder / "run", "Loop.steps=1", "Decoder.tied=False", over=plain)
+    run(folder / "run", "Online.steps=1", "Decoder.tied=False", over=plain)
     export_policy(folder / "run", folder / "model")
     return folder / "model"
 
@@ -137,7 +139,7 @@ def published_run(published, folder, *bindings, steps=2):
         f"{start}Config.model = @Published()\nPublished.path = '{published}'\n{rest.split(chr(10) * 2, 1)[1]}"
     )
     over = [binding for binding in TINY if not binding.startswith("Decoder")]
-    run(folder, f"Loop.steps={steps}", *bindings, config=gin, over=over)
+    run(folder, f"Online.steps={steps}", *bindings, config=gin, over=over)
     return folder
 
 
@@ -179,8 +181,8 @@ def test_a_base_in_four_bits_is_kept_resumed_and_exported(published, tmp_path):
     published_run(published, tmp_path / "cut", *bits, steps=1)
     cut = published_run(published, tmp_path / "cut", *bits)
     assert run_hash.run_fingerprint(cut, 2) == run_hash.run_fingerprint(straight, 2)
-    began, base = open_trained(published).params["layers"]["up"], arrays(cut, 2)["base"]
-    expected = quantise(began, "up", "nf4", ("layers", "embed", "mlp"))
+    began, base = open_trained(published).params["layers"]["up"], models(cut, 2)["policy"]["frozen"]
+    expected = quantize(began, "up", "nf4", ("layers", "embed", "mlp"))
     jax.tree.map(np.testing.assert_array_equal, base["layers"]["up"], expected)
     assert base["layers"]["up"]["nf4"].nbytes * 8 == began.nbytes
     expected = score(open_trained(cut), ROWS)
@@ -198,7 +200,7 @@ def test_a_run_may_begin_from_an_adapter_and_needs_it_no_more(published, tmp_pat
     export_adapter(first, adapter)
     again = published_run(published, tmp_path / "again", f"Published.adapter='{adapter}'", steps=1)
     expected = score(open_trained(published, [f"Published.adapter='{adapter}'"]), ROWS)
-    base = split(open_trained(again).params)[0]
+    base = open_trained(again).params.base
     merged = open_trained(published, [f"Published.adapter='{adapter}'"]).params
     jax.tree.map(np.testing.assert_array_equal, base, merged)
     assert expected

@@ -22,6 +22,39 @@ def test_a_path_that_lost_a_slash_is_still_a_bucket():
         paths.local("gs:/bucket/run")
 
 
+def test_a_normal_path_is_absolute_and_has_no_dots(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    for text in ("../run", "run/../../run", "./../a/../run", str(tmp_path / "a" / ".." / "run")):
+        assert paths.normalize(text) == tmp_path / "run"
+    assert paths.normalize("run") == tmp_path / "a" / "run"
+    assert paths.normalize(paths.normalize("../run")) == paths.normalize("../run")
+    with pytest.raises(ValueError, match="gs://"):
+        paths.normalize("gs://bucket/run")
+
+
+def test_what_is_above_a_link_is_above_the_folder_it_leads_to(tmp_path, monkeypatch):
+    (tmp_path / "disk" / "runs").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "runs")
+    assert paths.normalize(tmp_path / "link" / ".." / "run") == tmp_path / "disk" / "run"
+    assert paths.normalize(tmp_path / "link" / "run") == tmp_path / "link" / "run"
+
+
+def test_pipes_and_devices_are_special_and_files_folders_and_links_to_them_are_not(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link-to-pipe").symlink_to(tmp_path / "pipe")
+    for name in ("file", "link", "."):
+        paths.check_not_special(tmp_path / name)
+    for path, kind in ((tmp_path / "pipe", "a named pipe"), (tmp_path / "link-to-pipe", "a named pipe"),
+                       ("/dev/null", "a device")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"is {kind}, not a file"):
+            paths.check_not_special(path)
+    with pytest.raises(FileNotFoundError):
+        paths.check_not_special(tmp_path / "none")
+
+
 def test_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path):
     target = tmp_path / "a.json"
     paths.write_bytes_atomic(target, b"old")

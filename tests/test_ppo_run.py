@@ -11,18 +11,18 @@ import pytest
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.models.contract import VALUE
+from jrl.models.heads import VALUE
 from jrl.run import run_hash
 from jrl.run.policy import open_trained
 from jrl.tools.export import export_policy
 from jrl.tools.score import score
 
-pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Loop.prompts=32", "Loop.samples=1", "Loop.steps=4", "Checkpoint.every=2",
-    "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Config.algo=@PPO()", "Learner.minibatches=2",
+    "Decoder.mlp_width=32", "Online.prompts=32", "Online.samples=1", "Online.steps=4", "Checkpoint.every=2",
+    "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Online.objective=@PPO()", "Learner.minibatches=2",
 ]  # fmt: skip
 ROWS = [[1, 2, 3, 40], [9], [5, 6] * 20]
 
@@ -53,7 +53,8 @@ def whole(tmp_path_factory):
 
 
 def trained_at(folder, step):
-    return run_hash.read_step(folder, step)[0]["state"]["params"]
+    """Returns the policy as it was saved: params, heads, opt_state."""
+    return run_hash.read_step(folder, step)[0]["state"]["models"]["policy"]
 
 
 def test_a_run_that_is_left_and_resumed_holds_the_same_bits(whole, tmp_path):
@@ -63,9 +64,9 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(whole, tmp_path):
 
 
 def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimiser(whole):
-    first, last = trained_at(whole[0], 1)[VALUE], trained_at(whole[0], 4)[VALUE]
+    first, last = (trained_at(whole[0], step)["heads"][VALUE] for step in (1, 4))
     assert first.shape == (1, 16, 1) and np.abs(first).max() > 0 and not np.array_equal(first, last)
-    moments = run_hash.read_step(whole[0], 4)[0]["state"]["opt_state"]
+    moments = trained_at(whole[0], 4)["opt_state"]
     named = [path for path, _ in jax.tree_util.tree_leaves_with_path(moments) if VALUE in jax.tree_util.keystr(path)]
     assert len(named) == 2
     for step in whole[1]:
@@ -76,7 +77,7 @@ def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimiser(whole):
 
 
 def test_the_first_completions_are_those_without_a_head(whole, tmp_path):
-    plain = run(tmp_path, "Config.algo=@Reinforce()", "Learner.minibatches=1", "Loop.steps=1")[0].rollout
+    plain = run(tmp_path, "Online.objective=@Reinforce()", "Learner.minibatches=1", "Online.steps=1")[0].rollout
     np.testing.assert_array_equal(whole[1][0].rollout["tokens"], plain["tokens"])
     # What the sampler hashes is what it is given: the same weights, without a head among them.
     assert open_trained(tmp_path).params.keys() == open_trained(whole[0]).params.keys()
@@ -85,7 +86,7 @@ def test_the_first_completions_are_those_without_a_head(whole, tmp_path):
 def test_an_exported_run_scores_as_the_run_and_has_no_head(whole, tmp_path, caplog):
     expected = score(open_trained(whole[0]), ROWS)
     export_policy(whole[0], tmp_path / "out")
-    assert f"the value head is no part of the policy: it stays in {whole[0]}" in caplog.text
+    assert f"the value head of policy is no part of the policy: it stays in {whole[0]}" in caplog.text
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -94,22 +95,23 @@ def test_explained_variance_rises(tmp_path):
     """The reward is decided by an answer's first byte: 0 for the value of a token after it is a mistake."""
     steps = run(
         tmp_path, r"Regex.pattern='[ -~](.|\n)*'", "AdamW.learning_rate=1e-2", "PPO.value_coefficient=100.0",
-        "PPO.gae_lambda=1.0", "PPO.value_clip=None", "Loop.prompts=128", "Loop.steps=12", "Learner.epochs=4",
+        "PPO.gae_lambda=1.0", "PPO.value_clip=None", "Online.prompts=128", "Online.steps=12", "Learner.epochs=4",
     )  # fmt: skip
     explained = [step.metrics["value/explained_variance"] for step in steps]
     assert abs(explained[0]) < 1e-3 and np.mean(explained[-3:]) > 0.2
 
 
 def test_adapters_are_trained_with_a_head_beside_them_at_lag_one_with_groups(tmp_path):
-    bindings = ["Config.adapter=@LoRA()", "LoRA.rank=2", "Loop.lag=1", "Loop.prompts=8", "Loop.samples=4",
-                "Learner.minibatches=1", "Learner.prefix_sharing='in_row'"]  # fmt: skip
+    bindings = ["Config.adapter=@LoRA()", "LoRA.rank=2", "Online.lag=1", "Online.prompts=8",
+                "Online.samples=4", "Learner.minibatches=1", "Learner.prefix_sharing='in_row'"]  # fmt: skip
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     steps = run(straight, *bindings)
     assert steps[0].metrics["ratio"] == 1  # of the only update of its batch
     run(cut, *bindings, stop_after=3)
     run(cut, *bindings)
     assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
-    assert trained_at(cut, 4).keys() == {"q", "k", "v", "o", "gate", "up", "down", VALUE}
+    assert trained_at(cut, 4)["params"].keys() == {"q", "k", "v", "o", "gate", "up", "down"}
+    assert trained_at(cut, 4)["heads"].keys() == {VALUE}
     export_policy(cut, tmp_path / "out")
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), score(open_trained(cut), ROWS), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -124,21 +126,25 @@ def test_a_published_model_begins_with_a_head_of_zeros(whole, tmp_path):
     )
     over = [binding for binding in TINY if not binding.startswith("Decoder")]
     folder = tmp_path / "run"
-    steps = run(folder, "Loop.steps=1", "Checkpoint.every=1", config=gin, over=over)
+    steps = run(folder, "Online.steps=1", "Checkpoint.every=1", config=gin, over=over)
     assert steps[0].metrics["value/explained_variance"] == pytest.approx(0, abs=1e-3)
-    assert np.abs(trained_at(folder, 1)[VALUE]).max() > 0
+    assert np.abs(trained_at(folder, 1)["heads"][VALUE]).max() > 0
 
 
 def test_a_model_of_ones_own_has_no_value_head():
     with pytest.raises(ConfigError, match=r"PPO trains a value head, .* and not those of Small"):
-        jrl.load_config("configs/own/linen.gin", ["Config.algo=@PPO()"])
+        jrl.load_config("configs/own/linen.gin", ["Online.objective=@PPO()"])
 
 
-def test_a_warm_start_leaves_the_head_at_zero_and_rl_moves_it(tmp_path):
-    warm = ["Config.sft=@SFT()", "SFT.steps=2", "SFT.sequences=4"]
-    seen = run(tmp_path, *warm, "Loop.steps=1", "Checkpoint.every=1", "Checkpoint.keep=9")
+WARM = ["Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()",
+        "warm/Offline.objective=@SFT()", "warm/Offline.steps=2", "warm/Offline.batch_size=4"]  # fmt: skip
+
+
+def test_a_warm_start_has_no_head_and_rl_begins_with_one_of_zeros_and_moves_it(tmp_path):
+    seen = run(tmp_path, *WARM, "Online.steps=1", "Checkpoint.every=1", "Checkpoint.keep=9")
     assert [step.phase for step in seen] == ["sft", "sft", "rl"]
-    before, after = trained_at(tmp_path, 2), trained_at(tmp_path, 3)
-    np.testing.assert_array_equal(before[VALUE], 0)
-    assert np.abs(before["embed"] - trained_at(tmp_path, 1)["embed"]).max() > 0
-    assert np.abs(after[VALUE]).max() > 0
+    first, before, after = (trained_at(tmp_path, step) for step in (1, 2, 3))
+    assert "heads" not in before
+    assert np.abs(before["params"]["embed"] - first["params"]["embed"]).max() > 0
+    assert seen[-1].metrics["value/explained_variance"] == pytest.approx(0, abs=1e-3)  # it says 0 of everything
+    assert np.abs(after["heads"][VALUE]).max() > 0

@@ -38,7 +38,8 @@ Data:
   prompt_length = 64
   held_out_every = 1
 Sampler.completion_length = 4
-Config.algo = @GRPO()
+Config.stages = [@Online()]
+Online.objective = @GRPO()
 Config.eval = @Eval()
 Eval:
   prompts = 6
@@ -66,7 +67,7 @@ def made(tmp_path_factory):
     cfg = Decoder(vocab_size=576, **QWEN)
     folder = tmp_path_factory.mktemp("model") / "qwen"
     params = jax.jit(lambda key: init(key, decoder.spec(cfg)))(jax.random.key(0))
-    export(params, cfg, folder, dtype="float32", most_bytes=1 << 30, family=FAMILIES["Qwen2"], companions=files)
+    export(params, cfg, folder, dtype="float32", max_bytes=1 << 30, family=FAMILIES["Qwen2"], companions=files)
     return folder
 
 
@@ -171,7 +172,7 @@ def test_doctor_lists_what_is_not_recognised(folder):
     assert "!! the model is refused:" in said(folder)
     change(folder / "config.json", twist=None, vocab_size=200)
     text = said(folder)
-    assert "!! the tensors in" in text and "model.embed_tokens.weight is [576, 16] and not [200, 16]" in text
+    assert "!! the tensors in" in text and "model.embed_tokens.weight is [576, 16], expected [200, 16]" in text
     assert "!! the tokenizer's largest id is" in text
     change(folder / GENERATION, temperature="hot")
     assert "!! " + str(folder / GENERATION) in said(folder)
@@ -187,7 +188,7 @@ def test_doctor_names_a_missing_tensor_and_a_folder_without_a_tokenizer(folder, 
     (folder / "tokenizer.json").unlink()
     assert cli.main(["doctor", str(folder)]) == cli.STOPPED
     text = capsys.readouterr().out
-    assert "missing (1): model.norm.weight; left over (1): model.extra.weight" in text
+    assert "missing (1): model.norm.weight; unexpected (1): model.extra.weight" in text
     assert "no tokenizer (tokenizer.json or tokenizer.model): token ids only" in text
 
 

@@ -16,7 +16,7 @@ from jrl.tasks.tokenizers.published import HuggingFace, build
 from jrl.tools import chat, doctor
 from jrl.types import Finish
 
-pytestmark = pytest.mark.usefixtures("sealed_before_the_first_step")
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -40,12 +40,12 @@ def _run_one(tmp_path):
     run = tmp_path / "run"
     overrides = ["Config.tokenizer=@HuggingFace()", f"HuggingFace.path={str(folder)!r}", "Data.prompt_length=48",
                  "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-                 "Decoder.mlp_width=32", "Loop.prompts=8", "Loop.samples=2", "Loop.steps=1"]  # fmt: skip
+                 "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=2", "Online.steps=1"]  # fmt: skip
     jrl.train("configs/tiny.gin", overrides, run=run)
     tokenizer = build(HuggingFace(path=str(folder)), [])
     trained = open_trained(run)
     assert trained.policy.tokenizer.fingerprint == tokenizer.fingerprint
-    assert "keeps earlier turns" in "\n".join(line.text for line in doctor.run_lines(run))
+    assert "leaves earlier turns unchanged" in "\n".join(line.text for line in doctor.run_lines(run))
     assert trained.policy.cfg.vocab_size == tokenizer.vocab_size
     asked = chat.ask(chat.open_chat(trained, max_tokens=3, seed=1), ["<|eot_id|> 1+1"])
     assert asked[0][0].finish in ("stop_token", "length")

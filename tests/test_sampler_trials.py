@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.learning import learner, pack
+from jrl.learning import layout, learner, pack
 from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.ops.draw import race
@@ -70,19 +70,21 @@ def scores(params, tokens, cfg=CFG):
     return np.concatenate([np.zeros_like(logits[:, :1]), logits[:, :-1]], axis=1)
 
 
-LEARNER = learner.Learner(row_length=32, micro_batch_tokens=4 * 32, logprob_chunk=7)
+LEARNER = layout.Learner(row_length=32, micro_batch_tokens=4 * 32, logprob_chunk=7)
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def learner_forward(params, out, plan, temperature, cfg):
     batch = pack.pack_rollout(out, plan, temperature)
-    values = learner.logprobs(params, batch, model=decoder.MODEL, cfg=cfg, chunk=LEARNER.logprob_chunk)
+    values = learner.logprobs(
+        learner.Weights(params, {}), batch, model=decoder.MODEL, cfg=cfg, chunk=LEARNER.logprob_chunk
+    )
     return pack.unpack(values, plan.source, out.tokens.shape[1], out.tokens.shape[0])
 
 
 def packed_logprobs(params, out, lengths, cfg, temperature):
     """Log-probs [N, T] of the learner's own path: packed into rows of 32, two micro-batches or more, chunks of 7."""
-    shape = learner.packed_shape(LEARNER, *out.tokens.shape, 1)
+    shape = layout.packed_shape(LEARNER, *out.tokens.shape, 1)
     plan = pack.plan(lengths, shape, 0, 1)
     assert plan.num_real >= 2
     with jax.set_mesh(one_device()):
@@ -186,7 +188,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
                 worst_packed = max(worst_packed, difference.max() / scale)
                 errors.append(difference)
                 if sampling_params:
-                    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.kept)[..., None]))
+                    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
                     # The chosen token is not looked up in it: at the edge of the support two tokens may trade places.
                     lost = np.log(np.where(keep | ~mask[..., None], np.exp(full), 0).sum(-1))
                     truncated = np.abs(out.truncated_logprobs - (chosen - lost))[mask]

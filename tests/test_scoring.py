@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+import time
+
 import numpy as np
 import pytest
 
-from jrl.rollout.scoring import Scoring, ScoringStopped, open_scoring
+from jrl.rollout.scoring import Scoring, ScoringAbandoned, ScoringStopped, open_scoring
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge
@@ -52,29 +56,65 @@ def test_the_reward_is_the_weighted_sum_and_the_first_verifier_gives_the_status(
     np.testing.assert_array_equal(scores.reward, np.array([1.5, 0.5, 0.0, 0.0], np.float32))
     assert scores.verdict.tolist() == [Status.CORRECT, Status.WRONG, Status.WRONG, Status.UNPARSABLE]
     assert scores.valid.all()
-    assert {name: part.tolist() for name, part in scores.parts.items()} == {
+    assert {name: part.tolist() for name, part in scores.components.items()} == {
         "Exact": [1, 0, 0, 0],
         "Length": [1, 1, 0, 0],
     }
     assert (scores.reward.dtype, scores.valid.dtype, scores.verdict.dtype) == (np.float32, np.bool_, np.int8)
-    assert all(part.dtype == np.float32 for part in scores.parts.values())
+    assert all(part.dtype == np.float32 for part in scores.components.values())
     assert scores.counts["CORRECT"] == 1 and sum(scores.counts.values()) == 4
 
 
 def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():
-    scores = score(Scoring(verifiers=(Exact(), row("fails"), row("third"))), ["4", "raise", "exit"])
+    scores = score(Scoring(verifiers=(Exact(), row("fails"), row("third")), stop_above_verifier_errors=0.5), [
+        "4", "raise", "exit"])  # fmt: skip
     assert scores.valid.tolist() == [True, False, False]
     assert scores.verdict.tolist() == [Status.CORRECT, Status.VERIFIER_ERROR, Status.CRASH]
-    assert np.isnan(scores.parts["fails"]).tolist() == [False, True, True]
-    assert scores.parts["third"].tolist() == [np.float32(1 / 3)] * 3
+    assert np.isnan(scores.components["fails"]).tolist() == [False, True, True]
+    assert scores.components["third"].tolist() == [np.float32(1 / 3)] * 3
     assert "on purpose" in scores.details[1]
     assert scores.counts["VERIFIER_ERROR"] == scores.counts["CRASH"] == 1
 
 
-def test_a_verifier_that_always_raises_masks_every_row_and_does_not_stop_the_run():
-    scores = score(Scoring(verifiers=(row("fails"),)), ["raise"] * 4)
-    assert not scores.valid.any()
-    assert scores.counts["VERIFIER_ERROR"] == 4
+def test_a_verifier_that_raises_on_many_rows_stops_the_run_and_is_named():
+    verifiers = (Exact(), row("third"), row("fails"))
+    with pytest.raises(ScoringStopped) as stopped:
+        score(Scoring(verifiers=verifiers), ["4", "raise", "4", "raise"])
+    for said in (
+        "2 of 4 completions (50%)",
+        "stop_above_verifier_errors = 0.25",
+        "fails (2): RuntimeError: on purpose",
+    ):
+        assert said in str(stopped.value)
+    scores = score(Scoring(verifiers=verifiers, stop_above_verifier_errors=0.5), ["4", "raise", "4", "raise"])
+    assert scores.valid.tolist() == [True, False, True, False]
+    assert scores.counts["VERIFIER_ERROR"] == 2
+
+
+def test_a_verifier_that_raises_now_and_then_masks_those_rows():
+    scores = score(Scoring(verifiers=(row("fails"),)), ["4", "raise", "4", "4"])
+    assert scores.valid.tolist() == [True, False, True, True]
+
+
+def test_what_a_crash_hides_behind_a_verifier_that_raises_is_counted_too():
+    verifiers = (row("fails"), as_verifier("always", lambda c, e: 0.0).config())
+    part = PartSource(
+        "always.py", "def always(completion, example): raise KeyError('gone')\nVERIFIERS = {'always': always}"
+    )
+    with open_scoring(Scoring(verifiers=verifiers), {**table(), "always": lambda c, e: 0.0}, (PART, part)) as scorer:
+        ticket = scorer.submit(["exit", "4"], [example()] * 2, [((0, 0), n) for n in range(2)])
+        with pytest.raises(ScoringStopped, match=r"2 of 2 completions .*always \(2\): KeyError: 'gone'"):
+            scorer.collect(ticket)
+
+
+def test_the_scored_share_leaves_padding_out_and_the_first_problem_is_told():
+    scores = score(Scoring(verifiers=(row("fails"),), stop_above_verifier_errors=1.0), ["4", "4", "raise", "exit"])
+    assert scores.scored_share == 0.5
+    assert "on purpose" in scores.first_problem
+    padding = [Status.CORRECT, Status.CORRECT, Status.PADDING, Status.PADDING]
+    padded = dataclasses.replace(scores, verdict=np.array(padding, np.int8))
+    assert (padded.scored_share, padded.first_problem) == (1.0, "")
+    assert score(Scoring(verifiers=(Exact(),)), []).scored_share is None
 
 
 def test_an_overlong_completion_is_seen_by_no_verifier():
@@ -89,28 +129,28 @@ def test_an_example_that_names_its_verifiers_is_judged_by_those():
     scores = score(config, ["4", "4.0", "4"], examples)
     assert scores.reward.tolist() == [2.0, 1.0, 3.0]  # 2 * 1; 1 * 1 + 2 * 0; 2 * 1 + 1
     assert scores.verdict.tolist() == [Status.CORRECT] * 3
-    np.testing.assert_array_equal(scores.parts["Numeric"], np.array([np.nan, 1, np.nan], np.float32))
+    np.testing.assert_array_equal(scores.components["Numeric"], np.array([np.nan, 1, np.nan], np.float32))
 
 
 def test_verifiers_that_the_data_will_ask_for_can_be_loaded_first():
     with open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numeric", "Exact")) as scorer:
         scores = scorer.collect(scorer.submit(["4"], [example()], [((0, 0), 0)]))
-    assert np.isnan(scores.parts["Numeric"]).all() and scores.parts["Exact"].tolist() == [1.0]
-    with pytest.raises(ValueError, match="the run's data names the verifier 'Numerik'"):
+    assert np.isnan(scores.components["Numeric"]).all() and scores.components["Exact"].tolist() == [1.0]
+    with pytest.raises(ValueError, match=r"Unknown verifier 'Numerik' in the run's data\. Did you mean 'Numeric'"):
         open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numerik",))
 
 
 def test_a_verifier_used_twice_has_two_parts():
     scores = score(Scoring(verifiers=(Length(high=2), Length(high=5, weight=0.5))), ["abc"])
-    assert {name: part.tolist() for name, part in scores.parts.items()} == {"Length": [0.0], "Length_2": [1.0]}
+    assert {name: part.tolist() for name, part in scores.components.items()} == {"Length": [0.0], "Length_2": [1.0]}
     assert scores.reward.tolist() == [0.5]
 
 
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
-        (Scoring(), {}, "nothing judges example 'e'"),
-        (Scoring(), {"verifiers": ("Exakt",)}, r"example 'e' names the verifier 'Exakt'.*did you mean 'Exact'"),
+        (Scoring(), {}, "no verifier scores example 'e'"),
+        (Scoring(), {"verifiers": ("Exakt",)}, r"Unknown verifier 'Exakt' in example 'e'\. Did you mean 'Exact'"),
         (Scoring(), {"verifiers": ("Regex",)}, r"no defaults.*add @Regex\(\) to Scoring.verifiers"),
     ],
 )
@@ -120,11 +160,12 @@ def test_an_example_that_nothing_can_judge_is_refused(config, fields, message):
 
 
 def test_a_verifier_outside_the_table_is_refused():
-    with pytest.raises(ValueError, match=r"Scoring\.verifiers names the verifier 'other'"):
+    with pytest.raises(ValueError, match=r"Unknown verifier 'other' in Scoring\.verifiers"):
         open_scoring(Scoring(verifiers=(row("other"),)), table())
 
 
-@pytest.mark.parametrize("fields", [{"workers": 0}, {"cpu_seconds": 0.0}, {"stop_above": 1.5}, {"max_characters": -1}])
+@pytest.mark.parametrize("fields", [{"workers": 0}, {"cpu_seconds": 0.0}, {"stop_above": 1.5},
+                                    {"stop_above_verifier_errors": -1.0}, {"max_characters": -1}])  # fmt: skip
 def test_a_config_that_makes_no_sense_is_refused(fields):
     with pytest.raises(ValueError, match=f"Scoring.{next(iter(fields))}"):
         Scoring(**fields)
@@ -141,7 +182,7 @@ def test_scores_do_not_depend_on_the_number_of_workers():
 
 
 def test_a_verdict_that_met_its_deadline_is_replayed_after_a_resume(tmp_path):
-    config = Scoring(verifiers=(row("fails"),), wall_seconds=0.3)
+    config = Scoring(verifiers=(row("fails"),), wall_seconds=0.3, stop_above_verifier_errors=0.5)
     quick = tmp_path / "quick"
     examples = [example(info={"quick": str(quick)})] * 3
     first = score(config, ["sleep", "4", "raise"], examples, tmp_path / "journal.jsonl")
@@ -159,14 +200,34 @@ def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):
         lost = (Verdict(Status.INFRA_ERROR, None, "no process could be had"),)
         found = (Verdict(Status.CORRECT, 1.0),)
         ticket = scorer.submit(["4"] * 5, [example()] * 5, [((0, 0), n) for n in range(5)])
-        monkeypatch.setattr(scorer.pool, "collect", lambda _: [lost, found, lost, found, found])
+        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, found, lost, found, found])
         scores = scorer.collect(ticket)  # 2 of 5 is not above 0.4
         assert scores.valid.tolist() == [False, True, False, True, True]
-        monkeypatch.setattr(scorer.pool, "collect", lambda _: [lost, lost, lost, found, found])
+        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, lost, lost, found, found])
         with pytest.raises(ScoringStopped, match=r"3 of 5 .* no process could be had"):
             scorer.collect(ticket)
 
 
+def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path):
+    config = Scoring(verifiers=(row("fails"),), wall_seconds=100.0)
+    stop, told = threading.Event(), []
+    examples = [example(info={"quick": str(tmp_path / "none")})] * 9
+    with open_scoring(config, table(), (PART,), tmp_path / "journal.jsonl") as scorer:
+        ticket = scorer.submit(["4"] + ["sleep"] * 7 + ["x" * 200_000], examples, [((0, 0), n) for n in range(9)])
+        threading.Timer(0.5, stop.set).start()
+        start = time.monotonic()
+        with pytest.raises(ScoringAbandoned):
+            scorer.collect(ticket, stop.is_set, lambda done, total: told.append((done, total)))
+        assert time.monotonic() - start < 2.0
+        assert told[-1] == (2, 9)  # one was judged, one is too long to be asked about
+        ticket = scorer.submit(["4", "4"], examples[:2], [((0, 1), n) for n in range(2)])
+        assert scorer.collect(ticket, progress=lambda *now: told.append(now)).valid.all()
+        assert told[-1] == (2, 2)
+        start = time.monotonic()
+    assert time.monotonic() - start < 2.0
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
+
+
 def test_nothing_to_score_scores_nothing():
     scores = score(Scoring(verifiers=(Exact(),)), [])
-    assert scores.reward.shape == (0,) and scores.parts["Exact"].shape == (0,)
+    assert scores.reward.shape == (0,) and scores.components["Exact"].shape == (0,)

@@ -1,14 +1,17 @@
-"""The algorithms: one file each, one row here. The name is the config class's name, `Config.algo = @GRPO()` in gin."""
+"""The objectives: one file each, one row here. The name is the config class's name, `Online.objective = @GRPO()` in
+gin."""
 
 from __future__ import annotations
 
-from jrl.algos import dapo, dr_grpo, grpo, ppo, reinforce
-from jrl.algos.contract import Algorithm
+from jrl.algos import bradley_terry, dapo, dr_grpo, grpo, ppo, reinforce, sft
+from jrl.algos.contract import Objective
 
-ALGOS: dict[str, Algorithm] = {
-    "Reinforce": reinforce.ALGORITHM,
-    "GRPO": grpo.ALGORITHM,
-    "DrGRPO": dr_grpo.ALGORITHM,
-    "DAPO": dapo.ALGORITHM,
-    "PPO": ppo.ALGORITHM,
+ALGOS: dict[str, Objective] = {
+    "Reinforce": reinforce.OBJECTIVE,
+    "GRPO": grpo.OBJECTIVE,
+    "DrGRPO": dr_grpo.OBJECTIVE,
+    "DAPO": dapo.OBJECTIVE,
+    "PPO": ppo.OBJECTIVE,
+    "SFT": sft.OBJECTIVE,
+    "BradleyTerry": bradley_terry.OBJECTIVE,
 }

@@ -1,4 +1,4 @@
-"""What the algorithms have in common: options, checks, counters, and the terms every token loss ends with."""
+"""What objectives share: options, checks, counters, and the terms every token loss ends with."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TruncatedImportance:
     per-token geometric mean (AReaL's "sequence").
     """
 
-    cap: float = 2.0
-    level: Literal["token", "sequence", "geometric"] = "token"
+    cap: float = 2.0  # largest weight
+    level: Literal["token", "sequence", "geometric"] = "token"  # what a weight is of
 
 
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
@@ -72,6 +72,20 @@ def check_importance(config: Any) -> None:
         raise ValueError(
             f"TruncatedImportance.level = {option.level!r} must be 'token', 'sequence' (product of a sequence's "
             "ratios) or 'geometric' (their per-token mean)."
+        )
+
+
+def check_kl_estimator(config: Any) -> None:
+    """Raises ValueError where the estimator of the KL in the loss is unknown, or has no gradient in expectation."""
+    name = type(config).__name__
+    if config.kl_estimator == "k1":
+        raise ValueError(
+            f"{name}.kl_estimator = 'k1' regularises nothing: the expected gradient of k1 as a loss is zero. Use 'k2' "
+            "(reverse KL) or 'k3' (GRPO's own, forward KL)."
+        )
+    if config.kl_estimator not in ("k2", "k3", "k3_corrected", "k3_straight"):
+        raise ValueError(
+            f"{name}.kl_estimator = {config.kl_estimator!r} must be 'k2', 'k3', 'k3_corrected' or 'k3_straight'."
         )
 
 
@@ -136,6 +150,18 @@ def with_entropy(coefficient: Array | None, loss: Array, tokens: contract.Tokens
     if coefficient is None:
         return loss
     return loss + entropy.entropy_bonus(tokens.entropy, tokens.mask, coefficient=coefficient)
+
+
+def kl_loss(estimator: str, tokens: contract.Tokens) -> Array:
+    """Returns the estimate of the KL to the reference that enters a loss (K2 to K4), [..., L], by its name in GRPO."""
+    new, old, reference, mask = tokens.logprobs, tokens.old_logprobs, tokens.ref_logprobs, tokens.mask
+    if estimator == "k2":
+        return kl.k2(new, reference, mask)
+    if estimator == "k3":
+        return kl.k3(new, reference, mask)
+    if estimator == "k3_corrected":
+        return kl.corrected_k3(new, old, reference, mask)
+    return kl.straight_through_k3(new, reference, mask)
 
 
 def clip_metrics(config: Any, tokens: contract.Tokens) -> dict[str, Array]:

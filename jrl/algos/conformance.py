@@ -1,6 +1,7 @@
 """What every row of ALGOS promises, as checks that raise AssertionError: for our rows and for a user's own.
 
-Each takes a row and a configuration of it. They feed small arrays; no model is involved.
+Each takes a row and a configuration of it. They feed small arrays; no model is involved. Which promises a row makes
+follows from the functions that it has: `promises_of`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.algos.contract import Algorithm, Groups, Tokens
-from jrl.types import Finish
+from jrl.algos.contract import Groups, Objective, Sequences, Tokens
+from jrl.types import Finish, PyTree
 
 Array = jax.Array
 
@@ -23,109 +24,110 @@ ROWS = NUM_GROUPS * SAMPLES
 TOLERANCE = 1e-5
 
 
-def jit_changes_nothing(algorithm: Algorithm, config: Any) -> None:
+# Of every row
+
+
+def its_functions_go_together(objective: Objective, config: Any) -> None:
+    """There is a loss; what is credited to tokens has a loss of tokens; a value head has targets."""
+    needs, of_tokens = objective.needs(config), objective.token_loss is not None
+    _true(of_tokens or objective.sequence_loss is not None, "it has neither a token_loss nor a sequence_loss")
+    _true(of_tokens or objective.advantages is None, "it has advantages and no token_loss that reads them")
+    _true(needs.logprobs or not of_tokens, "it has a token_loss, which needs log-probs, and Needs.logprobs is False")
+    _true(needs.values == (objective.returns is not None), "it needs a value head and has no returns, or the reverse")
+    of_units = objective.unit_size == 1 or objective.sequence_loss is not None
+    _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")
+
+
+def jit_changes_nothing(objective: Objective, config: Any) -> None:
     """Compiled and plain, every function of the row gives the same numbers."""
-    groups, baseline = sample_groups(), jnp.float32(0.3)
-    plain, compiled = _credit(algorithm, config, groups, baseline), _jit_credit(algorithm)(config, groups, baseline)
-    _close(compiled, plain, "keep, shape, advantages, weights or denominator differ under jit")
-    tokens = sample_tokens()
-    _close(jax.jit(algorithm.token_loss)(config, tokens), algorithm.token_loss(config, tokens), "token_loss under jit")
+    for state in _states(objective, config):
+        if objective.advantages is not None:
+            groups = _groups(objective, config)
+            compiled = jax.jit(lambda *arrays: _credit(objective, *arrays))(config, groups, state)
+            _close(
+                compiled,
+                _credit(objective, config, groups, state),
+                "keep, shape, advantages, weights or denominator differ under jit",
+            )
+        if objective.token_loss is not None:
+            arrays = config, _tokens(objective, config), state
+            _close(jax.jit(objective.token_loss)(*arrays), objective.token_loss(*arrays), "token_loss under jit")
+        if objective.sequence_loss is not None:
+            arrays = config, _sequences(objective, config), state
+            plain = objective.sequence_loss(*arrays)
+            _close(jax.jit(objective.sequence_loss)(*arrays), plain, "sequence_loss under jit")
 
 
-def another_float_compiles_nothing(algorithm: Algorithm, config: Any) -> None:
+def another_float_compiles_nothing(objective: Objective, config: Any) -> None:
     """Float fields are traced: changing one does not trace the functions again."""
     traces = []
 
     @jax.jit
-    def run(config: Any, groups: Groups, tokens: Tokens) -> Any:
+    def run(config: Any, inputs: dict[str, Any], state: PyTree) -> Any:
         traces.append(1)
-        return _credit(algorithm, config, groups, jnp.float32(0.3)), algorithm.token_loss(config, tokens)
+        return _everything(objective, config, inputs, state)
 
-    run(config, sample_groups(), sample_tokens())
-    run(_nudged(config), sample_groups(), sample_tokens())
+    inputs, state = _inputs(objective, config), objective.init_state(config)
+    run(config, inputs, state)
+    run(_nudged(config), inputs, state)
     _true(len(traces) == 1, "changing a float of the configuration compiled again: decorate the class with @traced")
 
 
-def zero_advantage_gives_zero_policy_gradient(algorithm: Algorithm, config: Any) -> None:
+def the_state_keeps_its_form(objective: Objective, config: Any) -> None:
+    """The state is a tree of arrays; `advantages` and `next_state` keep its structure, shapes and dtypes, so that a
+    checkpoint of any step can be restored."""
+    first = objective.init_state(config)
+    for leaf in jax.tree.leaves(first):
+        _true(isinstance(leaf, jax.Array | np.ndarray), f"init_state has {leaf!r} in it, which is not an array")
+    form = _form(first)
+    if objective.advantages is not None:
+        following = _credit(objective, config, _groups(objective, config), first)["state"]
+        _true(_form(following) == form, f"advantages turn a state of {form} into one of {_form(following)}")
+    following = objective.next_state(config, first, _step_metrics(objective, config, first))
+    _true(_form(following) == form, f"next_state turns a state of {form} into one of {_form(following)}")
+
+
+# Of rows that credit what was sampled
+
+
+def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any) -> None:
     """With advantage 0, and the policy at its reference, log-probs get no gradient."""
-    tokens = sample_tokens()
-    tokens = tokens.replace(advantages=jnp.zeros_like(tokens.advantages), ref_logprobs=tokens.logprobs)
-    gradient = _gradient(algorithm, config, tokens)
+    tokens = _tokens(objective, config)
+    tokens = tokens.replace(
+        advantages=jnp.zeros_like(tokens.advantages),
+        ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
+    )
+    gradient = _gradient(objective, config, tokens)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")
 
 
-def masked_tokens_do_not_matter(algorithm: Algorithm, config: Any) -> None:
-    """NaN under the mask reaches neither loss, metrics nor gradient; nor does any other value there."""
-    tokens = sample_tokens()
-    poison = lambda x: jnp.where(tokens.mask, x, jnp.nan)
-    names = ("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages", "values",
-             "old_values", "returns")  # fmt: skip
-    poisoned = tokens.replace(**{name: poison(getattr(tokens, name)) for name in names})
-    seen = lambda tree: jax.tree.map(lambda x: jnp.where(tokens.mask, x, 0), tree)
-    clean, dirty = algorithm.token_loss(config, tokens), algorithm.token_loss(config, poisoned)
-    _close(seen(dirty), seen(clean), "a masked token changes the loss or a metric of another")
-    _true(
-        bool(jnp.all(jnp.isfinite(dirty[0]))),
-        "NaN under the mask comes out of token_loss: mask its inputs, not its result",
-    )
-    gradient = _gradient(algorithm, config, poisoned)
-    _close(gradient, _gradient(algorithm, config, tokens), "NaN under the mask reaches the gradient")
-    pulled = lambda g: bool(jnp.all(jnp.where(tokens.mask, 0, g) == 0) & jnp.all(jnp.isfinite(g)))
-    _true(pulled(gradient), "a masked token has a gradient")
-    of_values = jax.grad(lambda v: _total(algorithm, config, poisoned.replace(values=v)))(poisoned.values)
-    _true(pulled(of_values), "a masked token's value has a gradient, or NaN under the mask reaches that of others")
+def row_order_does_not_matter(objective: Objective, config: Any) -> None:
+    """Shuffled rows get the same advantages, weights and fate; the state and the denominator stay."""
+    groups, order = _groups(objective, config), jnp.asarray(np.random.default_rng(0).permutation(ROWS))
+    for state in _states(objective, config):
+        by_row, fixed = _split(_credit(objective, config, groups, state))
+        shuffled = jax.tree.map(lambda x: x[order], groups)
+        by_row_shuffled, fixed_shuffled = _split(_credit(objective, config, shuffled, state))
+        _close(by_row_shuffled, jax.tree.map(lambda x: x[order], by_row), "the order of rows changes what they get")
+        _close(fixed_shuffled, fixed, "the order of rows changes the state, a counter or the denominator")
 
 
-def metrics_speak_of_tokens_and_carry_no_gradient(algorithm: Algorithm, config: Any) -> None:
-    """Every metric has the shape of the loss and is not differentiated."""
-    tokens = sample_tokens()
-    loss, metrics = algorithm.token_loss(config, tokens)
-    for name, value in metrics.items():
-        _true(value.shape == loss.shape, f"metric {name!r} has shape {value.shape}, the loss {loss.shape}")
-    total = lambda lp: sum(m.sum() for m in algorithm.token_loss(config, tokens.replace(logprobs=lp))[1].values())
-    if metrics:
-        _true(bool(jnp.all(jax.grad(total)(tokens.logprobs) == 0)), "a metric carries a gradient")
-
-
-def packing_does_not_matter(algorithm: Algorithm, config: Any) -> None:
-    """Two sequences in two rows, or packed in one, have the same token losses."""
-    apart = sample_tokens()
-    rows, width = apart.mask.shape
-    join = lambda x: x.reshape(1, rows * width)
-    apart = apart.replace(segment=jnp.zeros((rows, width), jnp.int32))
-    together = jax.tree.map(join, apart).replace(
-        segment=jnp.repeat(jnp.arange(rows), width)[None, :], num_segments=rows
-    )
-    loss, packed = algorithm.token_loss(config, apart)[0], algorithm.token_loss(config, together)[0]
-    _close(packed, join(loss), "packing two sequences into a row changes their losses")
-
-
-def row_order_does_not_matter(algorithm: Algorithm, config: Any) -> None:
-    """Shuffled rows get the same advantages, weights and fate; the baseline and the denominator stay."""
-    groups, order = sample_groups(), jnp.asarray(np.random.default_rng(0).permutation(ROWS))
-    by_row, fixed = _split(_credit(algorithm, config, groups, jnp.float32(0.3)))
-    shuffled = jax.tree.map(lambda x: x[order], groups)
-    by_row_shuffled, fixed_shuffled = _split(_credit(algorithm, config, shuffled, jnp.float32(0.3)))
-    _close(by_row_shuffled, jax.tree.map(lambda x: x[order], by_row), "the order of rows changes what they get")
-    _close(fixed_shuffled, fixed, "the order of rows changes the baseline, a counter or the denominator")
-
-
-def pad_columns_do_not_matter(algorithm: Algorithm, config: Any) -> None:
+def pad_columns_do_not_matter(objective: Objective, config: Any) -> None:
     """Two columns of padding more change nothing."""
-    groups = sample_groups()
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, 2)))
-    padded = groups.replace(action_mask=pad(groups.action_mask), values=pad(groups.values))
+    groups = _groups(objective, config)
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, 2))) if x.ndim == 2 else x
     cut = lambda x: x[:, :WIDTH] if x.ndim == 2 else x
-    _close(
-        jax.tree.map(cut, _credit(algorithm, config, padded, jnp.float32(0.3))),
-        _credit(algorithm, config, groups, jnp.float32(0.3)),
-        "columns of padding change an advantage, a weight or the denominator",
-    )
+    for state in _states(objective, config):
+        _close(
+            jax.tree.map(cut, _credit(objective, config, jax.tree.map(pad, groups), state)),
+            _credit(objective, config, groups, state),
+            "columns of padding change an advantage, a weight, the state or the denominator",
+        )
 
 
-def rows_without_a_verdict_or_a_token_do_not_matter(algorithm: Algorithm, config: Any) -> None:
+def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config: Any) -> None:
     """A missing reward (NaN) or an empty completion stays out of the loss, and out of every other row's advantage."""
-    groups = sample_groups()
+    groups = _groups(objective, config)
     extra = Groups(
         reward=jnp.array([jnp.nan, 9.0, 9.0]),
         outcome=jnp.array([jnp.nan, 9.0, 9.0]),
@@ -135,53 +137,218 @@ def rows_without_a_verdict_or_a_token_do_not_matter(algorithm: Algorithm, config
         finish=jnp.array([Finish.STOP_TOKEN, Finish.STOP_TOKEN, Finish.FAILED], jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
-        values=jnp.full((3, WIDTH), 9.0),
+        values=None if groups.values is None else jnp.full((3, WIDTH), 9.0),
     )
     more = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), groups, extra)
-    few, many = (_credit(algorithm, config, g, jnp.float32(0.3)) for g in (groups, more))
-    _true(not bool(jnp.any(many["keep"][ROWS:])), "a row without a verdict or without a token enters the loss")
-    _true(bool(jnp.all(many["advantages"][ROWS:] == 0)), "a row without a verdict or without a token has an advantage")
-    for name in ("keep", "advantages", "weights", "returns"):
-        _close(many[name][:ROWS], few[name], f"a row without a verdict or a token changes the {name} of others")
-    _close(many["baseline"], few["baseline"], "a row without a verdict or a token changes the baseline")
+    for state in _states(objective, config):
+        few, many = (_credit(objective, config, g, state) for g in (groups, more))
+        _true(not bool(jnp.any(many["keep"][ROWS:])), "a row without a verdict or without a token enters the loss")
+        advantages = many["advantages"][ROWS:]
+        _true(bool(jnp.all(advantages == 0)), "a row without a verdict or without a token has an advantage")
+        for name in ("keep", "advantages", "weights", "returns"):
+            _close(many[name][:ROWS], few[name], f"a row without a verdict or a token changes the {name} of others")
+        _close(many["state"], few["state"], "a row without a verdict or a token changes the state")
 
 
-def advantages_lie_on_sampled_tokens(algorithm: Algorithm, config: Any) -> None:
+def only_sampled_tokens_have_advantages(objective: Objective, config: Any) -> None:
     """Prompt, padding and tool output have advantage and return 0, and no token off the loss mask has a weight."""
-    groups = sample_groups()
-    credit = _credit(algorithm, config, groups, jnp.float32(0.3))
-    _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["advantages"]) == 0)), "an advantage on no action")
-    _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["returns"]) == 0)), "a return on no action")
-    _true(bool(jnp.all(jnp.where(credit["loss_mask"], 0, credit["weights"]) == 0)), "a weight off the loss mask")
+    groups = _groups(objective, config)
+    for state in _states(objective, config):
+        credit = _credit(objective, config, groups, state)
+        _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["advantages"]) == 0)), "an advantage on no action")
+        _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["returns"]) == 0)), "a return on no action")
+        _true(bool(jnp.all(jnp.where(credit["loss_mask"], 0, credit["weights"]) == 0)), "a weight off the loss mask")
 
 
-def an_empty_step_has_loss_zero(algorithm: Algorithm, config: Any) -> None:
+# Of rows with a loss of tokens
+
+
+def masked_tokens_do_not_matter(objective: Objective, config: Any) -> None:
+    """NaN under the mask reaches neither loss, metrics nor gradient; nor does any other value there."""
+    tokens, state = _tokens(objective, config), objective.init_state(config)
+    poison = lambda x: jnp.where(tokens.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    poisoned = jax.tree.map(poison, tokens)
+    seen = lambda tree: jax.tree.map(lambda x: jnp.where(tokens.mask, x, 0), tree)
+    clean, dirty = (objective.token_loss(config, given, state) for given in (tokens, poisoned))
+    _close(seen(dirty), seen(clean), "a masked token changes the loss or a metric of another")
+    _true(
+        bool(jnp.all(jnp.isfinite(dirty[0]))),
+        "NaN under the mask comes out of token_loss: mask its inputs, not its result",
+    )
+    gradient = _gradient(objective, config, poisoned)
+    _close(gradient, _gradient(objective, config, tokens), "NaN under the mask reaches the gradient")
+    pulled = lambda g: bool(jnp.all(jnp.where(tokens.mask, 0, g) == 0) & jnp.all(jnp.isfinite(g)))
+    _true(pulled(gradient), "a masked token has a gradient")
+    if poisoned.values is not None:
+        of_values = jax.grad(lambda v: _total(objective, config, poisoned.replace(values=v)))(poisoned.values)
+        _true(pulled(of_values), "a masked token's value has a gradient, or NaN under the mask reaches that of others")
+
+
+def metrics_of_tokens_carry_no_gradient(objective: Objective, config: Any) -> None:
+    """Every metric of token_loss has the shape of the loss and is not differentiated."""
+    tokens, state = _tokens(objective, config), objective.init_state(config)
+    loss, metrics = objective.token_loss(config, tokens, state)
+    _same_shape(metrics, loss)
+    total = lambda lp: sum(
+        m.sum() for m in objective.token_loss(config, tokens.replace(logprobs=lp), state)[1].values()
+    )
+    if metrics:
+        _true(bool(jnp.all(jax.grad(total)(tokens.logprobs) == 0)), "a metric carries a gradient")
+
+
+def packing_tokens_does_not_matter(objective: Objective, config: Any) -> None:
+    """Two sequences in two rows, or packed in one, have the same token losses."""
+    apart, state = _tokens(objective, config), objective.init_state(config)
+    rows, width = apart.mask.shape
+    join = lambda x: x.reshape(1, rows * width)
+    apart = apart.replace(segment=jnp.zeros((rows, width), jnp.int32))
+    together = jax.tree.map(join, apart).replace(
+        segment=jnp.repeat(jnp.arange(rows), width)[None, :], num_segments=rows
+    )
+    loss, packed = (objective.token_loss(config, given, state)[0] for given in (apart, together))
+    _close(packed, join(loss), "packing two sequences into a row changes their losses")
+
+
+def a_step_without_tokens_has_loss_zero(objective: Objective, config: Any) -> None:
     """Where every row is masked the denominator is at least 1, and loss and gradient are 0 instead of 0 / 0."""
-    tokens = sample_tokens()
+    tokens = _tokens(objective, config)
     nothing = jnp.zeros_like(tokens.mask)
     tokens = tokens.replace(mask=nothing)
-    _true(bool(algorithm.denominator(config, nothing, 0, WIDTH) >= 1), "the denominator of an empty step is below 1")
-    loss = lambda lp: _total(algorithm, config, tokens.replace(logprobs=lp))
+    _true(bool(objective.denominator(config, nothing, 0, WIDTH) >= 1), "the denominator of an empty step is below 1")
+    loss = lambda lp: _total(objective, config, tokens.replace(logprobs=lp))
     value, gradient = jax.value_and_grad(loss)(tokens.logprobs)
     _true(bool((value == 0) & jnp.all(gradient == 0)), f"an empty step has loss {value}")
 
 
-PROMISES: dict[str, Callable[[Algorithm, Any], None]] = {
-    fn.__name__: fn
-    for fn in (
-        jit_changes_nothing,
-        another_float_compiles_nothing,
-        zero_advantage_gives_zero_policy_gradient,
-        masked_tokens_do_not_matter,
-        metrics_speak_of_tokens_and_carry_no_gradient,
-        packing_does_not_matter,
-        row_order_does_not_matter,
-        pad_columns_do_not_matter,
-        rows_without_a_verdict_or_a_token_do_not_matter,
-        advantages_lie_on_sampled_tokens,
-        an_empty_step_has_loss_zero,
+# Of rows with a loss of sequences
+
+
+def masked_sequences_do_not_matter(objective: Objective, config: Any) -> None:
+    """NaN in log-probs, scores and labels under the mask reaches neither loss, metrics nor gradient."""
+    sequences, state = _sequences(objective, config), objective.init_state(config)
+    poison = lambda x: jnp.where(sequences.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    poisoned = jax.tree.map(poison, sequences).replace(length=jnp.where(sequences.mask, sequences.length, 0))
+    seen = lambda tree: jax.tree.map(lambda x: jnp.where(sequences.mask, x, 0), tree)
+    clean, dirty = (objective.sequence_loss(config, given, state) for given in (sequences, poisoned))
+    _close(seen(dirty), seen(clean), "a masked sequence changes the loss or a metric of another")
+    _true(
+        all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(dirty)),
+        "NaN under the mask comes out of sequence_loss: mask its inputs, not its result",
     )
+    gradient = _sequence_gradient(objective, config, poisoned)
+    _close(gradient, _sequence_gradient(objective, config, sequences), "NaN under the mask reaches the gradient")
+    for name, value in gradient.items():
+        still = jnp.where(sequences.mask, 0, value) == 0
+        _true(bool(jnp.all(still & jnp.isfinite(value))), f"a masked sequence's {name} has a gradient")
+
+
+def metrics_of_sequences_carry_no_gradient(objective: Objective, config: Any) -> None:
+    """Every metric of sequence_loss has the shape of the loss and is not differentiated."""
+    sequences, state = _sequences(objective, config), objective.init_state(config)
+    loss, metrics = objective.sequence_loss(config, sequences, state)
+    _true(loss.shape == sequences.mask.shape, f"the loss has shape {loss.shape}, the mask {sequences.mask.shape}")
+    _same_shape(metrics, loss)
+    total = lambda x: sum(m.sum() for m in objective.sequence_loss(config, sequences.replace(**x), state)[1].values())
+    if metrics:
+        for name, gradient in jax.grad(total)(_differentiated(sequences)).items():
+            _true(bool(jnp.all(gradient == 0)), f"a metric carries a gradient of {name}")
+
+
+def places_of_sequences_do_not_matter(objective: Objective, config: Any) -> None:
+    """Other places in the row, and other numbers for the units, move the losses with their sequences."""
+    sequences, state = _sequences(objective, config), objective.init_state(config)
+    order = jnp.asarray(np.random.default_rng(0).permutation(sequences.mask.shape[-1]))
+    moved = jax.tree.map(lambda x: x[:, order], sequences)
+    moved = moved.replace(unit=jnp.where(moved.unit < 0, -1, jnp.max(sequences.unit) - moved.unit))
+    before, after = (objective.sequence_loss(config, given, state) for given in (sequences, moved))
+    _close(after, jax.tree.map(lambda x: x[:, order], before), "the places of sequences change their losses")
+
+
+def packing_sequences_does_not_matter(objective: Objective, config: Any) -> None:
+    """The units of two rows, or all packed in one, have the same losses."""
+    apart, state = _sequences(objective, config), objective.init_state(config)
+    join = lambda x: x.reshape(1, -1)
+    together = jax.tree.map(join, apart)
+    loss, packed = (objective.sequence_loss(config, given, state)[0] for given in (apart, together))
+    _close(packed, join(loss), "packing two rows of sequences into one changes their losses")
+
+
+def a_tie_has_one_loss(objective: Objective, config: Any) -> None:
+    """Pairs whose scores, log-probs and lengths are equal have one loss, whichever of the two is preferred."""
+    sequences, state = _sequences(objective, config), objective.init_state(config)
+    level = lambda x, value: None if x is None else jnp.full_like(x, value)
+    tied = sequences.replace(
+        logprob=level(sequences.logprob, -2.0),
+        ref_logprob=level(sequences.ref_logprob, -2.5),
+        score=level(sequences.score, 0.5),
+        length=jnp.full_like(sequences.length, 4),
+    )
+    one, other = (
+        _by_unit(objective.sequence_loss(config, given, state)[0], given)
+        for given in (tied, tied.replace(label=jnp.where(tied.unit < 0, 0, 1 - tied.label)))
+    )
+    _close(one, jnp.full_like(one, one[0]), "two ties have two losses")
+    _close(other, one, "the loss of a tie depends on which sequence is preferred")
+
+
+def a_step_without_sequences_has_loss_zero(objective: Objective, config: Any) -> None:
+    """Where every sequence is masked the denominator is at least 1, and loss and gradient are 0 instead of 0 / 0."""
+    sequences = _sequences(objective, config)
+    nothing = jnp.zeros_like(sequences.mask)
+    sequences = sequences.replace(mask=nothing)
+    denominator = objective.sequence_denominator(config, nothing.reshape(-1), sequences.unit.reshape(-1))
+    _true(bool(denominator >= 1), "the denominator of an empty step is below 1")
+    loss = _sequence_total(objective, config, sequences)
+    gradient = _sequence_gradient(objective, config, sequences)
+    still = all(bool(jnp.all(value == 0)) for value in gradient.values())
+    _true(bool(loss == 0) and still, f"an empty step has loss {loss}")
+
+
+Promise = Callable[[Objective, Any], None]
+OF_EVERY_ROW: tuple[Promise, ...] = (
+    its_functions_go_together,
+    jit_changes_nothing,
+    another_float_compiles_nothing,
+    the_state_keeps_its_form,
+)
+OF_CREDIT: tuple[Promise, ...] = (
+    zero_advantage_gives_zero_policy_gradient,
+    row_order_does_not_matter,
+    pad_columns_do_not_matter,
+    rows_without_a_verdict_or_a_token_do_not_matter,
+    only_sampled_tokens_have_advantages,
+)
+OF_TOKENS: tuple[Promise, ...] = (
+    masked_tokens_do_not_matter,
+    metrics_of_tokens_carry_no_gradient,
+    packing_tokens_does_not_matter,
+    a_step_without_tokens_has_loss_zero,
+)
+OF_SEQUENCES: tuple[Promise, ...] = (
+    masked_sequences_do_not_matter,
+    metrics_of_sequences_carry_no_gradient,
+    places_of_sequences_do_not_matter,
+    packing_sequences_does_not_matter,
+    a_step_without_sequences_has_loss_zero,
+)
+OF_PAIRS: tuple[Promise, ...] = (a_tie_has_one_loss,)
+
+PROMISES: dict[str, Promise] = {
+    fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_SEQUENCES, *OF_PAIRS)
 }
+
+
+def promises_of(objective: Objective) -> dict[str, Promise]:
+    """Returns the promises that a row makes, by the functions that it has."""
+    of_tokens, of_sequences = objective.token_loss is not None, objective.sequence_loss is not None
+    kinds = (
+        (OF_EVERY_ROW, True),
+        (OF_CREDIT, objective.advantages is not None),
+        (OF_TOKENS, of_tokens),
+        (OF_SEQUENCES, of_sequences),
+        (OF_PAIRS, of_sequences and objective.unit_size == 2),
+    )
+    return {fn.__name__: fn for promises, makes in kinds if makes for fn in promises}
 
 
 def _nudged(config: Any) -> Any:
@@ -231,42 +398,161 @@ def sample_tokens() -> Tokens:
     )
 
 
-def _credit(algorithm: Algorithm, config: Any, groups: Groups, baseline: Array) -> dict[str, Any]:
-    reward = algorithm.shape(config, groups)
-    advantages, following, counters = algorithm.advantages(config, groups, reward, baseline)
+def sample_sequences(unit_size: int = 2) -> Sequences:
+    """Returns two rows of three units and an empty place each; the last unit is masked. One of every unit of two or
+    more is preferred, and every other one of units of one."""
+    rng = np.random.default_rng(3)
+    places = 3 * unit_size + 1
+    draw = lambda low, high: jnp.asarray(rng.uniform(low, high, (2, places)), jnp.float32)
+    number = np.arange(3 * unit_size)
+    empty = lambda x, fill: jnp.asarray(np.pad(x, ((0, 0), (0, 1)), constant_values=fill))
+    unit = np.stack([number // unit_size, 3 + number // unit_size]).astype(np.int32)
+    preferred = number % max(unit_size, 2) == 0
+    logprob = draw(-9, -3)
+    return Sequences(
+        logprob=logprob,
+        ref_logprob=logprob + draw(-1, 1),
+        length=jnp.asarray(rng.integers(2, 8, (2, places)), jnp.int32),
+        score=draw(-1, 1),
+        label=empty(np.stack([preferred, preferred]).astype(np.float32), 0),
+        unit=empty(unit, -1),
+        mask=empty(unit < 5, False),
+    )
+
+
+# What a row is given, as a run gives it
+
+
+def _groups(objective: Objective, config: Any) -> Groups:
+    groups = sample_groups()
+    return groups if objective.needs(config).values else groups.replace(values=None)
+
+
+def _tokens(objective: Objective, config: Any) -> Tokens:
+    needs, tokens = objective.needs(config), sample_tokens()
+    if not needs.reference:
+        tokens = tokens.replace(ref_logprobs=None)
+    if not needs.values:
+        tokens = tokens.replace(values=None, old_values=None, returns=None)
+    if objective.advantages is None:
+        tokens = tokens.replace(behaviour_logprobs=None, advantages=None)
+    return tokens
+
+
+def _sequences(objective: Objective, config: Any) -> Sequences:
+    needs, sequences = objective.needs(config), sample_sequences(objective.unit_size)
+    return sequences.replace(
+        logprob=sequences.logprob if needs.logprobs else None,
+        ref_logprob=sequences.ref_logprob if needs.reference else None,
+        score=sequences.score if needs.score else None,
+    )
+
+
+def _inputs(objective: Objective, config: Any) -> dict[str, Any]:
+    """Returns the input of each function that the row has."""
+    return {
+        name: build(objective, config)
+        for name, build in (("advantages", _groups), ("token_loss", _tokens), ("sequence_loss", _sequences))
+        if getattr(objective, name) is not None
+    }
+
+
+def _everything(objective: Objective, config: Any, inputs: dict[str, Any], state: PyTree) -> dict[str, Any]:
+    run = {
+        "advantages": _credit,
+        "token_loss": lambda row, *arrays: row.token_loss(*arrays),
+        "sequence_loss": lambda row, *arrays: row.sequence_loss(*arrays),
+    }
+    return {name: run[name](objective, config, given, state) for name, given in inputs.items()}
+
+
+def _states(objective: Objective, config: Any) -> list[PyTree]:
+    """Returns the state that a run begins with and, where the row has one, the state after a step."""
+    first = objective.init_state(config)
+    if not jax.tree.leaves(first):
+        return [first]
+    later = first
+    if objective.advantages is not None:
+        later = _credit(objective, config, _groups(objective, config), first)["state"]
+    return [first, objective.next_state(config, later, _step_metrics(objective, config, first))]
+
+
+def _step_metrics(objective: Objective, config: Any, state: PyTree) -> dict[str, Array]:
+    """Returns what `next_state` is given after a step: the row's own metrics, those of every update, and, of sampled
+    rows, how many rows and tokens entered the loss."""
+    every = ("loss", "grad_norm", "policy/entropy", "policy/logprob", "update/norm", "update/tokens")
+    if objective.advantages is not None:
+        every = (*every, "loss/rows", "loss/tokens")
+    found = _everything(objective, config, _inputs(objective, config), state)
+    own = {**found.get("token_loss", (None, {}))[1], **found.get("sequence_loss", (None, {}))[1]}
+    ones = dict.fromkeys((*every, "update/skipped_nonfinite", "update/skipped_empty"), jnp.float32(1))
+    return ones | {name: jnp.mean(value.astype(jnp.float32)) for name, value in own.items()}
+
+
+def _form(state: PyTree) -> Any:
+    return jax.tree.map(lambda x: (jnp.shape(x), str(jnp.asarray(x).dtype)), state)
+
+
+def _credit(objective: Objective, config: Any, groups: Groups, state: PyTree) -> dict[str, Any]:
+    reward = objective.shape(config, groups)
+    advantages, following, counters = objective.advantages(config, groups, reward, state)
     nothing = jnp.zeros(groups.action_mask.shape)
-    keep = algorithm.keep(config, groups)
+    keep = objective.keep(config, groups)
     loss_mask = groups.action_mask & keep[:, None]
     return {
         "keep": keep,
         "advantages": advantages,
-        "returns": nothing if algorithm.returns is None else algorithm.returns(config, groups, reward),
+        "returns": nothing if objective.returns is None else objective.returns(config, groups, reward),
         "loss_mask": loss_mask,
-        "weights": algorithm.weights(config, loss_mask, groups.max_completion),
-        "baseline": following,
+        "weights": objective.weights(config, loss_mask, groups.max_completion),
+        "state": following,
         "counters": counters,
-        "denominator": algorithm.denominator(config, loss_mask, groups.reward.shape[0], groups.max_completion),
+        "denominator": objective.denominator(config, loss_mask, groups.reward.shape[0], groups.max_completion),
     }
 
 
-def _jit_credit(algorithm: Algorithm) -> Callable[[Any, Groups, Array], dict[str, Any]]:
-    return jax.jit(lambda config, groups, baseline: _credit(algorithm, config, groups, baseline))
-
-
 def _split(credit: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    fixed = ("baseline", "counters", "denominator")
+    fixed = ("state", "counters", "denominator")
     return {k: v for k, v in credit.items() if k not in fixed}, {k: credit[k] for k in fixed}
 
 
-def _total(algorithm: Algorithm, config: Any, tokens: Tokens) -> Array:
-    loss, _ = algorithm.token_loss(config, tokens)
-    weights = algorithm.weights(config, tokens.mask, WIDTH)
-    denominator = algorithm.denominator(config, tokens.mask, tokens.mask.shape[0], WIDTH)
+def _total(objective: Objective, config: Any, tokens: Tokens) -> Array:
+    loss, _ = objective.token_loss(config, tokens, objective.init_state(config))
+    weights = objective.weights(config, tokens.mask, WIDTH)
+    denominator = objective.denominator(config, tokens.mask, tokens.mask.shape[0], WIDTH)
     return jnp.sum(jnp.where(tokens.mask, weights * loss, 0)) / denominator
 
 
-def _gradient(algorithm: Algorithm, config: Any, tokens: Tokens) -> Array:
-    return jax.grad(lambda lp: _total(algorithm, config, tokens.replace(logprobs=lp)))(tokens.logprobs)
+def _gradient(objective: Objective, config: Any, tokens: Tokens) -> Array:
+    return jax.grad(lambda lp: _total(objective, config, tokens.replace(logprobs=lp)))(tokens.logprobs)
+
+
+def _sequence_total(objective: Objective, config: Any, sequences: Sequences) -> Array:
+    loss, _ = objective.sequence_loss(config, sequences, objective.init_state(config))
+    denominator = objective.sequence_denominator(config, sequences.mask.reshape(-1), sequences.unit.reshape(-1))
+    return jnp.sum(jnp.where(sequences.mask, loss, 0)) / denominator
+
+
+def _differentiated(sequences: Sequences) -> dict[str, Array]:
+    """Returns what of the sequences depends on the model that learns."""
+    both = {"logprob": sequences.logprob, "score": sequences.score}
+    return {name: value for name, value in both.items() if value is not None}
+
+
+def _sequence_gradient(objective: Objective, config: Any, sequences: Sequences) -> dict[str, Array]:
+    total = lambda x: _sequence_total(objective, config, sequences.replace(**x))
+    return jax.grad(total)(_differentiated(sequences))
+
+
+def _by_unit(loss: Array, sequences: Sequences) -> Array:
+    """Returns the sum of the losses of every unit that counts, [units]."""
+    units = np.unique(np.asarray(sequences.unit)[np.asarray(sequences.mask)])
+    return jnp.stack([jnp.sum(jnp.where(sequences.mask & (sequences.unit == unit), loss, 0)) for unit in units])
+
+
+def _same_shape(metrics: dict[str, Array], loss: Array) -> None:
+    for name, value in metrics.items():
+        _true(value.shape == loss.shape, f"metric {name!r} has shape {value.shape}, the loss {loss.shape}")
 
 
 def _close(got: Any, expected: Any, message: str) -> None:
@@ -281,14 +567,14 @@ def _true(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def default_config(algorithm: Algorithm) -> Any:
+def default_config(objective: Objective) -> Any:
     """Returns the configuration with every default. Raises TypeError naming the fields that have none."""
     missing = [
         field.name
-        for field in dataclasses.fields(algorithm.config)
+        for field in dataclasses.fields(objective.config)
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
-        name = algorithm.config.__name__
+        name = objective.config.__name__
         raise TypeError(f"{name} has fields without a default, {', '.join(missing)}: give the checks an instance of it")
-    return algorithm.config()
+    return objective.config()

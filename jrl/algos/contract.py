@@ -1,8 +1,14 @@
-"""What an algorithm is: a record of pure functions on arrays. It never sees a model, a tokenizer or a device.
+"""What an objective is: a record of pure functions on arrays. It never sees a model, a tokenizer or a device.
 
-Groups --keep, shape, advantages--> advantages [N, T] --pack--> Tokens --token_loss--> loss [..., L]
-       --returns------------------> returns [N, T], where it has a value head
-loss of a step = sum(weights * token_loss) / denominator, both over the whole optimiser step
+Sampled rows:  Groups --keep, shape, advantages--> advantages [N, T] --pack--> Tokens --token_loss--> loss [..., L]
+                      --returns------------------> returns [N, T], where it has a value head
+Stored rows:   Tokens --token_loss--> loss [..., L], Sequences --sequence_loss--> loss [..., S]
+
+loss of a step = sum(weights * token_loss) / denominator + sum(weight * sequence_loss) / sequence_denominator,
+numerators and denominators both over the whole optimiser step.
+
+A row states what differs from the defaults: every judged row counts, the reward as it is, the mean over tokens, no
+further roles, no state.
 """
 
 from __future__ import annotations
@@ -14,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.types import Finish
+from jrl.ops import reduce
+from jrl.types import Finish, PyTree
 
 Array = jax.Array
 
@@ -40,20 +47,49 @@ class Tokens:
 
     logprobs: Array  # [..., L] float32, differentiated
     old_logprobs: Array  # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice
-    behaviour_logprobs: Array  # [..., L] float32, of the sampling distribution
-    ref_logprobs: Array | None  # [..., L] float32, where the algorithm needs a reference
-    entropy: Array  # [..., L] float32, nats; differentiated where the algorithm needs its gradient
-    advantages: Array  # [..., L] float32
+    behaviour_logprobs: Array | None  # [..., L] float32, of the sampling distribution; None: rows were not sampled
+    ref_logprobs: Array | None  # [..., L] float32, where the objective needs a reference
+    entropy: Array  # [..., L] float32, nats; differentiated where the objective needs its gradient
+    advantages: Array | None  # [..., L] float32; None: rows were not sampled
     mask: Array  # [..., L] bool, the loss mask
     segment: Array  # [..., L] int32, place of the token's sequence in its row, num_segments or more off every sequence
     num_segments: int = struct.field(pytree_node=False)
-    values: Array | None = None  # [..., L] float32, differentiated; these three where the algorithm has a value head
+    values: Array | None = None  # [..., L] float32, differentiated; these three where the objective has a value head
     old_values: Array | None = None  # [..., L] float32, before the update
-    returns: Array | None = None  # [..., L] float32, as Algorithm.returns said
+    returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
+
+
+@struct.dataclass
+class Sequences:
+    """The sequences of packed rows, by row and place. What is compared is in one row and has one `unit`. What is masked
+    may hold anything, NaN included."""
+
+    logprob: Array | None  # [..., S] float32, sum over the loss mask, differentiated; None: Needs.logprobs is False
+    ref_logprob: Array | None  # [..., S] float32, under the reference, where the objective needs it
+    length: Array  # [..., S] int32, tokens in the loss mask
+    score: Array | None  # [..., S] float32, of the reward head at the last token, differentiated; None: no such head
+    label: Array  # [..., S] float32, 1: preferred, 0: not
+    unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
+    mask: Array  # [..., S] bool
+
+
+class Needs(NamedTuple):
+    """What an objective reads beside the log-probs of the model that it trains."""
+
+    logprobs: bool = True  # of that model; False: no logits are computed
+    reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
+    values: bool = False  # a value head on the trained model
+    score: bool = False  # a reward head on the trained model, read at the last token of every sequence
+    entropy_gradient: bool = False
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads that the trained model must have, by name (jrl.models.heads)."""
+        return tuple(name for name, needed in (("value", self.values), ("reward", self.score)) if needed)
 
 
 class Facts(NamedTuple):
-    """What of the rest of the run decides whether an algorithm's configuration makes sense."""
+    """What of the rest of the run decides whether an objective's configuration makes sense."""
 
     samples: int  # completions a prompt
     lag: int  # versions between sampling and learning
@@ -61,27 +97,6 @@ class Facts(NamedTuple):
     truncated_sampling: bool  # top-k, top-p or min-p is on
     greedy: bool
     max_completion: int  # tokens
-
-
-class Algorithm(NamedTuple):
-    """A row of ALGOS. `config` is a traced dataclass; each function takes an instance of it first."""
-
-    config: type
-    check: Callable[[Any, Facts], None]  # raises ValueError where the combination is illegal; no device is touched
-    keep: Callable[[Any, Groups], Array]  # [N] bool, rows that enter the loss
-    refill: Callable[[Any], int | None]  # most rounds of fresh prompts for groups without signal; None: off
-    shape: Callable[[Any, Groups], Array]  # [N] float32, the reward that advantages are taken of
-    advantages: Callable[[Any, Groups, Array, Array], tuple[Array, Array, dict[str, Array]]]
-    #   (config, groups, reward [N], baseline []) -> advantages [N, T], next baseline [], counters {name: []}
-    token_loss: Callable[[Any, Tokens], tuple[Array, dict[str, Array]]]  # loss [..., L], metrics {name: [..., L]}
-    weights: Callable[[Any, Array, int], Array]  # (config, loss_mask [N, T], max_completion) -> [N, T]
-    denominator: Callable[
-        [Any, Array, Array | int, int], Array
-    ]  # (config, loss_mask, rows, max_completion) -> [], >= 1
-    needs_reference: Callable[[Any], bool]
-    needs_entropy_gradient: Callable[[Any], bool]
-    returns: Callable[[Any, Groups, Array], Array] | None = None
-    #   (config, groups, reward [N]) -> [N, T], what a value head should have said; None: there is no such head
 
 
 def eligible(groups: Groups) -> Array:
@@ -95,3 +110,63 @@ def eligible(groups: Groups) -> Array:
 def aborted(groups: Groups) -> Array:
     """Returns the rows that hold no sampled token or whose sampling failed, [N] bool."""
     return ~jnp.any(groups.action_mask, axis=-1) | (groups.finish == jnp.int8(Finish.FAILED))
+
+
+class Objective(NamedTuple):
+    """A row of ALGOS. `config` is a traced dataclass; each function takes an instance of it first."""
+
+    config: type
+    # (config, facts) raises ValueError where the combination is illegal; no device is touched
+    check: Callable[[Any, Facts], None] = lambda config, facts: None
+    needs: Callable[[Any], Needs] = lambda config: Needs()
+    # (config) -> what the objective remembers from step to step: a pytree of arrays in the train state
+    init_state: Callable[[Any], PyTree] = lambda config: ()
+    # (config, groups) -> [N] bool, rows that enter the loss
+    keep: Callable[[Any, Groups], Array] = lambda config, groups: eligible(groups)
+    # (config) -> most rounds of fresh prompts for groups without signal; None: off
+    refill: Callable[[Any], int | None] = lambda config: None
+    # (config, groups) -> [N] float32, the reward that advantages are taken of
+    shape: Callable[[Any, Groups], Array] = lambda config, groups: groups.reward
+    # (config, groups, reward [N], state) -> advantages [N, T], next state, counters {name: []}; None: for stored rows
+    advantages: Callable[[Any, Groups, Array, PyTree], tuple[Array, PyTree, dict[str, Array]]] | None = None
+    # (config, groups, reward [N]) -> [N, T], regression targets of the value head; None: no such head
+    returns: Callable[[Any, Groups, Array], Array] | None = None
+    # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}; None: no loss of tokens
+    token_loss: Callable[[Any, Tokens, PyTree], tuple[Array, dict[str, Array]]] | None = None
+    # (config, loss_mask [N, T], max_completion) -> [N, T]
+    weights: Callable[[Any, Array, int], Array] = lambda config, mask, max_completion: reduce.token_weights(mask)
+    # (config, loss_mask [N, T], rows, max_completion) -> [], at least 1
+    denominator: Callable[[Any, Array, Array | int, int], Array] = lambda config, mask, rows, max_completion: (
+        reduce.count_tokens(mask)
+    )
+    # (config, sequences, state) -> loss [..., S], metrics {name: [..., S]}; None: no loss of sequences
+    sequence_loss: Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]] | None = None
+    # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimiser step
+    sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
+    # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)
+    unit_size: int = 1
+    # (config, state, metrics {name: []}) -> state after the updates of a step; metrics are the means that it logs, and
+    # of sampled rows "loss/rows" and "loss/tokens"
+    next_state: Callable[[Any, PyTree, dict[str, Array]], PyTree] = lambda config, state, metrics: state
+
+
+def count_units(mask: Array, unit: Array) -> Array:
+    """Returns max(comparisons whose first sequence is in the mask, 1), [] float32.
+
+    Args:
+      mask: [N] bool. unit: [N] int32, those of a comparison adjacent.
+    """
+    first = unit != jnp.concatenate([jnp.full_like(unit[:1], -1), unit[:-1]])
+    return jnp.maximum(jnp.sum(mask & first), 1).astype(jnp.float32)
+
+
+def other_of_pair(x: Array, sequences: Sequences) -> Array:
+    """Returns for each sequence the value of the other one of its pair, [..., S]; 0 where there is none.
+
+    Args:
+      x: [..., S] float; what is off `sequences.mask` may be NaN.
+    """
+    unit, mask = sequences.unit, sequences.mask
+    same = (unit[..., :, None] == unit[..., None, :]) & mask[..., :, None] & mask[..., None, :]
+    other = same & ~jnp.eye(unit.shape[-1], dtype=bool).reshape((1,) * (unit.ndim - 1) + (unit.shape[-1],) * 2)
+    return jnp.sum(jnp.where(other, x[..., None, :], 0), axis=-1)

@@ -20,25 +20,25 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
-from jrl.ops import filters, reduce, shaping
-from jrl.types import traced
+from jrl.ops import filters, shaping
+from jrl.types import PyTree, traced
 
 Array = jax.Array
 
 
 @traced
 class DAPO:
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # above 1 + clip_high
     max_refills: int | None = 10  # rounds of fresh prompts; 0 only filters, None keeps groups without signal
     overlong_buffer: int | None = None  # tokens before the limit over which the penalty grows
-    overlong_penalty: float = 1.0
-    overlong_filter: bool = False
-    entropy_bonus: float | None = None
-    importance: common.TruncatedImportance | None = None
+    overlong_penalty: float = 1.0  # subtracted from the reward at the length limit
+    overlong_filter: bool = False  # leave out rows that were cut at the length limit
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
 def check(config: DAPO, facts: Facts) -> None:
@@ -82,12 +82,12 @@ def shape(config: DAPO, groups: Groups) -> Array:
     )
 
 
-def advantages(config: DAPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
+def advantages(config: DAPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     row = advantage_ops.group_zscore(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), baseline, common.count_groups(groups, reward)
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-def token_loss(config: DAPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+def token_loss(config: DAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
     loss = common.with_entropy(config.entropy_bonus, loss, tokens)
     return loss, common.metrics_of(
@@ -95,7 +95,7 @@ def token_loss(config: DAPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
     )
 
 
-ALGORITHM = Algorithm(
+OBJECTIVE = Objective(
     config=DAPO,
     check=check,
     keep=keep,
@@ -103,8 +103,5 @@ ALGORITHM = Algorithm(
     shape=shape,
     advantages=advantages,
     token_loss=token_loss,
-    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
-    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_tokens(loss_mask),
-    needs_reference=lambda config: False,
-    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None),
 )

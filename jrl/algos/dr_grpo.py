@@ -16,21 +16,21 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce
-from jrl.types import traced
+from jrl.types import PyTree, traced
 
 Array = jax.Array
 
 
 @traced
 class DrGRPO:
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # above 1 + clip_high
-    entropy_bonus: float | None = None
-    importance: common.TruncatedImportance | None = None
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
 def check(config: DrGRPO, facts: Facts) -> None:
@@ -40,12 +40,12 @@ def check(config: DrGRPO, facts: Facts) -> None:
     common.check_entropy(config)
 
 
-def advantages(config: DrGRPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
-    row = advantage_ops.group_centred(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), baseline, common.count_groups(groups, reward)
+def advantages(config: DrGRPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    row = advantage_ops.group_centered(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-def token_loss(config: DrGRPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+def token_loss(config: DrGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
     loss = common.with_entropy(config.entropy_bonus, loss, tokens)
     return loss, common.metrics_of(
@@ -53,16 +53,11 @@ def token_loss(config: DrGRPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]
     )
 
 
-ALGORITHM = Algorithm(
+OBJECTIVE = Objective(
     config=DrGRPO,
     check=check,
-    keep=lambda config, groups: contract.eligible(groups),
-    refill=lambda config: None,
-    shape=lambda config, groups: groups.reward,
     advantages=advantages,
     token_loss=token_loss,
-    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
     denominator=lambda config, loss_mask, rows, max_completion: reduce.constant_count(rows, max_completion),
-    needs_reference=lambda config: False,
-    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None),
 )

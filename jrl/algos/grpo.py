@@ -13,25 +13,25 @@ from __future__ import annotations
 import jax
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
-from jrl.ops import kl, reduce
-from jrl.types import traced
+from jrl.ops import reduce
+from jrl.types import PyTree, traced
 
 Array = jax.Array
 
 
 @traced
 class GRPO:
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # above 1 + clip_high
     kl: float | None = None  # coefficient of the KL to the reference in the loss
     kl_estimator: str = (
         "k3"  # 'k3', 'k2', 'k3_corrected' (times the ratio) or 'k3_straight' (k3's value, k2's gradient)
     )
-    entropy_bonus: float | None = None
-    importance: common.TruncatedImportance | None = None
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
 def check(config: GRPO, facts: Facts) -> None:
@@ -39,57 +39,34 @@ def check(config: GRPO, facts: Facts) -> None:
     common.check_clip(config)
     common.check_importance(config)
     common.check_entropy(config)
-    if config.kl_estimator == "k1":
-        raise ValueError(
-            "GRPO.kl_estimator = 'k1' regularises nothing: the expected gradient of k1 as a loss is zero. Use 'k2' "
-            "(reverse KL) or 'k3' (GRPO's own, forward KL)."
-        )
-    if config.kl_estimator not in ("k2", "k3", "k3_corrected", "k3_straight"):
-        raise ValueError(
-            f"GRPO.kl_estimator = {config.kl_estimator!r} must be 'k2', 'k3', 'k3_corrected' or 'k3_straight'."
-        )
+    common.check_kl_estimator(config)
     if config.kl is not None and not config.kl > 0:
         raise ValueError(
             f"GRPO.kl = {config.kl} must be above 0, or None: at 0 a reference would be loaded and run for nothing."
         )
 
 
-def advantages(config: GRPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
+def advantages(config: GRPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
     row = advantage_ops.group_zscore(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
-    return advantage_ops.spread(row, groups.action_mask), baseline, common.count_groups(groups, reward)
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
-def token_loss(config: GRPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+def token_loss(config: GRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
     if config.kl is not None:
-        loss = loss + config.kl * _kl_loss(config, tokens)
+        loss = loss + config.kl * common.kl_loss(config.kl_estimator, tokens)
     loss = common.with_entropy(config.entropy_bonus, loss, tokens)
     return loss, common.metrics_of(
         tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
     )
 
 
-def _kl_loss(config: GRPO, tokens: Tokens) -> Array:
-    new, old, reference, mask = tokens.logprobs, tokens.old_logprobs, tokens.ref_logprobs, tokens.mask
-    if config.kl_estimator == "k2":
-        return kl.k2(new, reference, mask)
-    if config.kl_estimator == "k3":
-        return kl.k3(new, reference, mask)
-    if config.kl_estimator == "k3_corrected":
-        return kl.corrected_k3(new, old, reference, mask)
-    return kl.straight_through_k3(new, reference, mask)
-
-
-ALGORITHM = Algorithm(
+OBJECTIVE = Objective(
     config=GRPO,
     check=check,
-    keep=lambda config, groups: contract.eligible(groups),
-    refill=lambda config: None,
-    shape=lambda config, groups: groups.reward,
     advantages=advantages,
     token_loss=token_loss,
     weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
-    needs_reference=lambda config: config.kl is not None,
-    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+    needs=lambda config: Needs(reference=config.kl is not None, entropy_gradient=config.entropy_bonus is not None),
 )

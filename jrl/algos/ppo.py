@@ -19,25 +19,25 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import reduce, shaping, values
-from jrl.types import traced
+from jrl.types import PyTree, traced
 
 Array = jax.Array
 
 
 @traced
 class PPO:
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     dual_clip: float | None = None  # above 1 + clip_high
     discount: float = 1.0  # gamma, by sampled token
     gae_lambda: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
-    value_coefficient: float = 0.1
+    value_coefficient: float = 0.1  # weight of the value loss
     value_clip: float | None = 0.2  # how far a value may move in the updates of a batch; None: no clip
-    entropy_bonus: float | None = None
-    importance: common.TruncatedImportance | None = None
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
 def check(config: PPO, facts: Facts) -> None:
@@ -70,8 +70,8 @@ def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]
     ), counts
 
 
-def advantages(config: PPO, groups: Groups, reward: Array, baseline: Array) -> tuple[Array, Array, dict[str, Array]]:
-    return reduce.whiten(*estimates(config, groups, reward)), baseline, common.count_groups(groups, reward)
+def advantages(config: PPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    return reduce.whiten(*estimates(config, groups, reward)), state, common.count_groups(groups, reward)
 
 
 def returns(config: PPO, groups: Groups, reward: Array) -> Array:
@@ -79,7 +79,7 @@ def returns(config: PPO, groups: Groups, reward: Array) -> Array:
     return better + reduce.masked(groups.values, counts)
 
 
-def token_loss(config: PPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
     loss = common.with_entropy(config.entropy_bonus, loss, tokens)
     wrong, binds = values.clipped_value_loss(
@@ -90,17 +90,11 @@ def token_loss(config: PPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
     return loss + config.value_coefficient * wrong, common.metrics_of(tokens, *metrics)
 
 
-ALGORITHM = Algorithm(
+OBJECTIVE = Objective(
     config=PPO,
     check=check,
-    keep=lambda config, groups: contract.eligible(groups),
-    refill=lambda config: None,
-    shape=lambda config, groups: groups.reward,
     advantages=advantages,
     token_loss=token_loss,
-    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
-    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_tokens(loss_mask),
-    needs_reference=lambda config: False,
-    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+    needs=lambda config: Needs(values=True, entropy_gradient=config.entropy_bonus is not None),
     returns=returns,
 )

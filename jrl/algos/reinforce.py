@@ -4,7 +4,7 @@
     l_t = -A_i * logprobs_t                                              L1
     L   = mean over all tokens of the step                               G1
 
-The baseline is part of the training state; before the first batch it is NaN and becomes that batch's mean.
+The baseline is the objective's state; before the first batch it is NaN and becomes that batch's mean.
 
 Source: Williams 1992; the baseline as in prime-rl, which starts it at 0.
 """
@@ -12,21 +12,22 @@ Source: Williams 1992; the baseline as in prime-rl, which starts it at 0.
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Algorithm, Facts, Groups, Tokens
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
 from jrl.ops import advantages as advantage_ops
-from jrl.ops import reduce, surrogate
-from jrl.types import traced
+from jrl.ops import surrogate
+from jrl.types import PyTree, traced
 
 Array = jax.Array
 
 
 @traced
 class Reinforce:
-    baseline_decay: float = 0.95
-    entropy_bonus: float | None = None
-    importance: common.TruncatedImportance | None = None
+    baseline_decay: float = 0.95  # share of the old baseline that stays at each step
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
 def check(config: Reinforce, facts: Facts) -> None:
@@ -45,33 +46,32 @@ def check(config: Reinforce, facts: Facts) -> None:
         )
 
 
+def init_state(config: Reinforce) -> PyTree:
+    return {"baseline": jnp.full((), jnp.nan, jnp.float32)}
+
+
 def advantages(
-    config: Reinforce, groups: Groups, reward: Array, baseline: Array
-) -> tuple[Array, Array, dict[str, Array]]:
-    row, following = advantage_ops.moving_baseline(
-        reward, contract.eligible(groups), baseline, decay=config.baseline_decay
+    config: Reinforce, groups: Groups, reward: Array, state: PyTree
+) -> tuple[Array, PyTree, dict[str, Array]]:
+    row, baseline = advantage_ops.moving_baseline(
+        reward, contract.eligible(groups), state["baseline"], decay=config.baseline_decay
     )
-    counters = common.count_groups(groups, reward)
-    return advantage_ops.spread(row, groups.action_mask), following, counters | {"baseline": following}
+    counters = common.count_groups(groups, reward) | {"baseline": baseline}
+    return advantage_ops.spread(row, groups.action_mask), {"baseline": baseline.astype(jnp.float32)}, counters
 
 
-def token_loss(config: Reinforce, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+def token_loss(config: Reinforce, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     loss = surrogate.policy_gradient(tokens.logprobs, tokens.advantages, tokens.mask)
     loss, weighting = common.correct(config.importance, loss, tokens)
     loss = common.with_entropy(config.entropy_bonus, loss, tokens)
     return loss, common.metrics_of(tokens, common.common_metrics(tokens), weighting)
 
 
-ALGORITHM = Algorithm(
+OBJECTIVE = Objective(
     config=Reinforce,
     check=check,
-    keep=lambda config, groups: contract.eligible(groups),
-    refill=lambda config: None,
-    shape=lambda config, groups: groups.reward,
+    init_state=init_state,
     advantages=advantages,
     token_loss=token_loss,
-    weights=lambda config, loss_mask, max_completion: reduce.token_weights(loss_mask),
-    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_tokens(loss_mask),
-    needs_reference=lambda config: False,
-    needs_entropy_gradient=lambda config: config.entropy_bonus is not None,
+    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None),
 )

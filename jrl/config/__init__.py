@@ -1,9 +1,9 @@
 """Gin text -> frozen dataclasses, with every mistake refused at its file and line. No JAX, no global state.
 
-    include 'base.gin'                 # relative to this file; this file replaces what it says
+    include 'base.gin'                 # relative to this file; bindings here replace its bindings
     STEPS = 30                         # a macro
     Loop.steps = %STEPS                # section (a dataclass, by class name) and field
-    Config.algo = @DAPO()              # a part out of a table
+    Config.algo = @DAPO()              # a row of a table
     DAPO:                              # a block
       clip_high = 0.28
     Config.optimizer = @warm/AdamW()   # one scope level: AdamW's bindings, then warm/AdamW's
@@ -11,11 +11,11 @@
     parts = ['my_parts.py']            # no section: a field of the root
 
 `load` reads, `to_gin` and `to_json` write what was resolved, `from_json` reads it back, `difference` and `identity`
-compare two runs, `describe` is the help text.
+compare two runs, `describe` and `describe_section` are the help text.
 """
 
 from jrl.config.compare import difference, identity
-from jrl.config.describe import describe, field_docs
+from jrl.config.describe import describe, describe_section, field_docs
 from jrl.config.dump import from_json, to_gin, to_json
 from jrl.config.errors import ConfigError, nearest
 from jrl.config.load import load, peek
@@ -25,6 +25,7 @@ __all__ = [
     "ConfigError",
     "all_fields",
     "describe",
+    "describe_section",
     "difference",
     "field_docs",
     "from_json",

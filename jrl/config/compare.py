@@ -20,7 +20,7 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
 
     Args:
       config: a resolved configuration.
-      ignore: what does not make another run: "Loop.steps" leaves out one field of every Loop, "Log.*" all of them.
+      ignore: fields that do not distinguish runs: "Loop.steps" leaves out one field of every Loop, "Log.*" all of them.
 
     Raises ValueError where `ignore` names a field that its class, present in the configuration, does not have.
     """
@@ -29,18 +29,18 @@ def identity(config: Any, ignore: Collection[str] = ()) -> str:
         for cls in _classes(config):
             if cls.__name__ == section and field != "*" and field not in fields_of(cls):
                 raise ValueError(f"identity: {section} has no field {field!r}")
-    text = json.dumps(_kept(config, frozenset(ignore)), sort_keys=True, ensure_ascii=True, allow_nan=False)
+    text = json.dumps(_canonical(config, frozenset(ignore)), sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _kept(value: Any, ignore: frozenset[str]) -> Any:
+def _canonical(value: Any, ignore: frozenset[str]) -> Any:
     if is_config(type(value)):
         name = type(value).__name__
-        fields = {field: _kept(getattr(value, field), ignore) for field in _fields_left(type(value), ignore)}
+        fields = {field: _canonical(getattr(value, field), ignore) for field in _fields_left(type(value), ignore)}
         return {"class": name, "fields": fields}
     if isinstance(value, dict):
-        return {key: _kept(item, ignore) for key, item in value.items()}
-    return [_kept(item, ignore) for item in value] if isinstance(value, tuple | list) else value
+        return {key: _canonical(item, ignore) for key, item in value.items()}
+    return [_canonical(item, ignore) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _fields_left(cls: type, ignore: frozenset[str]) -> list[str]:
@@ -67,16 +67,16 @@ def _differences(a: Any, b: Any, name: str, ignore: frozenset[str]) -> Iterator[
         for i, (first, second) in enumerate(zip(a, b)):
             yield from _differences(first, second, f"{name}[{i}]", ignore)
     elif type(a) is not type(b) or a != b:
-        yield f"{name}: {_say(a)} -> {_say(b)}"
+        yield f"{name}: {_show(a)} -> {_show(b)}"
 
 
 def _holds_parts(items: Any) -> bool:
     return any(is_config(type(item)) for item in items)
 
 
-def _say(value: Any) -> str:
+def _show(value: Any) -> str:
     if is_config(type(value)):
         return f"@{type(value).__name__}()"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_say(item) for item in value) + "]"
+        return "[" + ", ".join(_show(item) for item in value) + "]"
     return repr(value)

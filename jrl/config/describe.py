@@ -10,12 +10,13 @@ import tokenize
 from collections.abc import Mapping
 from typing import Any
 
+from jrl.config.errors import ConfigError, suggestion
 from jrl.config.schema import Field, Tables, fields_of, is_config, schema_of
-from jrl.config.typed import say
+from jrl.config.typed import type_name
 
 
 def describe(root: type, tables: Tables) -> str:
-    """Returns a section for each config class: its fields with type, default and the comment beside them.
+    """Returns a section for each config class: its fields with type, default and comment.
 
     The root and what it holds come first, then the rows of each table under the table's name.
     """
@@ -24,13 +25,30 @@ def describe(root: type, tables: Tables) -> str:
     fixed = [cls for cls in schema.sections.values() if cls not in row_tables]
     parts = [_section(cls, tables) for cls in fixed]
     for table, rows in tables.items():
-        parts.append(f"# {table}: " + ", ".join(f"@{name}()" for name in rows) + "\n")
+        parts.append(_heading(table, rows))
         parts.extend(_section(cls, tables) for cls in rows.values())
     return "\n".join(parts)
 
 
+def describe_section(root: type, tables: Tables, name: str) -> str:
+    """Returns the help text of one config class, or of a table and its rows.
+
+    Raises: ConfigError with the nearest name where `name` is neither.
+    """
+    sections = schema_of(root, tables).sections
+    if name in sections:
+        return _section(sections[name], tables)
+    if name in tables:
+        return "\n".join([_heading(name, tables[name]), *(_section(cls, tables) for cls in tables[name].values())])
+    hint = suggestion(name, [*sections, *tables], kind="sections")
+    raise ConfigError("help config", f"there is no section {name!r}{hint}; `jrl help config` prints them all")
+
+
 def field_docs(cls: type) -> dict[str, str]:
-    """Returns field name -> the comment that trails it in the source; empty where the source cannot be read."""
+    """Returns field name -> its comment in the source: the one that trails it, else the block of lines above it.
+
+    Empty where the source cannot be read.
+    """
     try:
         source = textwrap.dedent(inspect.getsource(cls))
         tree = ast.parse(source)
@@ -38,15 +56,28 @@ def field_docs(cls: type) -> dict[str, str]:
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return {}
     comments = {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
+    alone = {token.start[0] for token in tokens if token.type == tokenize.COMMENT and token.line.lstrip()[0] == "#"}
     docs = {}
     for base in reversed(cls.__mro__[1:]):
         docs.update(field_docs(base) if base is not object else {})
     for node in tree.body[0].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            for line in range(node.lineno, node.end_lineno + 1):
-                if line in comments:
-                    docs[node.target.id] = comments[line]
+            trailing = [comments[line] for line in range(node.lineno, node.end_lineno + 1) if line in comments]
+            if trailing or node.lineno - 1 in alone:
+                docs[node.target.id] = trailing[-1] if trailing else _block_above(node.lineno, comments, alone)
     return docs
+
+
+def _block_above(line: int, comments: Mapping[int, str], alone: set[int]) -> str:
+    """Returns the comment lines directly above a line as one text."""
+    first = line
+    while first - 1 in alone:
+        first -= 1
+    return " ".join(comments[number] for number in range(first, line))
+
+
+def _heading(table: str, rows: Mapping[str, type]) -> str:
+    return f"# {table}: " + ", ".join(f"@{name}()" for name in rows) + "\n"
 
 
 def _section(cls: type, tables: Tables) -> str:
@@ -63,7 +94,7 @@ def _section(cls: type, tables: Tables) -> str:
 
 def _kind(field: Field, tables: Tables) -> str:
     rows: Mapping[str, type] = {} if field.table is None else tables[field.table]
-    kind = f"a row of {field.table}" if len(rows) > 3 and field.hint is Any else say(field.hint, rows)
+    kind = f"a row of {field.table}" if len(rows) > 3 and field.hint is Any else type_name(field.hint, rows)
     return kind if field.default is None else f"{kind} = {_show(field.default())}"
 
 

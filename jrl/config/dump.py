@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl.config.errors import ConfigError, nearest, suggestion
-from jrl.config.schema import Field, Schema, Tables, fields_of, is_config, options_of, schema_of
+from jrl.config.schema import Field, Schema, Tables, classes_in, fields_of, is_config, schema_of
 from jrl.config.typed import Misfit, fit, show
 
 
@@ -63,7 +63,7 @@ def to_gin(config: Any, tables: Tables) -> str:
 
 
 def _is_open(field: Field) -> bool:
-    return field.table is not None or len([o for o in options_of(field.hint) if is_config(o)]) > 1
+    return field.table is not None or len({*classes_in(field.hint)}) > 1
 
 
 def _plain(value: Any, tagged: bool) -> Any:

@@ -1,4 +1,4 @@
-"""The one error of the configuration front end, and the search for the name that was meant."""
+"""The error of the configuration front end, and the search for the nearest valid name."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class ConfigError(Exception):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """Returns the name in `valid` most like `name`, or None where nothing is like it. Case is nearly ignored."""
+    """Returns the name in `valid` most like `name`, or None where none is similar. Case has little weight."""
     scored = [(_likeness(name, option), option) for option in valid]
     likeness, option = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
     return option if likeness >= 0.6 else None
 
 
-def suggestion(name: str, valid: Iterable[str], *, kind: str, most_listed: int = 12) -> str:
-    """Returns the tail of an error: "; did you mean X? (kind: X, Y, Z)", the list only where it is short."""
+def suggestion(name: str, valid: Iterable[str], *, kind: str, max_listed: int = 12) -> str:
+    """Returns the tail of an error: "; did you mean X? (kind: X, Y, Z)", the list only if it is short."""
     options = sorted(set(valid))
     guess = nearest(name, options)
     text = f"; did you mean {guess}?" if guess else ""
-    return f"{text} ({kind}: {', '.join(options)})" if 0 < len(options) <= most_listed else text
+    return f"{text} ({kind}: {', '.join(options)})" if 0 < len(options) <= max_listed else text
 
 
 def _likeness(name: str, option: str) -> float:

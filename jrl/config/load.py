@@ -5,7 +5,7 @@ the instance `@warm/AdamW()` and for the dataclasses nested in it that no refere
 
 A binding that reaches nothing is an error, with one exception: where an outer layer (an including file over an
 included one, the command line over both) replaced the selection of a part, the inner layer's bindings for that part
-are left aside. So `jrl train dapo.gin 'Config.algo = @GRPO()'` works, and `DAPO.clip_high` beside `@GRPO()` in one file
+are ignored. So `jrl train dapo.gin 'Config.algo = @GRPO()'` works, and `DAPO.clip_high` beside `@GRPO()` in one file
 does not. A macro counts as used where any statement mentions it; one from the command line must reach a value.
 """
 
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from jrl import paths
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
 from jrl.config.names import check_names
 from jrl.config.reading import Reading
@@ -24,10 +25,12 @@ from jrl.config.syntax import Macro, Reference, Statement, read_statements, walk
 from jrl.config.typed import Misfit, fit, show
 from jrl.config.unused import check_macros, check_unused
 
-MOST_WORK = 100_000  # values and instances; macros that double one another reach it in 16 lines
+MAX_VALUES = 100_000  # values and instances; macros that double one another reach it in 16 lines
 
 
-def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) -> Any:
+def load(
+    path: str | None, bindings: Sequence[str], root: type, tables: Tables, path_fields: Collection[str] = ()
+) -> Any:
     """Returns the instance of `root` that a gin file and command-line bindings describe.
 
     Args:
@@ -35,6 +38,8 @@ def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) 
       bindings: `NAME=VALUE` each, in gin syntax; they replace what the file says.
       root: the root dataclass.
       tables: table name -> row name -> config class, e.g. tables["algos"]["GRPO"].
+      path_fields: "Class.field" of the fields that name files. A relative path that the current directory does not
+        have is looked up in the folder of the gin file that binds it; see `paths.beside`.
 
     Raises ConfigError with the place and the nearest valid name on anything that is not exactly right.
     """
@@ -53,6 +58,7 @@ def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) 
         used_macros=set(),
         instances=set(),
         work=itertools.count(),
+        path_fields=frozenset(path_fields),
     )
     config = _build(reading, root, "", reading.origin, None, ())
     check_macros(reading, statements)
@@ -63,7 +69,7 @@ def load(path: str | None, bindings: Sequence[str], root: type, tables: Tables) 
 def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> tuple[Any, str | None]:
     """Returns the plain value bound to a field of the root, and the file that binds it (None: no file does).
 
-    For what must be known before the tables are, such as `parts`: nothing else in the text is checked.
+    For values needed before the tables exist, such as `parts`: nothing else in the text is checked.
     """
     found = None
     for statement in read_statements(path, bindings, root):
@@ -123,6 +129,8 @@ def _value(
     because = ""
     if statement is not None:
         value, place, because = _expand(reading, statement.value, statement.place, name)
+        if name in reading.path_fields:
+            value = _beside(value, _bound_in(reading, statement))
     elif base is not None:
         value = getattr(base, field.name)
     elif field.default is not None:
@@ -150,7 +158,7 @@ def _value(
 
 
 def _expand(reading: Reading, value: Any, place: str, name: str, trail: tuple[str, ...] = ()) -> tuple[Any, str, str]:
-    """Returns the value with macros replaced, the place where it stands, and how it came there."""
+    """Returns the value with macros replaced, its place, and how it got there."""
     _count(reading, place)
     if isinstance(value, Macro):
         if value.name in trail:
@@ -170,9 +178,22 @@ def _expand(reading: Reading, value: Any, place: str, name: str, trail: tuple[st
     return value, place, ""
 
 
+def _bound_in(reading: Reading, statement: Statement) -> str | None:
+    """Returns the file that holds the value of a statement: a macro's file where the statement names one."""
+    while isinstance(statement.value, Macro):
+        statement = reading.macros[statement.value.name]
+    return statement.path
+
+
+def _beside(value: Any, file: str | None) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_beside(item, file) for item in value)
+    return paths.beside(value, file) if isinstance(value, str) else value
+
+
 def _count(reading: Reading, place: str) -> None:
-    if next(reading.work) >= MOST_WORK:
-        raise ConfigError(place, f"the configuration grows beyond {MOST_WORK} values")
+    if next(reading.work) >= MAX_VALUES:
+        raise ConfigError(place, f"the configuration grows beyond {MAX_VALUES} values")
 
 
 def _missing(name: str, field: Field, rows: Mapping[str, type], scope: str, cls: type, root: type) -> str:
@@ -185,7 +206,7 @@ def _missing(name: str, field: Field, rows: Mapping[str, type], scope: str, cls:
 
 
 def _most_relevant(reading: Reading, message: str, bound: Mapping[str, Statement], place: str) -> str:
-    """Returns the place of the binding that a failed check speaks about, else of any of the class, else `place`."""
+    """Returns the place of the binding that a failed check mentions, else of any of the class, else `place`."""
     for section, field in re.findall(r"(\w+)\.(\w+)", message):
         for key, statement in reading.bindings.items():
             if key[1:] == (section, field):

@@ -24,3 +24,4 @@ class Reading:
     used_macros: set[str]
     instances: set[tuple[str, str]]  # (scope, section) of everything built
     work: Iterator[int]  # counts what is expanded and built
+    path_fields: frozenset[str]  # "Class.field" of what names files

@@ -52,7 +52,7 @@ def schema_of(root: type, tables: Tables) -> Schema:
             raise TypeError(f"two config classes are named {cls.__name__!r}: bindings could not tell them apart")
         for field in fields_of(cls).values():
             if field.table is not None and field.table not in tables:
-                raise TypeError(f"{cls.__name__}.{field.name} draws on table {field.table!r}, which is not given")
+                raise TypeError(f"{cls.__name__}.{field.name} refers to the table {field.table!r}, which is not given")
             check_hint(field.hint, field.table, f"{cls.__name__}.{field.name}")
             found = [*classes_in(field.hint), *_classes_of_values(field.default() if field.default else None)]
             waiting.extend(c for c in dict.fromkeys(found) if sections.get(c.__name__) is not c and c not in waiting)
@@ -63,7 +63,7 @@ def schema_of(root: type, tables: Tables) -> Schema:
 def fields_of(cls: type) -> dict[str, Field]:
     """Returns the fields that a binding can set, by name, in order."""
     if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls.__name__} is no dataclass, so it cannot be configured")
+        raise TypeError(f"{cls.__name__} is not a dataclass, so it cannot be configured")
     hints = typing.get_type_hints(cls)
     return {
         field.name: Field(field.name, hints[field.name], field.metadata.get("table"), _default(field))
@@ -111,7 +111,7 @@ def check_hint(hint: Any, table: str | None, where: str) -> None:
     if origin is dict and parts[0] is str:
         check_hint(parts[1], table, where)
         return
-    raise TypeError(f"{where}: the annotation {hint} is none that a configuration can hold")
+    raise TypeError(f"{where}: the annotation {hint} is not one that a configuration can hold")
 
 
 def _default(field: dataclasses.Field) -> Callable[[], Any] | None:

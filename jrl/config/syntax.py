@@ -19,7 +19,7 @@ from gin import config_parser
 from jrl.config.errors import COMMAND_LINE, ConfigError, nearest
 from jrl.config.schema import fields_of
 
-LONGEST_FILE = 1_000_000  # characters
+MAX_FILE_CHARACTERS = 1_000_000  # characters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Statement:
     value: Any  # literals, Reference and Macro, nested in list, tuple and dict
     place: str
     layer: int
-    path: str | None  # the file it stands in; None on the command line
+    path: str | None  # its file; None on the command line
     is_block: bool = False
 
     @property
@@ -115,7 +115,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
         place = f"{path}:{parsed.location.line_num}"
         if isinstance(parsed, config_parser.IncludeStatement):
             if "\0" in parsed.filename:
-                raise ConfigError(place, f"{parsed.filename!r} is no file name")
+                raise ConfigError(place, f"{parsed.filename!r} is not a file name")
             target = os.path.join(os.path.dirname(path), parsed.filename)
             if os.path.realpath(target) in (*open_files, here):
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
@@ -187,7 +187,7 @@ def _parse(text: str, path: str | None) -> Iterator[Any]:
 def _explain(message: str) -> str:
     token = message.rpartition("Failed to parse token '")[2].rstrip("'")
     if "Failed to parse token" in message:
-        return f"{token} is no value" + (
+        return f"{token} is not a value" + (
             f"; text needs quotes, a part is written @{token}()" if token.isidentifier() else ""
         )
     if message.startswith("Unable to parse value"):
@@ -205,9 +205,9 @@ def _read_text(path: str, asked_by: str) -> str:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device may never end
             raise ConfigError(asked_by, f"cannot read {path!r}: it is not a plain file")
         with open(path, encoding="utf-8-sig") as file:
-            text = file.read(LONGEST_FILE + 1)
-        if len(text) > LONGEST_FILE:
-            raise ConfigError(asked_by, f"{path!r} is longer than {LONGEST_FILE} characters: is it a gin file?")
+            text = file.read(MAX_FILE_CHARACTERS + 1)
+        if len(text) > MAX_FILE_CHARACTERS:
+            raise ConfigError(asked_by, f"{path!r} is longer than {MAX_FILE_CHARACTERS} characters: is it a gin file?")
         return text
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."

@@ -15,14 +15,14 @@ from jrl.config.syntax import Macro, Reference
 class Misfit(Exception):
     """A value that does not fit. `inside` is where in the value ("[1]"), `reason` says what was expected and found.
 
-    `telling` is True where the reason says more than "expects this type, got that".
+    `specific` is True where the reason is more than "expects this type, got that".
     """
 
-    def __init__(self, reason: str, inside: str = "", *, telling: bool = True):
+    def __init__(self, reason: str, inside: str = "", *, specific: bool = True):
         super().__init__(f"{inside} {reason}".strip())
         self.reason = reason
         self.inside = inside
-        self.telling = telling
+        self.specific = specific
 
 
 Instance = Callable[[Any, Mapping[str, type]], Any]
@@ -37,7 +37,8 @@ def fit(value: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> 
       rows: what Any stands for, row name -> class.
       instance: (value, allowed classes by name) -> an instance of one of them; raises Misfit.
 
-    Raises Misfit. An int fits float, a list fits a tuple; nothing else is converted (True is no int, 1.0 is no int).
+    Raises Misfit. An int fits float, a list fits a tuple; nothing else is converted (True is not an int, 1.0 is not an
+    int).
     """
     options = options_of(hint)
     if value is None and type(None) in options:
@@ -60,17 +61,17 @@ def fit(value: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> 
         try:
             return instance(value, allowed)
         except Misfit:
-            raise Misfit(f"expects {say(hint, rows)}, got {show(value)}") from None
-    if len(misfits) == 1 and misfits[0].telling:
+            raise Misfit(f"expects {type_name(hint, rows)}, got {show(value)}") from None
+    if len(misfits) == 1 and misfits[0].specific:
         raise misfits[0]
-    raise Misfit(f"expects {say(hint, rows)}, got {show(value)}")
+    raise Misfit(f"expects {type_name(hint, rows)}, got {show(value)}")
 
 
-def say(hint: Any, rows: Mapping[str, type]) -> str:
-    """Returns an annotation in words that a user can act on."""
+def type_name(hint: Any, rows: Mapping[str, type]) -> str:
+    """Returns an annotation in words for an error message."""
     options = options_of(hint)
     if len(options) > 1:
-        return " or ".join(say(option, rows) for option in options)
+        return " or ".join(type_name(option, rows) for option in options)
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return "one of " + ", ".join(f"@{name}()" for name in rows) if rows else "a part"
@@ -80,15 +81,15 @@ def say(hint: Any, rows: Mapping[str, type]) -> str:
         return "one of " + ", ".join(repr(part) for part in parts)
     if origin is tuple:
         if len(parts) == 2 and parts[1] is Ellipsis:
-            return f"a list of {say(parts[0], rows)}"
-        return "a list of (" + ", ".join(say(part, rows) for part in parts) + ")"
+            return f"a list of {type_name(parts[0], rows)}"
+        return "a list of (" + ", ".join(type_name(part, rows) for part in parts) + ")"
     if origin is dict:
-        return f"a dict of str to {say(parts[1], rows)}"
+        return f"a dict of str to {type_name(parts[1], rows)}"
     return "None" if hint is type(None) else hint.__name__
 
 
 def show(value: Any) -> str:
-    """Returns a value as the user wrote it, with its type where that is not plain to see."""
+    """Returns a value as the user wrote it, with its type where that is not obvious."""
     if isinstance(value, Reference | Macro):
         return str(value)
     if value is None or isinstance(value, bool):
@@ -126,7 +127,7 @@ def _fit_option(value: Any, option: Any, rows: Mapping[str, type], instance: Ins
                 return part
         guess = nearest(value, [part for part in parts if isinstance(part, str)]) if isinstance(value, str) else None
         hint = f"; did you mean {guess!r}?" if guess else ""
-        raise Misfit(f"expects {say(option, rows)}, got {show(value)}{hint}")
+        raise Misfit(f"expects {type_name(option, rows)}, got {show(value)}{hint}")
     if option is float and widen and type(value) is int:
         try:
             return float(value)
@@ -136,7 +137,7 @@ def _fit_option(value: Any, option: Any, rows: Mapping[str, type], instance: Ins
         if option is float and not math.isfinite(value):
             raise Misfit(f"expects a finite float, got {value}")
         return value
-    raise Misfit(f"expects {say(option, rows)}, got {show(value)}", telling=False)
+    raise Misfit(f"expects {type_name(option, rows)}, got {show(value)}", specific=False)
 
 
 def _inside(where: str, item: Any, hint: Any, rows: Mapping[str, type], instance: Instance) -> Any:

@@ -20,9 +20,9 @@ def check_macros(reading: Reading, statements: Sequence[Statement]) -> None:
         keys = [f"{section}.{field}" for section, cls in reading.schema.sections.items() for field in fields_of(cls)]
         others = {*mentioned} - {name}
         guess = nearest(name, others) or nearest(name, fields_of(reading.schema.root)) or nearest(name, keys)
-        hint = f"; did you mean {guess}?" if guess else f"; nothing says %{name}"
+        hint = f"; did you mean {guess}?" if guess else f"; nothing uses %{name}"
         if name in mentioned:
-            hint = f"; every binding that says %{name} is replaced or left aside"
+            hint = f"; every binding that uses %{name} is replaced or unused"
         raise ConfigError(statement.place, f"macro {name} is never used{hint}")
 
 

@@ -1,13 +1,15 @@
 """The declared set of compiled programs of a run.
 
-Every program is called through the lattice, which compiles it for each combination of shapes it meets. What is known
-to be needed is compiled ahead, from shapes, while the calling thread goes on. Once the lattice is sealed, a call that
-would compile is an error that names the program and the shape.
+Every program is called through the program cache, which compiles it for each combination of shapes it meets. Programs
+that are known to be needed are precompiled from shapes while the calling thread continues. Once the cache is frozen, a
+call that would compile is an error that names the program and the shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,13 +18,21 @@ from jax.sharding import NamedSharding
 
 from jrl.device.host_memory import HOST, memory_kind
 
-# Kind of device -> what its compiler is told. On CPUs LLVM's first level takes an eighth less time in all, and what it
-# makes is as fast: products are a library's, and sums and exponentials are vectors there too.
-COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
+# Kind of device -> compiler options. On CPUs LLVM's optimization level 1 takes an eighth less time in all, and its code
+# is as fast: matrix products come from a library, and sums and exponentials are vectorized there too. The other options
+# are defaults, written out: a run compiles to the same bits whatever the rest of its process has chosen.
+COMPILER_OPTIONS = {
+    "cpu": {
+        "xla_backend_optimization_level": 1,
+        "xla_llvm_disable_expensive_passes": False,
+        "xla_cpu_use_fusion_emitters": True,
+    }
+}
+MAX_SHARED = 64  # jitted functions that a process keeps for later runs; a run has about 20
 
 
 class CompileAfterFreeze(RuntimeError):
-    """A program was called with shapes it was not compiled for, after the lattice was sealed."""
+    """A program was called with shapes it was not compiled for, after the program cache was frozen."""
 
 
 class Program:
@@ -30,16 +40,16 @@ class Program:
 
     def __init__(self, name: str, fn: Callable, program_cache: ProgramCache, jit_options: dict[str, Any]) -> None:
         self.name = name
-        self._jitted = jax.jit(fn, **jit_options)
-        self._lattice = program_cache
+        self._jitted = shared_jit(fn, jit_options)
+        self._program_cache = program_cache
         self._compiled: dict[tuple, Any] = {}
-        self._begun: dict[tuple, Future] = {}  # what is being compiled, and has not been called yet
+        self._pending: dict[tuple, Future] = {}  # compiling, and not called yet
 
     def __call__(self, *args: Any) -> Any:
         return self._executable(args)(*args)
 
     def shape(self, *args: Any) -> Any:
-        """Returns shape, dtype and sharding of the result, of arguments of which only those are given."""
+        """Returns shape, dtype and sharding of the result, given only those of the arguments."""
         mesh = jax.sharding.get_mesh()
 
         def place(x: Any) -> jax.ShapeDtypeStruct:
@@ -51,45 +61,46 @@ class Program:
         return jax.tree.map(place, self._jitted.trace(*args).out_avals)
 
     def compile(self, *args: Any) -> Any:
-        """Begins to compile for such arguments, and returns what `shape` does. The first call waits for the end."""
+        """Starts to compile for these arguments and returns what `shape` does. The first call waits for the
+        compiler."""
         signature = _signature(args)
         if not self._knows(signature):
-            self._refuse_sealed(args, signature)
+            self._check_not_frozen(args, signature)
             # Tracing and lowering hold the interpreter anyway; the compiler does not.
-            self._begun[signature] = self._lattice.compiler.submit(self._jitted.lower(*args).compile)
+            self._pending[signature] = self._program_cache.compiler.submit(self._jitted.lower(*args).compile)
         return self.shape(*args)
 
     def _executable(self, args: tuple) -> Any:
         signature = _signature(args)
         if not self._knows(signature):
-            self._refuse_sealed(args, signature)
-            self._lattice.announce(f"compiling {self.name}")
+            self._check_not_frozen(args, signature)
+            self._program_cache.announce(f"compiling {self.name}")
             self._compiled[signature] = self._jitted.lower(*args).compile()
-        elif signature in self._begun:
-            if not self._begun[signature].done():
-                self._lattice.announce(f"compiling {self.name}")
-            self._compiled[signature] = self._begun.pop(signature).result()
+        elif signature in self._pending:
+            if not self._pending[signature].done():
+                self._program_cache.announce(f"compiling {self.name}")
+            self._compiled[signature] = self._pending.pop(signature).result()
         return self._compiled[signature]
 
     def _knows(self, signature: tuple) -> bool:
-        return signature in self._compiled or signature in self._begun
+        return signature in self._compiled or signature in self._pending
 
-    def _refuse_sealed(self, args: tuple, signature: tuple) -> None:
-        if self._lattice.frozen:
+    def _check_not_frozen(self, args: tuple, signature: tuple) -> None:
+        if self._program_cache.frozen:
             raise CompileAfterFreeze(self._explain(args, signature))
 
     def _explain(self, args: tuple, signature: tuple) -> str:
-        said = f"program {self.name!r} would compile after the lattice was sealed"
+        message = f"program {self.name!r} would compile after the program cache was frozen"
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(args)[0]]
-        for structure, known in reversed([*self._compiled, *self._begun]):
+        for structure, known in reversed([*self._compiled, *self._pending]):
             if structure == signature[0]:
                 changed = [
                     f"argument {path} was {_show(old)}, is {_show(new)}"
                     for path, old, new in zip(paths, known, signature[1])
                     if old != new
                 ]
-                return f"{said}: " + "; ".join(changed[:5])
-        return f"{said}: it was never compiled for arguments of this structure"
+                return f"{message}: " + "; ".join(changed[:5])
+        return f"{message}: it was never compiled for arguments of this structure"
 
 
 class ProgramCache:
@@ -98,36 +109,85 @@ class ProgramCache:
     def __init__(self, announce: Callable[[str], None] = lambda what: None, platform: str | None = None) -> None:
         self.programs: dict[str, Program] = {}
         self.frozen = False
-        self.announce = announce  # told what the caller is about to wait for
+        self.announce = announce  # called with what the caller is about to wait for
         self.options = COMPILER_OPTIONS.get(platform, {})
         self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
-        """Returns `fn` as a program of the lattice. Statics are bound before."""
+        """Returns `fn` as a program of the cache. Bind static arguments before."""
         self.programs[name] = Program(name, fn, self, {"compiler_options": self.options, **jit_options})
         return self.programs[name]
 
     def freeze(self) -> None:
-        """From here on a compilation is an error."""
+        """Makes every later compilation an error."""
         self.frozen = True
 
     def check(self) -> None:
-        """Raises what the compiler has failed with so far, of programs that nobody has called yet."""
+        """Raises the first compiler error of the programs that were precompiled and not called yet."""
         for program in self.programs.values():
-            for begun in program._begun.values():
-                if begun.done():
-                    begun.result()
+            for pending in program._pending.values():
+                if pending.done():
+                    pending.result()
 
     def close(self) -> None:
-        """Begins no compilation any more, and waits for those under way."""
+        """Starts no more compilations and waits for those in progress."""
         self.compiler.shutdown(wait=False, cancel_futures=True)
-        if any(begun.running() for program in self.programs.values() for begun in program._begun.values()):
+        if any(pending.running() for program in self.programs.values() for pending in program._pending.values()):
             self.announce("waiting for the compiler, which cannot be interrupted")
         self.compiler.shutdown()
 
     def size(self) -> int:
-        """Returns the number of executables, those being compiled among them."""
-        return sum(len(program._compiled) + len(program._begun) for program in self.programs.values())
+        """Returns the number of executables, including those still compiling."""
+        return sum(len(program._compiled) + len(program._pending) for program in self.programs.values())
+
+
+def shared_jit(fn: Callable, jit_options: dict[str, Any]) -> Callable:
+    """Returns `jax.jit(fn, **jit_options)`: one object for equal functions, so that JAX traces and compiles them once.
+
+    Two functions are equal where they are the same module-level function, or partials of it with equal static
+    arguments. A later run in the same process (a sweep, a notebook) then reuses what an earlier one compiled. Local
+    functions are never shared: what they close over may differ, and must not outlive their run.
+    """
+    function = fn.func if isinstance(fn, functools.partial) else fn
+    call = _Jit((static_key(fn), static_key(jit_options)), fn, jit_options)
+    local = "<locals>" in getattr(function, "__qualname__", "<locals>")
+    return jax.jit(fn, **jit_options) if local or not call.hashable() else _shared_jit(call)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Jit:
+    key: Hashable
+    fn: Callable = dataclasses.field(compare=False)
+    jit_options: dict[str, Any] = dataclasses.field(compare=False)
+
+    def hashable(self) -> bool:
+        try:
+            hash(self.key)
+        except TypeError:  # an array, a list: bound values that only the caller can compare
+            return False
+        return True
+
+
+@functools.lru_cache(maxsize=MAX_SHARED)
+def _shared_jit(call: _Jit) -> Callable:
+    return jax.jit(call.fn, **call.jit_options)
+
+
+def static_key(value: Any) -> Hashable:
+    """Returns a key that two static values share where they trace to the same program.
+
+    Stricter than `==`, for which 1 is 1.0 and True, and -0.0 is 0.0. A value that is not a container is its own key.
+    """
+    kind = type(value)
+    if isinstance(value, functools.partial):
+        return kind, static_key(value.func), static_key(value.args), static_key(value.keywords)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return kind, tuple(static_key(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, dict):
+        return kind, tuple((static_key(name), static_key(entry)) for name, entry in value.items())
+    if isinstance(value, tuple):
+        return kind, tuple(static_key(entry) for entry in value)
+    return kind, value.hex() if isinstance(value, float) else value
 
 
 def _signature(args: tuple) -> tuple:
@@ -144,5 +204,5 @@ def _describe(leaf: Any) -> tuple:
 
 def _show(described: tuple) -> str:
     shape, dtype, spec, kind = described
-    said = f"{dtype}{list(shape)}" + (f" cut over {spec}" if spec else "")
-    return said if kind is None else f"{said} in {kind}"
+    text = f"{dtype}{list(shape)}" + (f" sharded over {spec}" if spec else "")
+    return text if kind is None else f"{text} in {kind}"

@@ -1,9 +1,9 @@
-"""Mesh, logical axes and placing: the one place where names of dimensions become mesh axes.
+"""Mesh, logical axes and shardings: the one place where logical axes become mesh axes.
 
-Models and parameters name logical axes only. Three tables say what they mean: how parameters and optimiser state are
+Models and parameters name logical axes only. Three tables map them to the mesh: how parameters and optimizer state are
 stored for training (TRAIN), how weights are held for decoding and inside a block of the learner, gathered over fsdp
-(GATHERED), and how activations lie (ACTIVATIONS). Axes are explicit: a contraction over a sharded dimension that
-nobody asked for is an error at trace time, not a silent all-gather.
+(GATHERED), and how activations are sharded (ACTIVATIONS). Axes are explicit: a contraction over a sharded dimension
+that nobody asked for is an error at trace time, not a silent all-gather.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class MeshShape:
         if any(size < 1 and size != -1 for size in sizes) or sizes.count(-1) > 1:
             raise ValueError(f"mesh axes must be positive, at most one of them -1; got {dict(zip(AXES, sizes))}")
         if self.sequence != 1 or self.expert != 1:
-            raise ValueError("the sequence and expert axes are named for later; they must be 1")
+            raise ValueError(
+                "sequence and expert parallelism are not implemented; MeshShape.sequence and MeshShape.expert must be 1"
+            )
 
     def sizes(self, num_devices: int) -> tuple[int, ...]:
         """Returns the size of every axis on `num_devices`. Raises ValueError where they do not multiply to it."""
@@ -89,7 +91,7 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """How many shares the batch is cut into."""
+    """Returns the number of shards of the batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
@@ -133,8 +135,8 @@ def reshape(x: Array, shape: Sequence[int], *axes: str | None) -> Array:
 def einsum(formula: str, x: Array, y: Array, out: Sequence[str | None], dtype: Any = None) -> Array:
     """Returns the contraction laid out as logical activation axes `out`, summed and returned in `dtype` where given.
 
-    The gradient of `y`, which is a weight, is contracted straight into the order of its dimensions. JAX's own rule gets
-    it in another and turns it around, and the activations before: on a CPU a tenth of an update's time.
+    The gradient of `y`, which is a weight, is contracted straight into the order of its dimensions. JAX's own rule
+    computes it in another order and transposes it, and the activations before: on a CPU a tenth of an update's time.
     """
     return _product(formula, x, y, tuple(out), dtype)
 
@@ -169,10 +171,10 @@ def _product_backward(
     if left(operands[0]) + left(operands[1]) != weight:
         return of_x, jax.vjp(lambda y: _plain_product(formula, x, y, out, dtype), y)[1](gradient)[0]
     dimensions = tuple(tuple(letters.index(letter) for letter in summed) for letters, _ in operands)
-    where = None if jax.sharding.get_abstract_mesh().empty else jax.typeof(y).sharding.spec
+    sharding = None if jax.sharding.get_abstract_mesh().empty else jax.typeof(y).sharding.spec
     wide = y.dtype if dtype is None else dtype
     of_y = jax.lax.dot_general(
-        operands[0][1], operands[1][1], (dimensions, ((), ())), preferred_element_type=wide, out_sharding=where
+        operands[0][1], operands[1][1], (dimensions, ((), ())), preferred_element_type=wide, out_sharding=sharding
     )
     return of_x, of_y.astype(y.dtype)
 
@@ -195,7 +197,7 @@ def mapped(
     *,
     summed: str,
 ) -> Array:
-    """Returns `fn` of each device's own share of `args`, summed over the mesh axis of the logical axis `summed`.
+    """Returns `fn` of each device's shard of `args`, summed over the mesh axis of the logical axis `summed`.
 
     Args:
       ins, out: logical activation axes of the arguments, which are laid out so, and of the result.
@@ -214,7 +216,7 @@ def per_shard(
     *,
     checked: bool = True,
 ) -> tuple[Array, ...]:
-    """Returns `fn` of each device's own share of `args`: a tuple. No device needs another's.
+    """Returns `fn` of each device's shard of `args`: a tuple. No device needs another's shard.
 
     Args:
       ins, outs: logical activation axes of the arguments, which are laid out so, and of the results.
@@ -234,11 +236,15 @@ def per_shard(
 
 def shardings(axes: PyTree, mesh: Mesh, rules: dict[str | None, Any]) -> PyTree:
     """Returns the NamedSharding of every leaf of `axes`, a tree whose leaves are tuples of logical names."""
-    return jax.tree.map(lambda a: NamedSharding(mesh, spec(a, rules)), axes, is_leaf=lambda a: isinstance(a, tuple))
+    return jax.tree.map(
+        lambda a: NamedSharding(mesh, spec(a, rules)),
+        axes,
+        is_leaf=lambda a: isinstance(a, tuple) and not hasattr(a, "_fields"),
+    )  # no record
 
 
 def batch_sharding(mesh: Mesh, rank: int, dimension: int = 0) -> NamedSharding:
-    """Returns the sharding of an array whose `dimension` is cut over the batch axes."""
+    """Returns the sharding of an array whose `dimension` is sharded over the batch axes."""
     parts: list[Any] = [None] * rank
     parts[dimension] = BATCH_AXES
     return NamedSharding(mesh, PartitionSpec(*parts))

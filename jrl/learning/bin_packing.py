@@ -1,4 +1,4 @@
-"""Which sequence goes into which row of a packed batch. Plain numpy on the host."""
+"""Assigns sequences to the rows of a packed batch. Plain numpy on the host."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Plan(NamedTuple):
-    """Where each sequence lies. Sequences of length 0 lie nowhere: row -1."""
+class RowPlan(NamedTuple):
+    """The place of each sequence. One of length 0 has none: row -1."""
 
     row: np.ndarray  # [n] int32, 0..num_rows-1
     start: np.ndarray  # [n] int32, first column
-    place: np.ndarray  # [n] int32, the how-many-th sequence of its row, 0..max_per_row-1, left to right
+    place: np.ndarray  # [n] int32, index of the sequence in its row, 0..max_per_row-1, from the left
     num_rows: int
 
 
-def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np.ndarray | None = None) -> Plan:
-    """Returns a plan that puts every sequence into one row, whole.
+def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np.ndarray | None = None) -> RowPlan:
+    """Returns a plan that puts every sequence into one row without splitting it.
 
-    Best fit, longest first: each sequence goes to the row with the least room that still takes it, the first such row,
-    or opens a new one. Equal lengths go in order of index. Rows hold the same lengths in whatever order they are given.
+    Best fit, longest first: each sequence goes to the first of the rows with the least room that still takes it, or
+    opens a new row. Equal lengths go in order of index. Rows hold the same lengths for any order of the sequences.
 
     Args:
         lengths: [n] int, tokens of each sequence; 0 leaves one out.
         row_length: tokens a row holds.
         max_per_row: sequences a row holds.
-        counts: [n] int, how many sequences each entry stands for, where entries are bundles of several; None: one. A
+        counts: [n] int, number of sequences of each entry, where entries are bundles; None: one each. A
             bundle takes as many places, and `place` is its first.
     Raises: ValueError for a length below 0 or above row_length, naming the sequence.
     """
@@ -46,30 +46,30 @@ def plan_rows(lengths: np.ndarray, row_length: int, max_per_row: int, counts: np
     row = np.full(lengths.shape, -1, np.int32)
     start = np.zeros(lengths.shape, np.int32)
     place = np.zeros(lengths.shape, np.int32)
-    room: list[tuple[int, int]] = []  # (tokens left, row) of rows that take another sequence, ascending
+    room: list[tuple[int, int]] = []  # (free tokens, row) of rows that take another sequence, ascending
     held: list[int] = []  # sequences in each row
     for i in np.argsort(-lengths, kind="stable"):
         length, count = int(lengths[i]), int(counts[i])
         if length == 0:
             continue
-        found = bisect.bisect_left(room, (length, -1))
-        while found < len(room) and held[room[found][1]] + count > max_per_row:
-            found += 1
-        left, into = room.pop(found) if found < len(room) else (row_length, len(held))
+        index = bisect.bisect_left(room, (length, -1))
+        while index < len(room) and held[room[index][1]] + count > max_per_row:
+            index += 1
+        left, into = room.pop(index) if index < len(room) else (row_length, len(held))
         if into == len(held):
             held.append(0)
         row[i], start[i], place[i] = into, row_length - left, held[into]
         held[into] += count
         if left > length and held[into] < max_per_row:
             bisect.insort(room, (left - length, into))
-    return Plan(row, start, place, len(held))
+    return RowPlan(row, start, place, len(held))
 
 
-def most_rows(num_sequences: int, num_tokens: int, row_length: int, max_per_row: int) -> int:
-    """Returns a number of rows that plan_rows never exceeds: what a batch of fixed shape has to hold.
+def max_rows(num_sequences: int, num_tokens: int, row_length: int, max_per_row: int) -> int:
+    """Returns an upper bound on the rows of plan_rows: the rows that a batch of fixed shape needs.
 
     A row is closed by its count, of which there are at most n // S; or it is open, and of two open rows the later was
-    begun with a sequence that did not fit into the earlier, so any two hold more than L tokens together and k >= 2 of
+    opened by a sequence that did not fit into the earlier, so any two hold more than L tokens together and k >= 2 of
     them hold more than k L / 2. Hence
 
         rows <= n // S + max(1, ceil(2 tokens / L) - 1), and never more than n.

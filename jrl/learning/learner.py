@@ -1,6 +1,6 @@
 """The learner: log-probs of packed sequences, credit for what was rewarded, and one optimiser step.
 
-    plan (host) -> pack (device) -> logprobs (old, reference), old values -> finish (advantages, returns) -> update
+    plan (host) -> pack (device) -> recompute (old and reference log-probs, old values) -> finish (credit) -> update
 
 Everything here is pure. Sums over sequences are local to a packed row; numerators and denominators travel apart to
 the end, so that loss and gradient depend neither on packing, nor on micro-batches, nor on the mesh.
@@ -8,270 +8,154 @@ the end, so that loss and gradient depend neither on packing, nor on micro-batch
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Algorithm, Groups, Tokens
+from jrl.algos.contract import Needs, Objective, Sequences, Tokens
 from jrl.device.sharding import constrain
+from jrl.learning.layout import RouterLoss
 from jrl.learning.optimizer import AdamW, step
-from jrl.learning.pack import Plan, Shape, pack, unpack
-from jrl.learning.prefix_packing import most_micro_batches, most_rows
-from jrl.models.contract import VALUE, Ahead, Model, trained, whole, without_gradient
-from jrl.models.heads import read_values
+from jrl.models.contract import Model, PrefixSegments, merge_params, trained, without_gradient
+from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
+from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
-from jrl.ops.reduce import masked_mean
-from jrl.ops.values import explained_variance
-from jrl.types import Array, PyTree, Rollout, Scores, TrainBatch, TrainState, traced
+from jrl.types import (
+    Array,
+    ModelState,
+    PackedBatch,
+    PyTree,
+    TrainBatch,
+    TrainState,
+)
 
 
-@traced
-class RouterLoss:
-    """Terms added to the loss of a mixture of experts, over the tokens that are learned from, mean over sparse layers.
-    None switches a term off."""
-
-    balance: float | None = None  # weight of the load-balancing loss, which is 1 where load is even
-    z: float | None = None  # weight of the squared logsumexp of the router's logits
-
-    def __post_init__(self) -> None:
-        for name, value in (("balance", self.balance), ("z", self.z)):
-            if isinstance(value, (int, float)) and not value > 0:
-                raise ValueError(f"RouterLoss.{name} must be above 0, or None for off; got {value}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Learner:
-    """How a batch of sequences is learned from."""
-
-    row_length: int | None = None  # L, tokens of a packed row; None: the longest that lies in one, at least 128
-    micro_batch_tokens: int = 8192  # tokens computed at once, over all batch shards
-    sequences_per_row: int = 32  # S, most sequences of a packed row
-    minibatches: int = 1  # optimiser steps in one pass over a batch
-    epochs: int = 1  # passes over a batch
-    logprob_chunk: int = 128  # positions of a row whose logits exist at once
-    layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
-    # A group's prompt is computed with each sample; once a row of them; or once, seen from all rows of a micro-batch.
-    prefix_sharing: Literal["none", "in_row", "cross_row"] = "none"
-    router: RouterLoss | None = None  # what a mixture of experts adds to the loss; None: nothing
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"Learner.{field.name} must be at least 1; got {value}")
-
-    @property
-    def updates_per_batch(self) -> int:
-        return self.minibatches * self.epochs
-
-
-def packed_shape(
-    config: Learner, sequences: int, width: int, shards: int, *, prompt_length: int = 0, samples: int = 1
-) -> Shape:
-    """Returns the shape of one optimiser step on `sequences` rows of `width` tokens.
-
-    Args:
-      prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.
-
-    Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
-    """
-    if sequences % (shards * config.minibatches):
-        raise ValueError(
-            f"{sequences} sequences a step do not divide into {shards} batch shards x {config.minibatches} minibatches"
-        )
-    apart = config.prefix_sharing == "cross_row" and samples > 1
-    trunk = prompt_length - 1
-    longest = max(trunk, width - trunk) if apart else width
-    row_length = max(longest, 128) if config.row_length is None else config.row_length
-    if row_length < longest:
-        what = "prompt or completion" if apart else "sequence"
-        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {what}, {longest} tokens")
-    local = sequences // (shards * config.minibatches)
-    places = min(config.sequences_per_row, local)
-    # A minibatch may begin and end inside a group.
-    groups = local // samples + (2 if local % samples else 0)
-    fewest = 2 if apart and row_length < width else 1  # a trunk, and a branch that does not fit behind it
-    together = max(fewest, config.micro_batch_tokens // (row_length * shards))
-    if apart:
-        held = dict(row_length=row_length, max_per_row=places)
-        one = most_rows(groups, samples, trunk, width - trunk, **held)
-        rows = min(together, one)
-        micro_batches = most_micro_batches(groups, samples, trunk, width - trunk, rows=rows, **held)
-        ahead = max(trunk, 1)
-        return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, samples, ahead)
-    # Rows that the worst lengths can need: every row but one holds at least `full` sequences of the longest kind.
-    full = min(row_length // width, places)
-    capacity = -(-local // full)
-    shared = samples if config.prefix_sharing == "in_row" else 1
-    if shared > 1:
-        # A bundle holds at least so many samples, the last of each group aside.
-        fit = max(1, min((row_length - trunk) // (width - trunk), places))
-        capacity = min(local, (local + groups * (fit - 1)) // fit)
-    rows = min(capacity, together)
-    return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards, shared)
-
-
-class Credit(NamedTuple):
-    """What the rewards say about every token of the batch."""
-
-    advantages: Array  # [N, T] float32
-    loss_mask: Array  # [N, T] bool
-    loss_weights: Array  # [N, T] float32
-    baseline: Array  # [] float32, to be stored once the update is known to be sound
-    metrics: dict[str, Array]
-    returns: Array | None = None  # [N, T] float32, where the algorithm has a value head
-
-
-def groups_of(
-    rollout: Rollout, scores: Scores, num_groups: int, max_completion: int, values: Array | None = None
-) -> Groups:
-    """Returns what algorithms judge rows by. Groups may lie on different shards, so every shard gets all of it."""
-    everywhere = lambda x: x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec())
-    return Groups(
-        reward=everywhere(scores.reward),
-        outcome=everywhere(scores.outcome),
-        valid=everywhere(scores.valid),
-        group=everywhere(rollout.group),
-        num_groups=num_groups,
-        action_mask=everywhere(rollout.action_mask),
-        finish=everywhere(rollout.finish),
-        max_completion=max_completion,
-        values=None if values is None else everywhere(values),
-    )
-
-
-def kept_rows(
-    rollout: Rollout, scores: Scores, algo: PyTree, *, algorithm: Algorithm, num_groups: int, max_completion: int
-) -> Array:
-    """Returns the rows that the algorithm would learn from, [N] bool."""
-    groups = groups_of(rollout, scores, num_groups, max_completion)
-    return algorithm.keep(algo, groups) & groups.valid
-
-
-def credit(
-    rollout: Rollout,
-    scores: Scores,
-    baseline: Array,
-    algo: PyTree,
-    old_values: Sequence[tuple[Array, Array]] = (),
-    *,
-    algorithm: Algorithm,
-    num_groups: int,
-    max_completion: int,
-) -> Credit:
-    """Returns advantages and loss weights of every token. Group statistics see the whole batch.
-
-    Args:
-      old_values: of every minibatch (TrainBatch.old_values, Plan.source), where the algorithm has a value head.
-    """
-    by_row = [unpack(packed, source, *rollout.tokens.shape[::-1]) for packed, source in old_values]
-    groups = groups_of(rollout, scores, num_groups, max_completion, sum(by_row) if by_row else None)
-    action_mask = groups.action_mask
-    reward = algorithm.shape(algo, groups)
-    advantages, new_baseline, counters = algorithm.advantages(algo, groups, reward, baseline)
-    keep = algorithm.keep(algo, groups) & groups.valid
-    loss_mask = action_mask & keep[:, None]
-    weights = algorithm.weights(algo, loss_mask, max_completion)
-    length = action_mask.sum(-1)
-    rows = jnp.maximum((groups.valid).sum(), 1)
-    over_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
-    mean = over_valid(groups.reward)
-    metrics = {
-        "reward/mean": mean,
-        "reward/std": jnp.sqrt(over_valid((groups.reward - mean) ** 2)),
-        "reward/shaped": over_valid(reward),
-        "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
-        "rollout/valid_share": groups.valid.sum() / jnp.maximum((length > 0).sum(), 1),
-        "loss/rows": keep.sum().astype(jnp.float32),
-        "loss/tokens": loss_mask.sum().astype(jnp.float32),
-        **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
-    }
-    returns = None
-    if algorithm.returns is not None:
-        returns = algorithm.returns(algo, groups, reward)
-        metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
-        metrics["value/return"] = masked_mean(returns, loss_mask)
-    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), new_baseline, metrics, returns)
-
-
-def finish(
-    batch: TrainBatch,
-    plan: Plan,
-    credit: Credit,
-    algo: PyTree,
-    *,
-    algorithm: Algorithm,
-    max_completion: int,
-) -> TrainBatch:
-    """Returns the packed batch with what the rewards say in it."""
-    mask = credit.loss_mask & plan.member[:, None]
-    return batch.replace(
-        loss_mask=pack(credit.loss_mask, plan.source),
-        loss_weights=pack(credit.loss_weights, plan.source),
-        advantages=pack(credit.advantages, plan.source),
-        returns=None if credit.returns is None else pack(credit.returns, plan.source),
-        denominator=algorithm.denominator(algo, mask, plan.member.sum(), max_completion).astype(jnp.float32),
-    )
-
-
-def _micro_batch(batch: TrainBatch, i: Array) -> TrainBatch:
-    """Returns micro-batch `i`: every [M, R, .] field as [R, .]."""
+def _micro_batch(batch: PyTree, i: Array) -> PyTree:
+    """Returns micro-batch `i` of a packed batch or a train batch: every [M, R, .] field as [R, .]."""
     return jax.tree.map(
         lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False) if x.ndim == 3 else x,
         batch,
     )
 
 
+class Weights(NamedTuple):
+    """The weights of one model as its functions take them, and its heads."""
+
+    params: PyTree
+    heads: dict[str, Array]
+
+
+def weights_of(models: dict[str, ModelState], role: str) -> Weights:
+    """Returns the weights of the model in a role, over the frozen weights that it stands on. Copies nothing."""
+    return Weights(merge_params(frozen_of(models, role), models[role].params), models[role].heads)
+
+
+def frozen_of(models: dict[str, ModelState], role: str) -> PyTree | None:
+    """Returns the frozen weights under the model in a role, its own or those of the role that it shares."""
+    model = models[role]
+    return model.frozen if model.shares is None else models[model.shares].frozen
+
+
+class Reading(NamedTuple):
+    """What a model says of packed rows. A field is None where it was not asked for."""
+
+    logprobs: Array | None  # [R, L]
+    entropy: Array | None  # [R, L]
+    router_logits: Array | None  # [sparse layers, R, L, experts]; None: no experts
+    values: Array | None  # [R, L], before each token
+    scores: Array | None  # [R, S], of the reward head at the last token of every sequence
+
+
 def _forward(
-    params: PyTree, micro: TrainBatch, mask: Array, model: Model, cfg: Any, chunk: int
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Returns log-prob and entropy of the tokens in `mask`, the logits of the model's routers, and what the value head
-    says before each token; None where there is none."""
-    segment = micro.segment if micro.trunk is None else jnp.stack([micro.segment, micro.trunk], axis=-1)
-    if micro.ahead is not None:
-        segment = Ahead(segment, segment < micro.sequence.shape[-1], micro.ahead)
-    hidden, logits = model.routed(params, micro.tokens, micro.positions, segment, cfg)
-    unembed = lambda h: model.unembed(params, h, cfg)
-    said = token_logprobs(hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk)
-    return *said, logits, read_values(params[VALUE], hidden) if VALUE in params else None
+    weights: Weights, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, needs: Needs
+) -> Reading:
+    """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`."""
+    segment = micro.segment
+    if micro.shared_prefix is not None:
+        segment = jnp.stack([micro.segment, micro.shared_prefix], axis=-1)
+    if micro.prefix_row is not None:
+        segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
+    hidden, router_logits = model.routed(weights.params, micro.tokens, micro.positions, segment, cfg)
+    unembed = lambda h: model.unembed(weights.params, h, cfg)
+    logprobs = entropy = None
+    if needs.logprobs:
+        logprobs, entropy = token_logprobs(
+            hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk
+        )
+    return Reading(
+        logprobs=logprobs,
+        entropy=entropy,
+        router_logits=router_logits,
+        values=read_values(weights.heads[VALUE], hidden) if needs.values else None,
+        scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
+    )
 
 
-def logprobs(params: PyTree, batch: TrainBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
+def _read_scores(head: Array, hidden: Array, micro: PackedBatch) -> Array:
+    """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32."""
+    said = read_head(head, hidden).mean(0)[..., 0].astype(jnp.promote_types(jnp.float32, hidden.dtype))
+    following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
+    last = micro.segment != following
+    return segments.segment_sum(said, last, micro.segment, num_segments=micro.sequence.shape[-1])
+
+
+def logprobs(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
     """Returns the log-prob of every action, [M, R, L] float32; zero elsewhere."""
-    found = before_update(params, batch, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
+    found = recompute(weights, packed, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
     return found["old_logprobs"]
 
 
-def before_update(
-    params: PyTree, batch: TrainBatch, *, fields: Sequence[str], model: Model, cfg: Any, chunk: int
+def recompute(
+    weights: Weights, packed: PackedBatch, *, fields: Sequence[str], model: Model, cfg: Any, chunk: int
 ) -> dict[str, Array]:
-    """Returns fields of the batch as the weights before its update have them, in one pass, [M, R, L] float32 each.
+    """Returns fields of Recomputed as `weights` have them, in one pass, [M, R, L] float32 each.
 
     Args:
       fields: of "old_logprobs" and, where there is a value head, "old_values"; what is not wanted is not computed.
     """
+    needs = Needs(logprobs="old_logprobs" in fields, values="old_values" in fields)
+    dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
+
+    def read(micro: PackedBatch) -> dict[str, Array]:
+        reading = _forward(weights, micro, micro.action_mask, model, cfg, chunk, needs)
+        found = {"old_logprobs": reading.logprobs}
+        if reading.values is not None:
+            found["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
+        return {name: found[name] for name in fields}
+
+    zeros = {name: jnp.zeros_like(packed.action_mask, dtype) for name in fields}
+    return _over_micro_batches(packed, read, zeros)
+
+
+def sequence_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
+    """Returns what the reward head says of every sequence, [M, R, S] float32; anything where a place is empty."""
+    needs = Needs(logprobs=False, score=True)
+
+    def read(micro: PackedBatch) -> dict[str, Array]:
+        return {"score": _forward(weights, micro, micro.action_mask, model, cfg, 1, needs).scores}
+
+    zeros = {"score": jnp.zeros_like(packed.sequence, jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype)))}
+    return _over_micro_batches(packed, read, zeros)["score"]
+
+
+def _over_micro_batches(
+    packed: PackedBatch, read: Callable[[PackedBatch], dict[str, Array]], zeros: dict[str, Array]
+) -> dict[str, Array]:
+    """Returns `zeros`, [M, R, .] each, with what `read` returns of every real micro-batch in its place."""
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
-        micro = _micro_batch(batch, i)
-        new, _, _, values = _forward(params, micro, micro.action_mask, model, cfg, chunk)
-        found = {"old_logprobs": new}
-        if values is not None:
-            found["old_values"] = jnp.where(micro.action_mask, values, 0)
+        found = read(_micro_batch(packed, i))
         # Reshapes of a single row have lost its axes.
-        put = lambda whole, x: jax.lax.dynamic_update_index_in_dim(
-            whole, constrain(x, "batch", None).astype(whole.dtype), i, 0
+        put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
+            all_, constrain(x, "batch", None).astype(all_.dtype), i, 0
         )
-        return {name: put(out[name], found[name]) for name in fields}
+        return {name: put(out[name], found[name]) for name in zeros}
 
-    dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
-    zeros = {name: jnp.zeros_like(batch.advantages, dtype) for name in fields}
-    return jax.lax.fori_loop(0, batch.num_real, body, zeros)
+    return jax.lax.fori_loop(0, packed.num_real, body, zeros)
 
 
 class Sums(NamedTuple):
@@ -281,83 +165,128 @@ class Sums(NamedTuple):
     loss: Array  # [], weighted sum
     magnitude: Array  # [], sum of the absolute values of the loss's terms
     metrics: dict[str, Array]  # sums over tokens of the loss mask
+    sequence_metrics: dict[str, Array]  # sums over sequences
     load: Array | None  # [sparse layers, experts], tokens of the loss mask that went to each; None without experts
 
 
 def loss_sums(
-    params: PyTree,
+    trainable: Weights,
     batch: TrainBatch,
-    algo: PyTree,
+    config: PyTree,
+    state: PyTree,
     router: RouterLoss | None = None,
     *,
-    algorithm: Algorithm,
+    objective: Objective,
     model: Model,
     cfg: Any,
     chunk: int,
-    base: PyTree | None = None,
+    frozen: PyTree | None = None,
 ) -> Sums:
     """Returns loss, gradient and metric numerators of a whole optimiser step: a loop over its real micro-batches.
 
     Args:
-      params: what is trained, and what the gradient is of; `base` is frozen under it.
+      trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
+      config, state: the objective's, floats as arrays.
       router: what a mixture of experts adds to the loss, its floats as arrays.
     """
-    places = batch.sequence.shape[-1]
-    # The terms of routers are means over tokens: said as a share of the algorithm's own denominator they are sums too.
-    share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
+    needs, spec = objective.needs(config), model.spec(cfg)
 
-    def loss_fn(params: PyTree, micro: TrainBatch) -> tuple[Array, tuple[Array, dict[str, Array], Array | None]]:
-        params = without_gradient(params, model.spec(cfg))
-        new, entropy, logits, values = _forward(whole(base, params), micro, micro.loss_mask, model, cfg, chunk)
-        entropy = entropy if algorithm.needs_entropy_gradient(algo) else jax.lax.stop_gradient(entropy)
-        old = jax.lax.stop_gradient(new) if micro.old_logprobs is None else micro.old_logprobs
-        tokens = Tokens(
-            logprobs=new,
-            old_logprobs=old,
-            behaviour_logprobs=micro.behaviour_logprobs,
-            ref_logprobs=micro.ref_logprobs,
-            entropy=entropy,
-            advantages=micro.advantages,
-            mask=micro.loss_mask,
-            segment=micro.segment,
-            num_segments=places,
-            values=values,
-            old_values=micro.old_values,
-            returns=micro.returns,
-        )
-        per_token, metrics = algorithm.token_loss(algo, tokens)
-        # Select, do not multiply: a masked token's loss may be anything.
-        terms = jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0)
-        difference = jnp.abs(new - micro.sampler_logprobs)
-        metrics = {**metrics, "policy/entropy": entropy, "policy/logprob": new, "policy/sampler_difference": difference}
-        sums = {name: jnp.where(micro.loss_mask, value, 0).sum() for name, value in metrics.items()}
-        loss, magnitude, load = terms.sum(), jnp.abs(terms).sum(), None
-        if logits is not None:
-            own, load = _router_sums(logits, micro, places, cfg.experts.per_token)
-            weights = {} if router is None else {"balance": router.balance, "z": router.z}
-            for name, weight in weights.items():
+    def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
+        params = merge_params(frozen, without_gradient(trainable.params, spec))
+        reading = _forward(Weights(params, trainable.heads), micro.packed, micro.loss_mask, model, cfg, chunk, needs)
+        if not needs.entropy_gradient and reading.entropy is not None:
+            reading = reading._replace(entropy=jax.lax.stop_gradient(reading.entropy))
+        loss = magnitude = jnp.zeros((), batch.denominator.dtype)
+        metrics: dict[str, Array] = {}
+        if objective.token_loss is not None:
+            terms, metrics = _token_terms(reading, micro, config, state, objective)
+            loss, magnitude = terms.sum(), jnp.abs(terms).sum()
+        sequence_metrics: dict[str, Array] = {}
+        if objective.sequence_loss is not None:
+            terms, sequence_metrics = _sequence_terms(reading, micro, config, state, objective)
+            # Said as a share of the batch's denominator, terms of sequences and tokens add up.
+            terms = terms * (batch.denominator / batch.targets.denominator)
+            loss, magnitude = loss + terms.sum(), magnitude + jnp.abs(terms).sum()
+        metrics = {
+            name: jnp.where(micro.loss_mask, x, 0).sum() for name, x in (metrics | _common(reading, micro)).items()
+        }
+        load = None
+        if reading.router_logits is not None:
+            places = micro.packed.sequence.shape[-1]
+            sums, load = _router_sums(reading.router_logits, micro, places, cfg.experts.per_token)
+            # The terms of routers are means over tokens: as a share of the batch's denominator they are sums too.
+            share = batch.denominator / jnp.maximum(batch.loss_mask.sum(), 1)
+            for name, weight in ({} if router is None else {"balance": router.balance, "z": router.z}).items():
                 if weight is not None:
-                    term = weight * share * own[name]
+                    term = weight * share * sums[name]
                     loss, magnitude = loss + term, magnitude + term
-            sums |= {f"router/{name}": value for name, value in own.items()}
-        return loss, jax.lax.stop_gradient((magnitude, sums, load))
+            metrics |= {f"router/{name}": value for name, value in sums.items()}
+        return loss, jax.lax.stop_gradient((magnitude, metrics, sequence_metrics, load))
 
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
-    shapes = jax.eval_shape(grad_fn, params, _micro_batch(batch, 0))
-    (loss_shape, (_, metric_shapes, load_shape)), _ = shapes
-    zero = Sums(
-        gradient=jax.tree.map(jnp.zeros_like, params),
-        loss=jnp.zeros((), loss_shape.dtype),
-        magnitude=jnp.zeros((), loss_shape.dtype),
-        metrics={name: jnp.zeros((), s.dtype) for name, s in metric_shapes.items()},
-        load=None if load_shape is None else jnp.zeros(load_shape.shape, load_shape.dtype),
+    def sums_of(micro: TrainBatch) -> Sums:
+        (loss, rest), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
+        return Sums(gradient, loss, *rest)
+
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, _micro_batch(batch, 0)))
+    zero = zero._replace(gradient=jax.tree.map(jnp.zeros_like, trainable))
+    add = lambda i, sums: jax.tree.map(jnp.add, sums, sums_of(_micro_batch(batch, i)))
+    return jax.lax.fori_loop(0, batch.packed.num_real, add, zero)
+
+
+def _token_terms(
+    reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
+) -> tuple[Array, dict[str, Array]]:
+    """Returns weight times loss of every token, [R, L], and the objective's metrics, [R, L] each."""
+    packed, before = micro.packed, micro.recomputed
+    old = jax.lax.stop_gradient(reading.logprobs) if before.old_logprobs is None else before.old_logprobs
+    tokens = Tokens(
+        logprobs=reading.logprobs,
+        old_logprobs=old,
+        behaviour_logprobs=packed.behaviour_logprobs,
+        ref_logprobs=before.ref_logprobs,
+        entropy=reading.entropy,
+        advantages=micro.advantages,
+        mask=micro.loss_mask,
+        segment=packed.segment,
+        num_segments=packed.sequence.shape[-1],
+        values=reading.values,
+        old_values=before.old_values,
+        returns=micro.returns,
     )
+    per_token, metrics = objective.token_loss(config, tokens, state)
+    # Select, do not multiply: a masked token's loss may be anything.
+    return jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0), metrics
 
-    def body(i: Array, sums: Sums) -> Sums:
-        (loss, (magnitude, metrics, load)), gradient = grad_fn(params, _micro_batch(batch, i))
-        return jax.tree.map(jnp.add, sums, Sums(gradient, loss, magnitude, metrics, load))
 
-    return jax.lax.fori_loop(0, batch.num_real, body, zero)
+def _sequence_terms(
+    reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
+) -> tuple[Array, dict[str, Array]]:
+    """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
+    packed, targets = micro.packed, micro.targets
+    static = dict(num_segments=packed.sequence.shape[-1])
+    total = lambda x: None if x is None else segments.segment_sum(x, micro.loss_mask, packed.segment, **static)
+    sequences = Sequences(
+        logprob=total(reading.logprobs),
+        ref_logprob=total(micro.recomputed.ref_logprobs),
+        length=segments.segment_count(micro.loss_mask, packed.segment, **static),
+        score=reading.scores,
+        label=targets.label,
+        unit=targets.unit,
+        mask=targets.counts,
+    )
+    per_sequence, metrics = objective.sequence_loss(config, sequences, state)
+    sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
+    return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums
+
+
+def _common(reading: Reading, micro: TrainBatch) -> dict[str, Array]:
+    """Returns the metrics of tokens that every objective has, [R, L] each."""
+    if reading.logprobs is None:
+        return {}
+    found = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
+    if micro.packed.sampler_logprobs is not None:
+        found["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
+    return found
 
 
 def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
@@ -372,7 +301,7 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
       name -> []; load: [sparse layers, experts].
     """
     mask = jnp.concatenate([micro.loss_mask[:, 1:], jnp.zeros_like(micro.loss_mask[:, :1])], axis=1)
-    balance = lambda z: routers.balance_sum(z, mask, micro.segment, num_segments=places, per_token=per_token)
+    balance = lambda z: routers.balance_sum(z, mask, micro.packed.segment, num_segments=places, per_token=per_token)
     sums = {
         "balance": jax.vmap(balance)(logits).mean(),
         "z": jax.vmap(lambda z: routers.z_sum(z, mask))(logits).mean(),
@@ -384,22 +313,25 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
 def update(
     state: TrainState,
     batch: TrainBatch,
-    algo: PyTree,
+    config: PyTree,
     adamw: AdamW,
     router: RouterLoss | None = None,
     *,
-    algorithm: Algorithm,
+    role: str,
+    objective: Objective,
     model: Model,
     cfg: Any,
     chunk: int,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after one optimiser step, and its metrics.
+    """Returns the state after one optimiser step of the model in `role`, and its metrics.
 
     A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimiser
     as they were, bit for bit, and is counted.
     """
-    static = dict(algorithm=algorithm, model=model, cfg=cfg, chunk=chunk)
-    sums = loss_sums(state.params, batch, algo, router, **static, base=state.base)
+    own, frozen = state.models[role], frozen_of(state.models, role)
+    trainable = Weights(own.params, own.heads)
+    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
+    sums = loss_sums(trainable, batch, config, state.objective, router, **static, frozen=frozen)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
     norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator
@@ -407,7 +339,8 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    params, opt_state, updates = step(adamw, gradient, state.opt_state, state.params, trained(model.spec(cfg)), sound)
+    may_move = Weights(trained(model.spec(cfg)), dict.fromkeys(own.heads, True))
+    trainable, opt_state, updates = step(adamw, gradient, own.opt_state, trainable, may_move, sound)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
@@ -416,12 +349,13 @@ def update(
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
         **{name: value / tokens for name, value in sums.metrics.items()},
+        **{name: value / batch.targets.denominator for name, value in sums.sequence_metrics.items()},
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,
     }
+    own = own.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
     state = state.replace(
-        params=params,
-        opt_state=opt_state,
+        models={**state.models, role: own},
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -440,25 +374,32 @@ def _load_metrics(load: Array) -> dict[str, Array]:
     }
 
 
-def close_step(state: TrainState, before: PyTree | None, baseline: Array, skipped: Array) -> TrainState:
-    """Returns the state at the end of a step of RL: counters advance, moving averages only if no update was skipped.
+def close_step(
+    state: TrainState,
+    previous: PyTree | None,
+    objective_state: PyTree,
+    metrics: dict[str, Array],
+    config: PyTree,
+    skipped: Array,
+    *,
+    role: str,
+    objective: Objective,
+) -> TrainState:
+    """Returns the state at the end of a step: counters advance, the objective's state only if no update was skipped.
 
     Args:
-      before: the parameters the step began with, where refills of the next step may need them (lag = 1).
+      previous: the trained parameters that the step began with, where refills of the next step may need them (lag = 1).
+      objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
     """
     sound = state.skipped == skipped
-    return state.replace(
-        step=state.step + 1,
-        version=state.version + 1,
-        baseline=jnp.where(sound, baseline, state.baseline).astype(jnp.float32),
-        behaviour=before,
-    )
-
-
-def close_sft_step(state: TrainState) -> TrainState:
-    """Returns the state at the end of a supervised step: nothing but its counter advances."""
-    return state.replace(step=state.step + 1)
+    following = objective.next_state(config, objective_state, metrics)
+    select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
+    own = state.models[role]
+    models = {**state.models, role: own.replace(version=own.version + 1)}
+    if previous is not None:
+        models["previous"] = state.models["previous"].replace(params=previous, version=own.version)
+    return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 
 def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:

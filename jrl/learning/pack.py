@@ -1,18 +1,19 @@
-"""Packing: from sequences [N, T] to rows [M, R, L] and back, within a batch shard. The only bridge between the two.
+"""Packing: converts sequences [N, T] to rows [M, R, L] and back, within a batch shard. The only bridge between the two.
 
 plan (host, from lengths alone) -> pack (device)
 
-Where a group's prompt is shared, its samples lie side by side behind one copy of it:
+With prefix_sharing='in_row' the samples of a group follow one copy of their prompt in the same row:
 
     tokens   p0 p1 p2 | p3 a0 a1 a2 | p3 b0 b1 | p3 c0 c1 c2 c3
-              trunk      branch 0     branch 1   branch 2
+              prefix   continuation 0  cont. 1    continuation 2
 
-or the trunk lies at the beginning of one row, and the branches in that and the next rows of the micro-batch (`ahead`):
+With 'cross_row' the prefix is at the beginning of one row, and the continuations are in that row and the next rows of
+the micro-batch (`prefix_row`):
 
     p0 p1 p2 | p3 b0 b1        p3 a0 a1 a2        p3 c0 c1 c2 c3
 
-A branch sees itself and the trunk. It begins with the prompt's last token, so that the token before an action is always
-the column before it: what a learner computes is the same, whether prompts are shared or repeated.
+A continuation sees itself and the prefix. It begins with the prompt's last token, so that the token before an action is
+always in the column before it: the learner computes the same result, whether prompts are shared or repeated.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from jax.sharding import PartitionSpec
 
 from jrl.device.sharding import BATCH_AXES
 from jrl.learning.bin_packing import plan_rows
-from jrl.learning.prefix_packing import Part, plan_trunks
-from jrl.types import Array, Rollout, TrainBatch
+from jrl.learning.prefix_packing import PrefixBlock, plan_prefixes
+from jrl.types import Array, PackedBatch, Rollout
 
 
 class Shape(NamedTuple):
@@ -41,34 +42,35 @@ class Shape(NamedTuple):
     micro_batches: int  # M
     places: int  # S
     shards: int  # batch shards of the mesh
-    samples: int = 1  # neighbours among the N that share a prompt, to be computed once; 1: every sequence has its own
-    ahead: int = 0  # columns that rows see of another row; 0: a trunk lies in the row of its branches
+    samples: int = 1  # adjacent sequences that share a prompt, computed once; 1: no prompt is shared
+    prefix_columns: int = 0  # columns that rows see of another row; 0: a prefix is in the row of its continuations
+    unit: int = 1  # adjacent sequences that are compared: they are placed in one row
 
     @property
     def keys(self) -> int:
         """Tokens that attention compares each token of a row with."""
-        return self.row_length + self.ahead
+        return self.row_length + self.prefix_columns
 
 
 @struct.dataclass
-class Plan:
-    """Where every token of a packed optimiser step comes from. Made on the host from lengths alone."""
+class PackingPlan:
+    """Where every token of a packed optimizer step comes from. Computed on the host from lengths alone."""
 
-    source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 where there is padding
+    source: Array  # [M, R, L] int32, row * T + column within the batch shard's own rows; -1 at padding
     segment: Array  # [M, R, L] int32
-    trunk: Array | None  # [M, R, L] int32, the other segment that a token sees; None: no trunk lies in its row
-    ahead: Array | None  # [M, R, shape.ahead] int32, the shard's row of whose column c the row's branches see; -1: none
-    sequence: Array  # [M, R, S] int32, index among all N; N where a place is empty
-    member: Array  # [N] bool, the sequences of this optimiser step; padding prompts are none
+    shared_prefix: Array | None  # [M, R, L] int32, the other segment that a token sees; None: no prefix is in its row
+    prefix_row: Array | None  # [M, R, shape.prefix_columns] int32, the shard's row that holds column c; -1: none
+    sequence: Array  # [M, R, S] int32, index among all N; N in an empty place
+    member: Array  # [N] bool, the sequences of this optimizer step, without padding prompts
     num_real: Array  # [] int32
 
 
 class Bundle(NamedTuple):
-    """Sequences that lie side by side in a row, with the start of their prompt before them once."""
+    """Adjacent sequences of a row, after one copy of the prefix they share."""
 
-    first: int  # index of the first among the shard's own
-    shared: int  # tokens of the trunk; 0: each sequence lies whole
-    lengths: tuple[int, ...]  # tokens of each sequence without the trunk
+    first: int  # index of the first among the shard's sequences
+    shared: int  # tokens of the prefix; 0: nothing is shared
+    lengths: tuple[int, ...]  # tokens of each sequence without the prefix
 
     @property
     def length(self) -> int:
@@ -76,11 +78,14 @@ class Bundle(NamedTuple):
 
 
 def bundles(lengths: np.ndarray, prompts: np.ndarray, first: int, shape: Shape) -> list[Bundle]:
-    """Returns the sequences of one batch shard as bundles: as many of a group's as a row holds.
+    """Returns the sequences of one batch shard as bundles: as many of a group as fit in a row, or one comparison each.
 
     Args:
-      lengths: [n] int, tokens of every sequence from `first` on. prompts: [n] int, those before the first action.
+      lengths: [n] int, tokens of every sequence from `first` on. prompts: [n] int, tokens before the first action.
     """
+    if shape.unit > 1:
+        units = lengths.reshape(-1, shape.unit)
+        return [Bundle(first + shape.unit * i, 0, tuple(map(int, unit))) for i, unit in enumerate(units)]
     found: list[Bundle] = []
     end = first + len(lengths)
     while first < end:
@@ -97,19 +102,19 @@ def bundles(lengths: np.ndarray, prompts: np.ndarray, first: int, shape: Shape) 
 
 
 class Piece(NamedTuple):
-    """Tokens that lie side by side in a row, and where they come from."""
+    """Adjacent tokens of a row, and where they come from."""
 
     row: int
     start: int  # first column
-    first: int  # index of their sequence among the shard's own
+    first: int  # index of their sequence among the shard's sequences
     begin: int  # their columns in the sequence
     end: int
     segment: int
-    trunk: int  # the other segment that they see
+    prefix: int  # the other segment that they see
 
 
-def in_bundles(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape) -> tuple[list[Piece], int]:
-    """Returns the pieces of a shard whose trunks lie in the rows of their branches, and the rows used."""
+def pack_in_row(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape) -> tuple[list[Piece], int]:
+    """Returns the pieces of a shard whose prefixes are in the rows of their continuations, and the rows used."""
     found = bundles(length, starts, first, shape)
     counts = np.array([len(b.lengths) for b in found])
     row, start, place, used = plan_rows(np.array([b.length for b in found]), shape.row_length, shape.places, counts)
@@ -117,7 +122,7 @@ def in_bundles(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape)
     for b, r, s, p in zip(found, row, start, place):
         if b.length == 0:
             continue
-        root = shape.places + 1 + p  # of a trunk: no sequence's place, and no padding
+        root = shape.places + 1 + p  # of a prefix: neither a sequence's place nor padding
         pieces.append(Piece(r, s, b.first, 0, b.shared, root, root))
         s += b.shared
         for i, n in enumerate(b.lengths):
@@ -126,36 +131,36 @@ def in_bundles(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape)
     return pieces, used
 
 
-def apart(
+def pack_cross_row(
     length: np.ndarray, starts: np.ndarray, first: int, shape: Shape
-) -> tuple[list[Piece], int, list[tuple[Part, int]]]:
-    """Returns the pieces of a shard whose trunks are seen from other rows, the rows used, and every part with the
-    tokens of its trunk."""
+) -> tuple[list[Piece], int, list[tuple[PrefixBlock, int]]]:
+    """Returns the pieces of a shard whose prefixes are seen from other rows, the rows used, and every block of rows
+    with the number of tokens of its prefix."""
     rows = shape.rows // shape.shards
     groups = np.arange(first, first + len(length)) // shape.samples
     index = np.full((groups[-1] - groups[0] + 1, shape.samples), -1)
     index[groups - groups[0], np.arange(first, first + len(length)) % shape.samples] = np.arange(len(length))
-    own = lambda x: np.where(index >= 0, np.asarray(x)[index], 0)
-    # Of a row without an action all is prompt: the group's shortest is what they share.
-    trunks = np.maximum(np.where(own(length) > 0, own(starts), shape.width).min(axis=1) - 1, 0)
-    branches = np.maximum(own(length) - trunks[:, None], 0)
-    row, start, place, parts, used = plan_trunks(
-        trunks, branches, row_length=shape.row_length, rows=rows, max_per_row=shape.places
+    to_groups = lambda x: np.where(index >= 0, np.asarray(x)[index], 0)
+    # A row without an action is all prompt: the shortest prompt of the group is what all of them share.
+    prefixes = np.maximum(np.where(to_groups(length) > 0, to_groups(starts), shape.width).min(axis=1) - 1, 0)
+    continuations = np.maximum(to_groups(length) - prefixes[:, None], 0)
+    row, start, place, blocks, used = plan_prefixes(
+        prefixes, continuations, row_length=shape.row_length, rows=rows, max_per_row=shape.places
     )
     pieces, root = [], shape.places + 1
-    for part in parts:
-        t = int(trunks[part.group])
-        members = [i for i, r in enumerate(row[part.group]) if part.row <= r < part.row + part.rows]
-        pieces.append(Piece(part.row, 0, first + index[part.group, members[0]], 0, t, root, root))
+    for block in blocks:
+        t = int(prefixes[block.group])
+        members = [i for i, r in enumerate(row[block.group]) if block.row <= r < block.row + block.rows]
+        pieces.append(Piece(block.row, 0, first + index[block.group, members[0]], 0, t, root, root))
         for i in members:
-            r, s, p = (int(x[part.group, i]) for x in (row, start, place))
-            pieces.append(Piece(r, s, first + index[part.group, i], t, t + int(branches[part.group, i]), p, p))
-    return pieces, used * rows, [(part, int(trunks[part.group])) for part in parts]
+            r, s, p = (int(x[block.group, i]) for x in (row, start, place))
+            pieces.append(Piece(r, s, first + index[block.group, i], t, t + int(continuations[block.group, i]), p, p))
+    return pieces, used * rows, [(block, int(prefixes[block.group])) for block in blocks]
 
 
 def plan(
     lengths: np.ndarray, shape: Shape, minibatch: int, minibatches: int, prompts: np.ndarray | None = None
-) -> Plan:
+) -> PackingPlan:
     """Returns the packing of one minibatch: a contiguous share of each batch shard's rows.
 
     Args:
@@ -166,8 +171,8 @@ def plan(
     rows = shape.rows // shape.shards
     source = np.full((shape.shards, shape.micro_batches * rows, shape.row_length), -1, np.int32)
     segment = np.full(source.shape, shape.places, np.int32)
-    trunk = segment.copy()
-    ahead = np.full((*source.shape[:2], shape.ahead), -1, np.int32)
+    shared_prefix = segment.copy()
+    prefix_row = np.full((*source.shape[:2], shape.prefix_columns), -1, np.int32)
     sequence = np.full((shape.shards, shape.micro_batches * rows, shape.places), shape.sequences, np.int32)
     member = np.zeros(shape.sequences, bool)
     starts = np.zeros(shape.sequences, np.int32) if shape.samples == 1 else np.asarray(prompts)
@@ -176,21 +181,21 @@ def plan(
         offset = shard * local
         first = local * minibatch // minibatches
         last = local * (minibatch + 1) // minibatches
-        own = slice(offset + first, offset + last)
-        length = np.asarray(lengths)[own]
-        if shape.ahead:
-            pieces, used, parts = apart(length, starts[own], first, shape)
-            for part, tokens in parts:
-                ahead[shard, part.row : part.row + part.rows, :tokens] = part.row % rows
+        selected = slice(offset + first, offset + last)
+        length = np.asarray(lengths)[selected]
+        if shape.prefix_columns:
+            pieces, used, blocks = pack_cross_row(length, starts[selected], first, shape)
+            for block, tokens in blocks:
+                prefix_row[shard, block.row : block.row + block.rows, :tokens] = block.row % rows
         else:
-            pieces, used = in_bundles(length, starts[own], first, shape)
+            pieces, used = pack_in_row(length, starts[selected], first, shape)
         most = max(most, used)
-        member[own] = length > 0
+        member[selected] = length > 0
         for piece in pieces:
             columns = slice(piece.start, piece.start + piece.end - piece.begin)
-            at = (shard, piece.row, columns)
-            source[at] = piece.first * shape.width + np.arange(piece.begin, piece.end)
-            segment[at], trunk[at] = piece.segment, piece.trunk
+            target = (shard, piece.row, columns)
+            source[target] = piece.first * shape.width + np.arange(piece.begin, piece.end)
+            segment[target], shared_prefix[target] = piece.segment, piece.prefix
             if piece.segment < shape.places:
                 sequence[shard, piece.row, piece.segment] = offset + piece.first
 
@@ -198,11 +203,11 @@ def plan(
         x = x.reshape(shape.shards, shape.micro_batches, rows, x.shape[-1])
         return np.moveaxis(x, 0, 1).reshape(shape.micro_batches, shape.rows, x.shape[-1])
 
-    return Plan(
+    return PackingPlan(
         source=cut(source),
         segment=cut(segment),
-        trunk=None if shape.samples == 1 or shape.ahead else cut(trunk),
-        ahead=cut(ahead) if shape.ahead else None,
+        shared_prefix=None if shape.samples == 1 or shape.prefix_columns else cut(shared_prefix),
+        prefix_row=cut(prefix_row) if shape.prefix_columns else None,
         sequence=cut(sequence),
         member=member,
         num_real=np.int32(-(-most // rows)),
@@ -210,7 +215,7 @@ def plan(
 
 
 def pack(x: Array, source: Array) -> Array:
-    """Returns [M, R, L] from [N, T]: the tokens that `source` names, zero (False) where there is padding.
+    """Returns [M, R, L] from [N, T]: the tokens at `source`, zero (False) at padding.
 
     With `unpack` the only bridge between the two layouts; it stays within a batch shard.
     """
@@ -223,7 +228,7 @@ def pack(x: Array, source: Array) -> Array:
 
 
 def unpack(x: Array, source: Array, width: int, rows: int) -> Array:
-    """Returns [N, T] from [M, R, L]: the inverse of `pack`, zero where nothing was packed.
+    """Returns [N, T] from [M, R, L]: the inverse of `pack`, zero where no token was packed.
 
     Args:
       width: T. rows: N.
@@ -253,59 +258,58 @@ def _per_shard(fn: Any, x: Array, source: Array, out: PartitionSpec) -> Array:
     )(x, source)
 
 
-def pack_rollout(rollout: Rollout, plan: Plan, temperature: Array) -> TrainBatch:
-    """Returns the packed sequences of one optimiser step, before rewards are known: no token enters the loss yet."""
-    width = rollout.tokens.shape[1]
-    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
-    real = plan.source >= 0
-    action_mask = pack(rollout.action_mask, plan.source)
-    zeros = jnp.zeros_like(action_mask, jnp.float32)
-    return TrainBatch(
-        tokens=pack(rollout.tokens, plan.source),
-        positions=jnp.where(real, jnp.maximum(plan.source, 0) % width, 0),
-        segment=plan.segment,
-        trunk=plan.trunk,
-        ahead=plan.ahead,
-        action_mask=action_mask,
-        loss_mask=jnp.zeros_like(action_mask),
-        loss_weights=zeros,
-        advantages=zeros,
-        old_logprobs=None,
-        behaviour_logprobs=pack(behaviour, plan.source),
-        sampler_logprobs=pack(rollout.sampler_logprobs, plan.source),
-        ref_logprobs=None,
-        sequence=plan.sequence,
-        denominator=jnp.float32(1),
-        temperature=temperature,
-        num_real=plan.num_real,
-    )
-
-
-def pack_supervised(tokens: Array, action_mask: Array, plan: Plan, temperature: Array) -> TrainBatch:
-    """Returns a packed batch of given completions: every action enters the loss, with the mean over tokens.
+def pack_tokens(
+    tokens: Array,
+    action_mask: Array,
+    plan: PackingPlan,
+    temperature: Array,
+    sampler_logprobs: Array | None = None,
+    behaviour_logprobs: Array | None = None,
+) -> PackedBatch:
+    """Returns the packed sequences of one optimizer step.
 
     Args:
-      tokens: [N, T] int32. action_mask: [N, T] bool, tokens of the completion, the end token included.
+      tokens: [N, T] int32. action_mask: [N, T] bool. sampler_logprobs, behaviour_logprobs: [N, T] float32, of sampled
+        rows.
     """
     real = plan.source >= 0
-    actions = pack(action_mask, plan.source)
-    zeros = jnp.zeros_like(actions, jnp.float32)
-    return TrainBatch(
-        tokens=pack(tokens, plan.source),
+    packed = lambda x: None if x is None else pack(x, plan.source)
+    return PackedBatch(
+        tokens=packed(tokens),
         positions=jnp.where(real, jnp.maximum(plan.source, 0) % tokens.shape[1], 0),
         segment=plan.segment,
-        trunk=plan.trunk,
-        ahead=plan.ahead,
-        action_mask=actions,
-        loss_mask=actions,
-        loss_weights=actions.astype(jnp.float32),
-        advantages=zeros,
-        old_logprobs=None,
-        behaviour_logprobs=zeros,
-        sampler_logprobs=zeros,
-        ref_logprobs=None,
+        shared_prefix=plan.shared_prefix,
+        prefix_row=plan.prefix_row,
+        action_mask=packed(action_mask),
+        behaviour_logprobs=packed(behaviour_logprobs),
+        sampler_logprobs=packed(sampler_logprobs),
         sequence=plan.sequence,
-        denominator=jnp.maximum(actions.sum(), 1).astype(jnp.float32),
         temperature=temperature,
         num_real=plan.num_real,
     )
+
+
+def pack_rollout(rollout: Rollout, plan: PackingPlan, temperature: Array) -> PackedBatch:
+    """Returns the packed sampled rows of one optimizer step."""
+    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
+    return pack_tokens(rollout.tokens, rollout.action_mask, plan, temperature, rollout.sampler_logprobs, behaviour)
+
+
+def by_place(x: Array, sequence: Array) -> Array:
+    """Returns [M, R, S] from [N]: the value of the sequence at each place, 0 (False) in an empty place.
+
+    Args:
+      sequence: [M, R, S] int32, PackedBatch.sequence; N in an empty place.
+    """
+
+    def local(x: Array, sequence: Array) -> Array:
+        return jnp.concatenate([x, jnp.zeros_like(x[:1])])[sequence]
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return local(x, sequence)
+    everywhere, rows = PartitionSpec(), PartitionSpec(None, BATCH_AXES)
+    x, sequence = jax.sharding.reshard(x, everywhere), jax.sharding.reshard(sequence, rows)
+    return jax.shard_map(
+        local, in_specs=(everywhere, rows), out_specs=rows, axis_names=set(BATCH_AXES), check_vma=False
+    )(x, sequence)

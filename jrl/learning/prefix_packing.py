@@ -1,5 +1,5 @@
-"""Which branch of which prompt goes into which row, where rows of a micro-batch see the beginning of one of them. Plain
-numpy on the host."""
+"""Assigns continuations of shared prefixes to rows, where rows of a micro-batch see a prefix at the beginning of one of
+them. Plain numpy on the host."""
 
 from __future__ import annotations
 
@@ -9,106 +9,120 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Part(NamedTuple):
-    """Branches of one prompt in adjacent rows of one micro-batch. The trunk lies at the beginning of the first row, and
-    all of them see it."""
+class PrefixBlock(NamedTuple):
+    """Adjacent rows of one micro-batch with continuations of one prefix. The prefix is at the beginning of the first
+    row, and all rows see it."""
 
     group: int
-    row: int  # the first
+    row: int  # the first row
     rows: int
 
 
-class Plan(NamedTuple):
-    """Where each branch lies. Branches of length 0 lie nowhere: row -1."""
+class PrefixPlan(NamedTuple):
+    """The place of each continuation. One of length 0 has none: row -1."""
 
     row: np.ndarray  # [n] int32
     start: np.ndarray  # [n] int32, first column
-    place: np.ndarray  # [n] int32, the how-many-th branch of its row, left to right
-    parts: tuple[Part, ...]
+    place: np.ndarray  # [n] int32, index of the continuation in its row, from the left
+    blocks: tuple[PrefixBlock, ...]
     micro_batches: int  # in use; rows of micro-batch m are m * rows, ...
 
 
-def plan_trunks(trunks: np.ndarray, branches: np.ndarray, *, row_length: int, rows: int, max_per_row: int) -> Plan:
+def plan_prefixes(
+    prefixes: np.ndarray, continuations: np.ndarray, *, row_length: int, rows: int, max_per_row: int
+) -> PrefixPlan:
     """Returns a plan that fills micro-batches group by group.
 
-    What a group has left after a micro-batch is full goes on in the next, behind another copy of its trunk. Inside a
-    part: best fit, longest first, as `packing.plan_rows`; equal lengths in order of index.
+    When a micro-batch is full, the rest of the group goes into the next one, after another copy of its prefix. Inside a
+    block: best fit, longest first, as `bin_packing.plan_rows`; equal lengths in order of index.
 
     Args:
-      trunks: [groups] int, tokens of each trunk. branches: [groups, samples] int; 0 leaves one out.
+      prefixes: [groups] int, tokens of each prefix. continuations: [groups, samples] int; 0 leaves one out.
       rows: of a micro-batch.
-    Raises: ValueError where a branch fits no row beside or after its trunk.
+    Raises: ValueError where a continuation does not fit in any row.
     """
-    row, start, place = (np.full(branches.shape, fill, np.int32) for fill in (-1, 0, 0))
-    parts: list[Part] = []
+    row, start, place = (np.full(continuations.shape, fill, np.int32) for fill in (-1, 0, 0))
+    blocks: list[PrefixBlock] = []
     micro, used = 0, 0
-    for group, trunk in enumerate(trunks):
-        left = [i for i in np.argsort(-branches[group], kind="stable") if branches[group, i] > 0]
+    for group, prefix in enumerate(prefixes):
+        left = [i for i in np.argsort(-continuations[group], kind="stable") if continuations[group, i] > 0]
         while left:
-            first, found, rest = micro * rows + used, [[row_length - int(trunk), 0]], []  # room and branches of rows
+            # Of each open row: its free tokens and the number of its continuations.
+            first, open_rows, rest = micro * rows + used, [[row_length - int(prefix), 0]], []
             for i in left:
-                length = int(branches[group, i])
-                fits = [(room, r) for r, (room, held) in enumerate(found) if room >= length and held < max_per_row]
-                if not fits and len(found) < rows - used and length <= row_length:
-                    found.append([row_length, 0])
-                    fits = [(row_length, len(found) - 1)]
+                length = int(continuations[group, i])
+                fits = [
+                    (free, r) for r, (free, count) in enumerate(open_rows) if free >= length and count < max_per_row
+                ]
+                if not fits and len(open_rows) < rows - used and length <= row_length:
+                    open_rows.append([row_length, 0])
+                    fits = [(row_length, len(open_rows) - 1)]
                 if not fits:
                     rest.append(i)
                     continue
                 _, r = min(fits)
-                row[group, i], start[group, i], place[group, i] = first + r, row_length - found[r][0], found[r][1]
-                found[r][0] -= length
-                found[r][1] += 1
+                row[group, i], start[group, i], place[group, i] = (
+                    first + r,
+                    row_length - open_rows[r][0],
+                    open_rows[r][1],
+                )
+                open_rows[r][0] -= length
+                open_rows[r][1] += 1
             if len(rest) < len(left):
-                parts.append(Part(group, first, len(found)))
-                used += len(found)
+                blocks.append(PrefixBlock(group, first, len(open_rows)))
+                used += len(open_rows)
             elif used == 0:
                 raise ValueError(
-                    f"a trunk of {trunk} and a branch of {branches[group, left[0]]} tokens do not fit into "
-                    f"{rows} rows of {row_length}"
+                    f"a prefix of {prefix} and a continuation of {continuations[group, left[0]]} tokens do not fit "
+                    f"into {rows} rows of {row_length}"
                 )
             if rest or used == rows:
                 micro, used = micro + 1, 0
             left = rest
-    return Plan(row, start, place, tuple(parts), micro + (used > 0))
+    return PrefixPlan(row, start, place, tuple(blocks), micro + (used > 0))
 
 
-def most_rows(groups: int, samples: int, trunk: int, branch: int, *, row_length: int, max_per_row: int) -> int:
-    """Returns a number of rows that groups with trunks and branches up to these lengths never exceed, none of them cut.
+def max_prefix_rows(
+    groups: int, samples: int, prefix: int, continuation: int, *, row_length: int, max_per_row: int
+) -> int:
+    """Returns an upper bound on the rows of groups with prefixes and continuations up to these lengths, where no group
+    is split over micro-batches.
 
-    Of the longest branches a row holds k, and the first row k0 beside the trunk. Every row but the last holds as many,
-    since one is opened only where no other has room: 1 + ceil((samples - k0) / k) for a group.
+    A row holds k of the longest continuations, and the first row k0 beside the prefix. Every row but the last holds as
+    many, since a row is opened only where no other has room: 1 + ceil((samples - k0) / k) for a group.
     """
-    k, k0 = _fitting(trunk, branch, row_length, max_per_row)
+    k, k0 = _fitting(prefix, continuation, row_length, max_per_row)
     return groups * (1 + -(-max(samples - k0, 0) // k))
 
 
-def most_micro_batches(
-    groups: int, samples: int, trunk: int, branch: int, *, row_length: int, rows: int, max_per_row: int
+def max_micro_batches(
+    groups: int, samples: int, prefix: int, continuation: int, *, row_length: int, rows: int, max_per_row: int
 ) -> int:
-    """Returns a number of micro-batches that plan_trunks never exceeds for trunks and branches up to these lengths.
+    """Returns an upper bound on the micro-batches of plan_prefixes for prefixes and continuations up to these lengths.
 
-    A micro-batch is closed with no row free, or one where k0 is 0; a cut adds at most one row to a group's own
-    (`most_rows`); and each micro-batch holds a branch.
+    A micro-batch is closed with no row free, or one where k0 is 0; a split adds at most one row to the rows of a group
+    (`max_prefix_rows`); and each micro-batch holds a continuation.
     """
-    whole = most_rows(groups, samples, trunk, branch, row_length=row_length, max_per_row=max_per_row)
+    whole = max_prefix_rows(groups, samples, prefix, continuation, row_length=row_length, max_per_row=max_per_row)
     if whole <= rows:
         return 1
-    _, k0 = _fitting(trunk, branch, row_length, max_per_row)
+    _, k0 = _fitting(prefix, continuation, row_length, max_per_row)
     free = rows - 1 - (k0 == 0)
     return min(groups * samples, -(-whole // free) if free > 0 else groups * samples)
 
 
 @functools.lru_cache
 def micro_batches_of_longest(
-    groups: int, samples: int, trunk: int, branch: int, *, row_length: int, rows: int, max_per_row: int
+    groups: int, samples: int, prefix: int, continuation: int, *, row_length: int, rows: int, max_per_row: int
 ) -> int:
-    """Returns the micro-batches of groups whose trunks and branches all have these lengths."""
-    branches = np.full((groups, samples), branch)
-    plan = plan_trunks(np.full(groups, trunk), branches, row_length=row_length, rows=rows, max_per_row=max_per_row)
+    """Returns the micro-batches of groups whose prefixes and continuations all have these lengths."""
+    continuations = np.full((groups, samples), continuation)
+    plan = plan_prefixes(
+        np.full(groups, prefix), continuations, row_length=row_length, rows=rows, max_per_row=max_per_row
+    )
     return plan.micro_batches
 
 
-def _fitting(trunk: int, branch: int, row_length: int, max_per_row: int) -> tuple[int, int]:
-    """Returns how many of the longest branches a row holds, without and with the longest trunk."""
-    return min(row_length // branch, max_per_row), min(max(row_length - trunk, 0) // branch, max_per_row)
+def _fitting(prefix: int, continuation: int, row_length: int, max_per_row: int) -> tuple[int, int]:
+    """Returns how many of the longest continuations a row holds, without and with the longest prefix."""
+    return min(row_length // continuation, max_per_row), min(max(row_length - prefix, 0) // continuation, max_per_row)

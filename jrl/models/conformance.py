@@ -1,6 +1,6 @@
-"""What every model promises, as checks that raise AssertionError: for our decoder and for a user's own.
+"""The contract of a model as checks that raise AssertionError, for our decoder and for models of the user.
 
-Each takes the functions of a model and a configuration whose vocabulary is filled in.
+Each takes the functions of a model and a configuration with a vocabulary size.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROWS, LENGTH = 3, 10
 
 
 def parameters_are_those_of_the_spec(model: Model, cfg: Any) -> None:
-    """Fresh parameters have the names, shapes and dtypes that the spec says, and every one is finite."""
+    """Fresh parameters have the names, shapes and dtypes of the spec, and all are finite."""
     params = _params(model, cfg)
     due = jax.tree.map(lambda s: (s.shape, jnp.dtype(s.dtype)), abstract(model.spec(cfg)))
     found = jax.tree.map(lambda x: (x.shape, x.dtype), params)
-    _true(found == due, f"the spec says {due}, and fresh parameters are {found}")
+    _true(found == due, f"the spec is {due}, but fresh parameters are {found}")
     _true(all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params)), "a fresh parameter is not finite")
 
 
@@ -56,17 +56,17 @@ def packed_sequences_see_only_themselves(model: Model, cfg: Any) -> None:
     _close(found[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
 
 
-def branches_see_their_trunk_and_themselves(model: Model, cfg: Any) -> None:
-    """A trunk and two branches in one row give the logits of the trunk with each branch alone: what
-    Learner.prefix_sharing='in_row' packs."""
+def continuations_see_their_prefix_and_themselves(model: Model, cfg: Any) -> None:
+    """A prefix and two continuations in one row give the logits of the prefix with each continuation alone, as
+    Learner.prefix_sharing='in_row' packs them."""
     tokens, positions = _batch(cfg)
-    apart = tokens.copy()
-    apart[1, :4] = apart[0, :4]
-    row, places = (np.concatenate([x[0, :7], x[1, 4:7]])[None] for x in (apart, positions))
+    shared = tokens.copy()
+    shared[1, :4] = shared[0, :4]
+    row, places = (np.concatenate([x[0, :7], x[1, 4:7]])[None] for x in (shared, positions))
     segment = np.stack([[0] * 4 + [1] * 3 + [2] * 3, [0] * 10], axis=-1)[None].astype(np.int32)
-    found, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, apart, positions)
-    _close(found[:7], alone[0, :7], alone, "a trunk and its first branch differ from the two alone")
-    _close(found[7:], alone[1, 4:7], alone, "a second branch differs from itself after the trunk alone")
+    found, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, shared, positions)
+    _close(found[:7], alone[0, :7], alone, "a prefix and its first continuation differ from the two alone")
+    _close(found[7:], alone[1, 4:7], alone, "a second continuation differs from itself after the prefix alone")
 
 
 def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
@@ -89,24 +89,24 @@ def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
 
 
 def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) -> None:
-    """Prompts of several lengths, filled up to six columns, then the last token of each again and those after it give
+    """Prompts of several lengths, padded to six columns, then the last token of each again and those after it give
     the logits of one pass: how the sampler begins."""
     tokens, positions = _batch(cfg)
     length, columns = np.array([[6], [3], [1]], np.int32), positions[:, :6]
-    filled = np.where(columns < length, tokens[:, :6], (tokens[:, :6] + 1) % cfg.vocab_size)
+    padded = np.where(columns < length, tokens[:, :6], (tokens[:, :6] + 1) % cfg.vocab_size)
     params, cache = _params(model, cfg), model.init_cache(cfg, ROWS, LENGTH)
     step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
     later = (columns >= length - 1).astype(np.int32) if has_state(cache) else None
-    _, cache = step(params, filled, columns, later, cache)
+    _, cache = step(params, padded, columns, later, cache)
     again = length - 1 + np.arange(4, dtype=np.int32)[None]
     found = []
-    for at in np.split(again, 4, axis=1):
-        logits, cache = step(params, np.take_along_axis(tokens, at, 1), at, None, cache)
+    for columns in np.split(again, 4, axis=1):
+        logits, cache = step(params, np.take_along_axis(tokens, columns, 1), columns, None, cache)
         found.append(logits)
     every = _logits(model, cfg, tokens, positions)
     expected = np.take_along_axis(every, again[..., None], 1)
-    said = "what a prompt is filled up with, or its last token given again, changes what follows"
-    _close(jnp.concatenate(found, 1), expected, every, said)
+    message = "padding after a prompt, or repeating its last token, changes the later logits"
+    _close(jnp.concatenate(found, 1), expected, every, message)
 
 
 def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
@@ -129,7 +129,7 @@ PROMISES: dict[str, Callable[[Model, Any], None]] = {
         logits_are_wide,
         a_token_does_not_see_later_ones,
         packed_sequences_see_only_themselves,
-        branches_see_their_trunk_and_themselves,
+        continuations_see_their_prefix_and_themselves,
         prefill_and_decode_equal_one_full_forward,
         a_prompt_filled_up_with_padding_is_the_prompt_alone,
         gradients_are_finite_and_reach_something,
@@ -164,13 +164,13 @@ def _step(
     return model.unembed(params, hidden, cfg), cache
 
 
-def _true(holds: bool, said: str) -> None:
+def _true(holds: bool, message: str) -> None:
     if not holds:
-        raise AssertionError(said)
+        raise AssertionError(message)
 
 
-def _close(found: Any, expected: Any, logits: Any, said: str) -> None:
-    """Within 2e-6 of the largest logit, or of 1, and what bfloat16 rounds where the model computes in it."""
+def _close(found: Any, expected: Any, logits: Any, message: str) -> None:
+    """Within 2e-6 of the largest logit, or of 1; within 1e-2 in bfloat16."""
     bound = (2e-6 if logits.dtype != jnp.bfloat16 else 1e-2) * max(1, np.abs(logits).max())
     worst = np.abs(np.asarray(found) - np.asarray(expected)).max()
-    _true(bool(worst <= bound), f"{said}: by {worst:.1e}, where {bound:.1e} is rounding")
+    _true(bool(worst <= bound), f"{message}: by {worst:.1e}; rounding allows {bound:.1e}")

@@ -1,8 +1,9 @@
-"""What a model family is to the rest of jrl: a spec, three functions and a cache record."""
+"""The interface between a model and the rest of jrl: parameter specs, the model's functions and its cache records."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import zlib
 from collections.abc import Callable
@@ -16,16 +17,15 @@ from jax.sharding import PartitionSpec
 from jrl.types import Array, PyTree
 
 Names = tuple[str | None, ...]  # logical axes of a parameter
-# How a cache lies: in blocks of columns; the same, of keys [layers, B, J, K, m]; or in one block, filled up to what the
-# kernel of ragged attention reads.
+# The layout of a cache: blocks of columns; the same with keys [layers, B, J, K, m]; or one block, padded for the kernel
+# of ragged attention.
 Layout = Literal["token_major", "head_dim_major", "whole"]
-ADAPTER = "adapter"  # the entry of a parameter tree that is trained, where there is one; the others are frozen
-VALUE = "value"  # the entry that is a value head: always trained, and no part of the policy
+ADAPTER = "adapter"  # in a layer's weights as the decoder reads them: adapters by the matrix they belong to
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """One parameter before it exists: shape, dtype, logical axes and how it starts."""
+    """One parameter before it exists: shape, dtype, logical axes and initialization."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -45,29 +45,30 @@ class Cache:
 
 
 @struct.dataclass
-class Ahead:
-    """Segments of packed rows whose branches continue what lies at the beginning of a row: their own, or another."""
+class PrefixSegments:
+    """Segments of packed rows whose continuations share a prefix at the beginning of a row: their own row, or
+    another."""
 
     segment: Any  # [B, L] int32; a token sees its own segment
-    branch: Any  # [B, L] bool, whose tokens see what is ahead too
-    row: Any  # [B, P] int32: of which of the batch shard's rows column c is ahead of this one; -1: none
+    continuation: Any  # [B, L] bool, tokens that also see the prefix
+    prefix_row: Any  # [B, P] int32: the row of the batch shard whose column c is this row's prefix; -1: none
 
 
 @struct.dataclass
 class State:
-    """What layers of linear attention keep of tokens already seen: nothing for each of them. [layers, B, ...], or of
-    one layer."""
+    """The recurrent state of linear attention, of a fixed size for any number of tokens. [layers, B, ...], or of one
+    layer."""
 
     matrix: Any  # [layers, B, H, K, V] float32 or wider
-    tap_q: Any  # [layers, B, taps - 1, J, K], what the convolutions see of the last tokens
+    tap_q: Any  # [layers, B, taps - 1, J, K], the last tokens' inputs of the convolutions
     tap_k: Any
     tap_v: Any  # [layers, B, taps - 1, H, V]
 
 
 @struct.dataclass
 class Stacks:
-    """The caches of a decoder whose layers do not all keep the same: a stack for each kind of layer, or a tuple of what
-    its layers keep; None: there is no such layer."""
+    """The caches of a decoder whose layers are of several kinds: a stack for each kind, or a tuple with an entry for
+    each of its layers; None: there is no such layer."""
 
     plain: Any  # Cache
     full: Any  # Cache, of layers whose heads have a shape of their own
@@ -75,7 +76,7 @@ class Stacks:
 
 
 def unstack_cache(cache: Any) -> Any:
-    """Returns the caches of the layers, one by one: a tuple; of layers that keep different things, a tuple of each."""
+    """Returns the caches of the layers as a tuple; where layers are of several kinds, a tuple for each kind."""
     if isinstance(cache, Stacks):
         return Stacks(*(x and unstack_cache(x) for x in (cache.plain, cache.full, cache.linear)))
     layers = jax.tree.leaves(cache)[0].shape[0]
@@ -83,7 +84,7 @@ def unstack_cache(cache: Any) -> Any:
 
 
 def has_state(cache: Any) -> bool:
-    """Whether something is kept that has no column for each token: it must not see a token twice."""
+    """Whether the cache holds recurrent states, which must not see a token twice."""
     return isinstance(cache, Stacks) and cache.linear is not None
 
 
@@ -91,30 +92,36 @@ class Model(NamedTuple):
     """The functions of a model. `cfg` is hashable and static; parameters are an explicit pytree."""
 
     spec: Callable  # (cfg) -> tree of ParamSpec
-    init: Callable  # (key, cfg, place) -> fresh parameters; `init` of the spec, unless a module draws its own
+    init: Callable  # (key, cfg, place) -> fresh parameters; `init` of the spec, unless the module initializes itself
     forward: Callable  # (params, tokens, positions, segment, cfg, cache=None) -> (hidden, cache)
     routed: Callable  # (params, tokens, positions, segment, cfg) -> (hidden, logits of its routers; None: it has none)
     unembed: Callable  # (params, hidden, cfg) -> logits
     init_cache: Callable  # (cfg, batch, length) -> Cache, in one block
-    cut_cache: Callable  # (cache, length, layout) -> the cache in the blocks in which `length` columns are decoded
+    cut_cache: Callable  # (cache, length, layout) -> the cache in the blocks used to decode `length` columns
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
-    ready: Callable  # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
+    # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
+    prepare_for_decode: Callable
+
+
+class Adapted(NamedTuple):
+    """The parameters of a model with adapters."""
+
+    base: PyTree  # frozen weights
+    adapters: PyTree  # the trained parameters
 
 
 class CustomModel(NamedTuple):
     """A row of MODELS: a model of the user's own, chosen by its configuration class."""
 
-    config: type  # a frozen dataclass with the fields of OWN_FIELDS
+    config: type  # a frozen dataclass with the fields of CUSTOM_MODEL_FIELDS
     model: Model
 
 
-CUSTOM_MODEL_FIELDS = (
-    "vocab_size",
-    "dtype",
-    "param_dtype",
-)  # int | None (None: the tokenizer's), and two names of dtypes
+# int | None (None: the tokenizer's), and two names of dtypes
+CUSTOM_MODEL_FIELDS = ("vocab_size", "dtype", "param_dtype")
 
 
+@functools.cache  # one object for one model, so that equal programs are compiled once
 def unrolled(model: Model) -> Model:
     """Returns the model whose forward passes take stacked parameters and compute the layers one by one."""
 
@@ -127,38 +134,24 @@ def unrolled(model: Model) -> Model:
     return model._replace(forward=forward, routed=routed)
 
 
-def split(params: PyTree) -> tuple[PyTree | None, PyTree]:
-    """Returns (frozen, trained) parameters: (None, all of them) where there are no adapters. A value head is trained
-    beside them, an entry among theirs."""
-    if ADAPTER not in params:
-        return None, params
-    frozen = {name: leaf for name, leaf in params.items() if name not in (ADAPTER, VALUE)}
-    return frozen, {**params[ADAPTER], **value_of(params)}
+def split_params(params: PyTree) -> tuple[PyTree | None, PyTree]:
+    """Returns (frozen, trained) parameters: (None, all of them) where there are no adapters."""
+    return (params.base, params.adapters) if isinstance(params, Adapted) else (None, params)
 
 
-def whole(frozen: PyTree | None, trained: PyTree) -> PyTree:
-    """Returns the parameters that a model's functions take; the inverse of `split`. Copies nothing."""
-    return trained if frozen is None else {**frozen, ADAPTER: policy_of(trained), **value_of(trained)}
-
-
-def policy_of(params: PyTree) -> PyTree:
-    """Returns parameters, all or the trained ones, without the value head: what samples and is exported."""
-    return {name: leaf for name, leaf in params.items() if name != VALUE} if VALUE in params else params
-
-
-def value_of(params: PyTree) -> PyTree:
-    """Returns the entry of `params` that is the value head; {} where there is none."""
-    return {VALUE: params[VALUE]} if VALUE in params else {}
+def merge_params(frozen: PyTree | None, trained: PyTree) -> PyTree:
+    """Returns the parameters that a model's functions take; the inverse of `split_params`. Copies nothing."""
+    return trained if frozen is None else Adapted(frozen, trained)
 
 
 def without_gradient(params: PyTree, spec: PyTree) -> PyTree:
-    """Returns the trained parameters of a model, those constant that its spec says ParamSpec.trained = False of."""
-    return jax.tree.map(lambda x, s: x if s.trained else jax.lax.stop_gradient(x), params, split(spec)[1])
+    """Returns the trained parameters, with the gradient stopped where the spec has ParamSpec.trained = False."""
+    return jax.tree.map(lambda x, s: x if s.trained else jax.lax.stop_gradient(x), params, split_params(spec)[1])
 
 
 def trained(spec: PyTree) -> PyTree:
-    """Returns for each of the trained parameters of a model whether an optimiser may move it: ParamSpec.trained."""
-    return jax.tree.map(lambda s: s.trained, split(spec)[1], is_leaf=is_spec)
+    """Returns for each of the trained parameters whether an optimizer may update it: ParamSpec.trained."""
+    return jax.tree.map(lambda s: s.trained, split_params(spec)[1], is_leaf=is_spec)
 
 
 def is_spec(x: Any) -> bool:
@@ -176,11 +169,11 @@ def abstract(spec: PyTree) -> PyTree:
 
 
 def init(key: Array, spec: PyTree, place: Callable[[Names], PartitionSpec | None] = lambda names: None) -> PyTree:
-    """Returns fresh parameters. Each is drawn under a key that its name gives, so adding one moves no other.
+    """Returns fresh parameters. The key of each depends on its name, so adding one changes no other.
 
     Args:
-      place: logical axes -> where the parameter lies. It is drawn there, a shard by each device: no device ever holds
-        a whole one. The numbers do not depend on it.
+      place: logical axes -> the parameter's sharding. Each device draws its own shard: no device ever holds a full
+        parameter. The values do not depend on the sharding.
     """
 
     def draw(path: tuple, s: ParamSpec) -> Array:

@@ -1,12 +1,12 @@
-"""Mixture of experts: in a sparse layer a router sends every token to a few of many MLPs. No token is dropped.
+"""Mixture of experts: in a sparse layer a router sends every token to a few of its MLPs. No token is dropped.
 
     weights, ids = the likeliest of softmax(x router)          y = sum_i weights_i * expert_ids_i(x)
 
-Each batch shard sorts its own tokens by expert, so that an expert's are neighbours, and multiplies them with
-`jax.lax.ragged_dot`. A token's result does not depend on the tokens beside it. Experts are cut by width over tensor,
-as any MLP is, and not by number; see docs/decisions/mixture-of-experts.md.
+Each batch shard sorts its own tokens by expert, so that the tokens of an expert are adjacent, and multiplies them with
+`jax.lax.ragged_dot`. A token's result does not depend on the other tokens. Experts are sharded by width over tensor,
+like any MLP, and not by number; see docs/decisions/mixture-of-experts.md.
 
-A sparse layer may have its MLP beside the experts, which every token goes through; `decoder` adds what both make.
+A sparse layer may also have a shared expert, which every token goes through; `decoder` adds both outputs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jrl.models.remat import product
 from jrl.ops.router import route
 from jrl.types import Array, PyTree
 
-# Of a sparse layer, instead of an MLP's or beside them; those of an option where it has it.
+# Leaves of a sparse layer, in place of an MLP's or in addition; some exist only with an option.
 LEAVES = ("router", "expert_gate", "expert_up", "expert_down", "router_bias", "expert_gate_bias", "expert_up_bias",
-          "expert_down_bias", "router_norm", "expert_scale", "beside_gate", "expert_norm", "expert_out_norm",
-          "beside_norm")  # fmt: skip
-GAIN = 1.702  # of the sigmoid that a clamped expert gates with
+          "expert_down_bias", "router_norm", "expert_scale", "shared_expert_gate", "expert_norm", "expert_out_norm",
+          "shared_expert_norm")  # fmt: skip
+GAIN = 1.702  # in the sigmoid gate of a clamped expert
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class Experts:
     """The gated MLPs of sparse layers."""
 
     count: int  # MLPs of a layer
-    per_token: int  # of them that a token goes through
+    per_token: int  # experts that a token goes through
     width: int  # of each
-    softmax: Literal["chosen", "all"] = "chosen"  # a token's weights are of this softmax: over those it goes to, or all
+    softmax: Literal["chosen", "all"] = "chosen"  # a token's weights: softmax over its experts, or over all
     layers: tuple[bool, ...] = (True,)  # which layers are sparse: a cycle
-    reads: Literal["input", "stream"] = "input"  # of the router: what experts read, or the stream as Gemma 4 norms it
-    scaled: bool = False  # what an expert gives is multiplied by a learned number of its own
-    # The layer's MLP, which every token goes through, is there too. gated: multiplied by a sigmoid of its input, as
-    # Qwen's shared expert; normed: it and the experts have norms of their own, as in Gemma 4.
+    reads: Literal["input", "stream"] = "input"  # of the router: the experts' input, or the stream as Gemma 4 norms it
+    scaled: bool = False  # each expert's output is multiplied by a learned scalar
+    # The layer also has an MLP that every token goes through. gated: multiplied by a sigmoid of its input, as Qwen's
+    # shared expert; normed: it and the experts have separate norms, as in Gemma 4.
     shared_expert: Literal["gated", "normed"] | None = None
     bias: bool = False  # of the router and of every product
     clamp: float | None = None  # g = min(gate, clamp), u = up within +-clamp: g sigmoid(1.702 g) (u + 1), as in gpt-oss
@@ -70,7 +70,7 @@ class Experts:
 def mix(
     h: Array, weights: PyTree, cfg: Experts, activation: Callable[[Array], Array], seen: Array | None = None
 ) -> tuple[Array, Array]:
-    """Returns what the experts make of h, [B, L, D], and the router's logits, [B, L, experts] float32 or wider.
+    """Returns the output of the experts for h, [B, L, D], and the router's logits, [B, L, experts] float32 or wider.
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer: router [D, experts], expert_gate and expert_up [experts, D, width],
@@ -78,7 +78,7 @@ def mix(
         with cfg.scaled expert_scale [experts].
       seen: [B, L, D], what the router reads; None: h.
     """
-    # The router in float32 or wider: a rounding may send a token elsewhere, in the learner or the sampler alone.
+    # The router is in float32 or wider: a rounding difference may route a token differently in learner and sampler.
     seen, wide = h if seen is None else seen, jnp.promote_types(h.dtype, jnp.float32)
     router = gather(weights["router"].astype(wide), "embed", "experts")
     logits = einsum("bld,de->ble", seen.astype(wide), router, ("batch", None, None))
@@ -110,7 +110,7 @@ def mix(
     )
     if not cfg.bias:
         return out, logits
-    # After the sum over tensor: a bias of what comes out is added once.
+    # After the sum over tensor, so that the output bias is added once.
     visited = ids[..., None] == jnp.arange(cfg.count, dtype=ids.dtype).reshape(1, 1, 1, -1)
     every = jnp.where(visited, share[..., None], 0).sum(-2).astype(h.dtype)
     bias = gather(weights["expert_down_bias"], "experts", "norm").astype(h.dtype)
@@ -118,7 +118,8 @@ def mix(
 
 
 def _adapters(own: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:
-    """Returns (matrix -> a [experts, in, r] and b [experts, r, out]) of those that have adapters, and how these lie."""
+    """Returns (matrix -> a [experts, in, r] and b [experts, r, out]) of the matrices with adapters, and their logical
+    axes."""
     low, laid = {}, []
     for name, (into, out) in {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}.items():
         if f"expert_{name}" in own:
@@ -175,7 +176,7 @@ def _mix_shard(
 
 @jax.custom_vjp
 def permute(x: Array, order: Array, back: Array) -> Array:
-    """Returns x[order]. `back` undoes `order`; the gradient is a gather along it, where JAX's own is a scatter."""
+    """Returns x[order]. `back` inverts `order`; the gradient is a gather along it, where JAX's own is a scatter."""
     return x[order]
 
 

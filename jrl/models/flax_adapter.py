@@ -1,19 +1,19 @@
-"""Bring your own: a Flax module, Linen or NNX, as the model of a run. docs/bring-your-own.md has an example of each.
+"""Adapter for Flax: a Linen or NNX module as the model of a run. docs/bring-your-own.md has an example of each.
 
-    MODELS = {"Mine": from_linen(Mine, Network)}        in a file of parts; then Config.model = @Mine()
+    MODELS = {"Mine": from_linen(Mine, Network)}        in a file of plugins; then Config.model = @Mine()
 
 `Mine` is a frozen dataclass, the shape of the model. The module has two methods, and may have two more:
 
     __call__(tokens [B, L] int32, positions [B, L] int32, mask [B, L, L] bool) -> hidden [B, L, D]
     unembed(hidden [B, L, D]) -> logits [B, L, V]
-    init_cache(batch, length) -> tree of arrays [batch, ...]: what is kept of `length` tokens a row
+    init_cache(batch, length) -> tree of arrays [batch, ...]: the state of `length` tokens a row
     decode(tokens [B, L], positions [B, L], cache) -> (hidden [B, L, D], cache)
 
-Several sequences lie in a row: mask[b, i, j] says that token i sees token j, and positions count from 0 in each. The L
-tokens of `decode` follow those in the cache, at columns that are their positions. Without `decode` every new token
-computes its whole row again, which is right, and slow by a factor of the length.
+A row holds several sequences: mask[b, i, j] is True where token i sees token j, and positions count from 0 in each. The
+L tokens of `decode` follow those in the cache, at columns that are their positions. Without `decode` every new token
+recomputes its row, which is correct, and slower by a factor of the length.
 
-A module names no axes, so it lies whole on every device; the batch is cut over MeshShape.data and fsdp.
+A module names no logical axes, so its parameters are replicated; the batch is sharded over MeshShape.data and fsdp.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from flax import linen, traverse_util
 
 from jrl.device.sharding import ACTIVATIONS, constrain, spec
-from jrl.models.contract import ADAPTER, VALUE, CustomModel, Model, Names, ParamSpec, axes
+from jrl.models.contract import CustomModel, Model, Names, ParamSpec, axes
 from jrl.models.decoder import visible
 from jrl.types import Array, PyTree
 
@@ -52,7 +52,7 @@ def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomMod
         every = lambda self, *example: self.unembed(self(*example))
         found = dict(linen.meta.unbox(module(cfg).init(key, *_example(), method=every)))
         params = found.pop("params", {})
-        _refuse_state(config, found)
+        _check_no_state(config, found)
         return traverse_util.flatten_dict(params, sep=".")
 
     def call(flat: Flat, cfg: Any, method: str, *args: Any) -> Any:
@@ -62,7 +62,7 @@ def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomMod
 
 
 def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
-    """Returns a row of MODELS of an NNX module. Of its state, what is an nnx.Param is learned; there may be no other.
+    """Returns a row of MODELS of an NNX module. All of its state must be nnx.Param.
 
     Args:
       config: a frozen dataclass with vocab_size, dtype, param_dtype and whatever else `module` reads.
@@ -82,7 +82,7 @@ def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
     @functools.lru_cache
     def abstract(cfg: Any) -> tuple[Any, dict[str, tuple[tuple, Any]]]:
         graph, params, rest = nnx.split(instance(cfg), nnx.Param, ...)
-        _refuse_state(config, dict(nnx.to_flat_state(rest)))
+        _check_no_state(config, dict(nnx.to_flat_state(rest)))
         return graph, {_dotted(path): (path, variable) for path, variable in nnx.to_flat_state(params)}
 
     def draw(key: Array, cfg: Any) -> Flat:
@@ -110,9 +110,6 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
     def own_spec(cfg: Any) -> dict[str, ParamSpec]:
         drawn = jax.eval_shape(lambda key: draw(key, cfg), jax.eval_shape(jax.random.key, 0))
         dtype = jnp.dtype(cfg.param_dtype)
-        if taken := {ADAPTER, VALUE} & drawn.keys():
-            raise ValueError(f"{type(cfg).__name__}: a parameter of the module is called {taken.pop()!r}, which is "
-                             "jrl's own entry of a parameter tree; give it another name")  # fmt: skip
         return {name: ParamSpec(x.shape, dtype, (None,) * len(x.shape), math.nan) for name, x in drawn.items()}
 
     def init(key: Array, cfg: Any, place: Callable[[Names], Any] = lambda names: None) -> Flat:
@@ -134,8 +131,8 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
     def decode(params: Flat, tokens: Array, positions: Array, cache: PyTree, cfg: Any) -> tuple[Array, PyTree]:
         if hasattr(instance(cfg), "init_cache"):
             return call(params, cfg, "decode", tokens, positions, cache)
-        put = lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, 0)
-        seen = jax.vmap(put)(cache, tokens, positions[:, 0])
+        update = lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, 0)
+        seen = jax.vmap(update)(cache, tokens, positions[:, 0])
         columns = jnp.broadcast_to(jnp.arange(seen.shape[1], dtype=jnp.int32), seen.shape)
         mask = jnp.broadcast_to(columns[:1, :, None] >= columns[:1, None, :], (*seen.shape, seen.shape[1]))
         hidden = call(params, cfg, "__call__", seen, columns, mask)
@@ -169,14 +166,14 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
         routed=routed,
         unembed=unembed,
         init_cache=init_cache,
-        cut_cache=lambda cache, length, layout: cache,  # of whatever the module keeps
+        cut_cache=lambda cache, length, layout: cache,  # the module defines its own cache
         unstack=lambda params, cfg: params,
-        ready=lambda params, cfg: (params, axes(own_spec(cfg))),
+        prepare_for_decode=lambda params, cfg: (params, axes(own_spec(cfg))),
     )
 
 
 def _plainly(fn: Callable[..., Any], params: Flat, *args: Any) -> Any:
-    """Returns fn(params, *args), arrays [batch, ...]: what is inside may be written without a thought of meshes."""
+    """Returns fn(params, *args), arrays [batch, ...]: `fn` may ignore the mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return fn(params, *args)
@@ -202,9 +199,9 @@ def _dotted(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
-def _refuse_state(config: type, rest: Mapping[Any, Any]) -> None:
-    """Raises ValueError for what a module keeps beside its parameters: nothing would carry it from step to step."""
+def _check_no_state(config: type, rest: Mapping[Any, Any]) -> None:
+    """Raises ValueError for state of a module other than parameters: it would be lost between steps."""
     if rest:
         names = ", ".join(name if isinstance(name, str) else _dotted(name) for name in rest)
-        raise ValueError(f"the module of {config.__name__} keeps state beside its parameters ({names}), which nothing "
-                         "carries from step to step: leave out batch statistics and dropout")  # fmt: skip
+        raise ValueError(f"the module of {config.__name__} keeps state other than parameters ({names}), which is "
+                         "lost between steps: leave out batch statistics and dropout")  # fmt: skip

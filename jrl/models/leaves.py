@@ -1,4 +1,4 @@
-"""The parameters of a decoder: which leaves there are, which layers have them, and how they are cut out of stacks."""
+"""The parameters of a decoder: its leaves, which layers have them, and how to slice them from their stacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jrl.types import Array, PyTree
 def spec(cfg: Decoder) -> PyTree:
     """Returns the abstract parameter tree of `cfg`."""
     layers, width, dtype = cfg.layers, cfg.width, jnp.dtype(cfg.param_dtype)
-    # Variance 1 / fan-in everywhere; what is added to the residual stream is scaled down by its number of additions.
+    # Variance 1 / fan-in everywhere; outputs added to the residual stream are scaled down by the number of additions.
     # Two-digit addition after 200 supervised steps: 24 % right; with 0.02 everywhere, as GPT-2 has it, 4 %.
     inward, added = width**-0.5, (2 * layers) ** -0.5
 
@@ -53,11 +53,11 @@ def spec(cfg: Decoder) -> PyTree:
             for name in ("gate", "up") if cfg.mlp == "gated" else ("up",):
                 block[f"{name}_bias"] = stacked((cfg.mlp_width,), ("mlp",), 0.0, dense)
             block["down_bias"] = stacked((width,), ("norm",), 0.0, dense)
-    if wide := len(layers_of(cfg, "wide_up")):
+    if wide := len(layers_of(cfg, "shared_mlp_up")):
         own = cfg.shared_mlp_width
-        block["wide_gate"] = stacked((width, own), ("embed", "mlp"), inward, wide)
-        block["wide_up"] = stacked((width, own), ("embed", "mlp"), inward, wide)
-        block["wide_down"] = stacked((own, width), ("mlp", "embed"), own**-0.5 * added, wide)
+        block["shared_mlp_gate"] = stacked((width, own), ("embed", "mlp"), inward, wide)
+        block["shared_mlp_up"] = stacked((width, own), ("embed", "mlp"), inward, wide)
+        block["shared_mlp_down"] = stacked((own, width), ("mlp", "embed"), own**-0.5 * added, wide)
     if sparse:
         count, own = cfg.experts.count, cfg.experts.width
         block["router"] = stacked((width, count), ("embed", "experts"), inward, sparse)
@@ -74,10 +74,10 @@ def spec(cfg: Decoder) -> PyTree:
         if cfg.experts.scaled:
             block["expert_scale"] = stacked((count,), ("experts",), None, sparse)
         if cfg.experts.shared_expert == "gated":
-            block["beside_gate"] = stacked((width, 1), ("embed", None), inward, sparse)
+            block["shared_expert_gate"] = stacked((width, 1), ("embed", None), inward, sparse)
     identity = 0.0 if cfg.norm == "rms_plus_one" else None
     if sparse and cfg.experts.shared_expert == "normed":
-        for name in ("expert_norm", "expert_out_norm", "beside_norm"):
+        for name in ("expert_norm", "expert_out_norm", "shared_expert_norm"):
             block[name] = stacked((width,), ("norm",), identity, sparse)
     for name in norms(cfg):
         block[name] = stacked((width,), ("norm",), identity)
@@ -111,7 +111,7 @@ def spec(cfg: Decoder) -> PyTree:
 def _attention_spec(
     cfg: Decoder, stacked: Callable[..., ParamSpec], prefix: str, shape: tuple[int, int, bool], count: int, own: int
 ) -> dict[str, ParamSpec]:
-    """Returns the leaves of attention in `count` layers, of which `own` have keys and values."""
+    """Returns the attention leaves of `count` layers, of which `own` have keys and values."""
     (kv_heads, head_dim, same), heads, width = shape, cfg.heads, cfg.width
     identity = 0.0 if cfg.norm == "rms_plus_one" else None
     inward, added = width**-0.5, (2 * cfg.layers) ** -0.5
@@ -145,13 +145,17 @@ def _attention_spec(
 
 
 MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a layer that has an MLP
-WIDE_LEAVES = ("wide_gate", "wide_up", "wide_down")  # of a shared layer whose MLP has a width of its own
-KEY_LEAVES = ("k", "v", "k_norm", "k_bias", "v_bias")  # of a layer with keys and values of its own
+SHARED_MLP_LEAVES = (
+    "shared_mlp_gate",
+    "shared_mlp_up",
+    "shared_mlp_down",
+)  # of a shared layer whose MLP has another width
+KEY_LEAVES = ("k", "v", "k_norm", "k_bias", "v_bias")  # of a layer with its own keys and values
 ATTENTION_LEAVES = (*KEY_LEAVES, "q", "o", "q_gate", "q_norm", "q_bias", "o_bias", "sinks")
 
 
 def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
-    """Returns which layers have a leaf of that name: what its first dimension counts."""
+    """Returns the layers that have a leaf of that name: the first dimension of the leaf counts them."""
     every = [cfg.variant(i) for i in range(cfg.layers)]
     full, bare = name.startswith("full_"), name.removeprefix("full_")
     beside = cfg.experts is not None and cfg.experts.shared_expert is not None
@@ -161,7 +165,7 @@ def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
         has = lambda v: v.linear
     elif name in MLP_LEAVES:
         has = lambda v: (not v.sparse or beside) and not (v.shared and cfg.shared_mlp_width is not None)
-    elif name in WIDE_LEAVES:
+    elif name in SHARED_MLP_LEAVES:
         has = lambda v: (not v.sparse or beside) and v.shared and cfg.shared_mlp_width is not None
     elif bare in ATTENTION_LEAVES:
         has = lambda v: v.full == full and not v.linear and not (v.shared and bare in KEY_LEAVES)
@@ -183,9 +187,9 @@ def unstack(params: PyTree, cfg: Decoder) -> PyTree:
     return {**params, "layers": layers}
 
 
-def ready(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
-    """Returns the parameters as a decode loop reads them, and their logical axes: matrices already in the dtype that
-    every use casts them to, so that no wider ones are gathered."""
+def prepare_for_decode(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
+    """Returns the parameters as a decode loop reads them, and their logical axes: matrices already in the dtype
+    they are used in, so that no wider ones are gathered."""
     narrow = lambda tree, names: {k: v.astype(cfg.dtype) if k in names else v for k, v in tree.items()}
     return {
         **narrow(params, ("embed", "positions", "head", "layer_embed", "layer_project")),
@@ -194,20 +198,20 @@ def ready(params: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
 
 
 def stretches(cfg: Decoder) -> list[tuple[int, int]]:
-    """Returns (first, last + 1) of every stretch of layers with the same leaves: what one scan runs over."""
+    """Returns (first, last + 1) of every run of layers with the same leaves: one scan covers a run."""
     ends = [i for i in range(1, cfg.layers) if cfg.variant(i) != cfg.variant(i - 1)]
     return list(zip([0, *ends], [*ends, cfg.layers]))
 
 
 def some_layers(stacked: PyTree, cfg: Decoder, start: int, stop: int) -> PyTree:
-    """Returns the leaves of the layers from `start` to `stop`, which have the same, still stacked."""
+    """Returns the leaves of the layers from `start` to `stop`, which have the same leaves, still stacked."""
     if (start, stop) == (0, cfg.layers):
         return stacked
     return _rows(stacked, cfg, range(start, stop), lambda w, rows: w[rows[0] : rows[-1] + 1])
 
 
 def _rows(stacked: PyTree, cfg: Decoder, layers: range, cut: Callable[[Array, list[int]], Array]) -> PyTree:
-    """Returns the leaves that `layers` have, each cut to its rows of them; adapters as what they belong to."""
+    """Returns the leaves that `layers` have, each sliced to their rows; adapters like the matrices they belong to."""
     found = {}
     for name, leaf in stacked.items():
         if name == ADAPTER:

@@ -19,7 +19,7 @@ from jrl.types import Array
 class LinearRope:
     """Position interpolation (2306.15595): every frequency divided by `factor`."""
 
-    factor: float
+    factor: float  # times the original length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Llama3Rope:
     """Llama 3.1: waves longer than original / low_freq_factor are divided by `factor`, those shorter than original /
     high_freq_factor stay, and between the two the share is linear in original / wavelength."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
+    factor: float  # divides the frequency of long waves
+    low_freq_factor: float  # waves longer than original_length / this are divided
+    high_freq_factor: float  # waves shorter than original_length / this stay
     original_length: int  # tokens the model was first trained at
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Llama3Rope:
 class YarnRope:
     """YaRN (2309.00071), section 3: interpolated by parts, queries and keys scaled."""
 
-    factor: float
+    factor: float  # divides the frequencies of slow pairs
     original_length: int  # tokens the model was first trained at
     beta_fast: float = 32.0  # pairs that turn oftener than this within the original length stay
     beta_slow: float = 1.0  # pairs that turn less often are divided by `factor`
@@ -58,8 +58,8 @@ class LongRope:
     list of numbers is for sequences within the original length, one for longer ones; all of a run's sequences have the
     same: docs/decisions/longrope.md."""
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
+    short: tuple[float, ...]  # a divisor for each pair, for sequences within the original length
+    long: tuple[float, ...]  # the same for longer sequences
     original_length: int  # tokens the model was first trained at
     factor: float  # times that is the longest it is made for
     attention_factor: float | None = None  # of queries and keys; None: sqrt(1 + ln(factor) / ln(original_length))

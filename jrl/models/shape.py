@@ -13,6 +13,14 @@ from jrl.models.experts import Experts
 from jrl.models.remat import Remat
 from jrl.models.rope import LongRope, Stretch
 
+# Integer fields of Decoder -> the largest value taken. Far above any published model: what is larger is a slip, and
+# would end in an error of the compiler.
+LARGEST = {
+    "vocab_size": 2**24, "layers": 2**12, "width": 2**20, "heads": 2**14, "kv_heads": 2**14, "head_dim": 2**14,
+    "mlp_width": 2**24, "shared_mlp_width": 2**24, "learned_positions": 2**30, "window": 2**30, "layer_inputs": 2**20,
+    "attention_block": 2**30,
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FullHeads:
@@ -50,12 +58,12 @@ class Decoder:
     """Shape of a decoder. Hashable: the compile key."""
 
     vocab_size: int | None = None  # rows of the embedding; None: the tokenizer's
-    layers: int = 2
-    width: int = 128
-    heads: int = 4
+    layers: int = 2  # blocks of attention and MLP
+    width: int = 128  # of the residual stream
+    heads: int = 4  # of queries
     kv_heads: int = 4  # must divide heads
     head_dim: int = 32  # must be even
-    mlp_width: int = 384
+    mlp_width: int = 384  # hidden units
     rope_theta: float = 10_000.0  # base of the wavelengths
     rope: Stretch | None = None  # how wavelengths are stretched
     rotary_dim: int | None = None  # entries of a head that are rotated, the first ones; 0: none. None: all
@@ -68,10 +76,10 @@ class Decoder:
     shared_layers: int = 0  # the last ones, which read keys and values of the last layer before them with their window
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
     norm_place: Literal["before", "after", "both"] = "before"  # of attention and MLP; after: before it is added
-    norm_eps: float = 1e-6
+    norm_eps: float = 1e-6  # added to the variance
     qk_norm: Literal["head", "all"] | None = "head"  # of queries and keys: each head as Qwen3, or all as OLMo 2
     value_norm: bool = False  # each head of the values is divided by its root mean square
-    qkv_bias: bool = False
+    qkv_bias: bool = False  # of the products that make queries, keys and values
     output_bias: bool = False  # of attention's last product
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
@@ -79,9 +87,9 @@ class Decoder:
     output_gate: bool = False  # what attention gives is multiplied by a sigmoid of the layer's input, as in Qwen3.5
     linear: Linear | None = None  # of layers that have linear attention in place of attention; None: no layer has
     parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
-    mlp: Literal["gated", "plain"] = "gated"
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    mlp_bias: bool = False
+    mlp: Literal["gated", "plain"] = "gated"  # gated: activation(gate) * up, as SwiGLU; plain: activation(up)
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"  # of the MLP
+    mlp_bias: bool = False  # of its products
     shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
     experts: Experts | None = None  # of sparse layers, instead of the MLP or beside it; None: no layer is sparse
     embed_scale: float | None = None  # of the embedding, on its way in
@@ -90,12 +98,16 @@ class Decoder:
     tied: bool = True  # the head is the embedding
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
-    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
     remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, what matrices made; on the host
     attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. Of one token a row: Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= largest:
+                raise ValueError(f"Decoder.{name} must be from 1 to {largest:,}; got {value}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads must divide heads; got kv_heads={self.kv_heads}, heads={self.heads}")
         if self.head_dim % 2:
@@ -107,8 +119,6 @@ class Decoder:
                 f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that turn; they have "
                 f"{len(self.rope.short)}"
             )
-        if self.attention_block is not None and self.attention_block < 1:
-            raise ValueError(f"attention_block must be at least 1; got {self.attention_block}")
         if self.attention != "reference" and self.attention_block is not None:
             raise ValueError(
                 f"attention_block is of attention='reference'; {self.attention} has blocks of its own. Leave it out"
@@ -119,8 +129,6 @@ class Decoder:
             raise ValueError(f"attention='cudnn' computes in bfloat16; dtype={self.dtype!r} needs 'reference'")
         if self.attention == "cudnn" and (self.attention_cap is not None or self.sinks):
             raise ValueError("attention='cudnn' has neither attention_cap nor sinks; this model needs 'reference'")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1; got {self.window}")
         if self.full is not None and (self.heads % self.full.kv_heads or self.full.head_dim % 2):
             raise ValueError(
                 f"FullHeads.kv_heads must divide heads={self.heads}, and head_dim be even; got {self.full}"

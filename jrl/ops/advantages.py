@@ -42,17 +42,18 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
 
 
 def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, gae_lambda: float) -> Array:
-    """Returns A13, generalised advantage estimates: from the end of a row to its start, over sampled tokens alone,
+    """Returns A13, generalized advantage estimates: from the end of a row to its start, over sampled tokens alone,
 
         delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * gae_lambda * A_{t'}
 
     with t' the next sampled token, and v = A = 0 after the last: a row that was cut at its limit ends there too.
-    Tokens of others are stepped over: with plain recursion over values of 0 the token before a tool's answer would
-    expect nothing (TRL's PPO, OpenRLHF). A reward on such a token counts for the sampled token before it.
+    Tokens that the policy did not sample are skipped: with plain recursion over values of 0 the token before a tool's
+    answer would have no future return (TRL's PPO, OpenRLHF). A reward on such a token counts for the sampled token
+    before it.
 
     Args:
       token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
-      action_mask: [N, T] bool. gae_lambda: lambda; at 1 A_t is the return less v_t, at 0 it is delta_t.
+      action_mask: [N, T] bool. gae_lambda: lambda; at 1 A_t is the return minus v_t, at 0 it is delta_t.
 
     Returns:
       [N, T] float32 or wider, 0 where not an action.
@@ -67,12 +68,12 @@ def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: flo
         reward, value, is_action = column
         reward = reward + waiting
         advantage = (reward + discount * next_value - value + discount * gae_lambda * next_advantage).astype(dtype)
-        kept = (
+        carry = (
             jnp.where(is_action, value, next_value),
             jnp.where(is_action, advantage, next_advantage),
             jnp.where(is_action, 0, reward),
         )
-        return kept, jnp.where(is_action, advantage, 0)
+        return carry, jnp.where(is_action, advantage, 0)
 
     start = jnp.zeros_like(values[:, 0], dtype)
     columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T)
@@ -94,9 +95,9 @@ def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: floa
     Source: prime-rl's moving-average baseline; Williams 1992.
     """
     mean = reduce.masked_mean(reward, valid)
-    anything = jnp.any(valid)
+    any_valid = jnp.any(valid)
     old = jnp.where(jnp.isnan(baseline), mean, baseline)
-    new = jnp.where(anything, decay * old + (1 - decay) * mean, baseline)
+    new = jnp.where(any_valid, decay * old + (1 - decay) * mean, baseline)
     return jnp.where(valid, reduce.masked(reward, valid) - old, 0), new.astype(jnp.asarray(baseline).dtype)
 
 
@@ -104,20 +105,20 @@ def group_zscore(reward: Array, group: Array, valid: Array, *, num_groups: int, 
     """Returns A3, GRPO: (R_i - mean_g) / (std_g + epsilon), std with n - 1.
 
     Args:
-      reward: [N] float; what is not valid may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
+      reward: [N] float; invalid entries may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
 
     Returns:
       [N] float32 or wider.
 
     Source: Shao et al. 2402.03300 section 4.1.2. n - 1 in verl, TRL, Tunix and OpenRLHF; n in open-instruct.
     """
-    centred = group_centred(reward, group, valid, num_groups=num_groups)
+    centered = group_centered(reward, group, valid, num_groups=num_groups)
     rows = groups.count(group, valid, num_groups=num_groups)
-    variance = groups.total(centred * centred, group, valid, num_groups=num_groups) / jnp.maximum(rows - 1, 1)
-    return centred / (groups.to_rows(jnp.sqrt(variance), group) + epsilon)
+    variance = groups.total(centered * centered, group, valid, num_groups=num_groups) / jnp.maximum(rows - 1, 1)
+    return centered / (groups.to_rows(jnp.sqrt(variance), group) + epsilon)
 
 
-def group_centred(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+def group_centered(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns A4, Dr.GRPO: R_i - mean_g. Arguments and result as `group_zscore`.
 
     Source: Liu et al. 2503.20783 section 3.3. The default of prime-rl and open-instruct, under GRPO's name.
@@ -135,8 +136,8 @@ def leave_one_out(reward: Array, group: Array, valid: Array, *, num_groups: int)
     Source: Ahmadian et al. 2402.14740 section 3.3. A group of one gets 0; verl's loop version returns R_i.
     """
     rows = groups.to_rows(groups.count(group, valid, num_groups=num_groups), group)
-    centred = group_centred(reward, group, valid, num_groups=num_groups)
-    return centred * (rows / jnp.maximum(rows - 1, 1)).astype(centred.dtype)
+    centered = group_centered(reward, group, valid, num_groups=num_groups)
+    return centered * (rows / jnp.maximum(rows - 1, 1)).astype(centered.dtype)
 
 
 def whitened_returns(token_reward: Array, action_mask: Array, valid: Array, *, discount: float) -> Array:
@@ -156,7 +157,7 @@ def whitened_returns(token_reward: Array, action_mask: Array, valid: Array, *, d
     return reduce.whiten(discounted_returns(token_reward, counts, discount=discount), counts)
 
 
-def whitened_centred(reward: Array, group: Array, valid: Array, action_mask: Array, *, num_groups: int) -> Array:
+def whitened_centered(reward: Array, group: Array, valid: Array, action_mask: Array, *, num_groups: int) -> Array:
     """Returns A8, REINFORCE++-baseline: R_i - mean_g, whitened over all sampled tokens of the valid rows of the batch.
 
     Groups of equal rewards contribute their zeros to the statistics.
@@ -169,8 +170,8 @@ def whitened_centred(reward: Array, group: Array, valid: Array, action_mask: Arr
 
     Source: Hu 2501.03262 section 3; verl and OpenRLHF (verl leaves the raw reward in a group of one).
     """
-    centred = group_centred(reward, group, valid, num_groups=num_groups)
-    return reduce.whiten(spread(centred, action_mask), action_mask & valid[:, None])
+    centered = group_centered(reward, group, valid, num_groups=num_groups)
+    return reduce.whiten(spread(centered, action_mask), action_mask & valid[:, None])
 
 
 def group_mean_batch_std(
@@ -180,10 +181,11 @@ def group_mean_batch_std(
 
     Arguments and result as `group_zscore`. All zero where every reward of the batch is equal.
 
-    Source: Liu et al. 2508.08221 section 4; that the deviation is of rewards, not of centred ones, is our reading.
+    Source: Liu et al. 2508.08221 section 4; that the standard deviation is of raw rewards, not of centered ones, is our
+    reading.
     """
-    centred = group_centred(reward, group, valid, num_groups=num_groups)
-    return centred / (jnp.sqrt(reduce.masked_var(reward, valid)) + epsilon)
+    centered = group_centered(reward, group, valid, num_groups=num_groups)
+    return centered / (jnp.sqrt(reduce.masked_var(reward, valid)) + epsilon)
 
 
 def clip_advantages(advantages: Array, *, limit: float) -> Array:

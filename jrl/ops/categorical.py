@@ -5,7 +5,7 @@ With z = logits / T, p = softmax(z) and H the entropy:
     d log p_t / d z_v = [v = t] - p_v
     d H / d z_v       = -p_v (log p_v + H)
 
-The backward pass is one expression over the logits; what JAX derives goes over them once for each operation forward.
+The backward pass is one expression over the logits; JAX's derived one reads them once for each forward operation.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _forward(logits: Array, tokens: Array, temperature: Array) -> tuple[tuple[Ar
     return (chosen - norm, entropy), (logits, tokens, temperature, norm, entropy)
 
 
-def _backward(kept: tuple, gradient: tuple[Array, Array]) -> tuple[Array, None, Array]:
-    logits, tokens, temperature, norm, entropy = kept
+def _backward(residuals: tuple, gradient: tuple[Array, Array]) -> tuple[Array, None, Array]:
+    logits, tokens, temperature, norm, entropy = residuals
     of_logprob, of_entropy = (g[..., None] for g in gradient)
     z = logits / temperature.astype(logits.dtype)
     log_p = z - norm[..., None]

@@ -18,7 +18,7 @@ from jrl.ops.threefry import random_bits
 
 Array = jax.Array
 
-BLOCK = 128  # part of the name of the noise: changing it changes every draw
+BLOCK = 128  # the noise depends on it: changing it changes every draw
 
 
 def race(key: Array, logits: Array) -> tuple[Array, Array, Array]:
@@ -26,7 +26,7 @@ def race(key: Array, logits: Array) -> tuple[Array, Array, Array]:
 
     Args:
       key: [] typed key, consumed.
-      logits: [V] float32 or wider; -inf marks what must never be drawn.
+      logits: [V] float32 or wider; -inf marks tokens that are never drawn.
     """
     vocabulary = logits.shape[-1]
     blocks = -(-vocabulary // BLOCK)
@@ -61,7 +61,7 @@ def _gumbel(key: Array, count: int) -> Array:
     """Returns [count] float32 standard Gumbel noise, -log(-log(u)).
 
     Always float32, so that a float64 model draws what a float32 model draws. u has 2^-23 between neighbours, which
-    would make noise above 10 coarse by 0.3 % and cut it at 16; here -log(u) is read from 32 bits with log1p, centred
+    would make noise above 10 coarse by 0.3 % and cut it at 16; here -log(u) is read from 32 bits with log1p, centered
     in their cell, and the noise reaches 22.9.
     """
     bits = random_bits(key, count)

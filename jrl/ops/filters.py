@@ -18,7 +18,7 @@ def has_signal(outcome: Array, group: Array, valid: Array, *, num_groups: int) -
     signal (DAPO's recipe keeps them).
 
     Args:
-      outcome: [N] float; what is not valid may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
+      outcome: [N] float; invalid entries may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.
 
     Returns:
       [N] bool; invalid rows of a group with signal are True too, other masks speak of them.

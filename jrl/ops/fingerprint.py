@@ -2,7 +2,7 @@
 
     fingerprint = sum over elements of mix(bits(element) * mix(leaf name, global index))   modulo 2^32
 
-A sum modulo 2^32 has no order, so shards may be added up as they lie. The outer mix is there because a sign is the
+A sum modulo 2^32 has no order, so shards are summed in place. The outer mix is there because a sign is the
 highest bit, and a product alone would not see an even number of them change. It finds lost, stale and swapped weights;
 it is no defence against someone who looks for a collision.
 """
@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 Array = jax.Array
 
-BLOCK = 2**16  # elements that a CPU mixes at once: what it makes of them stays in its cache
+BLOCK = 2**16  # elements that a CPU mixes at once: the intermediate results fit its cache
 
 
 def fingerprint(tree: Any) -> Array:
@@ -48,12 +48,12 @@ def fingerprint(tree: Any) -> Array:
 
 
 def _steps(shape: Sequence[int]) -> list[int]:
-    """Returns how far apart, in elements, neighbours along each dimension lie."""
+    """Returns the stride of each dimension, in elements."""
     return [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
 
 
 def _share(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
-    """Returns what a device's share of a leaf adds, [] uint32.
+    """Returns the contribution of a device's shard of a leaf, [] uint32.
 
     Args:
       steps: of the whole leaf.
@@ -68,7 +68,7 @@ def _share(name: int, steps: Sequence[int], first: Array, share: Array) -> Array
 
 
 def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
-    """Returns the same, mixed a block after another and added up in place."""
+    """Returns the same, computed block by block and summed in place."""
     cut = share.ndim - 1  # the dimension of which a block has a part: of those before one place, of those after all
     while math.prod(share.shape[cut:]) <= BLOCK:
         cut -= 1
@@ -90,8 +90,8 @@ def _by_blocks(name: int, steps: Sequence[int], first: Array, share: Array) -> A
 
 
 def _mixed(name: int, steps: Sequence[int], first: Array, share: Array) -> Array:
-    """Returns what every element of `share` adds, as uint32. Its first has the index `first`, and others are as far
-    from it as `steps` says."""
+    """Returns the contribution of every element of `share`, uint32. The first element has the index `first`; `steps`
+    are the strides."""
     if share.dtype.itemsize == 8:
         words = jax.lax.bitcast_convert_type(share, jnp.uint32)  # [..., 2]
         bits = words[..., 0] + _u32(words[..., 1], 0x85EBCA6B)
@@ -105,7 +105,7 @@ def _mixed(name: int, steps: Sequence[int], first: Array, share: Array) -> Array
 
 
 def _bits(x: Array) -> Array:
-    """Returns the bits of numbers of at most 4 bytes, as unsigned integers as wide."""
+    """Returns the bits of numbers of at most 4 bytes as unsigned integers of the same width."""
     return jax.lax.bitcast_convert_type(x, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize])
 
 
@@ -115,7 +115,7 @@ def _u32(x: Array, *factors: int) -> Array:
 
 
 def _mix(x: Array) -> Array:
-    """Returns odd uint32 that look unrelated for neighbouring x. Source: the finaliser of MurmurHash3."""
+    """Returns odd uint32 that look unrelated for adjacent x. Source: the finalizer of MurmurHash3."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return (x ^ (x >> 16)) | jnp.uint32(1)

@@ -18,7 +18,7 @@ def total(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns each group's sum over its valid rows, [num_groups] float32 or wider; 0 for a group without any.
 
     Args:
-      x: [N] float; what is not valid may be NaN. group: [N] int32. valid: [N] bool.
+      x: [N] float; invalid entries may be NaN. group: [N] int32. valid: [N] bool.
     """
     return jnp.sum(jnp.where(_members(group, num_groups), reduce.masked(x, valid)[:, None], 0), axis=0)
 
@@ -54,7 +54,7 @@ def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
 
 
 def to_rows(value: Array, group: Array) -> Array:
-    """Returns each row's own group's entry. value: [num_groups]; group: [N] int32 -> [N], dtype of `value`."""
+    """Returns the entry of each row's group. value: [num_groups]; group: [N] int32 -> [N], dtype of `value`."""
     members = _members(group, value.shape[0])
     if value.dtype == jnp.bool_:
         return jnp.any(members & value[None, :], axis=1)

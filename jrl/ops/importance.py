@@ -67,7 +67,7 @@ def geometric_weights(
 
 
 def accepted(old_logprobs: Array, behaviour_logprobs: Array, mask: Array, *, low: float, high: float) -> Array:
-    """Returns L10: the tokens of the mask whose weight lies in [low, high], [..., L] bool.
+    """Returns L10: the tokens of the mask whose weight is in [low, high], [..., L] bool.
 
     Limits are on w itself, not on its logarithm. The rejected stay in the loss's denominator (as in AReaL; verl shrinks
     it), so that rejection makes a step smaller instead of its rest louder.

@@ -1,4 +1,4 @@
-"""Estimates of KL(policy to reference) from the sampled token, and what they do as a loss.
+"""Estimates of KL(policy to reference) from the sampled token, and their gradients as a loss.
 
 With d = logprobs - ref_logprobs on tokens sampled from the policy:
 

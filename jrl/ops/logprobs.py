@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of given tokens, a chunk of positions at a time, and only where they are read.
 
 No [rows, L, V] array ever exists: logits live for one chunk, and are computed again in the backward pass. Positions
-that nobody reads (prompts, padding) are most of a packed batch: each row's others are moved together first, and chunks
-that are empty in every row are skipped.
+that are never read (prompts, padding) are most of a packed batch: each row's others are moved together first, and
+chunks that are empty in every row are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def token_logprobs(
 
     Args:
       hidden: [R, L, D]. tokens: [R, L] int32.
-      mask: [R, L] bool, the positions that are wanted; elsewhere both results are 0.
+      mask: [R, L] bool, the positions to compute; elsewhere both results are 0.
       unembed: hidden [R, c, D] -> logits [R, c, V].
       temperature: [] float32; log-probs are of softmax(logits / temperature).
       chunk: positions of a row whose logits exist at once.
@@ -35,13 +35,13 @@ def token_logprobs(
     chunk = min(chunk, length)
     num_chunks = -(-length // chunk)
     padding = num_chunks * chunk - length
-    order = jnp.argsort(~mask, axis=1, stable=True)  # wanted positions first
+    order = jnp.argsort(~mask, axis=1, stable=True)  # masked-in positions first
     back = jnp.argsort(order, axis=1)
     before = permute(jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1), order, back)
     before = jnp.pad(before, ((0, 0), (0, padding), (0, 0))).reshape(rows, num_chunks, chunk, width)
     targets = jnp.pad(jnp.take_along_axis(tokens, order, axis=1), ((0, 0), (0, padding)))
     targets = targets.reshape(rows, num_chunks, chunk)
-    filled = -(-mask.sum(axis=1).max() // chunk)  # chunks that hold a wanted position of some row
+    filled = -(-mask.sum(axis=1).max() // chunk)  # chunks with a masked-in position in some row
 
     def one(h: Array, t: Array) -> tuple[Array, Array]:
         return logprob_and_entropy(unembed(h), t, temperature)

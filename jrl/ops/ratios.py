@@ -25,7 +25,7 @@ def log_ratio(logprobs: Array, other_logprobs: Array, mask: Array) -> Array:
 
 
 def clamp(value: Array) -> Array:
-    """Returns `value` clamped to [-20, 20] before it meets exp (E9); no gradient where it is clamped.
+    """Returns `value` clamped to [-20, 20] before exp (E9); no gradient where it is clamped.
 
     verl, Tunix and OpenRLHF clamp likewise; TRL and AReaL do not.
     """
@@ -34,7 +34,7 @@ def clamp(value: Array) -> Array:
 
 
 def clamped(value: Array) -> Array:
-    """Returns where `clamp` changed the value, bool: E9 wants them counted."""
+    """Returns where `clamp` changed the value, bool, counted by E9."""
     return jnp.abs(value) > CLAMP
 
 

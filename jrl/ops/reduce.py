@@ -1,4 +1,4 @@
-"""Masked reductions, and what a token weighs in the loss. Numerators and denominators are apart to the end.
+"""Masked reductions and the weights of tokens in the loss. Numerators and denominators stay separate to the end.
 
 A loss over an optimiser step is `sum(weights * token_loss) / denominator`. Weights and denominators are computed on the
 whole step, before it is packed and cut into micro-batches; a mean of means would depend on the cut.
@@ -23,7 +23,7 @@ WHITEN_EPSILON = 1e-8  # added to the variance
 
 
 def widen(x: Array) -> Array:
-    """Returns `x` promoted to float32 or wider: float64 stays, integers and bfloat16 become float32."""
+    """Returns `x` promoted to float32 or wider: float64 is unchanged, integers and bfloat16 become float32."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -40,7 +40,7 @@ def masked(x: Array, mask: Array) -> Array:
 
 
 def masked_sum(x: Array, mask: Array) -> Array:
-    """Returns sum(x * mask), [] float32 or wider; what is masked may be NaN."""
+    """Returns sum(x * mask), [] float32 or wider; masked entries may be NaN."""
     return jnp.sum(masked(x, mask))
 
 

@@ -19,7 +19,7 @@ def segment_sum(x: Array, mask: Array, segment: Array, *, num_segments: int) -> 
     """Returns the sum of `x` over the masked tokens of each sequence; 0 for a sequence without any.
 
     Args:
-      x: [..., L] float; what is masked may be NaN. mask: [..., L] bool. segment: [..., L] int32.
+      x: [..., L] float; masked entries may be NaN. mask: [..., L] bool. segment: [..., L] int32.
 
     Returns:
       [..., S] float32 or wider, S = num_segments.
@@ -40,7 +40,7 @@ def segment_count(mask: Array, segment: Array, *, num_segments: int) -> Array:
 
 
 def to_tokens(value: Array, segment: Array) -> Array:
-    """Returns each token's own entry of `value`, 0 on padding.
+    """Returns the entry of `value` of each token's sequence, 0 on padding.
 
     Args:
       value: [..., S] float, one entry a sequence; an entry no token belongs to may be NaN. segment: [..., L] int32.

@@ -56,6 +56,6 @@ def kl_in_reward(
 
 
 def last_action(action_mask: Array) -> Array:
-    """Returns [N, T] bool, True on the last sampled token of a row; nowhere in a row that has none."""
+    """Returns [N, T] bool, True on the last sampled token of a row; none in a row without one."""
     later = jnp.flip(jnp.cumsum(jnp.flip(action_mask, axis=-1), axis=-1, dtype=jnp.int32), axis=-1)
     return action_mask & (later == 1)

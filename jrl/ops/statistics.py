@@ -138,15 +138,15 @@ def pass_at_k(correct: Array, samples: Array | int, k: int) -> Array:
     if k < 1 or (samples < k).any():
         raise ValueError(f"pass_at_k: k = {k} needs at least so many samples of each problem; fewest {samples.min()}")
     if ((correct < 0) | (correct > samples)).any():
-        raise ValueError("pass_at_k: correct samples must lie between 0 and the number of samples")
+        raise ValueError("pass_at_k: correct samples must be between 0 and the number of samples")
     return np.array([_pass_at_k(int(c), int(n), k) for c, n in zip(correct, samples)], np.float64)
 
 
 def majority(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> str | None:
-    """Returns the answer with the most votes, or None where nobody votes.
+    """Returns the answer with the most votes, or None where there are no votes.
 
     Args:
-      answers: the answer of each sample; None cannot be read and does not vote. Equal answers are equal text: merge
+      answers: the answer of each sample; None is unreadable and does not vote. Equal answers are equal text: merge
         what the verifier calls equal first.
       weights: the weight of each vote, 1 by default.
 
@@ -172,7 +172,7 @@ def majority_at_k(
       answers: [samples] as for `majority`.
       correct: [samples] whether that sample's answer is correct; the winning answer's first sample decides.
 
-    Nobody readable in a subset counts as wrong. Raises ValueError unless 1 <= k <= samples.
+    A subset without a readable answer counts as wrong. Raises ValueError unless 1 <= k <= samples.
     """
     n = len(answers)
     if len(correct) != n or not 1 <= k <= n:
@@ -195,7 +195,7 @@ def _pass_at_k(c: int, n: int, k: int) -> float:
 
 def _quantile(confidence: float) -> float:
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1, not {confidence}")
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 

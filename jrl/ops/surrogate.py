@@ -1,4 +1,4 @@
-"""Policy losses, per token, to be minimised. Aggregation is apart (jrl.ops.reduce).
+"""Policy losses, per token, to be minimized. Aggregation is in jrl.ops.reduce.
 
 Shared by all: `logprobs` is differentiated; `old_logprobs` (the learner's at the start of the update) and `advantages`
 never are; rho = exp(clamp(logprobs - old_logprobs, +-20)); everything is [...] of one shape, float32 or wider comes
@@ -31,7 +31,7 @@ def clipped(
 ) -> Array:
     """Returns L2, PPO's clip: -min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A).
 
-    The gradient is 0 where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low. Two bounds of their own are
+    The gradient is 0 where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low. Separate bounds are
     DAPO's clip-higher.
 
     Source: Schulman et al. 1707.06347 eq. 7; Yu et al. 2503.14476 (DAPO) eq. 10. verl, TRL, AReaL 0.2/0.2; DAPO, VAPO

@@ -1,7 +1,7 @@
-"""Threefry-2x32 with 20 rounds, unrolled so that it fuses with what uses it.
+"""Threefry-2x32 with 20 rounds, unrolled so that it fuses with its consumer.
 
-`jax.random.bits` computes two words for each one it gives and runs its rounds as a loop on CPU, which takes a fifth of
-a decode step of a small model. The generator is the same, its counters are not.
+`jax.random.bits` computes two words for each one it returns and runs its rounds as a loop on CPU, which takes a fifth
+of a decode step of a small model. The generator is the same, its counters are not.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """

@@ -1,8 +1,9 @@
-"""Truncated sampling laws: top-k, top-p and min-p as a threshold on the logits, found without sorting the vocabulary.
+"""Truncated sampling distributions: top-k, top-p and min-p as a threshold on the logits, found without sorting the
+vocabulary.
 
 Every one of them keeps the tokens at or above some logit. The threshold is found exactly, by building from its highest
 bit down the largest number whose tail {v: logit >= number} still holds enough (32 counts of the vocabulary in float32,
-64 in float64). Values may therefore be traced, and a change of them compiles nothing. Ties at the threshold stay.
+64 in float64). Values may therefore be traced: changing them does not recompile. Ties at the threshold are kept.
 
 Order: top-k, then top-p on what top-k left renormalised, then min-p (as in transformers; vLLM puts min-p first).
 """
@@ -44,17 +45,19 @@ def support(logits: Array, top_k: Array | None = None, top_p: Array | None = Non
     return keep
 
 
-def top_kept(logits: Array, kept: Array) -> Array:
-    """Returns the mask [..., V] bool of the `kept` highest logits, and of any that tie with the last of them.
+def top_kept(logits: Array, support_size: Array) -> Array:
+    """Returns the mask [..., V] bool of the `support_size` highest logits, and of any that tie with the last of them.
 
-    With the size of a support taken from the sampler this recovers the support itself, whatever rule made it.
+    With the support size from the sampler this recovers the support, whatever rule made it.
 
     Args:
-      logits: [..., V] float32 or wider. kept: [] or [..., 1] int32; above V it keeps all.
+      logits: [..., V] float32 or wider. support_size: [] or [..., 1] int32; above V it keeps all.
     """
     image = _ordered(logits)
-    kept = jnp.minimum(kept, logits.shape[-1])
-    return image >= _largest(lambda edge: (image >= edge).sum(axis=-1, keepdims=True, dtype=jnp.int32) >= kept, image)
+    support_size = jnp.minimum(support_size, logits.shape[-1])
+    return image >= _largest(
+        lambda edge: (image >= edge).sum(axis=-1, keepdims=True, dtype=jnp.int32) >= support_size, image
+    )
 
 
 def _ordered(logits: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Learning a value head: its loss, and how much of the returns it explains. Returns carry no gradient."""
+"""Value loss and explained variance of a value head. Returns carry no gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clipped_value_loss(
 
     Args:
       values: [...] float, differentiated. old_values, returns: same shape, float, fixed. mask: same shape, bool.
-      clip: how far a value may move; None: as far as it likes.
+      clip: how far a value may move; None: no limit.
 
     Returns:
       loss [...] float32 or wider and bool [...], 0 and False where masked whatever the inputs hold there.
@@ -36,7 +36,7 @@ def clipped_value_loss(
         return 0.5 * plain, jnp.zeros_like(mask)
     moved = values - old
     held = jnp.square(old + jnp.clip(jax.lax.stop_gradient(moved), -clip, clip) - returns)
-    # Within the clip both are one number, but for its rounding.
+    # Within the clip both are equal up to rounding.
     binds = (jnp.abs(moved) > clip) & (held > plain)
     return 0.5 * jnp.where(binds, held, plain), binds
 
@@ -44,7 +44,7 @@ def clipped_value_loss(
 def explained_variance(values: Array, returns: Array, mask: Array) -> Array:
     """Returns V4: 1 - var(Ret - v) / (var(Ret) + 1e-5) over the mask, variances over the count, [] float32 or wider.
 
-    NaN where the returns are all equal: there is nothing to explain. 1 is all of it, 0 is what a constant explains.
+    NaN where the returns are all equal. 1: everything is explained; 0: no more than by a constant.
 
     Args:
       values, returns: [...] float. mask: same shape, bool.

@@ -1,24 +1,45 @@
-"""From prompts to a scored batch: draw on the device, verify on the host, refill where groups carry no signal."""
+"""From prompts to a scored batch: draw on the device, score on the host, refill where groups carry no signal."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jrl.device.sharding import batch_sharding, replicated
-from jrl.rollout.rewards import add_rewards, judge_texts
-from jrl.rollout.scoring import HostScores
-from jrl.run.job import Job
-from jrl.run.programs import TRAIN_STREAM, place_prompts
+from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
+from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket
+from jrl.rollout.sources import Completions, RewardSource, add_scores
+from jrl.rollout.stop_strings import StopTable
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.example import Message
+from jrl.tasks.data.stream import Stream
+from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status
 from jrl.types import Array, PyTree, Rollout, Scores
+
+ON_HOST = ("tokens", "length", "action_mask")  # of a rollout, what the host reads at every step
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSampler:
+    """Draws completions of the next training prompts. A draw is dispatched and returned at once."""
+
+    program: Callable[..., Rollout]
+    stream: Stream
+    tokenizer: Any
+    mesh: Mesh
+    key: Array  # root of every draw
+    params: SamplingParams
+    stop_table: StopTable | None
+    prompts: int  # a draw
+    samples: int  # of each prompt
+    prompt_length: int
 
 
 class Draw(NamedTuple):
@@ -29,83 +50,100 @@ class Draw(NamedTuple):
     position: dict[str, Any]  # of the data stream before these prompts
 
 
+class Submitted(NamedTuple):
+    """A draw that is being scored."""
+
+    drawn: Draw
+    host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
+    texts: list[str]  # completion of every sequence that is not padding
+    ticket: ScoringTicket
+    others: list[Any]  # tickets of the other sources of rewards
+
+
 class Collected(NamedTuple):
     """A scored batch, on the device to learn from and on the host to look at."""
 
     rollout: Rollout
     scores: Scores
-    host: dict[str, np.ndarray]  # the rollout's fields
-    said: HostScores
+    host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
+    host_scores: HostScores
     visits: list[Visit]
     texts: list[str]  # completion of every sequence; "" for padding
     metrics: dict[str, float]
+    samples: int  # of each prompt
 
 
-def draw(job: Job, params: PyTree, version: Array) -> Draw:
+def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
-    position = job.stream.get_state()
-    visits = job.stream.next(job.config.loop.prompts)
-    return Draw(sample(job, params, version, visits), visits, position)
+    position = sampler.stream.get_state()
+    visits = sampler.stream.next(sampler.prompts)
+    prompts = place_prompts(visits, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
+    stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
+    rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
+    return Draw(rollout, visits, position)
 
 
-def redraw_prompts(job: Job, position: dict[str, Any]) -> list[Visit]:
+def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Visit]:
     """Returns the prompts of a draw that was saved on its way, moving the stream past them again."""
-    job.stream.set_state(position)
-    return job.stream.next(job.config.loop.prompts)
+    sampler.stream.set_state(position)
+    return sampler.stream.next(sampler.prompts)
 
 
-def sample(job: Job, params: PyTree, version: Array, visits: list[Visit]) -> Rollout:
-    data, loop = job.config.data, job.config.loop
-    prompts = place_prompts(visits, loop.prompts, data.prompt_length, job.tokenizer.pad_id, job.mesh)
-    stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(job.mesh))
-    return job.programs.sample(params, prompts, job.key, stream, version, job.sampling_params, job.stop_table, None)
-
-
-def collect(job: Job, first: Draw, refill_with: Callable[[], tuple[PyTree, Array]], meanwhile: Callable[..., Any]):
-    """Returns (Collected, what `meanwhile` returned for its rollout).
+def submit(
+    drawn: Draw,
+    samples: int,
+    tokenizer: Any,
+    scorer: Scorer,
+    sources: Sequence[RewardSource],
+    completions: Callable[[Draw, dict[str, np.ndarray], list[str]], Completions],
+) -> Submitted:
+    """Waits for a draw, and hands its completions to every source of rewards.
 
     Args:
-      first: the draw of this step.
-      refill_with: gives the parameters and version that refills of this step are drawn with.
-      meanwhile: (rollout, its fields on the host) -> anything. Called while the host scores, to keep the device busy;
-        called again where refills changed the batch.
+      completions: (draw, its fields on the host, texts) -> what sources beside the verifiers are given.
     """
-    most = job.algorithm.refill(job.config.algo)
-    host, ticket, texts = begin_scoring(job, first)
-    busy = meanwhile(first.rollout, host)
-    rounds = [scored(job, first, host, judged(job, first, job.scorer.collect(ticket), texts), texts)]
-    if most is None:
-        return rounds[0], busy
-    kept = [kept_groups(job, rounds[0])]
-    # Every process sees the same rewards, so every process takes the same number of rounds.
-    while sum(map(len, kept)) < len(first.visits) and len(rounds) <= most:
-        params, version = refill_with()
-        again = draw(job, params, version)
-        host, ticket, texts = begin_scoring(job, again)
-        rounds.append(scored(job, again, host, judged(job, again, job.scorer.collect(ticket), texts), texts))
-        kept.append(kept_groups(job, rounds[-1]))
-    counters = {
-        "refill/rounds": float(len(rounds) - 1),
-        "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
-        "refill/groups_with_signal": float(sum(map(len, kept))),
-    }
-    if len(rounds) == 1:
-        return rounds[0]._replace(metrics={**rounds[0].metrics, **counters}), busy
-    merged = merge(job, rounds, kept)
-    return merged._replace(metrics={**merged.metrics, **counters}), meanwhile(merged.rollout, merged.host)
+    host = jax.device_get({name: getattr(drawn.rollout, name) for name in ON_HOST})
+    rows = range(len(drawn.visits) * samples)
+    texts = [completion_text(tokenizer, host, row) for row in rows]
+    visits = [drawn.visits[row // samples] for row in rows]
+    keys = [(visit.uid, row % samples) for row, visit in zip(rows, visits)]
+    ticket = scorer.submit(texts, [visit.example for visit in visits], keys)
+    batch = completions(drawn, host, texts) if sources else None
+    return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources])
 
 
-def begin_scoring(job: Job, drawn: Draw) -> tuple[dict[str, np.ndarray], Any, list[str]]:
-    """Waits for the draw, and hands its completions to the verifiers. Returns (fields on the host, ticket, texts)."""
-    host = jax.device_get(fields(drawn.rollout))
-    samples = job.config.loop.samples
-    texts, keys, examples = [], [], []
-    for row in range(len(drawn.visits) * samples):
-        visit = drawn.visits[row // samples]
-        texts.append(completion_text(job.tokenizer, host, row))
-        keys.append((visit.uid, int(host["sample"][row])))
-        examples.append(visit.example)
-    return host, job.scorer.submit(texts, examples, keys), texts
+def collect(
+    submitted: Submitted,
+    samples: int,
+    scorer: Scorer,
+    sources: Sequence[RewardSource],
+    mesh: Mesh,
+    stop: Stop = never,
+    progress: Callable[[int, int], None] | None = None,
+) -> Collected:
+    """Waits for the scores of a draw, and returns it with them on the device. Padding rows are masked.
+
+    Args:
+      stop: asked while the verifiers work. progress: told (scored, all) completions.
+
+    Raises: StopRequested where `stop` says so.
+    """
+    scores = scorer.collect(submitted.ticket, stop, progress)
+    for source, ticket in zip(sources, submitted.others):
+        scores = add_scores(scores, source.collect(ticket))
+    drawn, texts = submitted.drawn, submitted.texts
+    missing = submitted.host["length"].shape[0] - len(texts)
+    scores = padded(scores, missing)
+    return Collected(
+        drawn.rollout,
+        on_device(scores, mesh),
+        submitted.host,
+        scores,
+        drawn.visits,
+        texts + [""] * missing,
+        verdict_metrics(scores, drawn.visits, samples),
+        samples,
+    )
 
 
 def completion_text(tokenizer: Any, host: dict[str, np.ndarray], row: int) -> str:
@@ -113,111 +151,115 @@ def completion_text(tokenizer: Any, host: dict[str, np.ndarray], row: int) -> st
     return tokenizer.decode(host["tokens"][row][host["action_mask"][row]].tolist())
 
 
-def judged(job: Job, drawn: Draw, said: HostScores, texts: list[str]) -> HostScores:
-    """Returns the scores with the reward model's word added, where the run has one."""
-    if job.judge is None:
-        return said
-    samples = job.config.loop.samples
-    spoken = [
-        [*drawn.visits[row // samples].example.messages, Message("assistant", text)] for row, text in enumerate(texts)
-    ]
-    return add_rewards(said, job.judge, *judge_texts(job.judge, spoken))
+def refilled(
+    first: Collected,
+    samples: int,
+    most: int,
+    another: Callable[[], Collected],
+    keep: Callable[[Collected], Array],
+    mesh: Mesh,
+) -> Collected:
+    """Returns one batch whose groups carry a signal as far as `most` more rounds give them.
+
+    Args:
+      another: draws and scores one more round. keep: (round) -> [N] bool on the device, rows that the objective takes.
+    """
+    rounds, kept = [first], [kept_groups(first, keep(first), samples)]
+    # Every process sees the same rewards, so every process takes the same number of rounds.
+    while sum(map(len, kept)) < len(first.visits) and len(rounds) <= most:
+        rounds.append(another())
+        kept.append(kept_groups(rounds[-1], keep(rounds[-1]), samples))
+    counters = {
+        "refill/rounds": float(len(rounds) - 1),
+        "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
+        "refill/groups_with_signal": float(sum(map(len, kept))),
+    }
+    merged = first if len(rounds) == 1 else merge(rounds, kept, samples, mesh)
+    return merged._replace(metrics={**merged.metrics, **counters})
 
 
-def scored(job: Job, drawn: Draw, host: dict[str, np.ndarray], said: HostScores, texts: list[str]) -> Collected:
-    """Returns a round with its scores on the device. Padding rows are masked."""
-    rows = host["length"].shape[0]
-    missing = rows - len(texts)
-    said = padded(said, missing)
-    scores = on_device(said, job)
-    return Collected(
-        drawn.rollout,
-        scores,
-        host,
-        said,
-        drawn.visits,
-        texts + [""] * missing,
-        verdict_metrics(said, drawn.visits, job),
-    )
-
-
-def on_device(said: HostScores, job: Job) -> Scores:
-    """Returns what learning needs of the scores, cut over the batch axes."""
-    place = lambda x: jax.device_put(x, batch_sharding(job.mesh, x.ndim))
-    return Scores(
-        reward=place(said.reward), valid=place(said.valid), verdict=place(said.verdict), outcome=place(said.outcome)
-    )
-
-
-def verdict_metrics(said: HostScores, visits: list[Visit], job: Job) -> dict[str, float]:
-    """Returns counts of verdicts and means of reward parts and tasks, over rows that are not padding."""
-    rows = len(visits) * job.config.loop.samples
-    valid = said.valid[:rows]
-    out = {f"verdict/{status.name.lower()}": float((said.verdict[:rows] == status).sum()) for status in Status}
-    del out["verdict/padding"]
-    for name, part in said.parts.items():
-        judged = np.isfinite(part[:rows])
-        if judged.any():
-            out[f"reward_part/{name}"] = float(part[:rows][judged].mean())
-    tasks = np.array([visit.example.task for visit in visits for _ in range(job.config.loop.samples)])
-    for task in sorted(set(tasks)) if len(set(tasks)) > 1 else []:
-        chosen = (tasks == task) & valid
-        if chosen.any():
-            out[f"reward_task/{task}"] = float(said.reward[:rows][chosen].mean())
-    return out
-
-
-def kept_groups(job: Job, round_: Collected) -> list[int]:
-    """Returns the groups of a round that the algorithm would learn from."""
-    rows = jax.device_get(job.programs.keep(round_.rollout, round_.scores, job.algo))
-    groups = rows.reshape(-1, job.config.loop.samples).any(axis=1)
+def kept_groups(round_: Collected, keep: Array, samples: int) -> list[int]:
+    """Returns the groups of a round that the objective would learn from. keep: [N] bool."""
+    groups = jax.device_get(keep).reshape(-1, samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
 
-def merge(job: Job, rounds: list[Collected], kept: list[list[int]]) -> Collected:
-    """Returns one batch: groups with signal in the order drawn, then groups without, which the algorithm masks."""
-    samples, wanted = job.config.loop.samples, len(rounds[0].visits)
+def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Mesh) -> Collected:
+    """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
+    wanted = len(rounds[0].visits)
     good = [(r, g) for r, groups in enumerate(kept) for g in groups]
     rest = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
     chosen = (good + rest)[:wanted]
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
     pad = rounds[0].host["length"].shape[0] - len(rows)
     rows += [(0, wanted * samples + k) for k in range(pad)]
-
-    def pick(name: str) -> np.ndarray:
-        return np.stack([rounds[r].host[name][i] for r, i in rows])
-
-    host = {name: pick(name) for name in rounds[0].host}
-    host["group"] = (np.arange(len(rows)) // samples).astype(host["group"].dtype)
-    said = chosen_scores([round_.said for round_ in rounds], rows)
-    place = lambda x: jax.device_put(x, batch_sharding(job.mesh, x.ndim))
-    rollout = rounds[0].rollout.replace(**{name: place(value) for name, value in host.items()})
-    scores = on_device(said, job)
+    fetched = [jax.device_get(fields(round_.rollout)) for round_ in rounds]
+    taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
+    taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)
+    place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
+    scores = chosen_scores([round_.host_scores for round_ in rounds], rows)
     visits = [rounds[r].visits[g] for r, g in chosen]
-    texts = [rounds[r].texts[i] for r, i in rows]
-    return Collected(rollout, scores, host, said, visits, texts, verdict_metrics(said, visits, job))
+    return Collected(
+        rollout=rounds[0].rollout.replace(**{name: place(value) for name, value in taken.items()}),
+        scores=on_device(scores, mesh),
+        host={name: taken[name] for name in ON_HOST},
+        host_scores=scores,
+        visits=visits,
+        texts=[rounds[r].texts[i] for r, i in rows],
+        metrics=verdict_metrics(scores, visits, samples),
+        samples=samples,
+    )
 
 
-def padded(said: HostScores, missing: int) -> HostScores:
+def on_device(scores: HostScores, mesh: Mesh) -> Scores:
+    """Returns what learning needs of the scores, cut over the batch axes."""
+    place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
+    return Scores(
+        reward=place(scores.reward),
+        valid=place(scores.valid),
+        verdict=place(scores.verdict),
+        outcome=place(scores.outcome),
+    )
+
+
+def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> dict[str, float]:
+    """Returns counts of verdicts and means of reward components and tasks, over rows that are not padding."""
+    rows = len(visits) * samples
+    valid = scores.valid[:rows]
+    out = {f"verdict/{status.name.lower()}": float((scores.verdict[:rows] == status).sum()) for status in Status}
+    del out["verdict/padding"]
+    for name, component in scores.components.items():
+        judged = np.isfinite(component[:rows])
+        if judged.any():
+            out[f"reward_part/{name}"] = float(component[:rows][judged].mean())
+    tasks = np.array([visit.example.task for visit in visits for _ in range(samples)])
+    for task in sorted(set(tasks)) if len(set(tasks)) > 1 else []:
+        chosen = (tasks == task) & valid
+        if chosen.any():
+            out[f"reward_task/{task}"] = float(scores.reward[:rows][chosen].mean())
+    return out
+
+
+def padded(scores: HostScores, missing: int) -> HostScores:
     """Returns the scores with `missing` rows of padding behind them."""
     if not missing:
-        return said
+        return scores
     longer = lambda x, fill: np.concatenate([x, np.full(missing, fill, x.dtype)])
     return dataclasses.replace(
-        said,
-        reward=longer(said.reward, 0),
-        valid=longer(said.valid, False),
-        verdict=longer(said.verdict, Status.PADDING),
-        outcome=longer(said.outcome, 0),
-        parts={name: longer(part, np.nan) for name, part in said.parts.items()},
-        details=[*said.details, *[""] * missing],
+        scores,
+        reward=longer(scores.reward, 0),
+        valid=longer(scores.valid, False),
+        verdict=longer(scores.verdict, Status.PADDING),
+        outcome=longer(scores.outcome, 0),
+        components={name: longer(component, np.nan) for name, component in scores.components.items()},
+        details=[*scores.details, *[""] * missing],
     )
 
 
 def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> HostScores:
     """Returns the scores of (round, row) pairs, in their order."""
     pick = lambda name: np.stack([getattr(rounds[r], name)[i] for r, i in rows])
-    names = sorted({name for said in rounds for name in said.parts})
+    names = sorted({name for scores in rounds for name in scores.components})
     nan = np.float32(np.nan)
     verdict = pick("verdict")
     return HostScores(
@@ -225,13 +267,13 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
         valid=pick("valid"),
         verdict=verdict,
         outcome=pick("outcome"),
-        parts={
-            name: np.stack([rounds[r].parts[name][i] if name in rounds[r].parts else nan for r, i in rows])
+        components={
+            name: np.stack([rounds[r].components[name][i] if name in rounds[r].components else nan for r, i in rows])
             for name in names
         },
         details=[rounds[r].details[i] for r, i in rows],
         counts={status.name: int((verdict == status).sum()) for status in Status},
-        replayed=sum(said.replayed for said in rounds),
+        replayed=sum(scores.replayed for scores in rounds),
     )
 
 

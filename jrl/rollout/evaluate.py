@@ -2,94 +2,84 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jrl.device.sharding import replicated
 from jrl.ops import statistics
-from jrl.rollout.collect import completion_text, fields
+from jrl.rollout.collect import ON_HOST, completion_text
+from jrl.rollout.prompts import EVAL_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import Scorer
 from jrl.rollout.stop_strings import StopTable
-from jrl.run.job import Job, Policy
-from jrl.run.programs import EVAL_STREAM, place_prompts
 from jrl.tasks.data.prompts import Visit
+from jrl.tasks.stopping import Stop, check_stop, never
 from jrl.tasks.verdict import Status
-from jrl.types import Array, PyTree
+from jrl.types import Array, PyTree, Rollout
 
 RIGHT = "\x00right"  # the one answer that all correct completions of a prompt vote for
 
 
-def evaluate(job: Job, params: PyTree, said: str, between: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Returns `measure` of the policy on the run's held-out prompts.
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Draws and scores completions of held-out prompts. The draws are named by prompt and sample, so that the same
+    weights are always judged on the same noise."""
 
-    Args:
-      said: what the display calls it.
-      between: called before every batch; what it raises ends the evaluation.
-    """
-
-    def announce(done: int, total: int) -> None:
-        between()
-        job.display.phase(f"{said}: {done}/{total} prompts")
-
-    with job.timed("eval"):
-        found = measure(
-            job.policy,
-            params,
-            job.held_out(),
-            key=job.key,
-            sampling_params=job.eval_sampling_params,
-            stop_table=job.stop_table,
-            scorer=job.scorer,
-            announce=announce,
-        )
-    job.display.note(f"{said}, the first held-out prompt:")
-    first = found["sample"]
-    job.display.sample(first["prompt"], first["completion"], first["reward"])
-    return found
+    program: Callable[..., Rollout]
+    tokenizer: Any
+    mesh: Mesh
+    key: Array  # root of every draw
+    params: SamplingParams
+    stop_table: StopTable | None
+    samples: int  # of each prompt
+    batch: int  # prompts sampled at once
+    prompt_length: int
 
 
 def measure(
-    policy: Policy,
-    params: PyTree,
+    evaluator: Evaluator,
+    weights: PyTree,
     visits: Sequence[Visit],
-    *,
-    key: Array,
-    sampling_params: SamplingParams,
-    stop_table: StopTable | None,
     scorer: Scorer,
     announce: Callable[[int, int], None],
+    stop: Stop = never,
 ) -> dict[str, Any]:
-    """Returns {"mean","low","high","n","parsed","samples","tasks","sample",...} of the policy on given prompts.
+    """Returns {"mean","low","high","n","parsed","samples","tasks","sample",...} of a policy on given prompts.
 
     `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
-    verdict is not scorable does not count, and is counted. The draws are named by prompt and sample, so that the same
-    weights are always judged on the same noise.
+    verdict is not scorable does not count, and is counted.
 
     Args:
-      announce: told how many prompts of how many are being sampled.
+      weights: the policy's.
+      announce: told how many prompts of how many are being sampled, before each batch.
+      stop: asked before each batch, and while the verifiers work.
+
+    Raises: StopRequested where `stop` says so.
     """
-    e = policy.config.eval
-    stream = jax.device_put(np.uint32(EVAL_STREAM), replicated(policy.mesh))
-    version = jax.device_put(np.int32(0), replicated(policy.mesh))
+    e = evaluator
+    stream = jax.device_put(np.uint32(EVAL_STREAM), replicated(e.mesh))
+    version = jax.device_put(np.int32(0), replicated(e.mesh))
     pending = []
     for start in range(0, len(visits), e.batch):
+        check_stop(stop, "evaluating")
         announce(min(start + e.batch, len(visits)), len(visits))
         part = visits[start : start + e.batch]
-        prompts = place_prompts(part, e.batch, policy.config.data.prompt_length, policy.tokenizer.pad_id, policy.mesh)
-        rollout = policy.programs.sample_eval(params, prompts, key, stream, version, sampling_params, stop_table, None)
-        host = jax.device_get(fields(rollout))
+        prompts = place_prompts(part, e.batch, e.prompt_length, e.tokenizer.pad_id, e.mesh)
+        rollout = e.program(weights, prompts, e.key, stream, version, e.params, e.stop_table, None)
+        host = jax.device_get({name: getattr(rollout, name) for name in ON_HOST})
         rows = range(len(part) * e.samples)
-        texts = [completion_text(policy.tokenizer, host, row) for row in rows]
+        texts = [completion_text(e.tokenizer, host, row) for row in rows]
         examples = [part[row // e.samples].example for row in rows]
-        keys = [(part[row // e.samples].uid, int(host["sample"][row])) for row in rows]
+        keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
         pending.append((scorer.submit(texts, examples, keys), texts))
-    scores = [scorer.collect(ticket) for ticket, _ in pending]
-    verdicts = np.concatenate([said.verdict for said in scores])
+    scores = [scorer.collect(ticket, stop) for ticket, _ in pending]
+    verdicts = np.concatenate([batch.verdict for batch in scores])
     texts = [text for _, part in pending for text in part]
     found = report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
     found["sample"] = {

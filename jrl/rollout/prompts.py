@@ -1,13 +1,19 @@
-"""Visits as the arrays that the sampler takes."""
+"""Converts visits to the arrays that the sampler takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
+from jrl.device.sharding import batch_sharding, batch_shards
 from jrl.tasks.data.prompts import Visit
-from jrl.types import PromptBatch
+from jrl.types import Array, PromptBatch
+
+# Streams separate the draws for one prompt in training, evaluation and interactive use.
+TRAIN_STREAM, EVAL_STREAM, INTERACTIVE_STREAM = 0, 1, 2
 
 
 def prompt_batch(visits: Sequence[Visit], *, prompt_length: int, pad_id: int) -> PromptBatch:
@@ -19,11 +25,32 @@ def prompt_batch(visits: Sequence[Visit], *, prompt_length: int, pad_id: int) ->
     for row, visit in zip(tokens, visits):
         if not 1 <= len(visit.prompt) <= prompt_length:
             raise ValueError(
-                f"example {visit.example.id!r}: its prompt has {len(visit.prompt)} tokens, not 1 to {prompt_length}"
+                f"example {visit.example.id!r}: the prompt has {len(visit.prompt)} tokens, not 1 to {prompt_length}"
             )
         row[: len(visit.prompt)] = visit.prompt
     return PromptBatch(
         tokens=tokens,
         length=np.array([len(visit.prompt) for visit in visits], np.int32),
         uid=np.array([visit.uid for visit in visits], np.uint32).reshape(len(visits), 2),
+    )
+
+
+def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
+    """Returns prompts on the device, sharded over the batch axes; missing ones are prompts of length 0."""
+    host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)
+    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
+
+    def place(x: np.ndarray) -> Array:
+        full = np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)])
+        return jax.device_put(full, batch_sharding(mesh, full.ndim))
+
+    return jax.tree.map(place, host)
+
+
+def abstract_prompts(count: int, width: int, mesh: Mesh) -> PromptBatch:
+    """Returns a batch of prompts as shapes."""
+    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
+    shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=batch_sharding(mesh, len(dims)))
+    return PromptBatch(
+        tokens=shape((rows, width), np.int32), length=shape((rows,), np.int32), uid=shape((rows, 2), np.uint32)
     )

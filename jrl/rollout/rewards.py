@@ -21,11 +21,10 @@ from jrl.models import decoder
 from jrl.models.heads import REWARD, read_head
 from jrl.models.pretrained.published import Published, classifier_of, load_classifier
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
-from jrl.rollout.scoring import HostScores
+from jrl.rollout.sources import Completions, LearnedScores, RewardSource
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.published import HuggingFace
 from jrl.tasks.tokenizers.published import build as build_tokenizer
-from jrl.tasks.verdict import Status
 from jrl.types import Array, PyTree
 
 
@@ -75,7 +74,7 @@ def open_judge(
     """Reads the weights onto `mesh`.
 
     Args:
-      program: (name, function) -> the function compiled, such as a run's lattice.
+      program: (name, function) -> the function compiled, such as a run's program cache.
       announce: told (bytes read, bytes there are).
       tokenizer: None: the one in the folder.
       width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
@@ -118,8 +117,8 @@ def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_i
     return read_head(params[REWARD], last).mean(0).astype(jnp.float32)
 
 
-def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
+def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
+    """Begins to compute what `judge` returns, and returns the device's arrays by batch at once."""
     found = []
     for start in range(0, len(sequences), opened.batch):
         part = sequences[start : start + opened.batch]
@@ -128,53 +127,60 @@ def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
             tokens[row, : len(ids)], length[row] = ids, len(ids)
         place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
-            said = jax.device_get(opened.program(opened.params, place(tokens), place(length)))
-        found.append(said[: len(part)])
-    return np.concatenate(found) if found else np.zeros((0, len(opened.labels)), np.float32)
+            found.append(opened.program(opened.params, place(tokens), place(length)))
+    return found
 
 
-def judge_texts(opened: Judge, conversations: Sequence[Sequence[Message]]) -> tuple[np.ndarray, list[str]]:
-    """Returns what the labels are given for every conversation, [N, labels] float32 with NaN where it cannot be judged,
-    and why not, "" mostly. Labels that are not finite are no judgement."""
-    ids, why = [], []
-    for messages in conversations:
-        try:
-            ids.append(opened.tokenizer.encode_conversation(messages, add_generation_prompt=False))
-            why.append("" if len(ids[-1]) <= opened.width else
-                       f"{len(ids[-1])} tokens; RewardModel.length is {opened.width}")  # fmt: skip
-        except ValueError as error:
-            ids.append([])
-            why.append(str(error))
-    said = np.full((len(ids), len(opened.labels)), np.nan, np.float32)
-    good = [row for row, problem in enumerate(why) if not problem]
-    said[good] = judge(opened, [ids[row] for row in good])
-    for row in good:
-        if not np.isfinite(said[row]).all():
-            why[row] = f"its labels are {', '.join(map(str, said[row]))}, which is no number"
-            said[row] = np.nan
-    return said, why
-
-
-def add_rewards(said: HostScores, opened: Judge, labels: np.ndarray, why: Sequence[str]) -> HostScores:
-    """Returns the verifiers' scores with the weighted sum of the labels added. A row that was not judged is masked.
-
-    Args:
-      labels: [N, labels] float32, NaN where not judged. why: [N], the reason, "" where there is none.
-    """
-    judged = np.array([not problem for problem in why], bool)
-    valid = said.valid & judged
-    # In float64, so that the order of the sum is all that decides it.
-    added = np.where(judged[:, None], labels, 0).astype(np.float64) @ np.asarray(opened.weights)
-    verdict = np.where(said.valid & ~judged, np.int8(Status.FORBIDDEN), said.verdict)
-    names = [f"RewardModel/{label}" for label in opened.labels] if len(opened.labels) > 1 else ["RewardModel"]
-    details = ["; ".join(filter(None, (old, new and f"RewardModel: {new}"))) for old, new in zip(said.details, why)]
-    return dataclasses.replace(
-        said,
-        reward=np.where(valid, said.reward + added, 0).astype(np.float32),
-        valid=valid,
-        verdict=verdict.astype(np.int8),
-        outcome=np.where(valid, said.outcome, 0).astype(np.float32),
-        parts={**said.parts, **{name: labels[:, i] for i, name in enumerate(names)}},
-        details=details,
-        counts={status.name: int((verdict == status).sum()) for status in Status},
+def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
+    found = dispatch(opened, sequences)
+    return (
+        np.concatenate(jax.device_get(found))[: len(sequences)]
+        if found
+        else np.zeros((0, len(opened.labels)), np.float32)
     )
+
+
+class _Dispatched(NamedTuple):
+    problems: list[str]  # [N], "" mostly
+    labels: list[Array]  # of the others, by batch
+
+
+def reward_model_source(opened: Judge) -> RewardSource:
+    """Returns a published classifier as a source of rewards."""
+    names = [f"RewardModel/{label}" for label in opened.labels] if len(opened.labels) > 1 else ["RewardModel"]
+
+    def submit(batch: Completions) -> _Dispatched:
+        ids, problems = [], []
+        for row, text in enumerate(batch.texts):
+            messages = [*batch.visits[row // batch.samples].example.messages, Message("assistant", text)]
+            encoded, problem = encode(opened, messages)
+            problems.append(problem)
+            if not problem:
+                ids.append(encoded)
+        return _Dispatched(problems, dispatch(opened, ids))
+
+    def collect(ticket: _Dispatched) -> LearnedScores:
+        problems = list(ticket.problems)
+        good = [row for row, problem in enumerate(problems) if not problem]
+        values = np.full((len(problems), len(opened.labels)), np.nan, np.float32)
+        if good:
+            values[good] = np.concatenate(jax.device_get(ticket.labels))[: len(good)]
+        for row in good:
+            if not np.isfinite(values[row]).all():
+                problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which is no number"
+                values[row] = np.nan
+        return LearnedScores(tuple(names), opened.weights, values, problems)
+
+    return RewardSource(submit, collect)
+
+
+def encode(opened: Judge, messages: Sequence[Message]) -> tuple[list[int], str]:
+    """Returns a conversation's ids in the reward model's own tokens, and why they cannot be judged, "" mostly."""
+    try:
+        ids = opened.tokenizer.encode_conversation(messages, add_generation_prompt=False)
+    except ValueError as error:
+        return [], str(error)
+    if len(ids) > opened.width:
+        return [], f"{len(ids)} tokens; RewardModel.length is {opened.width}"
+    return ids, ""

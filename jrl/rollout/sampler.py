@@ -1,25 +1,24 @@
 """Samples completions on the device: every batch shard decodes its own queue of sequences through a few slots.
 
 One jitted program. Inside `shard_map`, manual over the batch axes, one `while_loop` decodes a shard's B * G / shards
-sequences in `slots` rows at a time. A row that ends hands its slot to the next sequence at once, so that the longest
-completion does not hold up the rest. A prompt runs through the model once for its G samples, when the first of them
-gets a slot, together with the next ones in the queue: at most slots / G + 2 prompts are resident, however long the
-queue is.
-When none waits any more and half the slots are idle, the last sequences may go on in half as many
+sequences in `slots` rows at a time. A row that ends frees its slot for the next sequence at once, so that the longest
+completion does not hold up the rest. A prompt is prefilled once for its G samples, when the first of them gets a slot,
+together with the next ones in the queue: at most slots / G + 2 prompts are resident, however long the queue is.
+When the queue is empty and half the slots are idle, the batch may shrink to half as many slots
 (`Sampler.max_batch_compactions`).
-Shards take different numbers of turns, therefore no collective over a batch axis may stand inside the loop: weights are
-replicated over those axes, and sharded over tensor only.
+Shards take different numbers of decode steps, therefore no collective over a batch axis may stand inside the loop:
+weights are replicated over those axes, and sharded over tensor only.
 
 A sequence always passes through the same computation, whatever slot it has: its prompt's keys and values are copied
-from the prefill, then the last prompt token is fed again and every logit comes from the one-token body of the loop, or
-of one with fewer slots: when it goes on there depends on the others, and can move a log-prob by a rounding.
+from the prefill, then the last prompt token is fed again and every logit comes from the decode step of the loop, or of
+one with fewer slots: when the batch shrinks depends on the other sequences, and can move a log-prob by a rounding.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
 from jrl.ops.truncate import support
-from jrl.rollout.stop_strings import StopTable
+from jrl.rollout.stop_strings import StopTable, build
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
 
 
@@ -45,17 +44,16 @@ class Sampler:
     completion_length: int  # most tokens of a completion, the stop token included
     slots: int = 32  # sequences decoded at once by a batch shard
     temperature: float | None = 1.0  # None: greedy, and log-probs are those at temperature 1
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    top_k: int | None = None  # draw from the k likeliest tokens
+    top_p: float | None = None  # draw from the likeliest tokens whose probabilities sum to p
+    min_p: float | None = None  # draw from tokens at least min_p times as likely as the likeliest
     stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
-    # What of a head's keys lies side by side in the cache: a column's entries, or an entry's columns (faster on CPU).
+    # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
     attention: OneToken = "reference"  # of a new token over the cache, or by a kernel of ours for TPUs: 'ragged'
-    max_batch_compactions: int = (
-        0  # how often the last sequences go on in half the slots, once none waits; each is compiled apart
-    )
+    # How often the batch shrinks to half the slots as rows finish, once the queue is empty; each compiles a loop.
+    max_batch_compactions: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.completion_length, int) and self.completion_length < 1:
@@ -80,7 +78,7 @@ class Sampler:
 
     @property
     def layout(self) -> Layout:
-        """How the cache lies."""
+        """Returns the layout of the KV cache."""
         return "whole" if self.attention == "ragged" else self.kv_layout
 
 
@@ -95,8 +93,32 @@ class SamplingParams:
 
     @property
     def truncated(self) -> bool:
-        """The sampling distribution differs from the policy at its temperature: log-probs under both are kept."""
+        """The sampling distribution differs from the policy at its temperature: log-probs under both are recorded."""
         return self.temperature is None or not (self.top_k is None and self.top_p is None and self.min_p is None)
+
+
+def params_on_device(config: Sampler, mesh: Mesh) -> SamplingParams:
+    """Returns the sampler's traced part as arrays."""
+    number = lambda x, dtype: None if x is None else jax.device_put(dtype(x), replicated(mesh))
+    return SamplingParams(
+        temperature=number(config.temperature, np.float32),
+        top_k=number(config.top_k, np.int32),
+        top_p=number(config.top_p, np.float32),
+        min_p=number(config.min_p, np.float32),
+    )
+
+
+def untruncated(temperature: float | None, mesh: Mesh) -> SamplingParams:
+    """Returns the sampling parameters of the policy at a temperature, never truncated; None: greedy."""
+    temperature = None if temperature is None else jax.device_put(np.float32(temperature), replicated(mesh))
+    return SamplingParams(temperature=temperature, top_k=None, top_p=None, min_p=None)
+
+
+def stop_table_on_device(config: Sampler, tokenizer: Any, mesh: Mesh) -> StopTable | None:
+    """Returns the stop strings' automaton on the device, or None where there are none."""
+    if not config.stop_strings:
+        return None
+    return jax.device_put(build(config.stop_strings, tokenizer.token_bytes()), replicated(mesh))
 
 
 def sample(
@@ -116,9 +138,10 @@ def sample(
     stop_table: StopTable | None = None,
     budget: Array | None = None,
 ) -> Rollout:
-    """Returns `samples` completions of every prompt, rows of a prompt adjacent, cut over the batch axes of `mesh`.
+    """Returns `samples` completions of every prompt, rows of a prompt adjacent, sharded over the batch axes of `mesh`.
 
-    A completion ends with a stop id (which is kept, as an action), with the token that completes a stop string, or
+    The entry point for people, who name what they want; a run calls `program`, with everything on the mesh already.
+    A completion ends with a stop id (which counts as an action), with the token that completes a stop string, or
     with its budget. Log-probs are in float32 or wider.
 
     Args:
@@ -210,31 +233,34 @@ def program(
     stop_ids: tuple[int, ...],
     pad_id: int,
 ) -> Rollout:
-    """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`."""
-    # Of the weights as they are stored: the hash does not depend on where they lie, and hashing the gathered ones took
+    """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`.
+
+    The jitted entry point: each parameter is an argument of the compiled program, or part of its compile key.
+    """
+    # Of the weights as they are stored: the hash does not depend on their sharding, and hashing the gathered ones took
     # 16 GiB a chip more for 8B over tensor 4.
     weights_fingerprint = fingerprint(params)
-    params, names = model.ready(params, model_cfg)
+    params, names = model.prepare_for_decode(params, model_cfg)
     places = jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
     params = jax.tree.map(jax.sharding.reshard, params, places)
     if budget is None:
         budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
     rows = PartitionSpec(BATCH_AXES)
     prompts, budget = jax.tree.map(lambda x: jax.sharding.reshard(x, rows), (prompts, budget))
-    shard = functools.partial(
-        _sample_shard,
+    options = _Options(
         model=model,
         model_cfg=model_cfg,
         samples=samples,
         completion_length=completion_length,
         slots=slots,
-        layers=layers,
+        unrolled=layers == "unrolled",
         layout=layout,
         max_batch_compactions=max_batch_compactions,
         stop_ids=stop_ids,
         pad_id=pad_id,
     )
-    # At the border of a `shard_map` over some axes, jax 0.10 gathers what is cut over an explicit axis that stays:
+    shard = functools.partial(_sample_shard, options=options)
+    # At the border of a `shard_map` over some axes, jax 0.10 gathers what is sharded over an explicit axis that stays:
     # every device would hold whole weights. An automatic axis is left alone; inside, it is explicit again.
     everywhere = PartitionSpec()
     inside = jax.sharding.explicit_axes(shard, axes="tensor", in_sharding=(places, *[everywhere] * 7))
@@ -250,6 +276,56 @@ def program(
     return Rollout(**rollout, weights_fingerprint=weights_fingerprint)
 
 
+class _Options(NamedTuple):
+    """The static part of sampling: a change compiles another program."""
+
+    model: Model
+    model_cfg: Any
+    samples: int  # G
+    completion_length: int
+    slots: int
+    unrolled: bool  # layers are decoded one by one, not by a scan
+    layout: Layout
+    max_batch_compactions: int
+    stop_ids: tuple[int, ...]
+    pad_id: int
+
+
+class _Shard(NamedTuple):
+    """What does not change while a batch shard decodes its n = B * G / shards sequences."""
+
+    options: _Options  # with at most n slots
+    params: PyTree  # as the decode loop reads them
+    prompts: PromptBatch  # of the shard
+    prompt: Array  # [n] int32, row of `prompts`
+    sample: Array  # [n] int32
+    prompt_length: Array  # [n] int32
+    budget: Array  # [n] int32
+    row_key: Array  # [n] typed keys
+    prompt_column: Array  # [resident prompts, prompt width] int32
+    column: Array  # [1, T] int32
+    sampling_params: SamplingParams
+    stop_table: StopTable | None
+
+    @property
+    def count(self) -> int:
+        return self.prompt.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sequences and columns, (n, T)."""
+        return self.count, self.column.shape[1]
+
+    @property
+    def num_resident(self) -> int:
+        return self.prompt_column.shape[0]
+
+    @property
+    def batch_dimension(self) -> int:
+        """Of the cache's leaves."""
+        return 0 if self.options.unrolled else 1
+
+
 class _Slots(NamedTuple):
     """The sequences being decoded, [K] each. An idle slot's sequence is the number of sequences, which is no row."""
 
@@ -260,19 +336,19 @@ class _Slots(NamedTuple):
     state: Array  # int32, of the stop table
 
 
-class _Written(NamedTuple):
+class _Outputs(NamedTuple):
     """Outputs of a shard, filled in as tokens are drawn. n sequences of the shard, T columns."""
 
     tokens: Array  # [n, T] int32
     logprobs: Array  # [n, T] float32 or wider
     truncated: Array | None  # [n, T] as logprobs
-    kept: Array | None  # [n, T] int32
+    support_size: Array | None  # [n, T] int32
     length: Array  # [n] int32
     finish: Array  # [n] int8
 
 
 class _Resident(NamedTuple):
-    """Prompts whose keys and values are at hand, side by side in the queue."""
+    """Prompts that are prefilled, adjacent in the queue."""
 
     first: Array  # [] int32, row of the shard's prompts
     cache: PyTree
@@ -283,22 +359,22 @@ class _Loop(NamedTuple):
     resident: _Resident | None  # None: no sequence waits
     slots: _Slots
     cache: PyTree  # of the model
-    written: _Written
+    outputs: _Outputs
 
 
 def prompts_at_hand(local_prompts: int, slots: int, samples: int) -> int:
-    """Returns how many prompts of a batch shard pass through the model together and are resident: as equal parts of the
-    shard's as can be, so that nearly none is computed twice, and at most slots / G + 2."""
+    """Returns how many prompts of a batch shard are prefilled together and are resident: parts of the shard's as equal
+    as possible, so that nearly none is computed twice, and at most slots / G + 2."""
     rounds = -(-local_prompts // (-(-slots // samples) + 2))
     return -(-local_prompts // rounds)
 
 
 def narrower(slots: int, max_batch_compactions: int) -> tuple[int, ...]:
-    """Returns how many slots the last sequences go on in, one after the other: 16, 8 for 32 and 2."""
-    found = [slots]
-    while len(found) <= max_batch_compactions and found[-1] > 1:
-        found.append(-(-found[-1] // 2))
-    return tuple(found[1:])
+    """Returns how many slots the batch shrinks to, one compaction after the other: 16, 8 for 32 and 2."""
+    sizes = [slots]
+    while len(sizes) <= max_batch_compactions and sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return tuple(sizes[1:])
 
 
 def _sample_shard(
@@ -311,171 +387,208 @@ def _sample_shard(
     sampling_params: SamplingParams,
     stop_table: StopTable | None,
     *,
-    model: Model,
-    model_cfg: object,
-    samples: int,
-    completion_length: int,
-    slots: int,
-    layers: str,
-    layout: Layout,
-    max_batch_compactions: int,
-    stop_ids: tuple[int, ...],
-    pad_id: int,
+    options: _Options,
 ) -> dict[str, Array | None]:
     """Returns the fields of a Rollout for one batch shard."""
     local_prompts, prompt_width = prompts.tokens.shape
-    count, width = local_prompts * samples, prompt_width + completion_length
-    slots = min(slots, count)
+    count, samples = local_prompts * options.samples, options.samples
+    options = options._replace(slots=min(options.slots, count))
     prompt_of = jnp.arange(count, dtype=jnp.int32) // samples
     sample_of = jnp.arange(count, dtype=jnp.int32) % samples
     prompt_length = prompts.length[prompt_of]
-    budget = jnp.where(prompt_length > 0, jnp.minimum(budget, completion_length), 0)
+    budget = jnp.where(prompt_length > 0, jnp.minimum(budget, options.completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
-    resident = prompts_at_hand(local_prompts, slots, samples)
-    unrolled, batch_dimension = layers == "unrolled", 0 if layers == "unrolled" else 1
-    in_layers = unstack_cache if unrolled else lambda stacked: stacked
-    decoded = model.unstack(params, model_cfg) if unrolled else params
-    columns = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
-
-    def empty(batch: int, length: int) -> PyTree:
-        return _vary(model.init_cache(model_cfg, batch, length))
-
-    def prefill(first: Array) -> _Resident:
-        """Runs the prompts from `first` on through the model, by the weights that decode: no others are at hand."""
-        first = jnp.minimum(first, local_prompts - resident)
-        tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, resident)
-        cache, later = in_layers(empty(resident, prompt_width)), None
-        if has_state(cache):  # which must not have seen the last token, which is fed again, nor what fills the row up
-            length = jax.lax.dynamic_slice_in_dim(prompts.length, first, resident)
-            later = (columns >= length[:, None] - 1).astype(jnp.int32)
-        _, cache = model.forward(decoded, tokens, columns, later, model_cfg, cache)
-        return _Resident(first, model.cut_cache(cache, width, layout))
-
-    def admit(_: Array, loop: _Loop) -> _Loop:
-        """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
-        slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
-        sequence = loop.waiting
-        prompt, last = prompt_of[sequence], jnp.maximum(prompt_length[sequence] - 1, 0)
-        absent = prompt >= loop.resident.first + resident
-        held = jax.lax.cond(absent, lambda _: prefill(prompt), lambda held: held, loop.resident)
-        copy = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
-            whole, jax.lax.dynamic_slice_in_dim(part, prompt - held.first, 1, batch_dimension), slot, batch_dimension
-        )
-        # The slice is narrower than the slot: columns after it keep the last tenant's, and are never looked at
-        # before they are written.
-        fresh = _Slots(
-            sequence=jnp.where(budget[sequence] > 0, sequence, count),
-            token=prompts.tokens[prompt, last],
-            position=last,
-            drawn=jnp.zeros_like(last),
-            state=jnp.zeros_like(last),
-        )
-        return loop._replace(
-            waiting=loop.waiting + 1,
-            resident=held,
-            slots=jax.tree.map(lambda all_slots, new: all_slots.at[slot].set(new), loop.slots, fresh),
-            cache=jax.tree.map(copy, loop.cache, held.cache),
-        )
-
-    def refill(loop: _Loop) -> _Loop:
-        idle = (loop.slots.sequence == count).sum(dtype=jnp.int32)
-        return jax.lax.fori_loop(0, jnp.minimum(idle, count - loop.waiting), admit, loop)
-
-    def step(loop: _Loop) -> _Loop:
-        now = loop.slots
-        hidden, cache = model.forward(decoded, now.token[:, None], now.position[:, None], None, model_cfg, loop.cache)
-        logits = constrain(model.unembed(decoded, hidden, model_cfg), "batch", None, None)[:, 0]
-        place = now.position + 1
-        keys = jax.vmap(token_key)(row_keys[jnp.minimum(now.sequence, count - 1)], place)
-        token, logprob, truncated, support_size = _draw(keys, logits, sampling_params)
-
-        drawn = now.drawn + 1
-        state, hit_string = now.state, jnp.zeros_like(token, bool)
-        if stop_table is not None:
-            state = stop_table.next[state, token]
-            hit_string = stop_table.accept[state]
-        hit_id = (token[:, None] == jnp.asarray(stop_ids, jnp.int32)[None, :]).any(axis=1)
-        over = drawn >= budget[jnp.minimum(now.sequence, count - 1)]
-        finish = jnp.where(hit_id, Finish.STOP_TOKEN, jnp.where(hit_string, Finish.STOP_STRING, Finish.LENGTH))
-        at = now.sequence  # `count` for an idle slot: out of bounds, dropped
-        out = loop.written
-        at_token = lambda whole, new: None if whole is None else whole.at[at, place].set(new, mode="drop")
-        written = _Written(
-            tokens=at_token(out.tokens, token),
-            logprobs=at_token(out.logprobs, logprob),
-            truncated=at_token(out.truncated, truncated),
-            support_size=at_token(out.support_size, support_size),
-            length=out.length.at[at].set(place + 1, mode="drop"),
-            finish=out.finish.at[at].set(finish.astype(jnp.int8), mode="drop"),
-        )
-        ended = hit_id | hit_string | over
-        after = _Slots(
-            sequence=jnp.where(ended, count, now.sequence),
-            token=token,
-            position=jnp.where(ended | (at == count), 0, place),  # an idle slot looks at nothing that costs
-            drawn=drawn,
-            state=state,
-        )
-        return loop._replace(slots=after, cache=cache, written=written)
-
-    def narrowed(loop: _Loop, rows: int) -> _Loop:
-        """Moves the sequences that are not done into the first `rows` slots, which are all that there are then."""
-        order = jnp.argsort(loop.slots.sequence == count)  # stable: those at work first
-        move = lambda i, narrow: jax.tree.map(
-            lambda to, whole: jax.lax.dynamic_update_slice_in_dim(
-                to, jax.lax.dynamic_slice_in_dim(whole, order[i], 1, batch_dimension), i, batch_dimension
-            ),
-            narrow,
-            loop.cache,
-        )
-        cache = jax.lax.fori_loop(0, rows, move, model.cut_cache(in_layers(empty(rows, width)), width, layout))
-        slots = jax.tree.map(lambda x: x[order[:rows]], loop.slots)
-        return loop._replace(resident=None, slots=slots, cache=cache)
-
-    shape = (count, width)
-    column = jnp.arange(width, dtype=jnp.int32)[None, :]
-    padded = jnp.pad(prompts.tokens[prompt_of], ((0, 0), (0, completion_length)))
-    wide = jnp.promote_types(jnp.dtype(model_cfg.dtype), jnp.float32)
-    idle = _vary(jnp.full(slots, count, jnp.int32))
-    start = _Loop(
-        waiting=idle[0] * 0,
-        resident=_Resident(
-            idle[0] * 0 - resident, model.cut_cache(in_layers(empty(resident, prompt_width)), width, layout)
-        ),
-        slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
-        cache=model.cut_cache(in_layers(empty(slots, width)), width, layout),
-        written=_Written(
-            tokens=jnp.where(column < prompt_length[:, None], padded, pad_id),
-            logprobs=_vary(jnp.zeros(shape, wide)),
-            truncated=_vary(jnp.zeros(shape, wide)) if sampling_params.truncated else None,
-            support_size=_vary(jnp.zeros(shape, jnp.int32)) if sampling_params.truncated else None,
-            length=prompt_length,
-            finish=_vary(jnp.full(count, Finish.LENGTH, jnp.int8)),
-        ),
+    resident = prompts_at_hand(local_prompts, options.slots, samples)
+    decoded = options.model.unstack(params, options.model_cfg) if options.unrolled else params
+    prompt_column = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
+    shard = _Shard(
+        options=options,
+        params=decoded,
+        prompts=prompts,
+        prompt=prompt_of,
+        sample=sample_of,
+        prompt_length=prompt_length,
+        budget=budget,
+        row_key=row_keys,
+        prompt_column=prompt_column,
+        column=jnp.arange(prompt_width + options.completion_length, dtype=jnp.int32)[None, :],
+        sampling_params=sampling_params,
+        stop_table=stop_table,
     )
 
     def more_than(rows: int) -> Callable[[_Loop], Array]:
         return lambda loop: (loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows)
 
-    halves = narrower(slots, max_batch_compactions)
-    loop = jax.lax.while_loop(more_than(halves[0] if halves else 0), lambda loop: step(refill(loop)), start)
-    for rows, left in zip(halves, (*halves[1:], 0)):
-        loop = jax.lax.while_loop(more_than(left), step, narrowed(loop, rows))
-    written = loop.written
-    action_mask = (column >= prompt_length[:, None]) & (column < written.length[:, None])
+    refill_and_decode = lambda loop: _decode_step(shard, _refill(shard, loop))
+    sizes = narrower(options.slots, options.max_batch_compactions)
+    loop = jax.lax.while_loop(more_than(sizes[0] if sizes else 0), refill_and_decode, _start(shard))
+    for rows, remaining in zip(sizes, (*sizes[1:], 0)):
+        compacted = _compact(shard, loop, rows)
+        loop = jax.lax.while_loop(more_than(remaining), lambda loop: _decode_step(shard, loop), compacted)
+    return _rollout_fields(shard, loop.outputs, version)
+
+
+def _empty_cache(shard: _Shard, batch: int, length: int) -> PyTree:
+    """Returns a cache of `length` columns in one block, by layer where layers are unrolled."""
+    cache = _vary(shard.options.model.init_cache(shard.options.model_cfg, batch, length))
+    return unstack_cache(cache) if shard.options.unrolled else cache
+
+
+def _decode_cache(shard: _Shard, cache: PyTree) -> PyTree:
+    """Returns a cache in the blocks in which all columns are decoded."""
+    return shard.options.model.cut_cache(cache, shard.shape[1], shard.options.layout)
+
+
+def _start(shard: _Shard) -> _Loop:
+    """Returns the loop's state before its first step: every slot is idle, and no prompt is resident."""
+    options, count = shard.options, shard.count
+    padded = jnp.pad(shard.prompts.tokens[shard.prompt], ((0, 0), (0, options.completion_length)))
+    wide = jnp.promote_types(jnp.dtype(options.model_cfg.dtype), jnp.float32)
+    idle = _vary(jnp.full(options.slots, count, jnp.int32))
+    truncated = shard.sampling_params.truncated
+    return _Loop(
+        waiting=idle[0] * 0,
+        resident=_Resident(
+            first=idle[0] * 0 - shard.num_resident,
+            cache=_decode_cache(shard, _empty_cache(shard, *shard.prompt_column.shape)),
+        ),
+        slots=_Slots(sequence=idle, token=idle * 0, position=idle * 0, drawn=idle * 0, state=idle * 0),
+        cache=_decode_cache(shard, _empty_cache(shard, options.slots, shard.shape[1])),
+        outputs=_Outputs(
+            tokens=jnp.where(shard.column < shard.prompt_length[:, None], padded, options.pad_id),
+            logprobs=_vary(jnp.zeros(shard.shape, wide)),
+            truncated=_vary(jnp.zeros(shard.shape, wide)) if truncated else None,
+            support_size=_vary(jnp.zeros(shard.shape, jnp.int32)) if truncated else None,
+            length=shard.prompt_length,
+            finish=_vary(jnp.full(count, Finish.LENGTH, jnp.int8)),
+        ),
+    )
+
+
+def _prefill(shard: _Shard, first: Array) -> _Resident:
+    """Returns the prompts from `first` on, prefilled by the weights that decode: no others are on the device."""
+    prompts, options = shard.prompts, shard.options
+    first = jnp.minimum(first, prompts.tokens.shape[0] - shard.num_resident)
+    tokens = jax.lax.dynamic_slice_in_dim(prompts.tokens, first, shard.num_resident)
+    cache, uncounted = _empty_cache(shard, *shard.prompt_column.shape), None
+    if has_state(cache):  # which must see neither the last token, which is fed again, nor the padding
+        length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
+        uncounted = (shard.prompt_column >= length[:, None] - 1).astype(jnp.int32)
+    _, cache = options.model.forward(shard.params, tokens, shard.prompt_column, uncounted, options.model_cfg, cache)
+    return _Resident(first, _decode_cache(shard, cache))
+
+
+def _admit(shard: _Shard, loop: _Loop) -> _Loop:
+    """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
+    count, dimension = shard.count, shard.batch_dimension
+    slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
+    sequence = loop.waiting
+    prompt, last = shard.prompt[sequence], jnp.maximum(shard.prompt_length[sequence] - 1, 0)
+    absent = prompt >= loop.resident.first + shard.num_resident
+    resident = jax.lax.cond(absent, lambda _: _prefill(shard, prompt), lambda resident: resident, loop.resident)
+    copy = lambda cache, prefilled: jax.lax.dynamic_update_slice_in_dim(
+        cache, jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension), slot, dimension
+    )
+    # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read before
+    # they are written.
+    admitted = _Slots(
+        sequence=jnp.where(shard.budget[sequence] > 0, sequence, count),
+        token=shard.prompts.tokens[prompt, last],
+        position=last,
+        drawn=jnp.zeros_like(last),
+        state=jnp.zeros_like(last),
+    )
+    return loop._replace(
+        waiting=loop.waiting + 1,
+        resident=resident,
+        slots=jax.tree.map(lambda all_slots, new: all_slots.at[slot].set(new), loop.slots, admitted),
+        cache=jax.tree.map(copy, loop.cache, resident.cache),
+    )
+
+
+def _refill(shard: _Shard, loop: _Loop) -> _Loop:
+    """Gives idle slots to the sequences that wait."""
+    idle = (loop.slots.sequence == shard.count).sum(dtype=jnp.int32)
+    num_admitted = jnp.minimum(idle, shard.count - loop.waiting)
+    return jax.lax.fori_loop(0, num_admitted, lambda _, loop: _admit(shard, loop), loop)
+
+
+def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
+    """Draws the next token of every slot and writes it out."""
+    options, slots, count = shard.options, loop.slots, shard.count
+    hidden, cache = options.model.forward(
+        shard.params, slots.token[:, None], slots.position[:, None], None, options.model_cfg, loop.cache
+    )
+    logits = options.model.unembed(shard.params, hidden, options.model_cfg)
+    logits = constrain(logits, "batch", None, None)[:, 0]
+    column = slots.position + 1
+    keys = jax.vmap(token_key)(shard.row_key[jnp.minimum(slots.sequence, count - 1)], column)
+    token, logprob, truncated, support_size = _draw(keys, logits, shard.sampling_params)
+
+    drawn = slots.drawn + 1
+    state, hit_string = slots.state, jnp.zeros_like(token, bool)
+    if shard.stop_table is not None:
+        state = shard.stop_table.next[state, token]
+        hit_string = shard.stop_table.accept[state]
+    hit_id = (token[:, None] == jnp.asarray(options.stop_ids, jnp.int32)[None, :]).any(axis=1)
+    over_budget = drawn >= shard.budget[jnp.minimum(slots.sequence, count - 1)]
+    finish = jnp.where(hit_id, Finish.STOP_TOKEN, jnp.where(hit_string, Finish.STOP_STRING, Finish.LENGTH))
+    row = slots.sequence  # `count` for an idle slot: out of bounds, dropped
+    out = loop.outputs
+    set_column = lambda array, new: None if array is None else array.at[row, column].set(new, mode="drop")
+    outputs = _Outputs(
+        tokens=set_column(out.tokens, token),
+        logprobs=set_column(out.logprobs, logprob),
+        truncated=set_column(out.truncated, truncated),
+        support_size=set_column(out.support_size, support_size),
+        length=out.length.at[row].set(column + 1, mode="drop"),
+        finish=out.finish.at[row].set(finish.astype(jnp.int8), mode="drop"),
+    )
+    ended = hit_id | hit_string | over_budget
+    slots = _Slots(
+        sequence=jnp.where(ended, count, slots.sequence),
+        token=token,
+        position=jnp.where(ended | (row == count), 0, column),  # an idle slot attends to a single column
+        drawn=drawn,
+        state=state,
+    )
+    return loop._replace(slots=slots, cache=cache, outputs=outputs)
+
+
+def _compact(shard: _Shard, loop: _Loop, rows: int) -> _Loop:
+    """Moves the sequences that are not done into `rows` slots, which replace those of the loop."""
+    order = jnp.argsort(loop.slots.sequence == shard.count)  # stable: those not done first
+    dimension = shard.batch_dimension
+    move = lambda i, compacted: jax.tree.map(
+        lambda to, cache: jax.lax.dynamic_update_slice_in_dim(
+            to, jax.lax.dynamic_slice_in_dim(cache, order[i], 1, dimension), i, dimension
+        ),
+        compacted,
+        loop.cache,
+    )
+    empty = _decode_cache(shard, _empty_cache(shard, rows, shard.shape[1]))
+    cache = jax.lax.fori_loop(0, rows, move, empty)
+    slots = jax.tree.map(lambda x: x[order[:rows]], loop.slots)
+    return loop._replace(resident=None, slots=slots, cache=cache)
+
+
+def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[str, Array | None]:
+    """Returns the fields of a Rollout but the fingerprint of its weights."""
+    local_prompts = shard.prompts.tokens.shape[0]
+    action_mask = (shard.column >= shard.prompt_length[:, None]) & (shard.column < outputs.length[:, None])
     return dict(
-        tokens=written.tokens,
-        length=written.length,
+        tokens=outputs.tokens,
+        length=outputs.length,
         action_mask=action_mask,
-        sampler_logprobs=written.logprobs,
-        truncated_logprobs=written.truncated,
-        support_size=written.support_size,
-        finish=written.finish,
-        group=prompt_of + jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * local_prompts,
-        sample=sample_of,
+        sampler_logprobs=outputs.logprobs,
+        truncated_logprobs=outputs.truncated,
+        support_size=outputs.support_size,
+        finish=outputs.finish,
+        group=shard.prompt + jax.lax.axis_index(BATCH_AXES).astype(jnp.int32) * local_prompts,
+        sample=shard.sample,
         version=jnp.where(action_mask, version, -1),
-        turn=jnp.zeros(shape, jnp.int8),
+        turn=jnp.zeros(shard.shape, jnp.int8),
     )
 
 

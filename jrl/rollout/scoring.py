@@ -1,9 +1,9 @@
-"""Scoring, on the host: completions go to the verifier pool, rewards and verdicts come back as numpy arrays.
+"""Scoring on the host: completions go to the verifier pool, rewards and verdicts come back as numpy arrays.
 
 A row's reward is the weighted sum of its verifiers' rewards (R5), and counts only when every one of them is
-scorable. Otherwise the row is masked, with the first status that was not: an infrastructure failure, a crash or a
-verifier that raised is never a reward of 0. The row's status is else that of its *first* verifier: put the one that
-says whether the task was solved first, and shaping terms after it.
+scorable. Otherwise the row is masked and has the first status that is not scorable: an infrastructure failure, a
+crash or a verifier that raised is never a reward of 0. A scorable row has the status of its *first* verifier: put the
+verifier that decides whether the task was solved first, and shaping terms after it.
 """
 
 from __future__ import annotations
@@ -11,66 +11,85 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
 from jrl.tasks.verifiers.journal import Journal, journal_key
-from jrl.tasks.verifiers.pool import Item, Pool, Ticket
+from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
+
+__all__ = ["HostScores", "Scorer", "Scoring", "ScoringAbandoned", "ScoringStopped", "ScoringTicket", "open_scoring"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How completions are judged."""
+    """How completions are scored."""
 
-    verifiers: tuple[Any, ...] = dataclasses.field(default=(), metadata={"table": "verifiers"})
-    workers: int = 2
-    cpu_seconds: float = 2.0  # of one verifier on one completion
-    wall_seconds: float = 10.0  # the same by the clock, for what sleeps
-    memory_mb: int = 1024  # MiB a worker may add to what its verifiers hold once loaded
+    verifiers: tuple[Any, ...] = dataclasses.field(
+        default=(), metadata={"table": "verifiers"}
+    )  # of rows that name none; the reward is their weighted sum
+    workers: int = 2  # verifier processes, in parallel
+    cpu_seconds: float = 2.0  # CPU time of one verifier on one completion
+    wall_seconds: float = 10.0  # wall time of one verifier on one completion
+    memory_mb: int = 1024  # MiB a worker may use beyond its verifiers once loaded
     max_characters: int = 100_000  # a longer completion is FORBIDDEN: no verifier sees it
     stop_above: float = 0.1  # share of a batch lost to INFRA_ERROR above which the run stops
+    stop_above_verifier_errors: float = 0.25  # the same for VERIFIER_ERROR: a verifier raised, or returned no number
 
     def __post_init__(self) -> None:
         for name in ("workers", "cpu_seconds", "wall_seconds", "memory_mb", "max_characters"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Scoring.{name} is {getattr(self, name)}; it must be above 0")
-        if not 0 <= self.stop_above <= 1:
-            raise ValueError(f"Scoring.stop_above is {self.stop_above}; it is a share, from 0 to 1")
+        for name in ("stop_above", "stop_above_verifier_errors"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"Scoring.{name} is {getattr(self, name)}; it is a share, from 0 to 1")
 
 
 class ScoringStopped(RuntimeError):
-    """Too much of a batch was lost to failures that are ours, not the model's. Nothing was learned from the batch."""
+    """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostScores:
-    """What the verifiers said of N completions, in their order. numpy, on the host."""
+    """The scores of N completions, in their order. numpy, on the host."""
 
     reward: np.ndarray  # [N] float32, weighted sum; 0 where not valid
     valid: np.ndarray  # [N] bool, every verifier's verdict is scorable
     verdict: np.ndarray  # [N] int8, a Status
     outcome: np.ndarray  # [N] float32, the first verifier's own reward, unweighted; 0 where not valid
-    parts: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
-    details: list[str]  # [N], what the verifiers had to say, "" mostly
+    components: dict[str, np.ndarray]  # name -> [N] float32, unweighted; NaN where that verifier gave no number
+    details: list[str]  # [N], details from the verifiers, mostly ""
     counts: dict[str, int]  # rows by status, every status named
     replayed: int  # rows whose verdicts came from the journal
+
+    @property
+    def scored_share(self) -> float | None:
+        """The share of valid rows among those that are not padding. None where all rows are padding."""
+        rows = self.verdict != Status.PADDING
+        return float(self.valid[rows].mean()) if rows.any() else None
+
+    @property
+    def first_problem(self) -> str:
+        """The detail of the first invalid row that has one; "" where none has."""
+        lost = ~self.valid & (self.verdict != Status.PADDING)
+        return next((detail for detail, is_lost in zip(self.details, lost) if is_lost and detail), "")
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoringTicket:
-    """A batch that is being judged."""
+    """A batch that is being scored."""
 
     pool_ticket: Ticket
-    rows: tuple[tuple[int, ...], ...]  # [N], the pool rows that judge each completion
+    rows: tuple[tuple[int, ...], ...]  # [N], the pool rows that score each completion
     keys: tuple[str, ...]  # [N], journal keys
-    known: Mapping[int, tuple[Verdict, ...]]  # place in the batch -> verdicts that need no worker
-    asked: tuple[int, ...]  # places whose verdicts the pool gives, in its order
+    known: Mapping[int, tuple[Verdict, ...]]  # index in the batch -> verdicts that need no worker
+    pending: tuple[int, ...]  # indices whose verdicts come from the pool, in its order
     replayed: int
 
 
@@ -83,7 +102,7 @@ class Scorer:
         self._table = table
         self._journal = journal
         self._rows = [row_of(verifier) for verifier in config.verifiers]
-        self._names = _part_names(self._rows)
+        self._names = _component_names(self._rows)
         self._weights = [_weight(verifier) for verifier in config.verifiers]
         self._by_name: dict[str, int] = {}
 
@@ -101,54 +120,89 @@ class Scorer:
         Args:
             completions: N texts.
             examples: N, the example each answers.
-            keys: N pairs (uid, sample): what names the completion in the journal.
+            keys: N pairs (uid, sample) that identify the completion in the journal.
 
         Raises:
-            ValueError: lengths differ, an example names an unknown verifier, or nothing is there to judge it.
+            ValueError: lengths differ, an example names an unknown verifier, or no verifier scores it.
         """
         if not len(completions) == len(examples) == len(keys):
             raise ValueError(
-                f"{len(completions)} completions, {len(examples)} examples and {len(keys)} keys; they must be as many"
+                f"{len(completions)} completions, {len(examples)} examples and {len(keys)} keys; the counts must agree"
             )
-        rows, names, known, asked, items, replayed = [], [], {}, [], [], 0
+        rows, names, known, pending, items, replayed = [], [], {}, [], [], 0
         for place, (completion, example, (uid, sample)) in enumerate(zip(completions, examples, keys)):
-            mine = self.rows_for(example)
-            name = journal_key(uid, sample, completion, example.id, [self._rows[row] for row in mine])
-            rows.append(mine)
+            judges = self.rows_for(example)
+            name = journal_key(uid, sample, completion, example.id, [self._rows[row] for row in judges])
+            rows.append(judges)
             names.append(name)
             if len(completion) > self._config.max_characters:
                 detail = f"{len(completion)} characters; Scoring.max_characters is {self._config.max_characters}"
-                known[place] = (Verdict(Status.FORBIDDEN, None, detail),) * len(mine)
-            elif self._journal is not None and (kept := self._journal.recall(name)) is not None:
-                known[place] = kept
+                known[place] = (Verdict(Status.FORBIDDEN, None, detail),) * len(judges)
+            elif self._journal is not None and (recorded := self._journal.recall(name)) is not None:
+                known[place] = recorded
                 replayed += 1
             else:
-                asked.append(place)
-                items.append(Item(completion, example, mine))
-        return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(asked), replayed)
+                pending.append(place)
+                items.append(Item(completion, example, judges))
+        return ScoringTicket(self.pool.submit(items), tuple(rows), tuple(names), known, tuple(pending), replayed)
 
-    def collect(self, ticket: ScoringTicket) -> HostScores:
-        """Waits for a batch and returns its scores. Verdicts that cannot be trained on are in the journal by then.
+    def collect(
+        self, ticket: ScoringTicket, stop: Stop = never, progress: Callable[[int, int], None] | None = None
+    ) -> HostScores:
+        """Waits for a batch and returns its scores. Writes verdicts that cannot be trained on to the journal.
+
+        Args:
+            stop: called about ten times a second while workers run.
+            progress: called with (rows scored, rows) when that changes, at most about ten times a second, by this
+              thread.
 
         Raises:
-            ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR.
+            ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
+            ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR, or more than
+                `stop_above_verifier_errors` to VERIFIER_ERROR.
         """
+        known, total = len(ticket.known), len(ticket.rows)
+        report = None if progress is None else lambda done, _: progress(known + done, total)
         verdicts = dict(ticket.known)
-        verdicts.update(zip(ticket.asked, self.pool.collect(ticket.pool_ticket)))
-        ordered = [verdicts[place] for place in range(len(ticket.rows))]
+        verdicts.update(zip(ticket.pending, self.pool.collect(ticket.pool_ticket, stop, report)))
+        ordered = [verdicts[place] for place in range(total)]
         scores = self._weigh(ordered, ticket)
-        lost = scores.counts[Status.INFRA_ERROR.name]
-        if lost > self._config.stop_above * len(ordered):
-            detail = next(d for d, s in zip(scores.details, scores.verdict) if s == Status.INFRA_ERROR)
-            raise ScoringStopped(
-                f"{lost} of {len(ordered)} completions could not be judged, above Scoring.stop_above = "
-                f"{self._config.stop_above}. The first: {detail or 'no detail'}. "
-                f"The pool so far: {dict(self.pool.counts)}"
-            )
+        self._check_lost(ordered, ticket)
         if self._journal is not None:
-            masked = [p for p in ticket.asked if not all(verdict.status.scorable for verdict in ordered[p])]
+            masked = [p for p in ticket.pending if not all(verdict.status.scorable for verdict in ordered[p])]
             self._journal.keep((ticket.keys[p], ordered[p]) for p in masked)
         return scores
+
+    def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> None:
+        """Raises ScoringStopped where too many rows were lost to failures that are not the model's."""
+        for status, name, why in (
+            (Status.INFRA_ERROR, "stop_above", "could not be scored"),
+            (Status.VERIFIER_ERROR, "stop_above_verifier_errors", "made a verifier raise or return no number"),
+        ):
+            lost = [
+                [
+                    (self._names[row], verdict.detail)
+                    for row, verdict in zip(rows, row_verdicts)
+                    if verdict.status is status
+                ]
+                for rows, row_verdicts in zip(ticket.rows, verdicts)
+            ]
+            lost = [failures for failures in lost if failures]
+            if len(lost) <= getattr(self._config, name) * len(verdicts):
+                continue
+            counts = collections.Counter(verifier for failures in lost for verifier, _ in failures)
+            verifier = counts.most_common(1)[0][0]
+            detail = next(detail for failures in lost for other, detail in failures if other == verifier)
+            hint = (
+                f"The pool so far: {dict(self.pool.counts)}"
+                if status is Status.INFRA_ERROR
+                else "Fix the verifier; it should return 0 for a completion that it cannot parse"
+            )
+            raise ScoringStopped(
+                f"{len(lost)} of {len(verdicts)} completions ({len(lost) / len(verdicts):.0%}) {why}, above "
+                f"Scoring.{name} = {getattr(self._config, name)}. The first of {verifier} ({counts[verifier]}): "
+                f"{detail or 'no detail'}. {hint}"
+            )
 
     def close(self) -> None:
         """Ends the workers and closes the journal."""
@@ -157,15 +211,15 @@ class Scorer:
             self._journal.close()
 
     def rows_for(self, example: Example) -> tuple[int, ...]:
-        """Returns the pool rows that judge an example: those it names, else the run's.
+        """Returns the pool rows that score an example: those it names, else the run's.
 
-        Raises ValueError where nothing does, or a named verifier is unknown.
+        Raises ValueError where there is none, or a named verifier is unknown.
         """
         if example.verifiers:
             return tuple(self.row_named(name, f"example {example.id!r}") for name in example.verifiers)
         if not self._config.verifiers:
             raise ValueError(
-                f"nothing judges example {example.id!r}: it names no verifier, and Scoring.verifiers is empty"
+                f"no verifier scores example {example.id!r}: it names none, and Scoring.verifiers is empty"
             )
         return tuple(range(len(self._config.verifiers)))
 
@@ -194,32 +248,32 @@ class Scorer:
         if index == len(self._rows):
             self._rows.append(row)
             self._weights.append(_weight(config))
-            self._names = _part_names(self._rows)
+            self._names = _component_names(self._rows)
         self._by_name[name] = index
         return index
 
     def _weigh(self, verdicts: Sequence[tuple[Verdict, ...]], ticket: ScoringTicket) -> HostScores:
-        """The weighted sum of each row's verdicts, or its mask."""
+        """Returns the weighted sum of each row's verdicts, or masks the row."""
         count = len(verdicts)
         reward, valid = np.zeros(count, np.float32), np.zeros(count, bool)
         status, outcome = np.zeros(count, np.int8), np.zeros(count, np.float32)
-        parts = {name: np.full(count, np.nan, np.float32) for name in self._names}
+        components = {name: np.full(count, np.nan, np.float32) for name in self._names}
         details = []
-        for place, (said, rows) in enumerate(zip(verdicts, ticket.rows)):
-            bad = [verdict for verdict in said if not verdict.status.scorable]
-            status[place] = (bad or said)[0].status
+        for place, (row_verdicts, rows) in enumerate(zip(verdicts, ticket.rows)):
+            bad = [verdict for verdict in row_verdicts if not verdict.status.scorable]
+            status[place] = (bad or row_verdicts)[0].status
             if not bad:
                 valid[place] = True
-                outcome[place] = said[0].reward
-                # In float64 and in the order of the rows, so that the sum does not depend on anything else.
-                reward[place] = sum(self._weights[row] * verdict.reward for row, verdict in zip(rows, said))
-            for row, verdict in zip(rows, said):
+                outcome[place] = row_verdicts[0].reward
+                # In float64 and in the order of the rows, so that the sum is deterministic.
+                reward[place] = sum(self._weights[row] * verdict.reward for row, verdict in zip(rows, row_verdicts))
+            for row, verdict in zip(rows, row_verdicts):
                 if verdict.reward is not None:
-                    parts[self._names[row]][place] = verdict.reward
-            details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, said) if v.detail))
+                    components[self._names[row]][place] = verdict.reward
+            details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail))
         found = collections.Counter(Status(value).name for value in status)
         counts = {kind.name: found[kind.name] for kind in Status}
-        return HostScores(reward, valid, status, outcome, parts, details, counts, ticket.replayed)
+        return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed)
 
 
 def open_scoring(
@@ -236,9 +290,9 @@ def open_scoring(
         config: the run's.
         verifier_table: name -> row, jrl's own and those of the run's parts.
         parts_sources: the parts files that define verifiers, as text; the workers load them.
-        journal_path: where verdicts that depended on the machine are kept; None keeps none.
-        also: names of verifiers that examples ask for themselves. Others are loaded when the first such example comes,
-            which may take seconds, and adds a name to `HostScores.parts`.
+        journal_path: file of the verdicts that depended on the machine; None: no journal.
+        also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
+            and add a name to `HostScores.components`.
 
     Raises:
         ValueError: a part does not load in a process without JAX, or a verifier's config cannot cross to it.
@@ -270,8 +324,8 @@ def open_scoring(
     return scorer
 
 
-def _part_names(rows: Sequence[Row]) -> list[str]:
-    """Names the rows of a table of metrics: a verifier used twice is "Length" and "Length_2"."""
+def _component_names(rows: Sequence[Row]) -> list[str]:
+    """Returns the metric names of verifier rows: a verifier used twice is "Length" and "Length_2"."""
     seen: collections.Counter[str] = collections.Counter()
     names = []
     for row in rows:
@@ -281,7 +335,7 @@ def _part_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _weight(config: Any) -> float:
-    """The weight of a verifier in the reward. Raises ValueError where it is not a finite number."""
+    """Returns the weight of a verifier in the reward. Raises ValueError where it is not a finite number."""
     if not np.isfinite(config.weight):
         raise ValueError(f"{type(config).__name__}.weight is {config.weight}; it must be finite")
     return float(config.weight)

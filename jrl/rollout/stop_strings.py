@@ -1,8 +1,9 @@
 """Stop strings as an automaton over token ids, so that the device finds them with one gather a token. No JAX.
 
-The strings are matched in the bytes that tokens stand for, so it does not matter how a text is cut into tokens: the
+The strings are matched in the bytes that tokens stand for, so the tokenization of a text does not matter: the
 automaton of Aho and Corasick (1975) over bytes, run over every token's bytes from every state, gives a table
-`next[state, token]`. Whoever meets a stop string, also in the middle of a token, enters the one accepting state.
+`next[state, token]`. A sequence that contains a stop string, also in the middle of a token, is in the one accepting
+state.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 
 class StopTable(NamedTuple):
-    """A sequence starts in state 0 at its first sampled token: what the prompt says does not count."""
+    """The automaton. A sequence starts in state 0 at its first sampled token: the prompt is not matched."""
 
     next: np.ndarray  # [states, V] int32
     accept: np.ndarray  # [states] bool, a stop string has been completed
@@ -35,7 +36,9 @@ def build(stop_strings: Sequence[str], token_bytes: Sequence[bytes]) -> StopTabl
         raise ValueError("token_bytes is empty: a stop table needs the bytes of every token of the vocabulary")
     for string in stop_strings:
         if not string:
-            raise ValueError(f"Sampler.stop_strings: '' in {tuple(stop_strings)!r} would stop everything; remove it")
+            raise ValueError(
+                f"Sampler.stop_strings: '' in {tuple(stop_strings)!r} would stop every sequence; remove it"
+            )
     step, accept = _byte_automaton([string.encode() for string in stop_strings])
     lengths = np.array([len(token) for token in token_bytes])
     width = max(int(lengths.max()), 1)
@@ -78,11 +81,11 @@ def _byte_automaton(strings: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _merge_ends(step: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the automaton with all its ends made one absorbing state."""
+    """Returns the automaton with all its ends merged into one absorbing state."""
     accepting = int((~ends).sum())
     renumber = np.where(ends, accepting, np.cumsum(~ends) - 1).astype(np.int32)
-    kept = renumber[step[~ends]]
+    remaining = renumber[step[~ends]]
     if not ends.any():
-        return kept, np.zeros(len(kept), bool)
+        return remaining, np.zeros(len(remaining), bool)
     absorbing = np.full((1, 256), accepting, np.int32)
-    return np.concatenate([kept, absorbing]), np.arange(accepting + 1) == accepting
+    return np.concatenate([remaining, absorbing]), np.arange(accepting + 1) == accepting

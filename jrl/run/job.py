@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
-import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,58 +14,59 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl import config as gin
 from jrl import paths
-from jrl.algos.contract import Algorithm
-from jrl.device.host_memory import check_host_memory
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
-from jrl.experiment import FREE, ROUNDED, Config, config_classes, row_of
-from jrl.learning.pack import Shape
+from jrl.experiment import Config, Offline, Online, Stage, row_of, stage_names
+from jrl.learning.learner import weights_of
+from jrl.learning.step import StageArrays, StagePrograms
 from jrl.models.adapters.lora import without_adapters
 from jrl.models.adapters.quantized import check_bytes
-from jrl.models.attention.kernels import check_attention, check_kernel, check_ragged
-from jrl.models.contract import Model
-from jrl.models.pretrained.published import Published, companions_of
+from jrl.models.attention.kernels import check_attention, check_kernel
+from jrl.models.contract import Model, split_params
+from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder, check_divides, check_length
-from jrl.ops.fingerprint import fingerprint
 from jrl.plugins import Parts
-from jrl.rollout.rewards import Judge, open_judge
-from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.collect import PromptSampler
+from jrl.rollout.evaluate import Evaluator
+from jrl.rollout.rewards import Judge, reward_model_source
+from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
-from jrl.rollout.stop_strings import StopTable
+from jrl.rollout.sources import RewardSource, role_source
 from jrl.run import programs
+from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
-from jrl.run.checkpoints.run_state import RunState, list_steps, open_run_state
+from jrl.run.checkpoints.run_state import RunState, open_run_state
+from jrl.run.checks import check_cache, check_host, check_router, check_shared
+from jrl.run.identity import (
+    check_not_foreign,
+    identify,
+    record_change,
+    refuse_another,
+    with_kept_model,
+    write_run_metadata,
+)
+from jrl.run.offline import OfflineStage
+from jrl.run.online import OnlineStage
+from jrl.run.precompile import starts
 from jrl.run.programs import Programs
 from jrl.run.report.display import Display, open_display
-from jrl.run.report.manifest import compare, make_manifest, read_manifest, write_manifest
 from jrl.run.report.memory import PeakMemory
 from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
+from jrl.run.reward_model import open_reward_model
+from jrl.run.signals import StopRequest
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stream import Stream, open_stream
+from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
 from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs.contract import Source, named_verifiers
 from jrl.tasks.envs.mixture import open_source
+from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.tasks.tokenizers.published import HuggingFace
-from jrl.tasks.tokenizers.published import build as build_tokenizer
-from jrl.types import Array, PyTree
+from jrl.types import Array
 
-_log = logging.getLogger(__name__)
-
-PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
-REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
-# What a run writes into its folder, but for `lock`, which is the first.
-WRITTEN = {"config.gin", "config.json", "metrics.jsonl", "journal.jsonl", "summary.json", "rollouts", "checkpoints",
-           "tokenizer", "parts", PUBLISHED, REWARD}  # fmt: skip
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
-
-
-class RefusedIdentity(ValueError):
-    """The folder belongs to another run. The message lists what differs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,6 @@ class Policy:
     tokenizer: Any
     cfg: Any  # a Decoder, but where the model is the user's own
     model: Model
-    algorithm: Algorithm
     program_cache: ProgramCache
     programs: Programs
 
@@ -93,37 +90,29 @@ class Job:
     policy: Policy
     folder: Path
     source: Source
-    stream: Stream
-    sft_stream: Stream
+    stream: Stream  # of the prompts that Online stages sample
+    stages: tuple[OfflineStage | OnlineStage, ...]
     scorer: Scorer
-    judge: Judge | None  # the reward model
+    judge: Judge | None  # the published reward model
+    evaluator: Evaluator | None
     run_state: RunState
     display: Display
     memory: PeakMemory
     stop: threading.Event  # someone asked the run to stop
     key: Array  # root of every draw
-    algo: PyTree  # hyper-parameters as arrays
-    adamw: PyTree
-    sft_adamw: PyTree | None
-    router: PyTree | None  # terms of a mixture of experts
-    sampling_params: SamplingParams
-    eval_sampling_params: SamplingParams | None
-    stop_table: StopTable | None
-    temperature: Array
-    shape: Shape  # packed, of one RL optimiser step
-    sft_shape: Shape | None
     published: Published | None  # the weights that the run begins with; None: random ones
+    origin: Origin | None  # the other run whose weights it begins with
     # What the loop moves.
     opened: float  # monotonic seconds
     metrics: Metrics | None = None
     rollouts: RolloutStore | None = None
-    done: int = 0  # steps completed, of every phase
+    done: int = 0  # steps completed, of all stages
     evals: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # where the time went, of this and earlier lives
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # where the time went, earlier lives included
     skipped: int = 0  # steps in a row whose update was not finite
     unscored: int = 0  # steps in a row of which no completion could be scored
+    without_signal: int | None = 0  # steps since the start, none with a gradient; None: one had a gradient
+    final_reward: float | None = None  # mean reward of the last step that was emitted
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
@@ -133,23 +122,21 @@ class Job:
     tokenizer = property(lambda self: self.policy.tokenizer)
     cfg = property(lambda self: self.policy.cfg)
     model = property(lambda self: self.policy.model)
-    algorithm = property(lambda self: self.policy.algorithm)
     program_cache = property(lambda self: self.policy.program_cache)
     programs = property(lambda self: self.policy.programs)
 
     @property
-    def sft_steps(self) -> int:
-        return self.config.sft.steps if self.config.sft is not None else 0
-
-    @property
     def total(self) -> int:
-        return self.sft_steps + self.config.loop.steps
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self.config.stages)
 
     def held_out(self) -> list[Visit]:
         """Returns the held-out prompts of the evaluation; always the same."""
         if self.visits is None:
             e = self.config.eval
-            self.visits = held_out(self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed)
+            self.visits = held_out(
+                self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed, self.stop.is_set
+            )
         return self.visits
 
     def clock(self) -> dict[str, float]:
@@ -175,8 +162,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     # Accelerators multiply float32 in fewer bits unless told; sampler and learner would differ by more than rounding.
     jax.config.update("jax_default_matmul_precision", "highest")
     platform = mesh.devices.flat[0].platform
-    program_cache = ProgramCache(announce, platform)
-    algorithm = row_of(parts.tables, "algos", config.algo)
+    cache = ProgramCache(announce, platform)
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
@@ -184,75 +170,30 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
         check_divides(cfg, mesh)
         check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-        check_bytes(model.spec(cfg), mesh)
+        frozen, trained = split_params(model.spec(cfg))
+        check_bytes(trained if frozen is None else frozen, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    built = programs.build(config, algorithm, model, tokenizer, mesh, program_cache)
-    return Policy(config, parts, mesh, tokenizer, cfg, model, algorithm, program_cache, built)
-
-
-def check_host(config: Config, mesh: Mesh) -> None:
-    """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
-    optimizers = [config.optimizer, *([] if config.sft is None else [config.sft.optimizer])]
-    wanted = ["AdamW.memory='host'"] * any(adamw.memory == "host" for adamw in optimizers)
-    if getattr(config.model, "remat", None) == "offload":
-        wanted.append(f"{type(config.model).__name__}.remat='offload'")
-    for said in wanted:
-        check_host_memory(said, mesh.devices.flat[0])
-
-
-def check_router(config: Config, cfg: Any) -> None:
-    """Raises ValueError for a loss of routers where the model has none."""
-    if config.learner.router is not None and getattr(cfg, "experts", None) is None:
-        raise ValueError("Learner.router is a loss of a mixture of experts, and this model is none; leave it out")
-
-
-def check_shared(config: Config, cfg: Any) -> None:
-    """Raises ValueError for prompts computed once where the attention cannot see them."""
-    prefix_sharing, attention = config.learner.prefix_sharing, getattr(cfg, "attention", "reference")
-    if prefix_sharing != "none" and attention == "splash":
-        raise ValueError(
-            f"Learner.prefix_sharing={prefix_sharing!r} needs attention='reference', or 'cudnn' on GPUs: with "
-            f"{attention!r} a token sees its own segment only"
-        )
-    if prefix_sharing == "cross_row" and not isinstance(cfg, Decoder):
-        raise ValueError(
-            "Learner.prefix_sharing='cross_row' needs jrl's decoder: a module of your own sees one row; use 'in_row'"
-        )
-    if prefix_sharing == "cross_row" and cfg.linear is not None:
-        raise ValueError(
-            "Learner.prefix_sharing='cross_row' is not known to linear attention, which sees one row; use 'in_row'"
-        )
-
-
-def check_cache(config: Config, cfg: Any, tensor: int) -> None:
-    """Raises ValueError for a layout of the cache, or a kernel over it, that the model does not have on a mesh with so
-    many devices along its tensor axis."""
-    kv_layout, attention = config.sampler.kv_layout, config.sampler.attention
-    if kv_layout != "token_major" and not isinstance(cfg, Decoder):
-        raise ValueError(f"Sampler.kv_layout={kv_layout!r} lays out jrl's own cache; this model keeps its own")
-    if attention != "reference" and not isinstance(cfg, Decoder):
-        raise ValueError(f"Sampler.attention={attention!r} reads jrl's own cache; this model keeps its own")
-    if attention != "reference" and cfg.dtype == "float64":
-        raise ValueError(f"Sampler.attention={attention!r} computes in float32; float64 needs 'reference'")
-    if attention == "ragged":
-        check_ragged(cfg, tensor)
-
-
-def with_kept_model(config: Config, folder: Path) -> Config:
-    """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights.
-
-    Before the manifest a folder belongs to no run, and keeps nothing.
-    """
-    if not isinstance(config.model, Published) or not paths.exists(folder / "manifest.json"):
-        return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder / PUBLISHED)))
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, cache)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built)
 
 
 @contextlib.contextmanager
-def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) -> Iterator[Job]:
+def open_job(
+    config: Config,
+    parts: Parts,
+    folder: Path,
+    stop: threading.Event,
+    *,
+    accept_change: bool = False,
+    begin_from: Path | None = None,
+) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
+
+    Args:
+      accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
+      begin_from: another run, whose weights and tokenizer a new one begins with.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
@@ -263,16 +204,22 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         folder = Path(paths.make_dir(folder))
         lock = hold_run(folder)
         stack.callback(lock.release)
-        display = open_display(config.loop.steps + (config.sft.steps if config.sft is not None else 0))
+        display = open_display(sum(stage.steps for stage in config.stages))
         stack.callback(display.close)
+        if isinstance(stop, StopRequest):
+            stack.enter_context(stop.routed_to(display.notice))
         display.phase("data")
-        source = open_source(config.task, parts.tables["envs"])
+        source = open_source(config.task, parts.tables["envs"], stop.is_set)
         if source.counts:
             found = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
             display.note(f"{len(source)} examples; dropped or noticed: {found}")
-        tokenizer = open_tokenizer(config, parts, source, folder)
-        manifest = identify(config, parts, tokenizer, source)
-        refuse_another(folder, manifest, config)
+        origin = origin_of(folder, begin_from)
+        if origin is None:
+            tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set)
+        else:
+            tokenizer = tokenizer_of_origin(origin.run, parts, folder)
+        manifest = {**identify(config, parts, tokenizer, source), **manifest_entry(origin)}
+        changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_kept_model(config, folder)
         policy = open_policy(config, parts, tokenizer, display.phase)
@@ -280,8 +227,6 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these stay as they are")
-        seeds = np.random.SeedSequence(config.run.seed).generate_state(2)
-        streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
         display.phase("verifiers")
         scorer = open_scoring(
             config.scoring,
@@ -291,42 +236,38 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
             also=sorted(named_verifiers(source)),
         )
         stack.callback(scorer.close)
-        judge = None if config.reward is None else open_reward(config, policy, folder, display)
-        run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep)
+        judge = None
+        if config.reward is not None:
+            judge = open_reward_model(config.reward, policy.mesh, policy.program_cache, folder, display.phase)
+        ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
+        run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1])
         stack.callback(run_state.close)
-        everywhere = replicated(policy.mesh)
-        array = lambda tree: jax.tree.map(lambda x: jax.device_put(np.float32(x), everywhere), tree)
+        key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
+        streams = open_streams(config, source, tokenizer)
+        stages = open_stages(policy, streams, scorer, judge, key)
         job = Job(
             policy=policy,
             folder=folder,
             source=source,
             stream=streams[0],
-            sft_stream=streams[1],
+            stages=stages,
             scorer=scorer,
             judge=judge,
+            evaluator=None if config.eval is None else open_evaluator(policy, key),
             run_state=run_state,
             display=display,
             memory=PeakMemory(),
             stop=stop,
-            key=jax.device_put(jax.random.key(config.run.seed), everywhere),
-            algo=array(config.algo),
-            adamw=array(config.optimizer),
-            sft_adamw=None if config.sft is None else array(config.sft.optimizer),
-            router=array(config.learner.router),
-            sampling_params=programs.sampling_params(config.sampler, policy.mesh),
-            eval_sampling_params=None
-            if config.eval is None
-            else programs.eval_sampling_params(config.eval, policy.mesh),
-            stop_table=programs.stop_table(config.sampler, tokenizer, policy.mesh),
-            temperature=jax.device_put(np.float32(config.sampler.temperature or 1.0), everywhere),
-            shape=programs.train_shape(config, policy.mesh),
-            sft_shape=None if config.sft is None else programs.sft_shape(config, policy.mesh),
+            key=key,
             opened=opened,
             published=started.model if isinstance(started.model, Published) else None,
+            origin=origin,
         )
         if not paths.exists(folder / "manifest.json"):
             preflight_data(job)
             write_run_metadata(started, parts, folder, manifest)
+        elif changes:
+            record_change(started, parts, folder, manifest, max(run_state.steps(), default=0), changes)
         try:
             yield job
         finally:
@@ -335,150 +276,145 @@ def open_job(config: Config, parts: Parts, folder: Path, stop: threading.Event) 
                     resource.close()
 
 
-def open_reward(config: Config, policy: Policy, folder: Path, display: Display) -> Judge:
-    """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
+def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]:
+    """Returns the walks over the training split: first that of the prompts that Online stages sample, then one for each
+    Offline stage, in their order."""
+    count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
+    seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
+    return [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
 
-    Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
-      the file that says which is gone or incomplete.
-    """
-    path, kept = config.reward.path, folder / REWARD
-    resumed = paths.exists(folder / "manifest.json")
-    if resumed and not paths.exists(kept):
-        raise RefusedIdentity(f"{kept} is gone, which says what reward model the run began with; put it back, or name "
-                              "another folder with --run")  # fmt: skip
-    began = paths.read_object(kept) if resumed else {}
-    names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
-    if resumed and (missing := [repr(key) for key in (*names, "date") if key not in began]):
-        raise RefusedIdentity(f"{kept} has no {' and no '.join(missing)}, which say what reward model the run began "
-                              "with; put the file back as it was, or name another folder with --run")  # fmt: skip
-    tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
-    told = lambda done, total: display.phase(f"reading the reward model: {100 * done // total} %")
-    judge = open_judge(config.reward, policy.mesh, policy.program_cache.program, told, tokenizer)
-    found = {
-        "fingerprint": f"{int(jax.jit(fingerprint)(judge.params)):08x}",  # of the weights
-        "config.json": hashlib.sha256(paths.read_bytes(Path(path) / "config.json")).hexdigest(),
-        "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
-        "date": tokenizer.chat.date if tokenizer.chat is not None else None,
-    }
-    if resumed and (strange := [name for key, name in names.items() if began[key] != found[key]]):
-        raise RefusedIdentity(
-            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; put those back, or "
-            "name another folder with --run"
+
+def open_stages(
+    policy: Policy, streams: Sequence[Stream], scorer: Scorer, judge: Judge | None, key: Array
+) -> tuple[OfflineStage | OnlineStage, ...]:
+    """Returns the run's stages with all that their steps use."""
+    config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
+    everywhere = replicated(mesh)
+    number = lambda x: jax.device_put(np.float32(x), everywhere)
+    names, stored = stage_names(config.stages), iter(streams[1:])
+    table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
+    stages: list[OfflineStage | OnlineStage] = []
+    for name, stage, own in zip(names, config.stages, policy.programs.stages):
+        common = dict(
+            name=name,
+            config=stage,
+            objective=row_of(tables, "algos", stage.objective),
+            programs=own,
+            arrays=stage_arrays(stage, number),
+            shape=programs.packed_shape(stage, config, tables, mesh),
         )
-    if not resumed:
-        paths.write_bytes_atomic(kept, json.dumps(found).encode() + b"\n")
-    return judge
+        if isinstance(stage, Offline):
+            row = row_of(tables, "sources", stage.source)
+            stages.append(
+                OfflineStage(
+                    **common,
+                    stream=next(stored),
+                    source=row,
+                    tokenizer=policy.tokenizer,
+                    mesh=mesh,
+                    temperature=number(1),
+                )
+            )
+            continue
+        sampler = PromptSampler(
+            program=own.sample,
+            stream=streams[0],
+            tokenizer=policy.tokenizer,
+            mesh=mesh,
+            key=key,
+            params=params_on_device(config.sampler, mesh),
+            stop_table=table,
+            prompts=stage.prompts,
+            samples=stage.samples,
+            prompt_length=config.data.prompt_length,
+        )
+        stages.append(
+            OnlineStage(
+                **common,
+                sampler=sampler,
+                scorer=scorer,
+                sources=reward_sources(stage, own, judge),
+                temperature=number(config.sampler.temperature or 1.0),
+            )
+        )
+    return tuple(stages)
 
 
-def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path) -> Any:
+def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
+    """Returns the floats of a stage's hyper-parameters, each as `number` makes it."""
+    as_numbers = lambda tree: jax.tree.map(number, tree)
+    return StageArrays(as_numbers(stage.objective), as_numbers(stage.optimizer), as_numbers(stage.learner.router))
+
+
+def reward_sources(stage: Online, own: StagePrograms, judge: Judge | None) -> tuple[RewardSource, ...]:
+    """Returns the sources of a stage's rewards beside the verifiers."""
+    scores_of = lambda role: lambda state, packed: own.scores(weights_of(state.models, role), packed)
+    from_roles = [role_source(role, weight, scores_of(role)) for role, weight in stage.rewards.items()]
+    return (*([] if judge is None else [reward_model_source(judge)]), *from_roles)
+
+
+def open_evaluator(policy: Policy, key: Array) -> Evaluator:
+    """Returns what evaluates a policy on held-out prompts, of a configuration with an Eval section."""
+    config = policy.config
+    return Evaluator(
+        program=policy.programs.sample_eval,
+        tokenizer=policy.tokenizer,
+        mesh=policy.mesh,
+        key=key,
+        params=untruncated(config.eval.temperature, policy.mesh),
+        stop_table=stop_table_on_device(config.sampler, policy.tokenizer, policy.mesh),
+        samples=config.eval.samples,
+        batch=config.eval.batch,
+        prompt_length=config.data.prompt_length,
+    )
+
+
+def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, stop: Stop) -> Any:
     """Returns the run's tokenizer: the one in the folder, or one trained on the run's own texts and saved there."""
     saved = folder / "tokenizer"
     # Before the manifest, a folder belongs to no run. A tokenizer that was lost since is trained again; the manifest
     # holds its fingerprint.
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
-    texts = texts_of(source, config.data, TOKENIZER_TEXTS)
+    texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
     paths.make_dir(saved)
     tokenizer.save(saved)
     return tokenizer
 
 
-def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
-    """Returns the manifest: what the run is, and where it runs."""
-    return make_manifest(
-        config_identity=gin.identity(config, FREE),
-        config=gin.to_json(config),
-        tokenizer=tokenizer.fingerprint,
-        data=getattr(source, "fingerprint", ""),
-        parts=parts.hashes,
-        seed=config.run.seed,
-        mesh=dataclasses.asdict(config.mesh),
-    )
-
-
-def check_not_foreign(folder: Path) -> None:
-    """Raises RefusedIdentity where a folder that is no run's holds files that a run would overwrite."""
-    found = set(paths.list_dir(folder)) if paths.exists(folder) else set()
-    if found & {"manifest.json"}:
-        return
-    if not found & {"lock"} and (taken := sorted(found & WRITTEN)):
-        raise RefusedIdentity(
-            f"{folder} is no run and already holds {', '.join(taken)}; name another folder with --run"
-        )
-    if "checkpoints" in found and list_steps(folder / "checkpoints"):
-        raise RefusedIdentity(
-            f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
-            "another folder with --run"
-        )
-
-
-def places_of(names: Sequence[str], config: Config) -> list[str]:
-    """Returns named fields ("Loop.steps", "AdamW.*") as places in the configuration, all that there are: "loop.steps",
-    "optimizer.*", "sft.optimizer.*"."""
-
-    def sections(config: Any, place: str) -> Iterator[tuple[str, str]]:
-        yield type(config).__name__, place
-        for field in dataclasses.fields(config):
-            if dataclasses.is_dataclass(part := getattr(config, field.name)):
-                yield from sections(part, f"{place}{field.name}.")
-
-    at = list(sections(config, ""))
-    split = [name.split(".") for name in names]
-    return [place + field for section, field in split for name, place in at if name == section]
-
-
-def refuse_another(folder: Path, manifest: dict[str, Any], config: Config) -> None:
-    """Raises RefusedIdentity where the folder holds another run; warns of another machine, and of ROUNDED fields."""
-    if not paths.exists(folder / "manifest.json"):
-        return
-    begun = read_manifest(folder / "manifest.json")
-    identity, environment = compare(begun, manifest, places_of(FREE, config), places_of(ROUNDED, config))
-    configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
-    if identity and configured and all(": not there, now " in line for line in identity):
-        raise RefusedIdentity(
-            f"{folder} was begun by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
-            "Go on with that version, or name another folder with --run"
-        )
-    if identity:
-        raise RefusedIdentity(
-            f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
-            f"Name another folder with --run, or go on with what it began with: {folder / 'config.gin'}"
-        )
-    if isinstance(config.model, Published):
-        theirs = Path(config.model.path) / "config.json"
-        if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
-            raise RefusedIdentity(
-                f"{theirs} is not what {folder} began with, which is kept in {folder / PUBLISHED}; name another folder "
-                "with --run, or put that back"
-            )
-    for line in environment:
-        _log.warning("other than when it began: %s; bit-identity is not promised across this", line)
+def tokenizer_of_origin(run: Path, parts: Parts, folder: Path) -> Any:
+    """Returns the tokenizer of another run, saved in the folder of the one that begins with its weights."""
+    saved = folder / "tokenizer"
+    if paths.exists(folder / "manifest.json") and paths.exists(saved):
+        return load_tokenizer(saved, parts.tables["tokenizers"])
+    tokenizer = load_tokenizer(run / "tokenizer", parts.tables["tokenizers"])
+    paths.make_dir(saved)
+    tokenizer.save(saved)
+    return tokenizer
 
 
 def preflight_data(job: Job) -> None:
-    """Raises ValueError for data that a new run would stumble over later: no usable prompt, none left for evaluation,
-    or nobody to judge the first. What it reads is read again by the run, from the start."""
-    config = job.config
-    if config.loop.steps:
-        first = open_stream(job.source, job.tokenizer, config.data, seed=config.run.seed, split="train").next(1)
-        job.scorer.rows_for(first[0].example)
+    """Raises ValueError for data that a new run would stumble over later: no usable prompt, no stored row, nothing held
+    out for evaluation, or nobody to judge the first. What it reads is read again by the run, from the start."""
+    config, seed = job.config, job.config.run.seed
+    open_ = lambda: open_stream(job.source, job.tokenizer, config.data, seed=seed, split="train", stop=job.stop.is_set)
+    looked_at = min(len(job.source), ENOUGH_SEEN)
+    for stage in job.stages:
+        if isinstance(stage, OnlineStage) and stage.config.steps:
+            job.scorer.rows_for(open_().next(looked_at)[0].example)
+        elif isinstance(stage, OfflineStage):
+            visits = open_().next(LOOKED_AT)
+            rows, left_out = stage.source.rows(stage.config.source, visits, job.tokenizer, stage.shape.width)
+            if not len(rows.length):
+                causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))
+                raise ValueError(
+                    f"stage {stage.name}: none of the first {LOOKED_AT} examples gives a row to "
+                    f"{type(stage.config.source).__name__} ({causes})"
+                )
     if config.eval is not None:
         for visit in job.held_out():
             job.scorer.rows_for(visit.example)
 
 
-def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
-    """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
-    for place, part in enumerate(parts.texts):
-        paths.make_dir(folder / "parts")
-        paths.write_bytes_atomic(folder / "parts" / f"{place}.py", part.source.encode())
-    paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
-    if isinstance(config.model, Published):
-        paths.make_dir(folder / PUBLISHED)
-        kept = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
-        for name, data in {**kept, **companions_of(config.model.path)}.items():
-            paths.write_bytes_atomic(folder / PUBLISHED / name, data)
-    paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
-    paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())
-    write_manifest(folder / "manifest.json", manifest)
+LOOKED_AT = 16  # examples of a source of stored rows that are tried before a run begins

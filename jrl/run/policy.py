@@ -15,16 +15,18 @@ from jrl import config as gin
 from jrl import paths
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, replicated
-from jrl.experiment import TABLES, Config, config_classes
+from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names
 from jrl.models.attention.kernels import PLATFORMS
-from jrl.models.contract import policy_of, whole
+from jrl.models.contract import merge_params
+from jrl.models.heads import fresh_heads
 from jrl.models.pretrained.published import GENERATION, decoder_of, load, read_config
 from jrl.models.shape import Decoder
-from jrl.plugins import load_parts
+from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
 from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.job import Policy, open_policy, with_kept_model
+from jrl.run.precompile import stage_at
 from jrl.run.run_hash import newest, saved_steps
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -33,8 +35,10 @@ from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
-PLAIN = ("Config.task=@Addition()", "Config.algo=@GRPO()", "Data.prompt_length=128", "Sampler.completion_length=256")
+PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()", "Data.prompt_length=128",
+         "Sampler.completion_length=256")  # fmt: skip
 
+OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class Trained:
     step: int  # 0: a published model, as it came
     params: PyTree
     key: Array  # [] typed key, the run's root
+    heads: dict[str, Array] = dataclasses.field(default_factory=dict)  # of a role that has some, by name
 
 
 def open_trained(
@@ -55,8 +60,11 @@ def open_trained(
     step: int | None = None,
     config: str | Path | None = None,
     announce: Callable[[int, int], None] | None = None,
+    *,
+    stage: str | None = None,
+    role: str = "policy",
 ) -> Trained:
-    """Opens the policy of a run, or of a published folder, on this machine's devices, whatever it was trained on.
+    """Opens a model of a run, or of a published folder, on this machine's devices, whatever it was trained on.
 
     Args:
       bindings: NAME=VALUE over the run's configuration, or over that of a published folder. `MeshShape.*` lays the
@@ -64,22 +72,26 @@ def open_trained(
       step: a saved step; None: the newest.
       config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
       announce: told (bytes read, bytes there are) while a published folder is read.
+      stage: the name of a stage of the run: its newest saved step. None: of any stage.
+      role: which of the run's models.
 
-    Raises: ValueError where the folder holds no run or no such step; ConfigError for a binding that does not fit.
+    Raises: ValueError where the folder holds no run or no such step, stage or role; ConfigError for a binding that does
+      not fit.
     """
     folder = Path(folder)
     if is_published(folder):
-        if step is not None:
-            raise ValueError(f"{folder} is a published model, which has no steps; leave --step out")
+        if step is not None or stage is not None or role != "policy":
+            raise ValueError(f"{folder} is a published model, which has no steps, stages or roles; leave --step, "
+                             "--stage and --role out")  # fmt: skip
         return open_published(folder, bindings, config, announce)
     if config is not None:
-        raise ValueError(f"{folder} is no published model but a run, which has its own configuration; leave --config "
-                         "out, and bind what is to differ")  # fmt: skip
+        raise ValueError(f"{folder} is a run, which has its own configuration; leave --config out, and override single "
+                         "fields with NAME=VALUE")  # fmt: skip
     steps = saved_steps(folder)
     if step is not None and step not in steps:
         raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
     # The run's parts as they were, whatever became of the files they came from.
-    kept = sorted((folder / "parts").glob("*.py"), key=lambda path: int(path.stem))
+    kept = saved_parts(folder / "parts")
     try:
         its_own, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
     except ConfigError as error:
@@ -87,15 +99,48 @@ def open_trained(
             raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
         raise
     config = with_kept_model(on_this_machine(its_own, bindings), folder)
+    if stage is not None:
+        step = step_of_stage(folder, config, stage, step)
     tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
     state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
-    wanted = {"state": {"params": policy_of(state.params), "base": state.base}}
-    at, tree, _ = restore_step(folder / "checkpoints", wanted, step, part=True)
+    own = state.models["policy"]
+    models = {"policy": {"params": own.params, "frozen": own.frozen}}
+    if role != "policy":
+        models = {"policy": {"frozen": own.frozen}, role: {"params": own.params, "heads": role_heads(policy, role)}}
+    at, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
     if step is None and at != newest(folder):
         _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
-    return Trained(policy, at, whole(tree["state"]["base"], tree["state"]["params"]), key)
+    found = tree["state"]["models"]
+    params = merge_params(found["policy"]["frozen"], found[role]["params"])
+    return Trained(policy, at, params, key, found[role].get("heads", {}))
+
+
+def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) -> int:
+    """Returns `step`, or the newest saved one of a stage where it is None. Raises ValueError where that has none."""
+    names = stage_names(config.stages)
+    if stage not in names:
+        raise ValueError(f"{folder} has no stage {stage!r}. Available: {', '.join(names)}")
+    i = names.index(stage)
+    inside = [saved for saved in saved_steps(folder) if stage_at(config, saved) == i]
+    if (step is not None and step not in inside) or not inside:
+        asked = stage if step is None else f"{stage} at step {step}"
+        raise ValueError(f"{folder} holds no save of stage {asked}; its saves are of the steps "
+                         f"{', '.join(map(str, saved_steps(folder)))}")  # fmt: skip
+    return inside[-1] if step is None else step
+
+
+def role_heads(policy: Policy, role: str) -> PyTree:
+    """Returns the heads of a role that a stage trains, as shapes. Raises ValueError where no stage does."""
+    config, tables = policy.config, policy.parts.tables
+    trained = {stage.trains: stage.objective for stage in config.stages}
+    if role not in trained:
+        raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *trained}))}")
+    names = row_of(tables, "algos", trained[role]).needs(trained[role]).heads
+    key = jax.eval_shape(jax.random.key, 0)
+    found = jax.eval_shape(lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype), key)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), found)
 
 
 def is_published(folder: Path) -> bool:
@@ -132,7 +177,9 @@ def open_published(
     # A recipe may train adapters; the folder holds none beside its weights.
     config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
     cfg = decoder_of(config.model)[1]
-    if not there:
+    if not there and paths.exists(folder / OWN_TOKENIZER):
+        tokenizer = load_tokenizer(folder / OWN_TOKENIZER, parts.tables["tokenizers"])
+    elif not there:
         tokenizer = without_tokenizer(folder, cfg)
     else:
         chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))

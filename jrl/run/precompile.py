@@ -2,115 +2,161 @@
 
 The compiler works in the order in which they are needed, while weights are read and the first steps are made: a call
 waits for its own program only. All are known before the second step ends, so that a compilation afterwards can be an
-error. Only shapes are asked of the job: a plan (jrl.tools.plan.shapes) goes the same way with a run never opened.
+error. The steps' own functions are called in abstract form (`StagePrograms.to_compile`); a plan goes the same way
+with a run that was never opened.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrl.device.sharding import batch_sharding
-from jrl.models.contract import policy_of, whole
-from jrl.run import programs
-from jrl.run.job import Job
+from jrl.experiment import Config, Offline, Stage
+from jrl.learning.learner import weights_of
+from jrl.learning.pack import Shape
+from jrl.learning.step import StageArrays, StagePrograms
+from jrl.rollout.prompts import abstract_prompts
+from jrl.rollout.rewards import Judge
+from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.stop_strings import StopTable
+from jrl.run import offline, online
+from jrl.run.programs import Programs, abstract, abstract_plan
 from jrl.types import Rollout, Scores, TrainState
 
 
-def rollout_shape(job: Job, state: TrainState) -> Rollout:
-    """Returns the rollout that a step of RL draws, as shapes."""
-    return job.programs.sample.shape(*sample_arguments(job, state, job.config.loop.prompts))
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What the programs of a run are given from outside, as shapes. Numbers may stand for arrays of their shape."""
+
+    config: Config
+    mesh: Mesh
+    programs: Programs
+    key: jax.ShapeDtypeStruct
+    sampling_params: SamplingParams
+    eval_params: SamplingParams | None
+    stop_table: StopTable | None
+    arrays: tuple[StageArrays, ...]  # by stage
+    shapes: tuple[Shape, ...]  # packed, by stage
 
 
-def sample_arguments(job: Job, state: TrainState, count: int) -> tuple:
-    prompts = programs.abstract_prompts(count, job.config.data.prompt_length, job.mesh)
-    sampling_params, key, table = programs.abstract((job.sampling_params, job.key, job.stop_table), job.mesh)
-    params = policy_of(whole(state.base, state.params))
-    return (params, prompts, key, _scalar(job, np.uint32), state.version, sampling_params, table, None)
+def stage_at(config: Config, done: int) -> int:
+    """Returns the index of the stage that the state belongs to after `done` steps: -1 before the first step."""
+    if done == 0:
+        return -1
+    ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
+    return next((i for i, end in enumerate(ends) if done <= end), len(ends) - 1)
 
 
-def compile_ahead(job: Job, done: int) -> None:
-    """Begins to compile every program that the run needs after `done` of its steps."""
-    if done >= job.total:
+def starts(config: Config) -> list[int]:
+    """Returns the steps done before each stage."""
+    return [sum(stage.steps for stage in config.stages[:i]) for i in range(len(config.stages))]
+
+
+def state_shape(inputs: Inputs, done: int) -> TrainState:
+    """Returns the state after `done` steps, as shapes."""
+    state = inputs.programs.init.shape(inputs.key)
+    for i in range(stage_at(inputs.config, done) + 1):
+        if inputs.config.stages[i].steps:
+            state = inputs.programs.stages[i].begin.shape(state)
+    return state
+
+
+def rollout_shape(inputs: Inputs, i: int, state: TrainState) -> Rollout:
+    """Returns the rollout that a step of stage `i` draws, as shapes."""
+    arguments = sample_arguments(inputs, inputs.config.stages[i].prompts, state.models["policy"].version)
+    return inputs.programs.stages[i].sample.shape(weights_of(state.models, "policy").params, *arguments)
+
+
+def sample_arguments(
+    inputs: Inputs, count: int, version: jax.ShapeDtypeStruct, params: SamplingParams | None = None
+) -> tuple:
+    """Returns the sampler's arguments behind its weights, as shapes."""
+    prompts = abstract_prompts(count, inputs.config.data.prompt_length, inputs.mesh)
+    params = inputs.sampling_params if params is None else params
+    return prompts, inputs.key, _scalar(inputs.mesh, np.uint32), version, params, inputs.stop_table, None
+
+
+def compile_run(inputs: Inputs, done: int, *, from_weights: bool = False, judge: Judge | None = None) -> None:
+    """Begins to compile every program that the run needs after `done` of its steps.
+
+    Args:
+      from_weights: the run begins with published weights.
+    """
+    config, p = inputs.config, inputs.programs
+    if done >= sum(stage.steps for stage in config.stages):
         return
-    with job.timed("compile"):
-        key = programs.abstract(job.key, job.mesh)
-        state = job.programs.init.shape(key)
-        if done == 0 and job.published is None:
-            job.programs.init.compile(key)
-        elif done == 0:
-            job.programs.init_from.compile(policy_of(state.params) if state.base is None else state.base, key)
-        if done < job.sft_steps:
-            compile_sft(job, state)
-        if job.config.eval is not None:
-            compile_eval(job, state)
-        if job.config.loop.steps and job.judge is not None:
-            compile_reward(job)
-        if job.config.loop.steps:
-            begin_rl = job.programs.begin_rl
-            compile_rl(job, begin_rl.compile(state) if done <= job.sft_steps else begin_rl.shape(state))
+    state = p.init.shape(inputs.key)
+    if done == 0:
+        policy = state.models["policy"]
+        weights = policy.params if policy.frozen is None else policy.frozen
+        p.init_from.compile(weights, inputs.key) if from_weights else p.init.compile(inputs.key)
+    evaluates = config.eval is not None
+    for i, (stage, begins) in enumerate(zip(config.stages, starts(config))):
+        if not stage.steps:
+            continue
+        if done >= begins + stage.steps:
+            state = p.stages[i].begin.shape(state)
+            continue
+        if evaluates and not isinstance(stage, Offline):
+            evaluates = compile_eval(inputs, state)
+        state = compile_stage(inputs, i, state, begun=done > begins)
+        if judge is not None and not isinstance(stage, Offline):
+            compile_reward(judge)
+            judge = None
+    if evaluates:
+        compile_eval(inputs, state)
 
 
-def compile_eval(job: Job, state: TrainState) -> None:
-    """Compiles the sampling of evaluation."""
-    arguments = list(sample_arguments(job, state, job.config.eval.batch))
-    arguments[5] = programs.abstract(job.eval_sampling_params, job.mesh)
-    job.programs.sample_eval.compile(*arguments)
+def compile_stage(inputs: Inputs, i: int, state: TrainState, *, begun: bool) -> TrainState:
+    """Compiles the programs of one stage, following the shapes from one to the next as a step does the arrays. Returns
+    the state that the stage begins with.
+
+    Args:
+      begun: the state is known; what begins the stage is not compiled.
+    """
+    stage, own = inputs.config.stages[i], inputs.programs.stages[i]
+    p = own.to_compile()
+    state = own.begin.shape(state) if begun else p.begin(state)
+    abstract_step(p, stage, inputs, i, state)
+    return state
 
 
-def compile_reward(job: Job) -> None:
-    """Compiles the run's reward model."""
-    judge = job.judge
+def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state: TrainState) -> None:
+    """Calls every program of a step of stage `i` in abstract form."""
+    mesh, arrays, shape = inputs.mesh, inputs.arrays[i], inputs.shapes[i]
+    plan = abstract_plan(shape, mesh)
+    if isinstance(stage, Offline):
+        offline.abstract_step(p, stage, state, plan, arrays, shape, mesh)
+        return
+
+    def scores(rollout: Rollout) -> Scores:
+        by_row = lambda dtype: jax.ShapeDtypeStruct(rollout.length.shape, dtype, sharding=batch_sharding(mesh, 1))
+        return Scores(by_row(np.float32), by_row(bool), by_row(np.int8), by_row(np.float32))
+
+    sampling = lambda version: sample_arguments(inputs, stage.prompts, version)
+    given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores)
+    online.abstract_step(p, stage, state, plan, given)
+
+
+def compile_eval(inputs: Inputs, state: TrainState) -> bool:
+    """Compiles the sampling of evaluation. Returns False: it needs no second time."""
+    policy = state.models["policy"]
+    arguments = sample_arguments(inputs, inputs.config.eval.batch, policy.version, inputs.eval_params)
+    inputs.programs.sample_eval.compile(weights_of(state.models, "policy").params, *arguments)
+    return False
+
+
+def compile_reward(judge: Judge) -> None:
+    """Compiles the run's published reward model."""
     by_row = lambda *dims: jax.ShapeDtypeStruct(
         (judge.batch, *dims), np.int32, sharding=batch_sharding(judge.mesh, 1 + len(dims))
     )
-    judge.program.compile(programs.abstract(judge.params, judge.mesh), by_row(judge.width), by_row())
+    judge.program.compile(abstract(judge.params, judge.mesh), by_row(judge.width), by_row())
 
 
-def compile_sft(job: Job, state: TrainState) -> None:
-    """Compiles the programs of a supervised step."""
-    p, shape = job.programs, job.sft_shape
-    by_row = lambda dtype: jax.ShapeDtypeStruct(
-        (shape.sequences, shape.width), dtype, sharding=batch_sharding(job.mesh, 2)
-    )
-    plan = programs.abstract_plan(shape, job.mesh)
-    batch = p.pack_sft.compile(by_row(np.int32), by_row(bool), plan, _scalar(job, np.float32))
-    state, _ = p.update_sft.compile(state, batch, None, *programs.abstract((job.sft_adamw, job.router), job.mesh))
-    p.close_sft.compile(state)
-
-
-def compile_rl(job: Job, state: TrainState) -> None:
-    """Compiles the programs of a step of RL, following the shapes from one to the next as the loop does the arrays."""
-    p, config = job.programs, job.config
-    algo, adamw, router = programs.abstract((job.algo, job.adamw, job.router), job.mesh)
-    rollout = p.sample.compile(*sample_arguments(job, state, config.loop.prompts))
-    plan = programs.abstract_plan(job.shape, job.mesh)
-    batch = p.pack.compile(rollout, plan, _scalar(job, np.float32))
-    if p.values is not None:
-        batch = batch.replace(**p.values.compile(whole(state.base, state.params), batch))
-    elif config.learner.updates_per_batch > 1:
-        batch = batch.replace(old_logprobs=p.logprobs.compile(whole(state.base, state.params), batch))
-    if state.reference is not None:
-        batch = batch.replace(ref_logprobs=p.logprobs.compile(whole(state.base, state.reference), batch))
-    rows = rollout.length.shape
-    by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(job.mesh, 1))
-    scores = Scores(reward=by_row(np.float32), valid=by_row(bool), verdict=by_row(np.int8), outcome=by_row(np.float32))
-    if job.algorithm.refill(config.algo) is not None:
-        p.keep.compile(rollout, scores, algo)
-    values = [] if p.values is None else [[(batch.old_values, plan.source)] * config.learner.minibatches]
-    credit = p.credit.compile(rollout, scores, state.baseline, algo, *values)
-    batch = p.finish.compile(batch, plan, credit, algo)
-    p.copy.compile(state.skipped)
-    before = None
-    if state.behaviour is not None:
-        before = p.copy.compile(state.params)
-        p.before.compile(state.version)
-    skipped = state.skipped
-    state, metrics = p.update.compile(state, batch, algo, adamw, router)
-    p.mean.compile([metrics] * config.learner.updates_per_batch)
-    p.close.compile(state, before, credit.baseline, skipped)
-
-
-def _scalar(job: Job, dtype: type) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((), dtype, sharding=NamedSharding(job.mesh, PartitionSpec()))
+def _scalar(mesh: Mesh, dtype: type) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((), dtype, sharding=NamedSharding(mesh, PartitionSpec()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,58 +13,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.algos.contract import Algorithm
-from jrl.algos.supervised import SUPERVISED
-from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import BATCH_AXES, TRAIN, batch_sharding, batch_shards, spec
-from jrl.experiment import Config, Eval, Tables, row_of
-from jrl.learning import learner, pack
-from jrl.learning.learner import Credit
-from jrl.learning.optimizer import begin
-from jrl.learning.pack import Plan, Shape
+from jrl.algos.contract import Objective
+from jrl.device.program_cache import Program, ProgramCache
+from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
+from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, row_of, stage_names
+from jrl.learning import credit, layout, learner, pack
+from jrl.learning.learner import Weights
+from jrl.learning.optimizer import AdamW, begin
+from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.step import StagePrograms
 from jrl.models import decoder
 from jrl.models.adapters.lora import adapted
-from jrl.models.contract import Model, split, unrolled
-from jrl.models.heads import valued
+from jrl.models.contract import Model, split_params, unrolled
+from jrl.models.heads import fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
-from jrl.rollout import sampler, stop_strings
-from jrl.rollout.prompts import prompt_batch
-from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.stop_strings import StopTable
-from jrl.tasks.data.prompts import Visit
-from jrl.types import Array, PromptBatch, PyTree, Rollout, Scores, TrainBatch, TrainState
-
-# Streams keep draws apart that share a prompt: training, evaluation, a person at the prompt.
-TRAIN_STREAM, EVAL_STREAM, INTERACTIVE_STREAM = 0, 1, 2
+from jrl.rollout import sampler
+from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
 
 
 class Programs(NamedTuple):
-    """Jitted functions of arrays. Hyper-parameters travel as arrays, so that changing one never recompiles."""
+    """The programs of a run."""
 
     init: Callable[[Array], TrainState]
     init_from: Callable[[PyTree, Array], TrainState]  # (published weights, key); the weights are donated
-    begin_rl: Callable[[TrainState], TrainState]
-    sample: Callable[
-        ..., Rollout
-    ]  # (params, prompts, key, stream, version, sampling_params, stop_table) at training's shape
     sample_eval: Callable[..., Rollout] | None
-    pack: Callable[[Rollout, Plan, Array], TrainBatch]
-    logprobs: Callable[[PyTree, TrainBatch], Array]
-    values: Callable[[PyTree, TrainBatch], dict[str, Array]] | None  # fields of TrainBatch; None: no value head
-    credit: Callable[..., Credit]  # (rollout, scores, baseline, algo[, old values by minibatch])
-    finish: Callable[[TrainBatch, Plan, Credit, PyTree], TrainBatch]
-    update: Callable[[TrainState, TrainBatch, PyTree, PyTree], tuple[TrainState, dict[str, Array]]]
-    close: Callable[..., TrainState]
-    keep: Callable[[Rollout, Scores, PyTree], Array]
-    before: Callable[[Array], Array]  # version -> max(0, version - 1)
-    mean: Callable[[list[dict[str, Array]]], dict[str, Array]]
-    copy: Callable[[PyTree], PyTree]
-    close_sft: Callable[[TrainState], TrainState] | None
-    pack_sft: Callable[..., TrainBatch] | None
-    update_sft: Callable[..., tuple[TrainState, dict[str, Array]]] | None
+    stages: tuple[StagePrograms, ...]
 
 
 def model_config(config: Config, tokenizer: Any) -> Any:
@@ -93,191 +70,211 @@ def model_of(config: Config, tables: Tables) -> Model:
     """Returns the functions of the run's model."""
     if not isinstance(config.model, Decoder | Published):
         return row_of(tables, "models", config.model).model
-    model = decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
-    return model if row_of(tables, "algos", config.algo).returns is None else valued(model)
+    return decoder.MODEL if config.adapter is None else adapted(decoder.MODEL, config.adapter)
 
 
-def padded_prompts(config: Config, mesh: Mesh) -> int:
+def padded_prompts(stage: Online, mesh: Mesh) -> int:
     """Returns B: the prompts of a step, padded to a multiple of the batch shards."""
     shards = batch_shards(mesh)
-    return -(-config.loop.prompts // shards) * shards
+    return -(-stage.prompts // shards) * shards
 
 
-def train_shape(config: Config, mesh: Mesh) -> Shape:
-    """Returns the packed shape of one RL optimiser step."""
-    width = config.data.prompt_length + config.sampler.completion_length
-    sequences = padded_prompts(config, mesh) * config.loop.samples
-    return learner.packed_shape(
-        config.learner,
-        sequences,
-        width,
-        batch_shards(mesh),
-        prompt_length=config.data.prompt_length,
-        samples=config.loop.samples,
-    )
+def width_of(config: Config) -> int:
+    """Returns T: the tokens of the longest prompt and completion."""
+    return config.data.prompt_length + config.sampler.completion_length
 
 
-def sft_shape(config: Config, mesh: Mesh) -> Shape:
-    """Returns the packed shape of one supervised step: one pass, one minibatch."""
-    width = config.data.prompt_length + config.sampler.completion_length
-    plain = dataclasses.replace(config.learner, minibatches=1, epochs=1, prefix_sharing="none")
-    if config.learner.prefix_sharing == "cross_row" and (plain.row_length or width) < width:
-        plain = dataclasses.replace(plain, row_length=None)  # that of branches; a warm start has whole sequences
-    return learner.packed_shape(plain, config.sft.sequences, width, batch_shards(mesh))
+def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
+    """Returns the packed shape of one optimiser step of a stage."""
+    width, shards = width_of(config), batch_shards(mesh)
+    if isinstance(stage, Online):
+        return layout.packed_shape(
+            stage.learner,
+            padded_prompts(stage, mesh) * stage.samples,
+            width,
+            shards,
+            prompt_length=config.data.prompt_length,
+            samples=stage.samples,
+        )
+    unit = row_of(tables, "algos", stage.objective).unit_size
+    learner, longest = dataclasses.replace(stage.learner, prefix_sharing="none"), width * unit
+    if stage.learner.prefix_sharing == "cross_row" and (learner.row_length or longest) < longest:
+        learner = dataclasses.replace(learner, row_length=None)  # that of continuations; stored rows are not cut
+    return layout.packed_shape(learner, stage.batch_size * unit, width, shards, unit=unit)
 
 
-def initial_state(key: Array, config: Config, cfg: Any, model: Model) -> TrainState:
-    """Returns the state before the first step, parameters sharded for training. `key` is the run's root."""
-    drawn = model.init(jax.random.fold_in(key, INIT_NAME), cfg, lambda names: spec(names, TRAIN))
-    base, params = split(drawn)
-    first = config.optimizer if config.sft is None else config.sft.optimizer
+def initial_state(key: Array, *, cfg: Any, model: Model) -> TrainState:
+    """Returns the state before the first stage, parameters sharded for training. `key` is the run's root."""
+    frozen, params = split_params(model.init(jax.random.fold_in(key, INIT_NAME), cfg, lambda names: spec(names, TRAIN)))
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(
-        step=zero,
-        version=zero,
-        params=params,
-        opt_state=begin(first, params),
-        key=key,
-        baseline=jnp.full((), jnp.nan, jnp.float32),
-        reference=None,
-        behaviour=None,
-        skipped=zero,
-        base=base,
-    )
+    policy = ModelState(params=params, frozen=frozen, heads={}, opt_state=None, version=zero)
+    return TrainState(step=zero, models={"policy": policy}, objective=(), key=key, skipped=zero)
 
 
-def state_from(weights: PyTree, key: Array, config: Config, cfg: Any, model: Model) -> TrainState:
+def state_from(weights: PyTree, key: Array, *, cfg: Any, model: Model) -> TrainState:
     """Returns `initial_state` with `weights` in the place of those drawn, which the compiler leaves out: of the policy,
-    or frozen under adapters. What no folder holds, adapters and a value head, is drawn."""
-    state = initial_state(key, config, cfg, model)
-    place = "params" if state.base is None else "base"
-    return state.replace(**{place: {**getattr(state, place), **weights}})
+    or frozen under adapters. Adapters, which no folder holds, are drawn."""
+    state = initial_state(key, cfg=cfg, model=model)
+    policy = state.models["policy"]
+    policy = policy.replace(params=weights) if policy.frozen is None else policy.replace(frozen=weights)
+    return state.replace(models={"policy": policy})
 
 
-def rl_state(state: TrainState, config: Config, algorithm: Algorithm) -> TrainState:
-    """Returns the state RL begins with: a fresh optimiser, the reference frozen where the algorithm has a KL term."""
-    keeps_behaviour = config.loop.lag > 0 and algorithm.refill(config.algo) is not None
-    copy = lambda: jax.tree.map(jnp.copy, state.params)
-    return state.replace(
-        opt_state=begin(config.optimizer, state.params),
-        reference=copy() if algorithm.needs_reference(config.algo) else None,
-        behaviour=copy() if keeps_behaviour else None,
-    )
+def begin_stage(
+    state: TrainState,
+    *,
+    trains: str,
+    adamw: AdamW,
+    objective: Objective,
+    config: Any,
+    cfg: Any,
+    keeps_previous: bool,
+) -> TrainState:
+    """Returns the state that a stage begins with: a fresh optimiser for the role that it trains, copies of the policy
+    for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
+
+    Args:
+      trains: the role that learns. config: the objective's. cfg: the model's.
+    """
+    needs = objective.needs(config)
+    models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
+    own = models[trains] if trains in models else copy_of(models["policy"])
+    name = zlib.crc32(trains.encode())
+    missing = [head for head in needs.heads if head not in own.heads]
+    if missing:
+        drawn = fresh_heads(
+            missing,
+            jax.random.fold_in(jax.random.fold_in(state.key, INIT_NAME), name),
+            cfg.width,
+            cfg.param_dtype,
+            lambda names: spec(names, TRAIN),
+        )
+        own = own.replace(heads={**own.heads, **drawn})
+    opt_state = begin(adamw, Weights(own.params, own.heads))
+    own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
+    if needs.reference:
+        models["reference"] = copy_of(own, own.shares or trains)
+    if keeps_previous:
+        models["previous"] = copy_of(own)
+    models[trains] = own
+    return state.replace(models=models, objective=objective.init_state(config))
 
 
-def build(
-    config: Config, algorithm: Algorithm, model: Model, tokenizer: Any, mesh: Mesh, program_cache: ProgramCache
-) -> Programs:
+def copy_of(model: ModelState, role: str = "policy") -> ModelState:
+    """Returns a model with a copy of the trained parameters of `model`, over the same frozen weights: those of `role`,
+    where it has some. It has no heads and no optimiser."""
+    shares = None if model.frozen is None and model.shares is None else role
+    params = jax.tree.map(jnp.copy, model.params)
+    return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)
+
+
+def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Mesh, cache: ProgramCache) -> Programs:
     """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
     cfg = model_config(config, tokenizer)
     model.spec(cfg)  # refuses adapters to projections that are not there
-    learned = model if config.learner.layers == "scanned" else unrolled(model)
-    static = dict(model=learned, cfg=cfg, chunk=config.learner.logprob_chunk)
-    completion = config.sampler.completion_length
-    groups = padded_prompts(config, mesh)
-    # The only update of its batch needs no old log-probs; a value head's old values are needed always.
-    old_fields = ("old_values",) if config.learner.updates_per_batch == 1 else ("old_values", "old_logprobs")
-
-    def sampling(name: str, samples: int) -> Callable[..., Rollout]:
-        fn = functools.partial(
-            sampler.program,
-            model=model,
-            model_cfg=cfg,
-            samples=samples,
-            completion_length=completion,
-            slots=config.sampler.slots,
-            layers=config.sampler.layers,
-            layout=config.sampler.layout,
-            max_batch_compactions=config.sampler.max_batch_compactions,
-            stop_ids=tokenizer.end_ids,
-            pad_id=tokenizer.pad_id,
-        )
-        return program_cache.program(name, fn)
-
+    names = stage_names(config.stages)
+    stages = [
+        build_stage(stage, name, config, tables, model, cfg, tokenizer, mesh, cache)
+        for stage, name in zip(config.stages, names)
+    ]
+    evaluated = config.eval and sampling(config, config.eval.samples, model, cfg, tokenizer)
     return Programs(
-        init=program_cache.program("init", lambda key: initial_state(key, config, cfg, model)),
-        init_from=program_cache.program(
-            "init_from", lambda weights, key: state_from(weights, key, config, cfg, model), donate_argnums=0
-        ),
-        begin_rl=program_cache.program("begin_rl", lambda state: rl_state(state, config, algorithm), donate_argnums=0),
-        sample=sampling("sample", config.loop.samples),
-        sample_eval=None if config.eval is None else sampling("sample_eval", config.eval.samples),
-        pack=program_cache.program("pack", pack.pack_rollout),
-        logprobs=program_cache.program("logprobs", functools.partial(learner.logprobs, **static)),
-        values=None
-        if algorithm.returns is None
-        else program_cache.program("values", functools.partial(learner.before_update, fields=old_fields, **static)),
-        credit=program_cache.program(
-            "credit",
-            functools.partial(
-                learner.credit,
-                algorithm=algorithm,
-                num_groups=groups,
-                max_completion=completion,
-            ),
-        ),
-        finish=program_cache.program(
-            "finish", functools.partial(learner.finish, algorithm=algorithm, max_completion=completion)
-        ),
-        update=program_cache.program(
-            "update", functools.partial(learner.update, algorithm=algorithm, **static), donate_argnums=0
-        ),
-        close=program_cache.program("close", learner.close_step, donate_argnums=0),
-        keep=program_cache.program(
-            "keep",
-            functools.partial(learner.kept_rows, algorithm=algorithm, num_groups=groups, max_completion=completion),
-        ),
-        before=program_cache.program("before", lambda version: jnp.maximum(version - 1, 0)),
-        mean=program_cache.program("mean", learner.mean_metrics),
-        copy=program_cache.program("copy", lambda tree: jax.tree.map(jnp.copy, tree)),
-        close_sft=None
-        if config.sft is None
-        else program_cache.program("close_sft", learner.close_sft_step, donate_argnums=0),
-        pack_sft=None if config.sft is None else program_cache.program("pack_sft", pack.pack_supervised),
-        update_sft=None
-        if config.sft is None
-        else program_cache.program(
-            "update_sft", functools.partial(learner.update, algorithm=SUPERVISED, **static), donate_argnums=0
-        ),
+        init=cache.program("init", functools.partial(initial_state, cfg=cfg, model=model)),
+        init_from=cache.program("init_from", functools.partial(state_from, cfg=cfg, model=model), donate_argnums=0),
+        sample_eval=evaluated and cache.program("sample_eval", evaluated),
+        stages=tuple(stages),
     )
 
 
-def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
-    """Returns prompts on the device, cut over the batch axes; missing ones are prompts of length 0."""
-    host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)
-    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
-
-    def place(x: np.ndarray) -> Array:
-        full = np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)])
-        return jax.device_put(full, batch_sharding(mesh, full.ndim))
-
-    return jax.tree.map(place, host)
-
-
-def sampling_params(config: sampler.Sampler, mesh: Mesh) -> SamplingParams:
-    """Returns the sampler's traced part as arrays."""
-    number = lambda x, dtype: None if x is None else jax.device_put(dtype(x), NamedSharding(mesh, PartitionSpec()))
-    return SamplingParams(
-        temperature=number(config.temperature, np.float32),
-        top_k=number(config.top_k, np.int32),
-        top_p=number(config.top_p, np.float32),
-        min_p=number(config.min_p, np.float32),
+def sampling(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
+    """Returns the sampler's program of a run, for so many completions of each prompt."""
+    return functools.partial(
+        sampler.program,
+        model=model,
+        model_cfg=cfg,
+        samples=samples,
+        completion_length=config.sampler.completion_length,
+        slots=config.sampler.slots,
+        layers=config.sampler.layers,
+        layout=config.sampler.layout,
+        max_batch_compactions=config.sampler.max_batch_compactions,
+        stop_ids=tokenizer.end_ids,
+        pad_id=tokenizer.pad_id,
     )
 
 
-def eval_sampling_params(config: Eval, mesh: Mesh) -> SamplingParams:
-    """Returns the sampling parameters of an evaluation: the policy at its own temperature, never truncated."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    temperature = None if config.temperature is None else jax.device_put(np.float32(config.temperature), everywhere)
-    return SamplingParams(temperature=temperature, top_k=None, top_p=None, min_p=None)
+def build_stage(
+    stage: Stage,
+    name: str,
+    config: Config,
+    tables: Tables,
+    model: Model,
+    cfg: Any,
+    tokenizer: Any,
+    mesh: Mesh,
+    cache: ProgramCache,
+) -> StagePrograms:
+    """Returns the programs of one stage, each named after it in the cache."""
+    objective = row_of(tables, "algos", stage.objective)
+    needs, online = objective.needs(stage.objective), isinstance(stage, Online)
+    learned = model if stage.learner.layers == "scanned" else unrolled(model)
+    static = dict(model=learned, cfg=cfg, chunk=stage.learner.logprob_chunk)
+    judged = dict(objective=objective, max_completion=config.sampler.completion_length)
+    # The only update of its batch needs no old log-probs; a value head's old values are needed always.
+    fields = ("old_values",) * needs.values
+    if needs.logprobs and stage.learner.updates_per_batch > 1:
+        fields += ("old_logprobs",)
+    refills = online and objective.refill(stage.objective) is not None
+    starts = dict(trains=stage.trains, adamw=stage.optimizer, objective=objective, config=stage.objective, cfg=cfg)
+
+    def program(what: str, fn: Callable, **options: Any) -> Program:
+        return cache.program(f"{name}.{what}", fn, **options)
+
+    def judging(what: str, fn: Callable, **more: Any) -> Program:
+        return program(what, functools.partial(fn, num_groups=padded_prompts(stage, mesh), **judged, **more))
+
+    return StagePrograms(
+        begin=program(
+            "begin",
+            functools.partial(begin_stage, **starts, keeps_previous=refills and stage.lag > 0),
+            donate_argnums=0,
+        ),
+        sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer)) if online else None,
+        pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
+        recompute=program("recompute", functools.partial(learner.recompute, fields=fields, **static))
+        if fields
+        else None,
+        reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
+        scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
+        if online and stage.rewards
+        else None,
+        credit=judging("credit", credit.credit) if online else None,
+        finish=program(
+            "finish", functools.partial(credit.finish_sampled if online else credit.finish_stored, **judged)
+        ),
+        update=program(
+            "update",
+            functools.partial(learner.update, role=stage.trains, objective=objective, **static),
+            donate_argnums=0,
+        ),
+        close=program(
+            "close", functools.partial(learner.close_step, role=stage.trains, objective=objective), donate_argnums=0
+        ),
+        keep=judging("keep", credit.kept_rows) if refills else None,
+        before=program("before", version_before),
+        mean=program("mean", learner.mean_metrics),
+        copy=program("copy", copy_leaves),
+    )
 
 
-def stop_table(config: sampler.Sampler, tokenizer: Any, mesh: Mesh) -> StopTable | None:
-    """Returns the stop strings' automaton on the device, or None where there are none."""
-    from_host = lambda table: jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
-    if not config.stop_strings:
-        return None
-    return from_host(stop_strings.build(config.stop_strings, tokenizer.token_bytes()))
+def version_before(version: Array) -> Array:
+    """Returns max(version - 1, 0)."""
+    return jnp.maximum(version - 1, 0)
+
+
+def copy_leaves(tree: PyTree) -> PyTree:
+    """Returns a copy of every leaf."""
+    return jax.tree.map(jnp.copy, tree)
 
 
 def abstract(x: PyTree, mesh: Mesh) -> PyTree:
@@ -288,25 +285,16 @@ def abstract(x: PyTree, mesh: Mesh) -> PyTree:
     )
 
 
-def abstract_prompts(count: int, width: int, mesh: Mesh) -> PromptBatch:
-    """Returns a batch of prompts as shapes."""
-    rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
-    shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=batch_sharding(mesh, len(dims)))
-    return PromptBatch(
-        tokens=shape((rows, width), np.int32), length=shape((rows,), np.int32), uid=shape((rows, 2), np.uint32)
-    )
-
-
-def abstract_plan(shape: Shape, mesh: Mesh) -> Plan:
+def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
     rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
     whole = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-    return Plan(
+    return PackingPlan(
         source=cut(shape.row_length),
         segment=cut(shape.row_length),
-        trunk=None if shape.samples == 1 or shape.ahead else cut(shape.row_length),
-        ahead=cut(shape.ahead) if shape.ahead else None,
+        shared_prefix=None if shape.samples == 1 or shape.prefix_columns else cut(shape.row_length),
+        prefix_row=cut(shape.prefix_columns) if shape.prefix_columns else None,
         sequence=cut(shape.places),
         member=whole((shape.sequences,), bool),
         num_real=whole((), np.int32),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -13,26 +12,42 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
+from jrl.experiment import Config, Online
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
-from jrl.models.adapters.quantized import quantise
+from jrl.models.adapters.quantized import quantize
 from jrl.models.contract import axes
 from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
-from jrl.rollout.collect import Collected, Draw, redraw_prompts
+from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts
+from jrl.rollout.sampler import stop_table_on_device
+from jrl.run.begin_from import state_from_run
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep
-from jrl.run.job import PUBLISHED, Job, RefusedIdentity
-from jrl.run.precompile import rollout_shape
+from jrl.run.identity import PUBLISHED, RefusedIdentity
+from jrl.run.job import Job
+from jrl.run.offline import OfflineStage
+from jrl.run.online import OnlineStage
+from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape
 from jrl.run.programs import abstract
+from jrl.run.report.messages import (
+    closing_message,
+    evaluation_line,
+    no_signal_warning,
+    resume_message,
+    scoring_warning,
+)
 from jrl.run.report.metrics import open_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
+from jrl.tasks.data.prompts import dropped_prompts
+from jrl.tasks.data.stream import Stream
 from jrl.types import PyTree, TrainState
 
 _log = logging.getLogger(__name__)
 
 STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped
+WARN_WITHOUT_SIGNAL = 5  # steps from the start, none with a gradient
 
 
 class Preempted(RuntimeError):
@@ -48,25 +63,26 @@ class Progress(NamedTuple):
 
     state: TrainState
     waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
-    rl: bool  # RL has begun
+    stage: int  # the stage that the state belongs to; -1: none has begun
 
 
 @dataclasses.dataclass
 class Step:
     """One finished step, for a notebook to look at."""
 
-    step: int  # counted from 1, over all phases
-    phase: str  # "sft" or "rl"
+    step: int  # counted from 1, over all stages
+    phase: str  # the name of its stage
     metrics: dict[str, Any]  # device scalars until the step is emitted
-    batch: Collected | None = None  # None in the warm start
+    batch: Collected | None = None  # None where nothing was sampled
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
         """Fields of Rollout and Scores by name, on the host."""
         if self.batch is None:
             return None
-        said = self.batch.said
-        return {**self.batch.host, "reward": said.reward, "valid": said.valid, "verdict": said.verdict}
+        scores = self.batch.host_scores
+        found = jax.device_get(fields(self.batch.rollout))
+        return {**found, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property
     def texts(self) -> list[tuple[str, str]] | None:
@@ -74,16 +90,31 @@ class Step:
         return None if self.batch is None else sequence_texts(self.batch)
 
 
+def inputs_of(job: Job) -> Inputs:
+    """Returns what the programs of a run are given from outside, as shapes."""
+    shapes = lambda tree: abstract(tree, job.mesh)
+    first_online = next((stage for stage in job.stages if isinstance(stage, OnlineStage)), None)
+    return Inputs(
+        config=job.config,
+        mesh=job.mesh,
+        programs=job.programs,
+        key=shapes(job.key),
+        sampling_params=None if first_online is None else shapes(first_online.sampler.params),
+        eval_params=None if job.evaluator is None else shapes(job.evaluator.params),
+        stop_table=shapes(stop_table_on_device(job.config.sampler, job.tokenizer, job.mesh)),
+        arrays=tuple(shapes(stage.arrays) for stage in job.stages),
+        shapes=tuple(stage.shape for stage in job.stages),
+    )
+
+
 def restore(job: Job) -> Progress:
     """Returns the progress of the newest intact checkpoint, or of a run's beginning, with every file cut to match."""
-    host = None
+    host, inputs = None, inputs_of(job)
     for step in reversed(job.run_state.steps()):
-        state = job.programs.init.shape(abstract(job.key, job.mesh))
-        if step > job.sft_steps:
-            state = job.programs.begin_rl.shape(state)
+        state, i = state_shape(inputs, step), stage_at(job.config, step)
         wanted = {"state": state}
-        if job.config.loop.lag and step > job.sft_steps:
-            wanted["waiting"] = rollout_shape(job, state)
+        if draws_next(job.config, step):
+            wanted["waiting"] = rollout_shape(inputs, i, state)
         try:
             _, tree, host = job.run_state.restore(wanted, step)
         except DamagedStep as damage:
@@ -94,33 +125,47 @@ def restore(job: Job) -> Progress:
         if job.run_state.steps():
             raise NoIntactStep(
                 f"no checkpoint in {job.folder} is intact; nothing was changed. Put a good copy of one back under "
-                f"{job.folder / 'checkpoints'}, or remove that folder: the run then begins anew, and metrics.jsonl and "
-                "rollouts/ with it"
+                f"{job.folder / 'checkpoints'}, or start a new run in another folder"
             )
     if host is None:
         metrics = job.folder / "metrics.jsonl"
         if paths.exists(metrics) and paths.size(metrics):
             job.display.note(f"no checkpoint in {job.folder}: beginning anew, what metrics.jsonl holds is dropped")
         open_files(job, 0, 0)
-        return Progress(beginning(job), None, rl=False)
+        return Progress(beginning(job), None, stage=-1)
     job.done, job.evals = host["done"], host["evals"]
-    job.skipped, job.unscored = host["in_a_row"]["skipped"], host["in_a_row"]["unscored"]
+    in_a_row = host["in_a_row"]
+    job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"])
-    job.sft_stream.set_state(host["data"]["sft"])
-    waiting = None
+    waiting, data = None, host["data"]
+    for stage in job.stages:
+        if isinstance(stage, OfflineStage):
+            stage.stream.set_state(data["stages"][stage.name])
     if "waiting" in tree:
-        waiting = Draw(tree["waiting"], redraw_prompts(job, host["data"]["waiting"]), host["data"]["waiting"])
+        sampler = job.stages[stage_at(job.config, job.done)].sampler
+        waiting = Draw(tree["waiting"], redraw_prompts(sampler, data["waiting"]), data["waiting"])
     # Refills of the last step may have moved the stream past the prompts that were under way.
-    job.stream.set_state(host["data"]["train"])
-    job.display.note(f"resumed after step {job.done} of {job.total}")
-    return Progress(tree["state"], waiting, rl=job.done > job.sft_steps)
+    job.stream.set_state(data["train"])
+    job.display.note(resume_message(job.done, job.total))
+    return Progress(tree["state"], waiting, stage=stage_at(job.config, job.done))
+
+
+def draws_next(config: Config, done: int) -> bool:
+    """Whether completions of the next step are under way after `done` steps. Not after the last step of a stage, unless
+    it is the last stage, which may go on."""
+    i = stage_at(config, done)
+    if i < 0 or not isinstance(config.stages[i], Online) or not config.stages[i].lag:
+        return False
+    return i + 1 == len(config.stages) or done < starts(config)[i] + config.stages[i].steps
 
 
 def beginning(job: Job) -> TrainState:
     """Returns the state before the first step: random weights, or the published ones that the run starts from."""
+    if job.origin is not None:
+        return state_from_run(job.origin, job.programs, job.key, abstract(job.key, job.mesh))
     if job.published is None:
         return job.programs.init(job.key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
@@ -128,14 +173,14 @@ def beginning(job: Job) -> TrainState:
     weights = load(job.published, job.mesh, told)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
     if job.config.adapter is not None and job.config.adapter.base is not None:
-        weights = quantised(job, weights)
+        weights = quantized(job, weights)
     return job.programs.init_from(weights, job.key)
 
 
-def quantised(job: Job, weights: PyTree) -> PyTree:
+def quantized(job: Job, weights: PyTree) -> PyTree:
     """Returns weights with every matrix of the layers as the run's adapters want it. Deletes each that it has made."""
     layers, names = dict(weights["layers"]), axes(decoder.spec(job.cfg))["layers"]
-    one = jax.jit(quantise, static_argnames=("name", "kind", "names"))
+    one = jax.jit(quantize, static_argnames=("name", "kind", "names"))
     for name in layers.keys() & MATRICES.keys():
         matrix = layers[name]
         layers[name] = jax.block_until_ready(one(matrix, name=name, kind=job.config.adapter.base, names=names[name]))
@@ -163,16 +208,16 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
     except ValueError as error:
-        raise ValueError(
-            f"{error}. Put it back as it was, or remove {job.folder / 'checkpoints'}: the run then begins anew"
-        ) from error
+        raise ValueError(f"{error}. Put it back as it was, or start a new run in another folder") from error
     job.rollout_rows = rollout_rows
 
 
 def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
     tree: dict[str, PyTree] = {"state": progress.state}
-    data = {"train": job.stream.get_state(), "sft": job.sft_stream.get_state()}
+    offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
+    stored = {stage.name: stage.stream.get_state() for stage in offline}
+    data: dict[str, Any] = {"train": job.stream.get_state(), "stages": stored}
     if progress.waiting is not None:
         tree["waiting"] = progress.waiting.rollout
         data["waiting"] = progress.waiting.position
@@ -185,7 +230,7 @@ def save(job: Job, progress: Progress) -> None:
             "evals": job.evals,
             "metrics_offset": job.metrics.commit(),
             "rollout_rows": job.rollout_rows,
-            "in_a_row": {"skipped": job.skipped, "unscored": job.unscored},
+            "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
             "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
         }
         job.run_state.save(job.done, tree, host)
@@ -210,13 +255,16 @@ def emit(job: Job, step: Step) -> Step:
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
     if step.batch is not None:
         show_samples(job, step)
+    if step.batch is not None:
+        job.final_reward = step.metrics["reward/mean"]
+        warn(job, step)
     job.skipped = job.skipped + 1 if step.metrics["update/skipped_nonfinite"] else 0
     job.unscored = job.unscored + 1 if step.metrics.get("rollout/valid_share") == 0 else 0
     if job.unscored >= STOP_AFTER_SKIPPED:
-        counts = {name: n for name, n in step.batch.said.counts.items() if n}
+        counts = {name: n for name, n in step.batch.host_scores.counts.items() if n}
         raise StopRun(
             f"for {STOP_AFTER_SKIPPED} steps in a row no completion could be scored: {counts} at step {step.step}. "
-            f"The first said: {next(filter(None, step.batch.said.details), 'nothing')}"
+            f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
     if job.skipped >= STOP_AFTER_SKIPPED:
         raise StopRun(
@@ -228,19 +276,30 @@ def emit(job: Job, step: Step) -> Step:
     return step
 
 
+def warn(job: Job, step: Step) -> None:
+    """Warns of completions that were not scored, and of a run that has had no gradient so far."""
+    share = step.metrics["rollout/valid_share"]
+    if (text := scoring_warning(share, step.batch.host_scores.first_problem)) is not None:
+        job.display.warn("scoring", text)
+    if job.without_signal is not None:
+        job.without_signal = job.without_signal + 1 if step.metrics["grad_norm"] == 0 else None
+        if job.without_signal == WARN_WITHOUT_SIGNAL:
+            job.display.warn("signal", no_signal_warning(job.without_signal))
+
+
 def show_samples(job: Job, step: Step) -> None:
     """Prints a few rollouts, at a few steps of the run."""
-    every = max(1, job.config.loop.steps // 5)
-    if (step.step - job.sft_steps) % every == 0:
-        said = step.batch.said
-        for (prompt, completion), reward, valid in list(zip(step.texts, said.reward, said.valid))[
-            : job.config.log.samples
-        ]:
+    i = stage_at(job.config, step.step)
+    every = max(1, job.config.stages[i].steps // 5)
+    if (step.step - starts(job.config)[i]) % every == 0:
+        scores = step.batch.host_scores
+        shown = list(zip(step.texts, scores.reward, scores.valid))[: job.config.log.samples]
+        for (prompt, completion), reward, valid in shown:
             job.display.sample(prompt, completion, float(reward) if valid else None)
-        lost = [detail for detail, valid in zip(said.details, said.valid) if not valid]
+        lost = [detail for detail, valid in zip(scores.details, scores.valid) if not valid]
         if lost:
             why = next(filter(None, lost), "nothing")
-            job.display.note(f"  {len(lost)} of {len(said.valid)} completions were not scored; the first said: {why}")
+            job.display.note(f"  {len(lost)} of {len(scores.valid)} completions were not scored; the first said: {why}")
 
 
 def keep(job: Job, step: Step) -> None:
@@ -251,45 +310,48 @@ def keep(job: Job, step: Step) -> None:
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
     fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
-    fields = {**step.rollout, "weights_fingerprint": fingerprint}
-    job.rollouts.append(step.step, fields, list(prompts), list(completions), ids, uids)
+    stored = {**step.rollout, "weights_fingerprint": fingerprint}
+    job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
 def summarise(job: Job) -> None:
     """Writes summary.json, and says how the run went and where everything is."""
     job.memory.sample(now=True)
-    rl = job.seconds.get("rl", 0.0)
+    sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))
     summary = write_summary(
         job.folder / "summary.json",
         steps=job.done,
         seconds=job.clock(),
         evals=job.evals,
-        tokens_per_second=job.sampled_tokens / rl if rl and job.sampled_tokens else None,
+        tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
     )
-    dropped = Counter(job.sft_stream.counts) + Counter(job.stream.counts)
-    if dropped:
-        counts = ", ".join(f"{count} {cause}" for cause, count in sorted(dropped.items()))
-        job.display.note(f"prompts dropped on the way: {counts} (Data.on_bad_prompt = 'drop')")
+    for stream in {id(s): s for s in (stream_of(job, stage) for stage in job.stages)}.values():
+        if text := dropped_prompts(stream.counts, stream.seen, job.config.data):
+            job.display.note(text)
     for name, result in job.evals.items():
-        if result["mean"] is None:
-            job.display.note(f"{name.replace('_', ' ')}: no held-out completion could be scored")
-            continue
-        job.display.note(
-            f"{name.replace('_', ' ')}: {100 * result['mean']:.1f} % of {result['n']} held-out prompts "
-            f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}]"
+        job.display.note(evaluation_line(name.replace("_", " "), result))
+    job.display.close(
+        closing_message(
+            job.folder,
+            steps=job.done,
+            seconds=summary["seconds"]["total"],
+            final_reward=job.final_reward,
+            steps_without_signal=job.without_signal or 0,
         )
-    job.display.note(
-        f"{job.done} steps in {summary['seconds']['total']:.0f} s; metrics.jsonl, rollouts/, checkpoints/ and "
-        f"summary.json are in {job.folder}; talk to the policy with `jrl sample {job.folder}`"
     )
+
+
+def stream_of(job: Job, stage: OfflineStage | OnlineStage) -> Stream:
+    """Returns the walk over the examples that a stage takes its rows or prompts from."""
+    return stage.stream if isinstance(stage, OfflineStage) else job.stream
 
 
 def sequence_texts(batch: Collected) -> list[tuple[str, str]]:
     """Returns (prompt, completion) of every sequence that is not padding."""
-    samples = len(batch.texts) // max(int(batch.host["group"].max()) + 1, 1)
-    said = ["\n".join(m.content for m in visit.example.messages) for visit in batch.visits]
-    return [(said[g], batch.texts[g * samples + k]) for g in range(len(said)) for k in range(samples)]
+    samples = batch.samples
+    prompts = ["\n".join(m.content for m in visit.example.messages) for visit in batch.visits]
+    return [(prompts[g], batch.texts[g * samples + k]) for g in range(len(prompts)) for k in range(samples)]
 
 
 def _number(value: Any) -> Any:

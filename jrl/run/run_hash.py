@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from jrl import paths
 from jrl.run.checkpoints.fingerprint import fingerprint, run_sections
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, restore_step, verify_step
 from jrl.run.report.metrics import read_metrics
-from jrl.types import PyTree, TrainState
+from jrl.types import PyTree
 
 # Of the host part of a save, what the clock or the machine decides. The offset is a length of rows that hold times.
 OUTSIDE = ("time", "metrics_offset")
@@ -35,10 +34,9 @@ def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, An
                 raise
             wanted = newest(folder)
     state = tree.pop("state")
-    fields = {field.name: state.get(field.name) for field in dataclasses.fields(TrainState)}
     data = {"host": {name: value for name, value in host.items() if name not in OUTSIDE}, **tree}
     rows = read_metrics(Path(folder) / "metrics.jsonl", wanted)
-    return fingerprint(wanted, run_sections(TrainState(**fields), data, rows))
+    return fingerprint(wanted, run_sections(state, data, rows))
 
 
 def newest(folder: str | Path) -> int:

@@ -5,30 +5,66 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended
+STOPPING = "Stopping: ending this step and saving. Press Ctrl-C{again} to leave now without saving."
+LEFT = "Left without saving. Run the same command to continue from the last checkpoint."
 _SHOW_CURSOR = b"\x1b[?25h"  # a live display hides it
+_SAY_SECONDS = 1.0  # how long a process that ends waits for its last message
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def write_past_streams(text: str) -> None:
+    """Writes a message to standard error past Python's streams, whose locks the main thread may hold."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\njrl: {text}\n".encode())
+
+
+class StopRequest(threading.Event):
+    """Set when a run should save and stop. `say(text)` tells the person at the terminal: on standard error, or through
+    the display while one is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._say: Callable[[str], None] = write_past_streams
+
+    def say(self, text: str) -> None:
+        self._say(text)
+
+    @contextlib.contextmanager
+    def routed_to(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Inside, `say` shows the messages: a display's `notice`, which any thread may call."""
+        before, self._say = self._say, say
+        try:
+            yield
+        finally:
+            self._say = before
 
 
 @contextlib.contextmanager
-def stop_on_signals(stop: threading.Event) -> Iterator[None]:
+def stop_on_signals(stop: threading.Event, say: Callable[[str], None] | None = None) -> Iterator[None]:
     """Inside, SIGTERM, a closed terminal and the first Ctrl-C ask the run to save and stop; a second Ctrl-C interrupts
     it at once.
 
     Only the main thread can do this; elsewhere signals stay as they are.
+
+    Args:
+      say: shows, in a thread of its own, that the run is stopping. None: leave_on_second_interrupt does.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ask(number: int, frame: Any) -> None:
-        if stop.is_set() and number == signal.SIGINT:
+        asked = stop.is_set()
+        if asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
+        if say is not None and not asked:
+            in_thread(say, stopping(number))
 
     numbers = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # a closed terminal; `nohup` has it ignored
@@ -42,11 +78,15 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leave_on_second_interrupt() -> Iterator[None]:
-    """Inside, a second Ctrl-C ends this process at once, with a message, whatever the main thread is doing.
+def leave_on_second_interrupt(say: Callable[[str], None] = write_past_streams) -> Iterator[None]:
+    """Inside, a Ctrl-C after a stop was asked for ends this process at once, with a message, whatever the main thread
+    is doing.
 
     Python runs signal handlers between two instructions of the main thread, which may sit in a compilation for a
     minute. The interpreter's own C handler also writes the signal's number to a descriptor, and a thread can read that.
+
+    Args:
+      say: shows, in a thread of its own, that the run is stopping.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,14 +94,17 @@ def leave_on_second_interrupt() -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
+    speakers: list[threading.Thread] = []
+
     def watch() -> None:
-        interrupts = 0
+        asked = False
         while numbers := os.read(reader, 64):
-            interrupts += numbers.count(signal.SIGINT)
-            if interrupts > 1:
-                _say("left at once; the last checkpoint is good, and the same command goes on from it", cursor=True)
-                os._exit(INTERRUPTED)
-            _say("asked to stop: saving after this step. Ctrl-C again leaves at once, without saving")
+            for number in filter(_STOP_SIGNALS.__contains__, numbers):
+                if asked and number == signal.SIGINT:
+                    leave()
+                if not asked:
+                    speakers.append(in_thread(say, stopping(number)))
+                asked = True
 
     watcher = threading.Thread(target=watch, name="jrl-interrupts", daemon=True)
     watcher.start()
@@ -73,9 +116,27 @@ def leave_on_second_interrupt() -> Iterator[None]:
         os.close(writer)
         watcher.join()
         os.close(reader)
+        for thread in speakers:
+            thread.join(_SAY_SECONDS)
 
 
-def _say(text: str, *, cursor: bool = False) -> None:
-    """Writes past Python's streams, whose locks the main thread may hold."""
-    with contextlib.suppress(OSError):
-        os.write(2, (_SHOW_CURSOR if cursor and sys.stderr.isatty() else b"") + f"\njrl: {text}\n".encode())
+def in_thread(say: Callable[[str], None], text: str) -> threading.Thread:
+    """Says `text` in a new thread: neither a signal handler nor the watcher may wait for a lock or a terminal."""
+    thread = threading.Thread(target=say, args=(text,), name="jrl-say", daemon=True)
+    thread.start()
+    return thread
+
+
+def stopping(number: int) -> str:
+    """Returns what a person reads after the signal that asked a run to stop."""
+    return STOPPING.format(again=" again" if number == signal.SIGINT else "")
+
+
+def leave() -> NoReturn:
+    """Ends the process, with a message and with the cursor that a live display hides."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.isatty(descriptor):
+                os.write(descriptor, _SHOW_CURSOR)
+    write_past_streams(LEFT)
+    os._exit(INTERRUPTED)

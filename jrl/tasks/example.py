@@ -19,7 +19,7 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One task: what to say to the policy, and what its verifiers need to judge the answer.
+    """One task: the prompt, and the data that verifiers need to score the answer.
 
     `verifiers` names rows of the verifier table; empty means the run's own (Scoring.verifiers). `info` is JSON and
     reaches verifiers and reports only. `task` labels the example's source in metrics ("chain_sum").
@@ -52,12 +52,12 @@ class Example:
         )
 
     def prompt_digest(self) -> bytes:
-        """32 bytes that name the prompt text: what held-out splits and duplicate checks go by."""
+        """Returns 32 bytes that identify the prompt text, for held-out splits and duplicate checks."""
         text = json.dumps([[m.role, m.content] for m in self.messages], ensure_ascii=False)
         return hashlib.sha256(text.encode()).digest()
 
 
 def visit_uid(example_id: str, visit: int) -> tuple[int, int]:
-    """Two uint32 that name one visit of one example: the root of every random draw made for it."""
+    """Returns two uint32 that identify one visit of one example: the root of every random draw for it."""
     digest = hashlib.sha256(f"{example_id}\x00{visit}".encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")

@@ -1,4 +1,4 @@
-"""What a verifier says of one completion. No JAX: this crosses process borders."""
+"""The result of a verifier for one completion. No JAX: this crosses process boundaries."""
 
 from __future__ import annotations
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jrl.algos import ALGOS
-from jrl.algos.parts import PARTS
+from jrl.algos.parts import OBJECTIVE_FUNCTIONS, PARTS
 from jrl.config import field_docs
 from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
 from jrl.models.shape import Decoder
+from jrl.resolve import bundled_configs
 from jrl.tasks.envs import ENVS
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
@@ -24,17 +27,20 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "families": FAMILIES,
     "tokenizers": TOKENIZERS,
 }
-KINDS = ("parts", *TABLES)
+KINDS = ("configs", "parts", *TABLES)
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
     """Returns a row for each entry, JSON values only.
 
-    Parts: {"id","function","inputs","output","tests"}. Tables: {"name","doc","config","fields"}; families also have
-    {"model_type","architecture","keys","harmless"}, of their config.json.
+    Configs: {"name","doc","path"}. Parts: {"id","function","inputs","output","tests"}.
+    Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, of
+    their config.json.
     """
+    if kind == "configs":
+        return [{"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()]
     if kind == "parts":
-        return [dict(part) for part in PARTS]
+        return [dict(part) for part in (*PARTS, *OBJECTIVE_FUNCTIONS)]
     row_of = _family if kind == "families" else _row
     return [row_of(name, row) for name, row in TABLES[kind].items()]
 
@@ -42,12 +48,21 @@ def rows(kind: str) -> list[dict[str, Any]]:
 def table(kind: str) -> str:
     """Returns the same as text, a line or two for each entry."""
     if kind == "parts":
-        cells = [(part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in PARTS]
-        return "\n".join(f"{place:<4} {function:<42} {said}" for place, function, said in cells)
-    found = rows(kind)
-    width = max((len(row["name"]) for row in found), default=0)
-    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in found]
-    return "\n".join(lines) if lines else f"no {kind} in this version"
+        parts = rows(kind)
+        cells = [(part["id"], part["function"], f"({', '.join(part['inputs'])}) -> {part['output']}") for part in parts]
+        return "\n".join(f"{place:<4} {function:<48} {signature}" for place, function, signature in cells)
+    listed = rows(kind)
+    width = max((len(row["name"]) for row in listed), default=0)
+    lines = [f"{row['name']:<{width}}  {row['doc']}" for row in listed]
+    return "\n".join(lines) if lines else f"no {kind} in this installation"
+
+
+def headline(path: Path) -> str:
+    """Returns the first sentence of the comment that a gin file begins with, "" where it begins with none."""
+    with open(path, encoding="utf-8") as file:
+        lines = [line.lstrip("#").strip() for line in itertools.takewhile(lambda line: line.startswith("# "), file)]
+    first, end, _ = " ".join(lines).partition(". ")
+    return first + end.strip()
 
 
 def _row(name: str, row: Any) -> dict[str, Any]:

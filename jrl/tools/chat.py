@@ -14,8 +14,8 @@ import numpy as np
 
 from jrl import paths
 from jrl.rollout import sampler
-from jrl.rollout.sampler import Sampler
-from jrl.run import programs
+from jrl.rollout.prompts import INTERACTIVE_STREAM, place_prompts
+from jrl.rollout.sampler import Sampler, stop_table_on_device
 from jrl.run.policy import Trained
 from jrl.run.report.text import printable
 from jrl.tasks.data.prompts import Visit
@@ -90,15 +90,15 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
     while width < max((len(visit.prompt) for visit in visits), default=0):
         width *= 2
     count = BATCH if len(visits) > 1 else 1
-    table = programs.stop_table(chat.config, tokenizer, mesh)
+    table = stop_table_on_device(chat.config, tokenizer, mesh)
     out: list[list[Completion]] = []
     for start in range(0, len(visits), count):
         batch = visits[start : start + count]
         rollout = sampler.sample(
             chat.trained.params,
-            programs.place_prompts(batch, count, width, tokenizer.pad_id, mesh),
+            place_prompts(batch, count, width, tokenizer.pad_id, mesh),
             jax.random.key(chat.seed),
-            stream=programs.INTERACTIVE_STREAM,
+            stream=INTERACTIVE_STREAM,
             version=0,
             config=chat.config,
             model=policy.model,

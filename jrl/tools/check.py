@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jrl.algos.conformance import PROMISES, default_config
+import numpy as np
+
+from jrl.algos.conformance import default_config, promises_of
 from jrl.models.conformance import PROMISES as MODEL_PROMISES
 from jrl.plugins import Parts, load_parts
 from jrl.rollout.scoring import Scoring
 from jrl.run.report.text import printable_lines
+from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs.check import check_source
 from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.contract import MEMBERS
 from jrl.tasks.verdict import Status, Verdict
@@ -41,11 +45,13 @@ def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
     loaded = load_parts(parts)
     found: list[Finding] = []
     for name in loaded.added["algos"]:
-        found += check_algorithm(name, loaded.tables["algos"][name])
+        found += check_objective(name, loaded.tables["algos"][name])
     if loaded.added["verifiers"]:
         found += check_verifiers(loaded)
     for name in loaded.added["envs"]:
         found += check_environment(name, loaded)
+    for name in loaded.added["sources"]:
+        found += check_stored_source(name, loaded.tables["sources"][name], _own_examples(loaded))
     for name in loaded.added["tokenizers"]:
         found += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
@@ -64,15 +70,15 @@ def check_model(name: str, row: Any) -> Iterator[Finding]:
         yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
-def check_algorithm(name: str, algorithm: Any) -> Iterator[Finding]:
-    """Yields the promises of jrl.algos.conformance."""
+def check_objective(name: str, objective: Any) -> Iterator[Finding]:
+    """Yields the promises of jrl.algos.conformance that a row with its functions makes."""
     try:
-        config = default_config(algorithm)
+        config = default_config(objective)
     except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults to be tried with", str(error))
         return
-    for promise, holds in PROMISES.items():
-        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(algorithm, config)))
+    for promise, holds in promises_of(objective).items():
+        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
 
 
 def check_verifiers(parts: Parts) -> list[Finding]:
@@ -135,6 +141,40 @@ def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
         yield Finding(name, "is a source: same index, same example; JSON; gold answers score 1", broken)
 
 
+def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[Finding]:
+    """Yields the promises of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
+
+    Args:
+      examples: of the parts' own environments; plain ones with an answer and a rejected one are tried too.
+    """
+    try:
+        config = row.config()
+    except (TypeError, ValueError) as error:
+        yield Finding(name, "has defaults to be tried with", str(error))
+        return
+    plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5"}) for text in TEXTS]
+    visits = [Visit(example, (0, i), (1, 2)) for i, example in enumerate([*plain, PLAIN, *examples])]
+    tokenizer, width = TOKENIZERS["Bytes"].build(TOKENIZERS["Bytes"].config(), TEXTS), 16
+
+    def fits() -> None:
+        (rows, counts), (again, _) = (row.rows(config, visits, tokenizer, width) for _ in range(2))
+        count = len(rows.length)
+        _hold(rows.tokens.shape == rows.action_mask.shape == (count, width), f"rows are not [n, {width}]")
+        _hold(count == row.unit_size * (len(visits) - sum(counts.values())), "visits are neither rows nor counted")
+        _hold(bool((rows.unit == np.arange(count) // row.unit_size).all()), "units are not numbered in order")
+        inside = np.arange(width) < rows.length[:, None]
+        _hold(bool((rows.action_mask <= inside).all()), "a token beyond a row's length is learned")
+        _hold(bool(rows.action_mask.any(axis=1).all()), "a row has nothing to be learned")
+        _hold(all(map(np.array_equal, rows, again)), "the same visits give other rows")
+
+    yield Finding(name, "gives rows that fit, or says why not", _problem(fits))
+
+
+def _hold(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
 def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
     """Yields the promises of jrl.tasks.tokenizers.contract."""
     row = parts.tables["tokenizers"][name]
@@ -173,7 +213,7 @@ def table(found: Sequence[Finding]) -> str:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.promise}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
     broken = sum(row.problem is not None for row in found)
-    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} promises hold, {broken} do not"
+    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} checks passed, {broken} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:

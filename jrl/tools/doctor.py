@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import jax
 
 from jrl import __version__, paths
-from jrl.experiment import FREE
 from jrl.resolve import load_config
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
-from jrl.run.job import identify, places_of
+from jrl.run.identity import free_places, identify
 from jrl.run.policy import is_published
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
@@ -46,19 +45,18 @@ LITTLE_DISK_BYTES = 2 << 30
 
 
 class Line(NamedTuple):
-    good: bool
+    good: bool | None  # None: something optional that is not installed
     text: str
 
 
 def examine(run: Path | None) -> list[Line]:
-    """Returns what was found, a line each. Changes nothing.
+    """Returns the findings, a line each. Changes nothing.
 
     Raises: ValueError where `run` is the folder of neither a run nor a published model.
     """
     published = run is not None and is_published(run)
     if run is not None and not published and not paths.exists(run / "manifest.json"):
-        raise ValueError(f"{run} is not a run folder, which holds manifest.json, nor a published model's, which holds "
-                         "config.json")  # fmt: skip
+        raise ValueError(f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)")
     here = [*installation(), disk(run or Path(".")), verifiers()]
     if published:
         return [*here, *(Line(*finding) for finding in recognised(run))]
@@ -73,22 +71,22 @@ def installation() -> Iterator[Line]:
         yield Line(True, f"{len(devices)} {devices[0].platform} device(s): {devices[0].device_kind}")
     except RuntimeError as error:
         first = str(error).splitlines()[0]
-        yield Line(False, f"JAX finds no device: {first}; JAX_PLATFORMS=cpu runs without an accelerator")
+        yield Line(False, f"JAX found no device: {first}; set JAX_PLATFORMS=cpu to run without an accelerator")
     for module, extra, use in OPTIONAL:
         there = importlib.util.find_spec(module) is not None
         if there:
-            yield Line(True, f"{module} is there ({use})")
+            yield Line(True, f"{module}: installed ({use})")
         elif extra is None:
-            yield Line(False, f"{module} is missing ({use}); install jrl-jax again")
+            yield Line(False, f"{module}: not installed, but required ({use}); reinstall jrl-jax")
         else:
-            yield Line(True, f"{module} is not there ({use}); pip install 'jrl-jax[{extra}]' brings it")
+            yield Line(None, f"{module}: not installed (optional, for {use}): pip install 'jrl-jax[{extra}]'")
 
 
 def disk(folder: Path) -> Line:
     """Returns how much room there is where the run is, or would be."""
     free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:.1f} GB free on the disk of {folder.resolve()}"
-    return Line(True, text) if free > LITTLE_DISK_BYTES else Line(False, f"{text}: a save may not fit; make room")
+    return Line(True, text) if free > LITTLE_DISK_BYTES else Line(False, f"{text}: a checkpoint may not fit")
 
 
 def verifiers() -> Line:
@@ -96,15 +94,16 @@ def verifiers() -> Line:
     example = Example("doctor", (Message("user", "What is 2 + 2?"),), answer="4")
     try:
         with open_scoring(Scoring(verifiers=(Exact(),), workers=1), VERIFIERS) as scorer:
-            said = scorer.collect(scorer.submit(["4"], [example], [((0, 0), 0)]))
+            scores = scorer.collect(scorer.submit(["4"], [example], [((0, 0), 0)]))
             layers = scorer.pool.layers
     except (OSError, RuntimeError, ValueError) as error:
         return Line(False, f"verifier workers do not start: {error}")
-    if said.verdict[0] != Status.CORRECT:
+    if scores.verdict[0] != Status.CORRECT:
         return Line(
-            False, f"a verifier worker said {Status(said.verdict[0]).name} of a right answer: {said.details[0]}"
+            False,
+            f"a verifier worker returned {Status(scores.verdict[0]).name} for a correct answer: {scores.details[0]}",
         )
-    missing = "" if "seccomp" in layers else "; this system has no filter for system calls"
+    missing = "" if "seccomp" in layers else "; this system cannot filter system calls"
     return Line(True, f"verifier workers start and judge; they are confined by {', '.join(layers)}{missing}")
 
 
@@ -112,10 +111,10 @@ def run_lines(folder: Path) -> Iterator[Line]:
     """Yields the state of a run folder."""
     holder = holder_of(folder)
     if holder is None:
-        yield Line(True, "no process trains in this folder")
+        yield Line(True, "no process is training in this folder")
     else:
         who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
-        yield Line(True, f"{who} trains in this folder")
+        yield Line(True, f"{who} is training in this folder")
     yield from saves(folder)
     yield metrics(folder)
     yield identity(folder)
@@ -124,7 +123,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
     else:
-        yield Line(True, "not finished; `jrl train` with the same configuration and --run goes on")
+        yield Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
 
 
 def saves(folder: Path) -> Iterator[Line]:
@@ -132,18 +131,18 @@ def saves(folder: Path) -> Iterator[Line]:
     root = folder / "checkpoints"
     steps = list_steps(root)
     if not steps:
-        yield Line(True, "nothing is saved yet")
+        yield Line(True, "no checkpoint yet")
     for step in steps:
         try:
             body = verify_step(root, step)
             size = sum(entry["bytes"] for entry in body["files"].values())
-            yield Line(True, f"step {step} is saved and intact, {size / 1e6:.1f} MB")
+            yield Line(True, f"checkpoint of step {step}: intact, {size / 1e6:.1f} MB")
         except DamagedStep as error:
             if step in list_steps(root):  # else the run has removed it meanwhile
-                yield Line(False, f"{error}; a resume passes it over for the one before")
+                yield Line(False, f"{error}; a resume uses the checkpoint before it")
     for name in paths.list_dir(root):
         if name.startswith(paths.TEMPORARY):
-            yield Line(True, f"{name} is of a save under way or cut short; the next resume removes it")
+            yield Line(True, f"{name} belongs to a save in progress or interrupted; the next resume removes it")
 
 
 def metrics(folder: Path) -> Line:
@@ -152,8 +151,8 @@ def metrics(folder: Path) -> Line:
     except ValueError as error:
         return Line(False, str(error))
     if steps != list(range(1, len(steps) + 1)):
-        return Line(False, "metrics.jsonl does not hold one row for each step in order; a resume cuts it to the save")
-    return Line(True, f"metrics.jsonl holds {len(steps)} rows")
+        return Line(False, "metrics.jsonl does not have one row per step in order; a resume cuts it to the checkpoint")
+    return Line(True, f"metrics.jsonl has {len(steps)} rows")
 
 
 def identity(folder: Path) -> Line:
@@ -163,13 +162,13 @@ def identity(folder: Path) -> Line:
         source = open_source(config.task, parts.tables["envs"])
         tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
         now = identify(config, parts, tokenizer, source)
-        differs, environment = compare(read_manifest(folder / "manifest.json"), now, places_of(FREE, config))
+        differs, environment = compare(read_manifest(folder / "manifest.json"), now, free_places(config))
     except Exception as error:  # a part or a task of the user's may raise anything; that is the finding
         return Line(False, f"the run cannot be opened here: {type(error).__name__}: {error}")
     if differs:
         return Line(False, "a resume here would be refused: " + _joined(differs))
-    tail = f"; other than when it began: {_joined(environment)}" if environment else ""
-    return Line(True, f"configuration, tokenizer, data and parts are those of the run{tail}")
+    tail = f"; changed since it began: {_joined(environment)}" if environment else ""
+    return Line(True, f"configuration, tokenizer, data and parts match the run{tail}")
 
 
 def conversations(folder: Path) -> Iterator[Line]:
@@ -180,7 +179,7 @@ def conversations(folder: Path) -> Iterator[Line]:
         return  # a tokenizer of the run's own parts; `identity` has opened it
     if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
         said = rewrites(tokenizer)
-        yield Line(True, said or "the chat template keeps earlier turns as they are when one is added")
+        yield Line(True, said or "the chat template leaves earlier turns unchanged when one is added")
 
 
 def _joined(lines: list[Any]) -> str:

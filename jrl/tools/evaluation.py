@@ -8,7 +8,7 @@ from typing import Any
 from jrl.experiment import row_of
 from jrl.rollout.evaluate import measure
 from jrl.rollout.scoring import open_scoring
-from jrl.run import programs
+from jrl.run.job import open_evaluator
 from jrl.run.policy import Trained
 from jrl.tasks.data.held_out import held_out
 
@@ -29,16 +29,7 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
     visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
     scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
     try:
-        found = measure(
-            policy,
-            trained.params,
-            visits,
-            key=trained.key,
-            sampling_params=programs.eval_sampling_params(config.eval, policy.mesh),
-            stop_table=programs.stop_table(config.sampler, policy.tokenizer, policy.mesh),
-            scorer=scorer,
-            announce=announce,
-        )
+        found = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
     finally:
         scorer.close()
     return {"step": trained.step, **found}

@@ -13,15 +13,18 @@ from typing import Any
 import jax
 
 from jrl import paths
+from jrl.experiment import row_of
 from jrl.models import decoder
-from jrl.models.adapters.lora import in_full, merge
+from jrl.models.adapters.lora import dequantize_params, merge
 from jrl.models.adapters.matrices import EXPERTS
-from jrl.models.contract import ADAPTER, abstract, axes
+from jrl.models.contract import abstract, axes
 from jrl.models.pretrained import peft
 from jrl.models.pretrained.adapters import modules_of, transposed
 from jrl.models.pretrained.published import Published, companions_of, decoder_of, export, plans, read_config
 from jrl.models.shape import Decoder
-from jrl.run.policy import NoTokenizer, Trained, is_published, open_trained
+from jrl.run.policy import OWN_TOKENIZER, NoTokenizer, Trained, is_published, open_trained
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.contract import SAVED_AS
 from jrl.tasks.tokenizers.published import PublishedTokenizer
 from jrl.types import PyTree
 
@@ -38,27 +41,31 @@ def export_policy(
     dtype: str = "float32",
     max_shard: str = "5GB",
     announce: Callable[[int, int], None] | None = None,
+    stage: str | None = None,
+    role: str = "policy",
 ) -> tuple[int, list[str]]:
     """Writes the policy of a run, or of a published folder, to a new folder. Returns (its step, the files written).
 
     The family is the published model's own, or else the first that can say the decoder. The tokenizer's files go along
-    where they are published ones; one that the run trained itself has no such form, and stays in the run.
+    where they are published ones. One that the run trained itself has no such form: it goes into the subfolder
+    OWN_TOKENIZER, where `jrl sample` and `jrl eval` find it and other tools do not look.
     Adapters are merged into the weights: into what the bits stand for, where the run keeps few of them (LoRA.base).
 
     Args:
       to: a folder that is not there yet, or empty.
       dtype: of the tensors, "float32" or "bfloat16".
       max_shard: of one file of tensors, such as "5GB" or "500MB".
+      stage, role: as `open_trained` takes them.
       announce: told (bytes read, bytes there are) while a published folder is read.
 
     Raises: ValueError for a source, a step, a size or a decoder that cannot be exported.
     """
-    most_bytes = size_of(max_shard)
-    trained = open_trained(source, (), step, announce=announce)
-    note_value_head(trained, source)
+    max_bytes = size_of(max_shard)
+    trained = open_trained(source, (), step, announce=announce, stage=stage, role=role)
+    note_other_models(trained, source)
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
-        raise ValueError(f"{type(model).__name__} is a model of your own, and has no published form to be written in")
+        raise ValueError(f"{type(model).__name__} is a custom model, and has no published form to be written in")
     family = decoder_of(model)[0] if isinstance(model, Published) else None
     tokenizer, companions = trained.policy.tokenizer, {}
     if isinstance(tokenizer, PublishedTokenizer):
@@ -70,18 +77,35 @@ def export_policy(
         trained.policy.cfg,
         to,
         dtype=dtype,
-        most_bytes=most_bytes,
+        max_bytes=max_bytes,
         family=family,
         companions=companions,
         ids=ids_of(tokenizer, read_config(model.path) if isinstance(model, Published) else {}),
     )
+    if not companions and not isinstance(tokenizer, NoTokenizer):
+        files += save_tokenizer(tokenizer, Path(to) / OWN_TOKENIZER)
     return trained.step, files
 
 
-def note_value_head(trained: Trained, source: str | Path) -> None:
-    """Says so where a run has a value head, which is no part of its policy."""
-    if trained.policy.algorithm.returns is not None and not is_published(Path(source)):
-        _log.warning("the value head is no part of the policy: it stays in %s", source)
+def save_tokenizer(tokenizer: Any, folder: Path) -> list[str]:
+    """Writes a tokenizer in jrl's own form to a new folder. Returns the files written, as OWN_TOKENIZER/name."""
+    paths.make_dir(folder)
+    tokenizer.save(folder)
+    kind = paths.read_object(folder / SAVED_AS)["kind"]
+    if kind not in TOKENIZERS:
+        _log.warning("the tokenizer %s comes from the run's parts: `jrl eval` reads it with a --config that names "
+                     "them; `jrl sample` and other tools do not", kind)  # fmt: skip
+    return [f"{folder.name}/{name}" for name in paths.list_dir(folder)]
+
+
+def note_other_models(trained: Trained, source: str | Path) -> None:
+    """Says so where a run trains more than its policy: heads and other roles stay in the run."""
+    if is_published(Path(source)):
+        return
+    config, tables = trained.policy.config, trained.policy.parts.tables
+    for stage in config.stages:
+        for head in row_of(tables, "algos", stage.objective).needs(stage.objective).heads:
+            _log.warning("the %s head of %s is no part of the policy: it stays in %s", head, stage.trains, source)
 
 
 def merged(trained: Trained, dtype: str) -> PyTree:
@@ -95,14 +119,20 @@ def merged(trained: Trained, dtype: str) -> PyTree:
 
 
 def export_adapter(
-    source: str | Path, to: str | Path, step: int | None = None, *, dtype: str = "float32"
+    source: str | Path,
+    to: str | Path,
+    step: int | None = None,
+    *,
+    dtype: str = "float32",
+    stage: str | None = None,
+    role: str = "policy",
 ) -> tuple[int, list[str]]:
     """Writes the adapters of a run to a new folder in PEFT's form. Returns (the run's step, the files written).
 
     Raises: ValueError for a run without adapters, or whose frozen weights are not those of a published folder.
     """
-    trained = open_trained(source, (), step)
-    note_value_head(trained, source)
+    trained = open_trained(source, (), step, stage=stage, role=role)
+    note_other_models(trained, source)
     policy = trained.policy
     if policy.config.adapter is None:
         raise ValueError(f"{source} has no adapters (Config.adapter); leave --adapter-only out")
@@ -113,17 +143,17 @@ def export_adapter(
             f"the frozen weights of {source} {what}: no folder holds them, and an adapter without them is of no use. "
             "Leave --adapter-only out"
         )
-    if any(name in EXPERTS for name in trained.params[ADAPTER]):
+    if any(name in EXPERTS for name in trained.params.adapters):
         raise ValueError(f"{source} has adapters to experts, whose form differs among versions of PEFT. Leave "
                          "--adapter-only out")  # fmt: skip
     found = plans(decoder_of(policy.config.model)[0], policy.cfg)
     params = trained.params
     if policy.config.adapter.kind == "lora":  # of whose matrices the shapes are wanted, and no bytes
-        params = {**params, "layers": abstract(decoder.spec(policy.cfg))["layers"]}
+        params = params._replace(base=abstract(decoder.spec(policy.cfg)))
     elif policy.config.adapter.base is not None:  # DoRA's lengths are of whole matrices
-        full = functools.partial(in_full, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
+        full = functools.partial(dequantize_params, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
         with jax.set_mesh(policy.mesh):
-            params = jax.jit(full)(params)
+            params = params._replace(base=jax.jit(full)(params.base))
     modules = dict(modules_of(params, policy.config.adapter, found))
     files = peft.write(
         to,

@@ -27,7 +27,8 @@ from jrl.models.pretrained.published import (
 )
 from jrl.models.pretrained.tensors import INDEX, SINGLE, open_tensors
 from jrl.models.shape import Decoder
-from jrl.run.policy import generation_defaults, unsupported_generation_options, without_tokenizer
+from jrl.run.policy import OWN_TOKENIZER, generation_defaults, unsupported_generation_options, without_tokenizer
+from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build, fit_to_embedding, rewrites
 from jrl.types import PyTree
 
@@ -106,6 +107,11 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     """Yields the tokenizer, its template and what ends an answer."""
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
     try:
+        if not there and paths.exists(folder / OWN_TOKENIZER):
+            own = load_tokenizer(folder / OWN_TOKENIZER)
+            yield Finding(True, f"{OWN_TOKENIZER}/ holds a tokenizer in jrl's form: it fills {own.filled} ids of "
+                                f"{cfg.vocab_size}; other tools read token ids only")  # fmt: skip
+            return
         if not there:
             ends = without_tokenizer(folder, cfg).end_ids
             yield Finding(

@@ -6,16 +6,17 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl import paths
 from jrl.device.sharding import BATCH_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated
-from jrl.learning import learner, pack
+from jrl.learning import layout, learner, pack
 from jrl.models.contract import Model
 from jrl.models.families import labels_of
+from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, classifier_of, read_config
 from jrl.models.shape import Decoder, check_length, for_length
 from jrl.rollout.rewards import RewardModel, judge, open_judge
@@ -34,11 +35,13 @@ def score_file(trained: Trained, rows: str | Path, out: str | Path) -> int:
     Raises: ValueError naming file and line for a row that cannot be scored; nothing is written then.
     """
     sequences = read_rows(rows, trained.policy.tokenizer, trained.policy.cfg.vocab_size)
-    scored = score(trained, sequences)
-    lines = [
-        json.dumps({"tokens": tokens, "logprobs": [float(x) for x in values]})
-        for tokens, values in zip(sequences, scored)
-    ]
+    if REWARD in trained.heads:
+        rewards = score_rewards(trained, sequences)
+        rows_out = [{"tokens": ids, "reward": float(value)} for ids, value in zip(sequences, rewards)]
+    else:
+        scored = score(trained, sequences)
+        rows_out = [{"tokens": ids, "logprobs": [float(x) for x in values]} for ids, values in zip(sequences, scored)]
+    lines = [json.dumps(row) for row in rows_out]
     paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
     return len(lines)
 
@@ -87,11 +90,20 @@ def _width(longest: int) -> int:
     return width
 
 
-def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
+class _Laid(NamedTuple):
+    """How sequences are laid out to be scored: all batches have one shape, set by the longest sequence."""
 
-    The first token has no predecessor: its value is 0. All batches have one shape, set by the longest sequence.
-    """
+    cfg: Any  # the model's
+    chunk: int
+    shape: pack.Shape
+
+    def batches(self, sequences: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+        """Yields the sequences of each batch."""
+        for start in range(0, len(sequences), self.shape.sequences):
+            yield sequences[start : start + self.shape.sequences]
+
+
+def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
     policy = trained.policy
     shards = batch_shards(policy.mesh)
     longest = max(map(len, sequences), default=0)
@@ -100,32 +112,61 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
         cfg = for_length(cfg, longest)
         check_length(cfg, longest)
     width = _width(longest)
-    budget = max(1, policy.config.learner.micro_batch_tokens // width)
+    settings = policy.config.stages[-1].learner
+    budget = max(1, settings.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
-    config = learner.Learner(
+    config = layout.Learner(
         row_length=width,
-        micro_batch_tokens=policy.config.learner.micro_batch_tokens,
-        sequences_per_row=policy.config.learner.sequences_per_row,
-        logprob_chunk=policy.config.learner.logprob_chunk,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        sequences_per_row=settings.sequences_per_row,
+        logprob_chunk=settings.logprob_chunk,
     )
-    shape = learner.packed_shape(config, count, width, shards)
-    program = jax.jit(
-        functools.partial(_logprobs, model=policy.model, cfg=cfg, chunk=config.logprob_chunk, width=width, rows=count)
-    )
+    return _Laid(cfg, config.logprob_chunk, layout.packed_shape(config, count, width, shards))
+
+
+def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Returns log p(token t | tokens before t) at temperature 1 for every sequence, [its length] float32 or wider each.
+
+    The first token has no predecessor: its value is 0.
+    """
+    laid = _laid(trained, sequences)
+    static = dict(model=trained.policy.model, cfg=laid.cfg, chunk=laid.chunk)
+    program = jax.jit(functools.partial(_logprobs, **static, width=laid.shape.width, rows=laid.shape.sequences))
     out: list[np.ndarray] = []
-    for start in range(0, len(sequences), count):
-        batch = sequences[start : start + count]
-        values = np.asarray(jax.device_get(program(trained.params, *_placed(trained, batch, shape))))
+    for batch in laid.batches(sequences):
+        values = np.asarray(jax.device_get(program(trained.params, *_placed(trained, batch, laid.shape))))
         for tokens, row in zip(batch, values):
             out.append(np.concatenate([np.zeros(1, row.dtype), row[1 : len(tokens)]]))
     return out
+
+
+def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    """Returns what the reward head of a role says at the last token of every sequence, [N] float32 or wider."""
+    laid = _laid(trained, sequences)
+    program = jax.jit(functools.partial(_rewards, model=trained.policy.model, cfg=laid.cfg))
+    out: list[np.ndarray] = []
+    for batch in laid.batches(sequences):
+        arrays = _placed(trained, batch, laid.shape)
+        sequence, scores = jax.device_get(program(learner.Weights(trained.params, trained.heads), *arrays))
+        values = np.zeros(laid.shape.sequences, scores.dtype)
+        placed = sequence < len(batch)
+        values[sequence[placed]] = scores[placed]
+        out.append(values[: len(batch)])
+    return np.concatenate(out) if out else np.zeros(0, np.float32)
+
+
+def _rewards(
+    weights: learner.Weights, tokens: Array, mask: Array, plan: pack.PackingPlan, one: Array, *, model: Model, cfg: Any
+) -> tuple[Array, Array]:
+    packed = pack.pack_tokens(tokens, mask, plan, one)
+    return packed.sequence, learner.sequence_scores(weights, packed, model=model, cfg=cfg)
 
 
 def _logprobs(
     params: PyTree,
     tokens: Array,
     mask: Array,
-    plan: pack.Plan,
+    plan: pack.PackingPlan,
     one: Array,
     *,
     model: Model,
@@ -134,8 +175,8 @@ def _logprobs(
     width: int,
     rows: int,
 ) -> Array:
-    batch = pack.pack_supervised(tokens, mask, plan, one)
-    values = learner.logprobs(params, batch, model=model, cfg=cfg, chunk=chunk)
+    packed = pack.pack_tokens(tokens, mask, plan, one)
+    values = learner.logprobs(learner.Weights(params, {}), packed, model=model, cfg=cfg, chunk=chunk)
     return pack.unpack(values, plan.source, width, rows)
 
 

@@ -9,7 +9,7 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.dr_grpo import DrGRPO
 
-ALGORITHM = ALGOS["DrGRPO"]
+OBJECTIVE = ALGOS["DrGRPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
@@ -26,7 +26,7 @@ def test_rewards_are_centred_and_not_divided():
         num_groups=2,
         max_completion=1,
     )
-    fn = jax.jit(lambda config, g: ALGORITHM.advantages(config, g, ALGORITHM.shape(config, g), jnp.float32(0)))
+    fn = jax.jit(lambda config, g: OBJECTIVE.advantages(config, g, OBJECTIVE.shape(config, g), ()))
     got, _, counters = fn(DrGRPO(), groups)
     np.testing.assert_allclose(got[:, 0], [3, -1, -1, -1, 0, 0], rtol=1e-6)
     assert counters["zero_variance_groups"] == 1
@@ -35,9 +35,9 @@ def test_rewards_are_centred_and_not_divided():
 def test_the_denominator_is_the_configured_constant():
     # two rows of at most 3 tokens, one of them all masked: 2 * 3, whatever the width of the arrays
     mask = jnp.array([[True, False, False, False], [False] * 4])
-    np.testing.assert_array_equal(ALGORITHM.weights(DrGRPO(), mask, 3), mask)
-    assert ALGORITHM.denominator(DrGRPO(), mask, 2, 3) == 6
-    assert jax.jit(lambda rows: ALGORITHM.denominator(DrGRPO(), mask, rows, 3))(jnp.int32(2)) == 6
+    np.testing.assert_array_equal(OBJECTIVE.weights(DrGRPO(), mask, 3), mask)
+    assert OBJECTIVE.denominator(DrGRPO(), mask, 2, 3) == 6
+    assert jax.jit(lambda rows: OBJECTIVE.denominator(DrGRPO(), mask, rows, 3))(jnp.int32(2)) == 6
 
 
 def test_the_loss_is_the_clip_by_hand():
@@ -54,15 +54,15 @@ def test_the_loss_is_the_clip_by_hand():
         segment=jnp.zeros(3, jnp.int32),
         num_segments=1,
     )
-    loss, _ = jax.jit(ALGORITHM.token_loss)(DrGRPO(dual_clip=2.0), tokens)
+    loss, _ = jax.jit(OBJECTIVE.token_loss)(DrGRPO(dual_clip=2.0), tokens, ())
     np.testing.assert_allclose(loss, [-1.2, 1.6, 2.0], rtol=1e-6)
-    with_bonus, _ = ALGORITHM.token_loss(DrGRPO(dual_clip=2.0, entropy_bonus=0.1), tokens)
+    with_bonus, _ = OBJECTIVE.token_loss(DrGRPO(dual_clip=2.0, entropy_bonus=0.1), tokens, ())
     np.testing.assert_allclose(with_bonus - loss, -0.1, rtol=1e-5)
 
 
 def test_it_needs_no_reference_and_no_refill():
-    assert not ALGORITHM.needs_reference(DrGRPO())
-    assert ALGORITHM.refill(DrGRPO()) is None
+    assert not OBJECTIVE.needs(DrGRPO()).reference
+    assert OBJECTIVE.refill(DrGRPO()) is None
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_it_needs_no_reference_and_no_refill():
 )
 def test_illegal_combinations_are_refused(config, facts, message):
     with pytest.raises(ValueError, match=message):
-        ALGORITHM.check(config, facts)
+        OBJECTIVE.check(config, facts)

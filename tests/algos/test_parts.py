@@ -9,7 +9,9 @@ import pathlib
 
 import pytest
 
-from jrl.algos.parts import PARTS
+from jrl.algos import ALGOS
+from jrl.algos.contract import Objective
+from jrl.algos.parts import OBJECTIVE_FUNCTIONS, PARTS
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = [f"{part['id']}-{part['function'].split(':')[1]}" for part in PARTS]
@@ -23,7 +25,27 @@ def test_the_function_is_there_with_the_inputs_named(part):
     assert part["id"] in function.__doc__ or part["id"] == "A23"  # whiten is a reduction that A23 borrows
 
 
-@pytest.mark.parametrize("part", PARTS, ids=NAMES)
+def test_every_function_of_an_objective_is_listed_in_the_records_order():
+    listed = [part["function"] for part in OBJECTIVE_FUNCTIONS]
+    functions = [name for name in Objective._fields if name not in ("config", "unit_size")]
+    assert listed == [f"jrl.algos.contract:Objective.{name}" for name in functions]
+
+
+@pytest.mark.parametrize("part", OBJECTIVE_FUNCTIONS, ids=lambda part: part["function"].split(".")[-1])
+def test_rows_define_it_with_the_inputs_named(part):
+    name = part["function"].split(".")[-1]
+    defined = [getattr(row, name) for row in (Objective(config=object), *ALGOS.values())]
+    defined = [function for function in defined if function is not None]
+    assert defined
+    for function in defined:
+        assert len(inspect.signature(function).parameters) == len(part["inputs"])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [*PARTS, *OBJECTIVE_FUNCTIONS],
+    ids=[*NAMES, *(part["function"].split(":")[1] for part in OBJECTIVE_FUNCTIONS)],
+)
 def test_its_tests_are_there(part):
     assert part["tests"]
     for test in part["tests"]:

@@ -10,7 +10,7 @@ from jrl.algos.common import TruncatedImportance
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.reinforce import Reinforce
 
-ALGORITHM = ALGOS["Reinforce"]
+OBJECTIVE = ALGOS["Reinforce"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
@@ -26,14 +26,56 @@ def test_the_advantage_is_the_reward_less_its_moving_average():
         num_groups=3,
         max_completion=2,
     )
-    fn = jax.jit(lambda config, g, b: ALGORITHM.advantages(config, g, ALGORITHM.shape(config, g), b))
-    got, baseline, counters = fn(Reinforce(), groups, jnp.float32(0.2))
+    fn = jax.jit(lambda config, g, state: OBJECTIVE.advantages(config, g, OBJECTIVE.shape(config, g), state))
+    got, state, counters = fn(Reinforce(), groups, {"baseline": jnp.float32(0.2)})
     np.testing.assert_allclose(got, [[0, 0.8], [-0.2, -0.2], [0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(baseline, 0.215, rtol=1e-6)
+    np.testing.assert_allclose(state["baseline"], 0.215, rtol=1e-6)
     np.testing.assert_allclose(counters["baseline"], 0.215, rtol=1e-6)
-    _, slower, _ = fn(Reinforce(baseline_decay=0.5), groups, jnp.float32(0.2))
-    np.testing.assert_allclose(slower, 0.35, rtol=1e-6)  # 0.5 * 0.2 + 0.5 * 0.5
-    np.testing.assert_array_equal(ALGORITHM.keep(Reinforce(), groups), [True, True, False])
+    _, slower, _ = fn(Reinforce(baseline_decay=0.5), groups, {"baseline": jnp.float32(0.2)})
+    np.testing.assert_allclose(slower["baseline"], 0.35, rtol=1e-6)  # 0.5 * 0.2 + 0.5 * 0.5
+    np.testing.assert_array_equal(OBJECTIVE.keep(Reinforce(), groups), [True, True, False])
+
+
+def test_the_first_batch_is_compared_with_its_own_mean():
+    # b is NaN before the first step: R = [1, 0, 0.5], b' = 0.5, and the advantages are R - 0.5
+    reward = jnp.array([1.0, 0.0, 0.5])
+    groups = Groups(
+        reward=reward,
+        outcome=reward,
+        valid=jnp.ones(3, bool),
+        group=jnp.arange(3, dtype=jnp.int32),
+        action_mask=jnp.ones((3, 1), bool),
+        finish=jnp.zeros(3, jnp.int8),
+        num_groups=3,
+        max_completion=1,
+    )
+    state = OBJECTIVE.init_state(Reinforce())
+    assert jnp.isnan(state["baseline"]) and state["baseline"].dtype == jnp.float32
+    got, state, _ = OBJECTIVE.advantages(Reinforce(), groups, reward, state)
+    np.testing.assert_allclose(got[:, 0], [0.5, -0.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(state["baseline"], 0.5, rtol=1e-6)
+
+
+def test_a_step_without_a_verdict_leaves_the_baseline():
+    groups = Groups(
+        reward=jnp.full(2, jnp.nan),
+        outcome=jnp.full(2, jnp.nan),
+        valid=jnp.zeros(2, bool),
+        group=jnp.arange(2, dtype=jnp.int32),
+        action_mask=jnp.ones((2, 1), bool),
+        finish=jnp.zeros(2, jnp.int8),
+        num_groups=2,
+        max_completion=1,
+    )
+    for before in (jnp.float32(0.2), OBJECTIVE.init_state(Reinforce())["baseline"]):
+        got, state, _ = OBJECTIVE.advantages(Reinforce(), groups, groups.reward, {"baseline": before})
+        np.testing.assert_array_equal(got, 0)
+        np.testing.assert_array_equal(state["baseline"], before)
+
+
+def test_the_baseline_stays_where_it_is_between_the_updates_and_the_next_batch():
+    state = {"baseline": jnp.float32(0.2)}
+    assert OBJECTIVE.next_state(Reinforce(), state, {"loss": jnp.float32(1)}) is state
 
 
 def test_the_loss_is_the_policy_gradient_by_hand():
@@ -50,23 +92,24 @@ def test_the_loss_is_the_policy_gradient_by_hand():
         num_segments=1,
     )
     for config, weight in ((Reinforce(), 1.0), (Reinforce(importance=TruncatedImportance()), np.exp(0.1))):
-        loss = lambda lp, config=config: ALGORITHM.token_loss(config, tokens.replace(logprobs=lp))[0].sum()
+        state = OBJECTIVE.init_state(config)
+        loss = lambda lp, c=config, s=state: OBJECTIVE.token_loss(c, tokens.replace(logprobs=lp), s)[0].sum()
         np.testing.assert_allclose(jax.jit(loss)(tokens.logprobs), weight, rtol=1e-6)
         np.testing.assert_allclose(jax.grad(loss)(tokens.logprobs), [-0.5 * weight], rtol=1e-6)
-    bonus, _ = ALGORITHM.token_loss(Reinforce(entropy_bonus=0.01), tokens)
+    bonus, _ = OBJECTIVE.token_loss(Reinforce(entropy_bonus=0.01), tokens, state)
     np.testing.assert_allclose(bonus, [1 - 0.03], rtol=1e-6)
 
 
 def test_tokens_weigh_alike():
     mask = jnp.array([[True, False, False], [True, True, True]])
-    np.testing.assert_array_equal(ALGORITHM.weights(Reinforce(), mask, 3), mask)
-    assert ALGORITHM.denominator(Reinforce(), mask, 8, 3) == 4
+    np.testing.assert_array_equal(OBJECTIVE.weights(Reinforce(), mask, 3), mask)
+    assert OBJECTIVE.denominator(Reinforce(), mask, 8, 3) == 4
 
 
 def test_it_needs_no_group_no_reference_and_no_refill():
-    ALGORITHM.check(Reinforce(), FACTS)
-    assert not ALGORITHM.needs_reference(Reinforce())
-    assert ALGORITHM.refill(Reinforce()) is None
+    OBJECTIVE.check(Reinforce(), FACTS)
+    assert not OBJECTIVE.needs(Reinforce()).reference
+    assert OBJECTIVE.refill(Reinforce()) is None
 
 
 @pytest.mark.parametrize(
@@ -79,4 +122,4 @@ def test_it_needs_no_group_no_reference_and_no_refill():
 )
 def test_illegal_combinations_are_refused(config, facts, message):
     with pytest.raises(ValueError, match=message):
-        ALGORITHM.check(config, facts)
+        OBJECTIVE.check(config, facts)

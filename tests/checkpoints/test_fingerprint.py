@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,21 +10,22 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jrl.run.checkpoints import Checkpoint, run_state
 from jrl.run.checkpoints.fingerprint import fingerprint, rows_digest, run_sections, tree_digest
-from jrl.types import TrainState
 
 
-def state_of(seed: int) -> TrainState:
-    return TrainState(
-        step=jnp.int32(3),
-        version=jnp.int32(2),
-        params={"w": jax.random.normal(jax.random.key(seed), (4, 4))},
-        opt_state=(jnp.zeros((4, 4)), None),
-        key=jax.random.key(seed),
-        baseline=jnp.float32(jnp.nan),
-        reference=None,
-        behaviour=None,
-        skipped=jnp.int32(0),
-    )
+def state_of(seed: int, **policy) -> dict[str, Any]:
+    """The fields of a TrainState as a checkpoint names them; `policy` replaces some of that model's."""
+    model = {
+        "params": {"w": jax.random.normal(jax.random.key(seed), (4, 4))},
+        "opt_state": (jnp.zeros((4, 4)), None),
+        "version": jnp.int32(2),
+    }
+    return {
+        "step": jnp.int32(3),
+        "models": {"policy": {**model, **policy}},
+        "objective": {"baseline": jnp.float32(jnp.nan)},
+        "key": jax.random.key(seed),
+        "skipped": jnp.int32(0),
+    }
 
 
 def test_each_section_answers_for_its_own_part():
@@ -31,9 +34,9 @@ def test_each_section_answers_for_its_own_part():
     base = fingerprint(3, sections)
     assert list(base) == ["step", "total", "params", "opt_state", "keys", "data", "metrics"]
     changed = {
-        "params": run_sections(state_of(0).replace(params={"w": jnp.ones((4, 4))}), {"position": 8}, rows),
-        "opt_state": run_sections(state_of(0).replace(skipped=jnp.int32(1)), {"position": 8}, rows),
-        "keys": run_sections(state_of(0).replace(key=jax.random.key(9)), {"position": 8}, rows),
+        "params": run_sections(state_of(0, params={"w": jnp.ones((4, 4))}), {"position": 8}, rows),
+        "opt_state": run_sections({**state_of(0), "skipped": jnp.int32(1)}, {"position": 8}, rows),
+        "keys": run_sections({**state_of(0), "key": jax.random.key(9)}, {"position": 8}, rows),
         "data": run_sections(state_of(0), {"position": 9}, rows),
         "metrics": run_sections(state_of(0), {"position": 8}, [{"step": 1, "reward": 0.25, "time/step": 1.0}]),
     }

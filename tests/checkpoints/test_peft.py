@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.adapters.lora import LoRA, adapted, merge
 from jrl.models.adapters.matrices import ADAPTABLE
-from jrl.models.contract import ADAPTER, abstract, axes
+from jrl.models.contract import Adapted, abstract, axes
 from jrl.models.decoder import MODEL
 from jrl.models.families.contract import Pick
 from jrl.models.leaves import layers_of
@@ -101,8 +101,8 @@ def test_an_adapter_that_is_written_says_of_published_matrices_what_was_trained(
     config = LoRA(rank=2, alpha=3.0, kind=kind, scaling="alpha/sqrt(rank)", targets=targets)
     names = axes(adapted(MODEL, config).spec(cfg))
     with jax.set_mesh(one_device()):
-        adapters = somehow(adapted(MODEL, config).spec(cfg)[ADAPTER])
-        params = {**load(Published(path=str(folder)), one_device()), ADAPTER: adapters}
+        adapters = somehow(adapted(MODEL, config).spec(cfg).adapters)
+        params = Adapted(load(Published(path=str(folder)), one_device()), adapters)
         whole = jax.jit(functools.partial(merge, config=config, names=names, dtype="float32"))(params)
     modules = dict(modules_of(params, config, plans(family, cfg)))
     to = tmp_path / "adapter"
@@ -202,9 +202,9 @@ def test_an_adapter_to_another_model_is_refused(tmp, tmp_path):
     (lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((3, 4), np.float32)}),
      "lora_embedding_A"),
     (lambda t: t.update({"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": np.zeros((3, 31), np.float32)}),
-     "has 31 inputs and 48 outputs, and not 32 and 48"),
+     "has 31 inputs and 48 outputs, expected 32 and 48"),
     (lambda t: t.update({"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": np.zeros((3, 32), np.int8)}),
-     "no floating-point"),
+     "not floating point"),
 ])  # fmt: skip
 def test_tensors_that_are_no_adapter_are_refused(change, said, tmp, tmp_path):
     refused(tmp, tmp_path, said, change=change)
@@ -216,5 +216,5 @@ def test_a_pickled_adapter_is_refused(tmp, tmp_path):
     (tmp_path / "a" / "adapter_model.safetensors").rename(tmp_path / "a" / "adapter_model.bin")
     with pytest.raises(ValueError, match="a pickle can run any code"):
         peft.read(tmp_path / "a")
-    with pytest.raises(ValueError, match="is no adapter"):
+    with pytest.raises(ValueError, match="is not an adapter"):
         peft.read(folder)

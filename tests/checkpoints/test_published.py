@@ -46,8 +46,8 @@ def test_what_is_missing_left_over_and_mis_shaped_is_listed_together(folder):
     refused(
         folder,
         "missing (1): model.norm.weight",
-        "left over (1): model.layers.7.extra.weight",
-        "model.layers.1.mlp.up_proj.weight is [48, 31] and not [48, 32]",
+        "unexpected (1): model.layers.7.extra.weight",
+        "model.layers.1.mlp.up_proj.weight is [48, 31], expected [48, 32]",
         "model.layers.0.mlp.up_proj.weight is I8",
     )
 
@@ -80,20 +80,20 @@ def test_pickled_weights_are_refused(folder):
 def test_an_index_stays_in_its_folder(folder):
     for outside in ("../../etc/passwd", "/etc/passwd", "sub/a.safetensors", "..", 7):
         (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": outside}}))
-        refused(folder, repr(outside), "in the folder is due")
+        refused(folder, repr(outside), "of a .safetensors file in the folder")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', "[" * 100_000])
 def test_an_index_that_is_none_is_refused(folder, text):
     (folder / INDEX).write_text(text)
-    refused(folder, "is no index of tensors")
+    refused(folder, "is not an index of tensors")
 
 
 def test_an_index_that_names_what_is_not_there_is_refused(folder):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "model-2.safetensors"}}))
     refused(folder, "lacks model-2.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"model.nrm.weight": FILE}}))
-    refused(folder, "does not hold model.nrm.weight")
+    refused(folder, "does not contain model.nrm.weight")
 
 
 def test_damaged_files_are_refused(folder):
@@ -133,11 +133,11 @@ def test_a_header_that_names_a_tensor_twice_is_refused(folder):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_attention_heads": 2}, "q_proj.weight is [32, 32] and not [16, 32]"),
-        ({"num_key_value_heads": 1}, "k_proj.weight is [16, 32] and not [8, 32]"),
+        ({"num_attention_heads": 2}, "q_proj.weight is [32, 32], expected [16, 32]"),
+        ({"num_key_value_heads": 1}, "k_proj.weight is [16, 32], expected [8, 32]"),
         ({"num_hidden_layers": 3}, "missing (9): model.layers.2"),
-        ({"num_hidden_layers": 1}, "left over (9): model.layers.1"),
-        ({"vocab_size": 95}, "embed_tokens.weight is [96, 32] and not [95, 32]"),
+        ({"num_hidden_layers": 1}, "unexpected (9): model.layers.1"),
+        ({"vocab_size": 95}, "embed_tokens.weight is [96, 32], expected [95, 32]"),
     ],
 )
 def test_a_config_of_another_shape_than_the_tensors_is_refused_by_name(tmp_path, changes, said):
@@ -155,9 +155,9 @@ def test_rows_and_columns_are_read_by_ranges_and_in_pieces(folder, monkeypatch):
 
 
 def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):
-    refused(tmp_path, "holds no config.json")
+    refused(tmp_path, "has no config.json")
     (folder / FILE).unlink()
-    refused(folder, "holds no weights")
+    refused(folder, "has no weights")
     for text in ("[]", "{", "[" * 100_000):
         (folder / "config.json").write_text(text)
         refused(folder, "config.json")

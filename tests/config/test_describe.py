@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from reader_tree import TABLES, AdamW, Config, Loop
 
-from jrl.config import all_fields, describe, field_docs
+from jrl.config import ConfigError, all_fields, describe, describe_section, field_docs
 
 
 def test_help_lists_type_default_and_the_comment_of_every_field():
@@ -35,3 +36,41 @@ def test_every_reachable_field_is_listed_once():
     assert len(pairs) == len(set(pairs))
     assert {("Config", "algo"), ("Schedule", "warmup"), ("DAPO", "clip_high"), ("Mixture", "parts")} <= set(pairs)
     assert all_fields(Loop, {}) == [(Loop, name) for name in ("steps", "lag", "eval_every", "stop_at")]
+
+
+def test_one_section_or_one_table_is_described():
+    assert describe_section(Config, TABLES, "Loop").startswith("Loop  How long the run is.\n  steps: int")
+    algos = describe_section(Config, TABLES, "algos")
+    assert algos.startswith("# algos: @GRPO(), @DAPO()\n\nGRPO") and "\nDAPO" in algos and "Loop" not in algos
+
+
+def test_a_mistyped_section_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"there is no section 'Lopo'; did you mean Loop?"):
+        describe_section(Config, TABLES, "Lopo")
+
+
+@dataclasses.dataclass
+class Commented:
+    """Comments in every place."""
+
+    # Not beside a field.
+
+    # Two lines that
+    # belong together.
+    above: int = 0
+    none: int = 0
+    both: int = 0  # the one beside it
+    # The block above loses to
+    other: int = 0  # the trailing one
+    long: tuple[int, ...] = (
+        0,  # inside
+    )  # after the bracket
+
+
+def test_the_comment_block_above_a_field_is_its_doc_where_none_trails_it():
+    assert field_docs(Commented) == {
+        "above": "Two lines that belong together.",
+        "both": "the one beside it",
+        "other": "the trailing one",
+        "long": "after the bracket",
+    }

@@ -62,14 +62,14 @@ WRONG_LINES = [
     ("Config.sft = @GRPO()", "Config.sft expects @SFT(), got @GRPO()"),
     ("Config.sft = @SFT", "@SFT must be written @SFT()"),
     ("Config.sft = @SFTT()", "Config.sft: there is no SFTT to refer to; did you mean SFT?"),
-    ("Config.sft = SFT", "SFT is no value; text needs quotes, a part is written @SFT() in 'Config.sft = SFT'"),
+    ("Config.sft = SFT", "SFT is not a value; text needs quotes, a part is written @SFT() in 'Config.sft = SFT'"),
     ("Config.sft = 'SFT'", "Config.sft expects @SFT(), got 'SFT' (str); did you mean @SFT()?"),
     ("Config.scoring = None", "Config.scoring expects @Scoring(), got None"),
     ("Scoring.verifiers = [@Exact(), @Sum()]", "Scoring.verifiers[1] expects one of @Exact(), @Length(), got @Sum()"),
     ("Scoring.verifiers = @Exact()", "Scoring.verifiers expects a list of one of @Exact(), @Length(), got @Exact()"),
     ("Loop.lag = %LGA", "Loop.lag: macro %LGA is not defined"),
     ("Loop.lag = %a/LAG", "Loop.lag: macro %a/LAG is not defined"),
-    ("LAG = 1", "macro LAG is never used; nothing says %LAG"),
+    ("LAG = 1", "macro LAG is never used; nothing uses %LAG"),
     ("sfft = @SFT()", "macro sfft is never used; did you mean sft?"),
     ("a/LAG = 1", "a/LAG: a macro takes no scope"),
     ("Loop = 1", "Loop is a section; bind one of its fields"),
@@ -85,8 +85,8 @@ WRONG_LINES = [
     ("Loop.lag", "expected ':' or '='"),
     ("Loop.lag = 1 2", "Expected newline"),
     ("Loop.lag = 1 + 1", "Expected newline"),
-    ("Loop.lag = int('1')", "int is no value"),
-    ("Loop.lag = __import__('os')", "__import__ is no value"),
+    ("Loop.lag = int('1')", "int is not a value"),
+    ("Loop.lag = __import__('os')", "__import__ is not a value"),
     ("Run.name = f'{1}'", "cannot read this"),
     ("Run.name = b'a'", "Run.name expects str, got b'a' (bytes)"),
     ("Run.name = 'a", "cannot read this"),
@@ -173,7 +173,7 @@ def test_misspelt_macro_names_the_one_that_was_meant(refused):
 
 def test_macro_on_the_command_line_must_reach_a_value(refused):
     place, reason = refused({"a.gin": "LAG = 1\nLoop.lag = %LAG\n" + "\n".join(BASE)}, "LAG = 0", "Loop.lag = 1")
-    assert (place, "every binding that says %LAG is replaced" in reason) == ("command line", True)
+    assert (place, "every binding that uses %LAG is replaced" in reason) == ("command line", True)
 
 
 def test_macros_that_go_in_a_circle_are_refused(refused):
@@ -223,7 +223,7 @@ def test_file_that_is_not_text_is_refused(refused, tmp_path):
     assert refused({"a.gin": "include '.'\n"})[1] == "cannot read '.': it is not a plain file"
     assert refused({"a.gin": "include '/dev/zero'\n"})[1] == "cannot read '/dev/zero': it is not a plain file"
     assert "longer than" in refused({"a.gin": "include 'c.gin'\n", "c.gin": "#" * 2_000_000})[1]
-    assert "is no file name" in refused({"a.gin": "include 'a\\0b'\n"})[1]
+    assert "is not a file name" in refused({"a.gin": "include 'a\\0b'\n"})[1]
 
 
 def test_macros_and_parts_that_double_are_stopped(refused):

@@ -6,12 +6,15 @@ import random
 
 import pytest
 
+from jrl.algos import ALGOS
 from jrl.config import ConfigError, all_fields, describe, from_json, identity, load, to_gin, to_json
 from jrl.config.schema import fields_of, schema_of
 from jrl.experiment import FREE, TABLES, Config, config_classes
 
 CLASSES = config_classes(TABLES)
-BASE = ["Config.task = @Addition()", "Config.algo = @GRPO()", "Data.prompt_length = 8", "Sampler.completion_length = 8"]
+BASE = ["Config.task = @Addition()", "Config.stages = [@warm/Offline(), @Online()]",
+        "warm/Offline.source = @Demonstrations()", "warm/Offline.objective = @SFT()", "Online.objective = @GRPO()",
+        "Data.prompt_length = 8", "Sampler.completion_length = 8"]  # fmt: skip
 
 
 def required(cls: type) -> list[str]:
@@ -23,9 +26,11 @@ def required(cls: type) -> list[str]:
 
 def chosen(table: str, name: str) -> list[str]:
     """Bindings of a whole run that picks one row."""
-    field = {"envs": "task", "algos": "algo", "tokenizers": "tokenizer"}.get(table)
-    pick = f"Config.{field} = @{name}()" if field else f"Scoring.verifiers = [@{name}(), @other/{name}()]"
-    kept = [binding for binding in BASE if not (field and binding.startswith(f"Config.{field} "))]
+    field = {"envs": "Config.task", "sources": "warm/Offline.source", "tokenizers": "Config.tokenizer"}.get(table)
+    if table == "algos":
+        field = "Online.objective" if ALGOS[name].advantages else "warm/Offline.objective"
+    pick = f"{field} = @{name}()" if field else f"Scoring.verifiers = [@{name}(), @other/{name}()]"
+    kept = [binding for binding in BASE if not (field and binding.startswith(f"{field} "))]
     inner = (
         ["Mixture.tasks = [@Addition(), @other/Addition()]", "other/Addition.digits = 5"] if name == "Mixture" else []
     )
@@ -37,7 +42,7 @@ ROWS = [(table, name) for table, rows in CLASSES.items() for name in rows]
 
 @pytest.mark.parametrize(("table", "name"), ROWS)
 def test_every_row_can_be_chosen_and_reads_back_equal(table, name, tmp_path):
-    config = load(None, [*chosen(table, name), "Config.sft = @SFT()", "SFT.steps = 2"], Config, CLASSES)
+    config = load(None, chosen(table, name), Config, CLASSES)
     (tmp_path / "resolved.gin").write_text(to_gin(config, CLASSES), encoding="utf-8")
     again = load(str(tmp_path / "resolved.gin"), [], Config, CLASSES)
     assert again == config == from_json(to_json(config), Config, CLASSES)

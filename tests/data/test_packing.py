@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from jrl.learning.bin_packing import most_rows, padding_share, plan_rows
+from jrl.learning.bin_packing import max_rows, padding_share, plan_rows
 
 
 def check(lengths, row_length, max_per_row):
@@ -26,7 +26,7 @@ def check(lengths, row_length, max_per_row):
         assert len(inside) <= max_per_row
         by_start = sorted(inside, key=lambda i: plan.start[i])
         assert [plan.place[i] for i in by_start] == list(range(len(inside)))
-    assert plan.num_rows <= most_rows(np.count_nonzero(lengths), int(np.sum(lengths)), row_length, max_per_row)
+    assert plan.num_rows <= max_rows(np.count_nonzero(lengths), int(np.sum(lengths)), row_length, max_per_row)
     return plan
 
 
@@ -81,7 +81,7 @@ def test_the_same_lengths_give_the_same_plan():
 @pytest.mark.parametrize("per_row", [2, 3, 8])
 def test_the_bound_is_reached_up_to_one_row(per_row):
     # Sequences of just over half a row: none share, so rows = n, and the bound is n as well.
-    assert plan_rows(np.full(9, 51), 100, per_row).num_rows == 9 == most_rows(9, 9 * 51, 100, per_row)
+    assert plan_rows(np.full(9, 51), 100, per_row).num_rows == 9 == max_rows(9, 9 * 51, 100, per_row)
 
 
 def test_geometric_lengths_leave_little_padding():
@@ -105,5 +105,5 @@ def test_lengths_that_cannot_be_placed_are_named(lengths, said):
 
 def test_no_sequences_need_no_rows():
     assert plan_rows(np.array([], int), 10, 4).num_rows == 0
-    assert most_rows(0, 0, 10, 4) == 0
+    assert max_rows(0, 0, 10, 4) == 0
     assert padding_share(np.array([]), 0, 10) == 0.0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import random
 
@@ -8,10 +9,12 @@ import pytest
 from data_fakes import TOKENIZER, numbered
 
 from jrl.tasks.data.held_out import held_out
-from jrl.tasks.data.prompts import Data, is_held_out
+from jrl.tasks.data.prompts import Data, dropped_prompts, is_held_out
 from jrl.tasks.data.stream import open_stream
+from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs.addition import Addition, open_addition
-from jrl.tasks.example import visit_uid
+from jrl.tasks.example import Example, Message, visit_uid
+from jrl.tasks.stopping import StopRequested
 
 EVERYTHING = Data(prompt_length=32, held_out_every=None)
 
@@ -134,20 +137,79 @@ def test_dropped_prompts_are_counted_by_cause_and_the_counts_resume():
     stream = stream_of(numbered(7, TEXTS), config)
     visits = stream.next(4 * 3)  # three whole epochs: 4 good prompts in each
     assert collections.Counter(v.example.id for v in visits) == {"e0": 3, "e4": 3, "e5": 3, "e6": 3}
-    again = stream_of(numbered(7, TEXTS), config)
-    again.set_state(stream.get_state())
-    assert again.next(8) == stream.next(8)
-    assert again.counts == stream.counts
-    walked = stream.get_state()["position"]
-    assert walked == 20 + sum(stream.counts.values())
-    # Five epochs are walked, but for what may lie behind the last good prompt of the fifth: 2 empty, 1 too long each.
-    assert 8 <= stream.counts["empty"] <= 10
-    assert 4 <= stream.counts["too_long"] <= 5
+    # Three epochs are walked; an example counts once.
+    assert (stream.counts, stream.seen) == ({"empty": 2, "too_long": 1}, 7)
+    for early in (0, 1, 2, 3, 9):
+        before, again = (stream_of(numbered(7, TEXTS), config) for _ in range(2))
+        before.next(early)
+        again.set_state(json.loads(json.dumps(before.get_state())))
+        assert again.next(8) == before.next(8)
+        assert again.get_state() == before.get_state()
+        assert again.counts == stream.counts
+
+
+def test_more_dropped_prompts_than_the_limit_stop_the_run_when_the_first_pass_ends():
+    texts = ["x" * 40] * 24 + ["good"] * 16
+    config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop")
+    stream = stream_of(numbered(40, texts), config)
+    stream.next(16)
+    with pytest.raises(ValueError) as stopped:
+        stream.next(1)
+    assert str(stopped.value).startswith(
+        "24 of 40 prompts exceed Data.prompt_length=32 and were skipped, more than Data.max_dropped_share=0.5"
+    )
+    allowed = dataclasses.replace(config, max_dropped_share=0.6)  # 24 of 40, exactly
+    assert len(stream_of(numbered(40, texts), allowed).next(100)) == 100
+
+
+def test_held_out_prompts_do_not_count_towards_the_limit():
+    config = Data(prompt_length=32, held_out_every=3, on_bad_prompt="drop", max_dropped_share=1.0)
+    texts = [f"{i}" * 40 if i % 2 else f"{i}" for i in range(90)]
+    train = [i for i in range(90) if not is_held_out(numbered(90, texts)[i], config)]
+    stream = stream_of(numbered(90, texts), config)
+    stream.next(100)
+    assert stream.seen == len(train) < 90
+    assert stream.counts == {"too_long": sum(i % 2 for i in train)}
+
+
+def test_a_large_source_is_stopped_long_before_its_first_pass_ends():
+    made = []
+    source = numbered(1_000_000)
+    texts = lambda i: made.append(i) or Example(f"e{i}", (Message("user", "x" * 40 if i % 10 else "good"),), answer="1")
+    source = dataclasses.replace(source, make=texts)
+    config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop")
+    with pytest.raises(ValueError, match=r"\d+ of 10\d\d prompts exceed"):
+        stream_of(source, config).next(200)
+    assert len(made) < 1100
+
+
+def test_looking_for_prompts_stops_when_it_is_asked_to():
+    asked = []
+    stop = lambda: asked.append(1) or len(asked) > 30
+    stream = stream_of(numbered(50), stop=stop)
+    first = stream.next(20)
+    before = stream.get_state()
+    with pytest.raises(StopRequested, match="asked to stop while reading prompts"):
+        stream.next(20)
+    assert stream.get_state() == before
+    assert first == stream_of(numbered(50)).next(20)
+    with pytest.raises(StopRequested, match="held-out"):
+        held_out(numbered(50), TOKENIZER, Data(prompt_length=32), 3, seed=0, stop=stop)
+    with pytest.raises(StopRequested, match="tokenizer"):
+        list(texts_of(numbered(50), EVERYTHING, stop=stop))
+
+
+def test_what_was_dropped_is_told_in_one_sentence():
+    config = Data(prompt_length=32)
+    assert dropped_prompts({}, 40, config) == ""
+    assert dropped_prompts({"empty": 2, "too_long": 3}, 40, config) == (
+        "3 of 40 prompts exceed Data.prompt_length=32 and 2 of 40 prompts are empty and were skipped"
+    )
 
 
 @pytest.mark.parametrize("texts", [["", " "], ["x" * 100, ""]])
 def test_nothing_usable_is_an_error_and_not_a_loop(texts):
-    config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop")
+    config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop", max_dropped_share=1.0)
     with pytest.raises(ValueError, match="none of the 2 examples can be used for the train split"):
         stream_of(numbered(2, texts), config).next(1)
 
@@ -166,7 +228,8 @@ def test_a_position_of_another_order_is_refused():
             other.set_state(state)
 
 
-@pytest.mark.parametrize("wrong", [{"prompt_length": 0}, {"held_out_every": -1}, {"held_out_every": 0}])
+@pytest.mark.parametrize("wrong", [{"prompt_length": 0}, {"held_out_every": -1}, {"held_out_every": 0},
+                                   {"max_dropped_share": 1.5}])  # fmt: skip
 def test_senseless_data_configs_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Data(**{"prompt_length": 8, **wrong})
@@ -182,7 +245,7 @@ def test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else():
     draw = random.Random(3)
     pieces = ["", " ", "\n\t", "a", "\u65e5\u672c", "<|end|>", "x" * 9, "\U0001f389", "\u2581"]
     texts = ["".join(draw.choices(pieces, k=draw.randrange(6))) for _ in range(5000)]
-    config = Data(prompt_length=20, held_out_every=None, on_bad_prompt="drop")
+    config = Data(prompt_length=20, held_out_every=None, on_bad_prompt="drop", max_dropped_share=1.0)
     # By hand: a prompt costs its UTF-8 bytes and four controls, and is empty where only blanks are left.
     empty = sum(not text.strip() for text in texts)
     too_long = sum(bool(text.strip()) and len(text.encode()) + 4 > 20 for text in texts)
@@ -193,5 +256,5 @@ def test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else():
     assert len({v.example.id for v in visits}) == good
     assert max(len(v.prompt) for v in visits) <= 20
     stream.next(1)  # walks what is left of the epoch, and somewhat into the next
-    assert stream.counts["empty"] >= empty and stream.counts["too_long"] >= too_long
-    assert sum(stream.counts.values()) == stream.get_state()["position"] - good - 1
+    assert stream.counts == {"empty": empty, "too_long": too_long}
+    assert stream.seen == 5000

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import socket
 import tracemalloc
 
 import pytest
 
+from jrl.tasks.envs import ENVS, Mixture, open_source
 from jrl.tasks.envs.jsonl import CAUSES, Jsonl, open_jsonl
 from jrl.tasks.example import Message
+from jrl.tasks.stopping import StopRequested
 
 GOOD = b'{"prompt": "1+1=", "answer": "2"}'
 BAD = {
@@ -104,11 +108,12 @@ def test_four_hundred_damaged_files_load_with_exact_counts_or_are_refused(tmp_pa
                 ).encode()
             rows.append(row)
         path.write_bytes(draw.choice([b"\n", b"\r\n"]).join(rows) + draw.choice([b"", b"\n"]))
-        # An empty last line without its end is no line at all.
-        if rows[-1] == b"" and not path.read_bytes().endswith(b"\n\n") and not path.read_bytes().endswith(b"\n\r\n"):
-            bad["blank"] -= 1
-            bad = {cause: count for cause, count in bad.items() if count}
+        if rows[0].startswith(b"\xef\xbb\xbf"):  # which a file may begin with
+            bad["bom"] -= 1
+        while rows and not rows[-1].strip():  # blank lines at the end are no rows
             rows.pop()
+            bad["blank"] -= 1
+        bad = {cause: count for cause, count in bad.items() if count}
         config = Jsonl(path=str(path), on_bad_row="drop", max_dropped=1.0)
         if len(rows) == sum(bad.values()):
             with pytest.raises(ValueError, match="holds no rows"):
@@ -176,6 +181,58 @@ def test_default_ids_name_the_line_even_after_dropped_rows(tmp_path):
     source = open_jsonl(Jsonl(path=path, on_bad_row="drop", max_dropped=0.5))
     assert [source[i].id for i in range(2)] == ["r.jsonl/2", "r.jsonl/4"]
     assert source.counts == {"bad_json": 1, "not_object": 1, "duplicate_prompt": 1}
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("tail", [[b""], [b"", b"  ", b"\t"]])
+def test_blank_lines_at_the_end_are_no_rows(tmp_path, tail, end):
+    source = open_jsonl(Jsonl(path=write(tmp_path / "r.jsonl", [GOOD, FIRST, *tail], end)))
+    assert (len(source), source.counts) == (2, {})
+    with pytest.raises(ValueError, match=r"r\.jsonl, line 2: the row is blank"):
+        open_jsonl(Jsonl(path=write(tmp_path / "r.jsonl", [GOOD, *tail, FIRST], end)))
+
+
+def test_a_byte_order_mark_is_read_over_at_the_beginning_only(tmp_path):
+    source = open_jsonl(Jsonl(path=write(tmp_path / "r.jsonl", [b"\xef\xbb\xbf" + GOOD, FIRST]), max_row_bytes=50))
+    assert [source[i].messages[0].content for i in range(2)] == ["1+1=", "a"]
+    with pytest.raises(ValueError, match=r"line 2: the row begins with a byte order mark: only the file may"):
+        open_jsonl(Jsonl(path=write(tmp_path / "r.jsonl", [FIRST, b"\xef\xbb\xbf" + GOOD])))
+
+
+def test_the_longest_row_allowed_may_stand_behind_a_byte_order_mark(tmp_path):
+    path = write(tmp_path / "r.jsonl", [b"\xef\xbb\xbf" + GOOD, FIRST], b"\r\n")
+    assert open_jsonl(Jsonl(path=path, max_row_bytes=max(len(GOOD), len(FIRST))))[0].answer == "2"
+    with pytest.raises(ValueError, match="line 2: the row is longer than max_row_bytes"):
+        open_jsonl(Jsonl(path=path, max_row_bytes=len(GOOD)))
+    with pytest.raises(ValueError, match="line 1: the row is longer than max_row_bytes"):
+        open_jsonl(Jsonl(path=path, max_row_bytes=len(GOOD) - 1))
+
+
+def test_reading_stops_when_it_is_asked_to(tmp_path):
+    asked = []
+    path = write(tmp_path / "r.jsonl", [GOOD] * 100)
+    with pytest.raises(StopRequested, match=r"asked to stop while reading .*r\.jsonl"):
+        open_jsonl(Jsonl(path=path), lambda: asked.append(1) or len(asked) > 50)
+    mixture = Mixture(tasks=(Mixture(tasks=(Jsonl(path=path),)), Jsonl(path=path)))
+    with pytest.raises(StopRequested, match="reading"):
+        open_source(mixture, ENVS, lambda: asked.append(1) or len(asked) > 200)
+    assert len(open_source(mixture, ENVS)) == 200
+
+
+def test_pipes_sockets_and_devices_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rows.jsonl")
+    os.mkfifo(tmp_path / "rows.jsonl.gz")
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(tmp_path / "socket.jsonl"))
+    for name, said in (
+        (tmp_path / "rows.jsonl", "a named pipe"),
+        (tmp_path / "rows.jsonl.gz", "a named pipe"),
+        (tmp_path / "socket.jsonl", "a socket"),
+        ("/dev/zero", "a device"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}' is {said}, not a file"):
+            open_jsonl(Jsonl(path=str(name)))
+    server.close()
 
 
 def test_dropping_has_a_ceiling(tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 
 import pytest
 
 from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.stopping import StopRequested
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -88,6 +90,22 @@ def test_damaged_and_missing_files_are_refused_with_their_name(tmp_path):
         open_jsonl(Jsonl(path=write(tmp_path / "empty.parquet", ROWS[:0])))
 
 
+def test_reading_stops_when_it_is_asked_to(tmp_path):
+    asked = []
+    path = write(tmp_path / "a.parquet", ROWS)
+    for last in (0, 20):  # in the hash, and among the rows
+        asked.clear()
+        with pytest.raises(StopRequested, match=r"reading .*a\.parquet"):
+            open_jsonl(Jsonl(path=path, **GSM), lambda last=last: asked.append(1) or len(asked) > last)
+        assert len(asked) == last + 1
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet' is a named pipe, not a file"):
+        open_jsonl(Jsonl(path=str(tmp_path / "a.parquet")))
+
+
 def test_every_flipped_byte_gives_an_error_that_names_the_file_or_rows(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, ROWS[:5], compression="none")
@@ -105,8 +123,8 @@ def test_every_flipped_byte_gives_an_error_that_names_the_file_or_rows(tmp_path)
 
 def test_a_row_group_that_claims_too_much_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", ROWS)
-    monkeypatch.setattr("jrl.tasks.envs.parquet.MOST_GROUP_BYTES", 100)
-    with pytest.raises(ValueError, match=r"unpacks to \d+ bytes; at most 100"):
+    monkeypatch.setattr("jrl.tasks.envs.parquet.MAX_GROUP_BYTES", 100)
+    with pytest.raises(ValueError, match=r"unpacks to \d+ bytes; the limit is 100"):
         open_jsonl(Jsonl(path=path, **GSM))
 
 

@@ -60,7 +60,7 @@ def test_config_overrides_the_level():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"dataset": "chain_sums"}, "no dataset 'chain_sums'; the nearest is 'chain_sum'"),
+        ({"dataset": "chain_sums"}, "unknown dataset 'chain_sums'; the nearest is 'chain_sum'"),
         ({"dataset": "composite"}, "Mixture"),
         ({"config": {"max_term": 3}}, "no field 'max_term'; the nearest is 'max_terms'"),
         ({"config": {"seed": 3}}, "no field 'seed'"),

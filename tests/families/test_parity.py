@@ -105,7 +105,7 @@ def test_export_loads_there_with_no_missing_or_unexpected_key(case, tmp_path):
 
     folder, model, cfg, params, *_ = case
     family, _ = decoder_of(Published(path=str(folder)))
-    export(params, cfg, tmp_path / "out", dtype="float32", most_bytes=20_000, family=family)
+    export(params, cfg, tmp_path / "out", dtype="float32", max_bytes=20_000, family=family)
     again, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True, attn_implementation="eager"
     )
@@ -165,7 +165,7 @@ def test_the_text_model_of_a_larger_one(name, tmp_path):
     for i in best:
         assert greedy(cfg, params, prompts[i], 64) == following[i]
     family, _ = decoder_of(Published(path=str(tmp_path / "whole")))
-    export(params, cfg, tmp_path / "text", dtype="float32", most_bytes=1 << 30, family=family)
+    export(params, cfg, tmp_path / "text", dtype="float32", max_bytes=1 << 30, family=family)
     again, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "text", output_loading_info=True, attn_implementation="eager"
     )

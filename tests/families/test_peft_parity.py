@@ -12,7 +12,7 @@ from families.published import logits, one_device
 from families.shapes import CLASSES, SHAPES
 
 from jrl.models.adapters.lora import LoRA, adapted
-from jrl.models.contract import ADAPTER, init
+from jrl.models.contract import Adapted
 from jrl.models.decoder import MODEL
 from jrl.models.pretrained import peft as ours
 from jrl.models.pretrained.adapters import modules_of, transposed
@@ -76,10 +76,10 @@ def test_peft_loads_our_adapter_and_computes_the_same(model, kind, tmp_path, rec
     family, cfg = decoder_of(Published(path=str(model)))
     config = of_family(KINDS[kind], cfg)
     with jax.set_mesh(one_device()):
-        drawn = jax.jit(lambda key: init(key, adapted(MODEL, config).spec(cfg)))(jax.random.key(0))[ADAPTER]
+        drawn = jax.jit(lambda key: adapted(MODEL, config).init(key, cfg).adapters)(jax.random.key(0))
         leaves, tree = jax.tree.flatten(drawn)
         moved = [x + 0.1 * jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(leaves)]
-    params = {**load(Published(path=str(model)), one_device()), ADAPTER: jax.tree.unflatten(tree, moved)}
+    params = Adapted(load(Published(path=str(model)), one_device()), jax.tree.unflatten(tree, moved))
     due = plans(family, cfg)
     modules = dict(modules_of(params, config, due))
     flipped = transposed(due[f"{next(iter(modules))}.weight"].slots[0].place)

@@ -63,9 +63,9 @@ def test_turned_keys_give_the_same(heads):
     turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks)
     stacked = lambda blocks: tuple(jnp.stack([0 * block, block]) for block in blocks)
     expected = attend(q, k, v, mask)
-    found = attend_cached(q, turn(cut(k)), cut(v), None, mask, turned=True)
+    found = attend_cached(q, turn(cut(k)), cut(v), None, mask, transposed=True)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    of_layers = attend_cached(q, stacked(turn(cut(k))), stacked(cut(v)), jnp.int32(1), mask, turned=True)
+    of_layers = attend_cached(q, stacked(turn(cut(k))), stacked(cut(v)), jnp.int32(1), mask, transposed=True)
     np.testing.assert_allclose(of_layers, expected, rtol=0, atol=1e-6)
 
 

@@ -14,7 +14,7 @@ from jrl.learning import learner
 from jrl.learning.optimizer import AdamW, optimizer
 from jrl.models.contract import ParamSpec, init
 from jrl.models.decoder import MODEL
-from jrl.types import TrainBatch, TrainState
+from jrl.types import ModelState, PackedBatch, Recomputed, TrainBatch, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,24 +42,25 @@ def updated(cfg):
     """Returns (gradient, norm, parameters before and after) of one step over a row of six tokens."""
     row = lambda values, dtype: jnp.asarray(values, dtype)[None, None]
     mask, logprobs = row([0, 1, 1, 1, 1, 1], bool), row([-2.0] * 6, jnp.float32)
-    batch = TrainBatch(
+    packed = PackedBatch(
         tokens=row([1, 2, 0, 3, 5, 2], jnp.int32), positions=row(range(6), jnp.int32), segment=row([0] * 6, jnp.int32),
-        trunk=None, ahead=None, action_mask=mask, loss_mask=mask, loss_weights=mask.astype(jnp.float32),
-        advantages=row([0, 1, -1, 2, 0.5, 1], jnp.float32), old_logprobs=None, behaviour_logprobs=logprobs,
-        sampler_logprobs=logprobs, ref_logprobs=None, sequence=row([0], jnp.int32), denominator=jnp.float32(5),
-        temperature=jnp.float32(1), num_real=jnp.int32(1),
+        shared_prefix=None, prefix_row=None, action_mask=mask, behaviour_logprobs=logprobs, sampler_logprobs=logprobs,
+        sequence=row([0], jnp.int32), temperature=jnp.float32(1), num_real=jnp.int32(1),
+    )  # fmt: skip
+    batch = TrainBatch(
+        packed=packed, recomputed=Recomputed(), loss_mask=mask, loss_weights=mask.astype(jnp.float32),
+        advantages=row([0, 1, -1, 2, 0.5, 1], jnp.float32), returns=None, targets=None, denominator=jnp.float32(5),
     )  # fmt: skip
     params, zero = init(jax.random.key(0), spec(cfg)), jnp.int32(0)
     adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=0.1, weight_decay=0.1))
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
-    static = dict(algorithm=ALGOS["GRPO"], model=TOY, cfg=cfg, chunk=6)
-    state = TrainState(
-        step=zero, version=zero, params=params, opt_state=optimizer(adamw).init(params), key=jax.random.key(0),
-        baseline=jnp.float32(0), reference=None, behaviour=None, skipped=zero,
-    )  # fmt: skip
-    gradient = jax.jit(lambda params: learner.loss_sums(params, batch, hyper, **static).gradient)(params)
-    after, metrics = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, **static))(state)
-    return gradient, float(metrics["grad_norm"]), params, after.params
+    static = dict(objective=ALGOS["GRPO"], model=TOY, cfg=cfg, chunk=6)
+    trainable = learner.Weights(params, {})
+    policy = ModelState(params, None, {}, optimizer(adamw).init(trainable), zero)
+    state = TrainState(step=zero, models={"policy": policy}, objective=(), key=jax.random.key(0), skipped=zero)
+    gradient = jax.jit(lambda weights: learner.loss_sums(weights, batch, hyper, (), **static).gradient)(trainable)
+    after, metrics = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, role="policy", **static))(state)
+    return gradient.params, float(metrics["grad_norm"]), params, after.models["policy"].params
 
 
 def test_what_is_not_trained_has_no_gradient_and_does_not_move():

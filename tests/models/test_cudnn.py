@@ -108,7 +108,7 @@ def test_heads_that_cudnn_does_not_know_are_refused_by_name(a_gpu_is_there):
 def test_what_is_asked_for_and_missing_is_refused():
     check_attention(CUDNN, "gpu")
     for platform in ("cpu", "tpu"):
-        with pytest.raises(ValueError, match=rf"attention='cudnn' is a kernel of GPUs, .* {platform.upper()}s"):
+        with pytest.raises(ValueError, match=rf"attention='cudnn' is a kernel for GPUs, .* {platform.upper()}s"):
             check_attention(CUDNN, platform)
     for dtype in ("float32", "float64"):
         with pytest.raises(ValueError, match=r"attention='cudnn' computes in .*needs 'reference'"):
@@ -122,5 +122,5 @@ def test_what_is_asked_for_and_missing_is_refused():
 
 def test_a_run_that_asks_for_it_does_not_start_on_a_cpu():
     config, parts = load_config("configs/tiny.gin", ["Decoder.attention='cudnn'", "Decoder.dtype='bfloat16'"])
-    with pytest.raises(ValueError, match="is a kernel of GPUs, and these devices are CPUs; set attention='reference'"):
+    with pytest.raises(ValueError, match="is a kernel for GPUs, and these devices are CPUs; set attention='reference'"):
         open_policy(config, parts, ByteTokenizer())

@@ -13,7 +13,7 @@ from sampled import agree_on_every_mesh
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder
 from jrl.models.attention.linear import Linear
-from jrl.models.contract import Ahead, abstract, axes, init, unstack_cache
+from jrl.models.contract import PrefixSegments, abstract, axes, init, unstack_cache
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.norm import layer_norm
@@ -21,37 +21,32 @@ from jrl.models.rope import ProportionalRope, YarnRope
 from jrl.models.shape import Decoder, FullHeads, check_divides
 
 CFG = Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
+# Every option, in the combinations that published decoders have and a few that they do not: what one of these computes
+# exactly is compared with transformers in tests/families.
 OPTIONS = {
-    "gpt2": dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True,
-                 activation="gelu_tanh", learned_positions=24, rotary_dim=0),
-    "neox": dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True,
-                 activation="gelu", rotary_dim=2, parallel=True, tied=False),
+    "neox, gpt2": dict(norm="layer", qk_norm=None, qkv_bias=True, output_bias=True, mlp="plain", mlp_bias=True,
+                       activation="gelu", learned_positions=24, rotary_dim=2, parallel=True, tied=False),
     "gemma": dict(norm="rms_plus_one", norm_place="both", activation="gelu_tanh", embed_scale=4.0, query_scale=0.3,
                   attention_cap=5.0, logit_cap=3.0, window=3, window_layers=(True, True, False),
                   window_rope_theta=100.0, rope=YarnRope(factor=2, original_length=8)),
-    "olmo": dict(norm_place="after", qk_norm="all"),
-    "nope": dict(rotary_layers=(True, False), window=4, mlp_bias=True, activation="relu"),
-    "moe": dict(experts=Experts(count=4, per_token=2, width=8)),
-    "gpt-oss": dict(experts=Experts(count=4, per_token=2, width=8, bias=True, clamp=0.8), sinks=True, qk_norm=None,
-                    qkv_bias=True, output_bias=True, window=4, window_layers=(True, False)),
-    "some layers sparse": dict(experts=Experts(count=3, per_token=2, width=8, softmax="all", layers=(True, False)),
-                               norm_place="both", window=4, window_layers=(True, True, False)),
+    "olmo, nope": dict(norm_place="after", qk_norm="all", rotary_layers=(True, False), window=4, mlp_bias=True,
+                       activation="relu"),
+    "gpt-oss, some layers sparse": dict(
+        experts=Experts(count=4, per_token=2, width=8, bias=True, clamp=0.8, softmax="all", layers=(True, False)),
+        sinks=True, qk_norm=None, qkv_bias=True, output_bias=True, window=4, window_layers=(True, True, False),
+        norm_place="both"),
     "gemma4": dict(layers=6, window=4, window_layers=(True, True, False), window_rope_theta=100.0, layer_inputs=4,
                    rope=ProportionalRope(share=0.5), full=FullHeads(head_dim=8, kv_heads=2), shared_layers=3,
                    shared_mlp_width=40, value_norm=True, layer_scale=True, query_scale=1.0, norm_place="both"),
-    "keys are values": dict(window=4, window_layers=(True, True, False), value_norm=True, query_scale=1.0,
-                            full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True)),
     "shared, of one shape": dict(layers=4, window=4, window_layers=(True, False), shared_layers=2, rotary_dim=2),
-    "qwen3.5": dict(layers=4, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4), output_gate=True,
-                    norm="rms_plus_one", rotary_dim=2),
     "gemma4 with experts": dict(
         layers=3, window=4, window_layers=(True, False), full=FullHeads(head_dim=6, kv_heads=4, keys_are_values=True),
-        norm_place="both", shared_layers=1, shared_mlp_width=40, layer_scale=True,
+        value_norm=True, query_scale=1.0, norm_place="both", shared_layers=1, shared_mlp_width=40, layer_scale=True,
         experts=Experts(count=4, per_token=2, width=8, reads="stream", scaled=True, shared_expert="normed")),
     "qwen3.5 with experts": dict(
         layers=2, linear=Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4, layers=(True, False)),
-        output_gate=True, norm="rms_plus_one", experts=Experts(count=4, per_token=2, width=8, shared_expert="gated")),
-    "smollm": dict(rotary_layers=(True, False), qk_norm=None),
+        output_gate=True, norm="rms_plus_one", rotary_dim=2,
+        experts=Experts(count=4, per_token=2, width=8, shared_expert="gated")),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 48, (4, 12)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(12, dtype=np.int32), TOKENS.shape)
@@ -85,6 +80,30 @@ def logits(name, tokens=TOKENS, positions=POSITIONS, segment=None):
     return run(params, tokens, positions, segment, cfg)
 
 
+@functools.partial(jax.jit, static_argnames=("cfg", "layers"))
+def gradient(params, tokens, positions, cfg, layers="scanned"):
+    """Returns the sum of squared logits, and its gradient."""
+
+    def loss(params):
+        params = MODEL.unstack(params, cfg) if layers == "unrolled" else params
+        hidden, _ = MODEL.forward(params, tokens, positions, None, cfg)
+        return (MODEL.unembed(params, hidden, cfg) ** 2).sum()
+
+    return jax.value_and_grad(loss)(params)
+
+
+@functools.cache
+def expected_gradient(name):
+    cfg, params = made(name)
+    return gradient(params, TOKENS, POSITIONS, cfg)
+
+
+def close_gradients(found, expected):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])):
+        assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
+
+
 def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * max(1, np.abs(expected).max()))
 
@@ -116,29 +135,32 @@ def test_prefill_and_decode_equal_one_full_forward(name, layers):
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_packed_equals_separate(name):
-    tokens = np.concatenate([TOKENS[0, :7], TOKENS[1, :5]])[None]
-    positions = np.concatenate([np.arange(7), np.arange(5)])[None].astype(np.int32)
-    packed = logits(name, tokens, positions, np.array([[0] * 7 + [1] * 5], np.int32))[0]
-    close(packed[:7], logits(name)[0, :7])
-    close(packed[7:], logits(name)[1, :5])
+    # Row 0: 7 and 5 tokens of two rows. The others are one sequence each, as given.
+    tokens, positions, segment = TOKENS.copy(), POSITIONS.copy(), np.zeros(TOKENS.shape, np.int32)
+    tokens[0, 7:], positions[0, 7:], segment[0, 7:] = TOKENS[1, :5], np.arange(5), 1
+    packed, separate = logits(name, tokens, positions, segment), logits(name)
+    close(packed[0, :7], separate[0, :7])
+    close(packed[0, 7:], separate[1, :5])
+    close(packed[1:], separate[1:])
 
 
-@pytest.mark.parametrize("name", ["gemma4", "qwen3.5"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen3.5 with experts"])
 def test_a_trunk_that_branches_share_equals_separate(name):
     # Rows 0 and 1 begin with the same 5 tokens; row 0 has 4 more and row 1 has 2. See pack.py.
-    trunk, a, b = TOKENS[0, :5], TOKENS[0, 5:9], TOKENS[1, 5:7]
-    tokens = np.concatenate([trunk, a, b, [0]])[None]
+    prefix, a, b = TOKENS[0, :5], TOKENS[0, 5:9], TOKENS[1, 5:7]
+    tokens = np.concatenate([prefix, a, b, [0]])[None]
     positions = np.concatenate([np.arange(9), np.arange(5, 7), [0]])[None].astype(np.int32)
     own, other = [[9] * 5 + [0] * 4 + [1] * 2 + [8]], [[9] * 11 + [8]]
     found = logits(name, tokens, positions, np.stack([own, other], -1).astype(np.int32))[0]
-    alone = lambda *parts: logits(name, np.concatenate(parts)[None], np.arange(sum(map(len, parts)))[None])[0]
-    close(found[:9], alone(trunk, a))
-    close(found[9:11], alone(trunk, b)[5:])
+    alone = TOKENS.copy()
+    alone[1, :5] = prefix  # what comes later in a row does not matter
+    close(found[:9], logits(name, alone)[0, :9])
+    close(found[9:11], logits(name, alone)[1, 5:7])
 
 
 def test_a_state_counts_the_tokens_it_is_told_to():
     # Prompts of 7, 5 and 1 tokens in rows of 7; the last one of each is given again, as the sampler does.
-    cfg, params = made("qwen3.5")
+    cfg, params = made("qwen3.5 with experts")
     length = np.array([7, 5, 1, 0])
 
     @jax.jit
@@ -152,28 +174,20 @@ def test_a_state_counts_the_tokens_it_is_told_to():
 
     found = run(params)
     for i, n in enumerate(length[:3]):
-        close(found[i], logits("qwen3.5")[i, n - 1])
+        close(found[i], logits("qwen3.5 with experts")[i, n - 1])
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gemma", "nope", "gemma4", "qwen3.5", "gemma4 with experts", "qwen3.5 with experts"]
+    "name", ["neox, gpt2", "gemma", "olmo, nope", "gemma4", "gemma4 with experts", "qwen3.5 with experts"]
 )
 def test_a_mesh_computes_the_same_loss_and_gradient(name):
     cfg, params = made(name)
-
-    def loss(params, tokens, positions):
-        hidden, _ = MODEL.forward(params, tokens, positions, None, cfg)
-        return (MODEL.unembed(params, hidden, cfg) ** 2).sum()
-
-    expected = jax.jit(jax.value_and_grad(loss))(params, TOKENS, POSITIONS)
-    mesh = make_mesh(MeshShape(fsdp=2, tensor=2))
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
-        found = jax.jit(jax.value_and_grad(loss))(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows))
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])):
-        assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
+        found = gradient(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows), cfg)
+    close_gradients(found, expected_gradient(name))
 
 
 def test_sampling_with_shared_keys_is_a_plain_forward_on_every_mesh():
@@ -183,27 +197,20 @@ def test_sampling_with_shared_keys_is_a_plain_forward_on_every_mesh():
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("gemma", "scanned"), ("smollm", "scanned"), ("nope", "unrolled"), ("gemma4", "scanned"), ("qwen3.5", "scanned")],
+    [
+        ("gemma", "scanned"),
+        ("olmo, nope", "unrolled"),
+        ("gemma4", "scanned"),
+        ("qwen3.5 with experts", "scanned"),
+    ],
 )
 def test_what_is_computed_again_has_the_same_gradient(name, layers):
     cfg, params = made(name)
-
-    @functools.partial(jax.jit, static_argnums=1)
-    def gradient(params, cfg):
-        def loss(params):
-            params = MODEL.unstack(params, cfg) if layers == "unrolled" else params
-            hidden, _ = MODEL.forward(params, TOKENS, POSITIONS, None, cfg)
-            return (MODEL.unembed(params, hidden, cfg) ** 2).sum()
-
-        return jax.grad(loss)(params)
-
     saving = dataclasses.replace(cfg, remat="layer", attention_block=5)
-    expected, found = gradient(params, cfg), gradient(params, saving)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
-        assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
+    close_gradients(gradient(params, TOKENS, POSITIONS, saving, layers), expected_gradient(name))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma"])  # every bias, both kinds of norm
+@pytest.mark.parametrize("name", ["neox, gpt2", "gemma"])  # every bias, both kinds of norm
 def test_fresh_norms_and_biases_change_nothing(name):
     cfg, _ = made(name)
     params = fresh(cfg)
@@ -306,36 +313,36 @@ def test_a_mesh_that_does_not_divide_is_refused_by_name(options, shape, said):
 def test_gates_of_full_layers_are_cast_for_decoding():
     cfg = dataclasses.replace(CFG, output_gate=True, window=4, window_layers=(True, False), dtype="bfloat16",
                               full=FullHeads(head_dim=8, kv_heads=2))  # fmt: skip
-    ready = jax.eval_shape(lambda: MODEL.ready(init(jax.random.key(0), MODEL.spec(cfg)), cfg)[0])
+    ready = jax.eval_shape(lambda: MODEL.prepare_for_decode(init(jax.random.key(0), MODEL.spec(cfg)), cfg)[0])
     assert ready["layers"]["full_q_gate"].dtype == ready["layers"]["full_q"].dtype == jnp.bfloat16
 
 
-AHEAD = {"windows, shared": dict(window=4, window_layers=(True, False), shared_layers=2, layers=4),
+CROSS_ROW = {"windows, shared": dict(window=4, window_layers=(True, False), shared_layers=2, layers=4),
          "blocks": dict(attention_block=3), "sinks": dict(attention_cap=5.0, sinks=True)}  # fmt: skip
 
 
 @pytest.mark.parametrize("params_of", [lambda params, cfg: params, decoder.unstack], ids=["scanned", "unrolled"])
-@pytest.mark.parametrize("name", AHEAD)
-def test_branches_see_a_trunk_at_the_beginning_of_another_row(name, params_of):
-    cfg = dataclasses.replace(CFG, **AHEAD[name])
+@pytest.mark.parametrize("name", CROSS_ROW)
+def test_continuations_see_a_prefix_in_another_row(name, params_of):
+    cfg = dataclasses.replace(CFG, **CROSS_ROW[name])
     params = params_of(init(jax.random.key(0), decoder.spec(cfg)), cfg)
     rng = np.random.default_rng(0)
-    trunk, one, two, three = (rng.integers(0, cfg.vocab_size, n).astype(np.int32) for n in (5, 6, 3, 2))
+    prefix, one, two, three = (rng.integers(0, cfg.vocab_size, n).astype(np.int32) for n in (5, 6, 3, 2))
 
     def logits(tokens, positions, segment):
         hidden, _ = decoder.forward(params, tokens, positions, segment, cfg)
         return np.asarray(decoder.unembed(params, hidden, cfg))
 
-    def alone(branch):
-        row = np.concatenate([trunk, branch])[None]
+    def alone(continuation):
+        row = np.concatenate([prefix, continuation])[None]
         return logits(row, np.arange(row.shape[1], dtype=np.int32)[None], None)[0, 5:]
 
-    # Row 0: something else. Row 1: the trunk and a branch of 3. Row 2: branches of 6 and 2, which see row 1.
-    tokens = np.stack([np.zeros(8, np.int32), np.concatenate([trunk, two]), np.concatenate([one, three])])
+    # Row 0: something else. Row 1: the prefix and a continuation of 3. Row 2: continuations of 6 and 2 that see row 1.
+    tokens = np.stack([np.zeros(8, np.int32), np.concatenate([prefix, two]), np.concatenate([one, three])])
     positions = np.array([[*range(8)], [*range(8)], [5, 6, 7, 8, 9, 10, 5, 6]], np.int32)
     segment = np.array([[0] * 8, [9] * 5 + [0] * 3, [0] * 6 + [1] * 2], np.int32)
-    ahead = np.array([[-1] * 6, [1] * 5 + [-1], [1] * 5 + [-1]], np.int32)  # six columns wide, of which five are seen
-    found = logits(tokens, positions, Ahead(segment, segment < 9, ahead))
+    prefix_row = np.array([[-1] * 6, [1] * 5 + [-1], [1] * 5 + [-1]], np.int32)  # five of six columns are seen
+    found = logits(tokens, positions, PrefixSegments(segment, segment < 9, prefix_row))
     other = logits(tokens[:1], positions[:1], segment[:1])[0]
     expected = [(found[0], other), (found[1, 5:], alone(two)), (found[2, :6], alone(one)), (found[2, 6:], alone(three))]
     for got, wanted in expected:

@@ -158,7 +158,7 @@ def test_an_mlp_beside_experts_by_hand(form):
     z = (h @ w["gate"] / (1 + np.exp(-h @ w["gate"])) * (h @ w["up"])) @ w["down"]
     if own.shared_expert == "gated":
         decided = h @ w["router"]
-        added = by_hand(h[None], w, own)[0] + z / (1 + np.exp(-h @ w["beside_gate"]))
+        added = by_hand(h[None], w, own)[0] + z / (1 + np.exp(-h @ w["shared_expert_gate"]))
     else:
         decided = norm(x, w["router_norm"]) / 4 @ w["router"]  # 16 ** -0.5
         read, y = norm(x, w["expert_norm"]), np.zeros_like(x)
@@ -167,7 +167,7 @@ def test_an_mlp_beside_experts_by_hand(form):
             share = np.exp(decided[t, i]) / np.exp(decided[t, chosen]).sum() if i in chosen else 0
             gate, up = read[t] @ w["expert_gate"][i], read[t] @ w["expert_up"][i]
             y[t] += share * w["expert_scale"][i] * ((gate / (1 + np.exp(-gate)) * up) @ w["expert_down"][i])
-        added = norm(y, w["expert_out_norm"]) + norm(z, w["beside_norm"])
+        added = norm(y, w["expert_out_norm"]) + norm(z, w["shared_expert_norm"])
     np.testing.assert_allclose(logits[0, 0], decided, atol=1e-12)
     np.testing.assert_allclose(found[0], norm(x + added, np.asarray(params["final_norm"])), atol=1e-12)
 

@@ -7,11 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.algos import ALGOS
+from jrl.learning.learner import weights_of
+from jrl.learning.optimizer import AdamW
 from jrl.models.adapters.lora import LoRA, adapted
-from jrl.models.contract import ADAPTER, VALUE, init, policy_of, split, whole
+from jrl.models.contract import init, merge_params
 from jrl.models.decoder import MODEL
-from jrl.models.heads import REWARD, Head, head_spec, read_head, read_values, valued
+from jrl.models.heads import REWARD, VALUE, Head, fresh_heads, head_spec, read_head, read_values
 from jrl.models.shape import Decoder
+from jrl.run.programs import begin_stage, initial_state
 
 CFG = Decoder(vocab_size=24, layers=1, width=16, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
 
@@ -61,16 +65,29 @@ def test_a_value_is_read_where_the_token_before_lies():
 
 
 @pytest.mark.parametrize("adapter", [None, LoRA(rank=2)])
-def test_a_value_head_of_zeros_is_trained_beside_the_weights_or_the_adapters_and_moves_none_of_them(adapter):
+def test_a_value_head_of_zeros_is_trained_beside_the_weights_or_the_adapters_and_moves_none_of_them(adapter, mesh):
     model = MODEL if adapter is None else adapted(MODEL, adapter)
-    params, bare = valued(model).init(jax.random.key(0), CFG), model.init(jax.random.key(0), CFG)
-    np.testing.assert_array_equal(params[VALUE], np.zeros((1, 16, 1), np.float32))
-    jax.tree.map(np.testing.assert_array_equal, policy_of(params), bare)
-    frozen, trained = split(params)
-    assert VALUE in trained and (frozen is None) == (adapter is None)
-    jax.tree.map(np.testing.assert_array_equal, whole(frozen, trained), params)
-    jax.tree.map(np.testing.assert_array_equal, policy_of(trained), split(bare)[1])
-    spec = jax.tree.map(lambda s: (s.shape, s.dtype), valued(model).spec(CFG))
-    assert spec == jax.tree.map(lambda x: (x.shape, x.dtype), params)
-    if adapter is not None:
-        assert frozen.keys() == bare.keys() - {ADAPTER} and trained.keys() == {*bare[ADAPTER], VALUE}
+    objective = ALGOS["PPO"]
+    before = initial_state(jax.random.key(0), cfg=CFG, model=model)
+    bare = jax.tree.map(np.asarray, before.models["policy"].params)
+    state = begin_stage(
+        before, trains="policy", adamw=AdamW(), objective=objective, config=objective.config(), cfg=CFG,
+        keeps_previous=False,
+    )  # fmt: skip
+    policy = state.models["policy"]
+    np.testing.assert_array_equal(policy.heads[VALUE], np.zeros((1, 16, 1), np.float32))
+    assert policy.heads.keys() == {VALUE} and (policy.frozen is None) == (adapter is None)
+    jax.tree.map(np.testing.assert_array_equal, policy.params, bare)
+    trained = {leaf.shape for leaf in jax.tree.leaves((policy.params, policy.heads))}
+    assert trained <= {leaf.shape for leaf in jax.tree.leaves(policy.opt_state)}  # the head has moments too
+    own = weights_of(state.models, "policy")
+    assert own.heads is policy.heads
+    jax.tree.map(np.testing.assert_array_equal, own.params, merge_params(policy.frozen, policy.params))
+
+
+def test_a_reward_head_begins_normal_and_a_draw_of_its_own():
+    both = fresh_heads((VALUE, REWARD), jax.random.key(0), 4096, "float32")
+    assert both[REWARD].shape == both[VALUE].shape == (1, 4096, 1) and not both[VALUE].any()
+    np.testing.assert_allclose(float((both[REWARD] ** 2).mean()), 1 / 4096, rtol=0.1)
+    alone = fresh_heads((REWARD,), jax.random.key(0), 4096, "float32")
+    np.testing.assert_array_equal(both[REWARD], alone[REWARD])

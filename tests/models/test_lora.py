@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampled import adapted, fresh, learned, one_device
+from sampled import adapted, fresh, learned, one_device, places_of
 
-from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
+from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
 from jrl.models.adapters import lora
 from jrl.models.adapters.lora import LoRA, columns, merge
 from jrl.models.adapters.matrices import ADAPTABLE, MATRICES
 from jrl.models.attention.linear import Linear
-from jrl.models.contract import ADAPTER, abstract, axes, num_params, split, whole
+from jrl.models.contract import ADAPTER, Adapted, abstract, axes, merge_params, num_params, split_params
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder, FullHeads
@@ -54,14 +54,14 @@ def on_one_device(fn, *args, **static):
 
 def test_a_merged_weight_by_hand():
     # s = 2 / 1. A B = [1, 2]^T [5, 7] = [[5, 7], [10, 14]]. W + 2 A B = [[1 + 10, 2 + 14], [3 + 20, 4 + 28]].
-    names = {"layers": {"up": ("layers", "embed", "mlp")}}
-    params = {
-        "layers": {"up": jnp.array([[[1.0, 2], [3, 4]]])},
-        ADAPTER: {"up": {"a": jnp.array([[[1.0], [2]]]), "b": jnp.array([[[5.0, 7]]])}},
-    }
+    names = Adapted({"layers": {"up": ("layers", "embed", "mlp")}}, None)
+    params = Adapted(
+        {"layers": {"up": jnp.array([[[1.0, 2], [3, 4]]])}},
+        {"up": {"a": jnp.array([[[1.0], [2]]]), "b": jnp.array([[[5.0, 7]]])}},
+    )
     merged = merge(params, LoRA(rank=1, alpha=2.0), names, dtype="float32")
     np.testing.assert_array_equal(merged["layers"]["up"], [[[11, 16], [23, 32]]])
-    assert ADAPTER not in merged and ADAPTER not in merged["layers"]
+    assert merged.keys() == {"layers"} and ADAPTER not in merged["layers"]
 
 
 def test_the_forward_pass_by_hand():
@@ -116,7 +116,7 @@ def test_an_output_without_weights_stays_finite():
 def test_the_first_policy_is_the_base_bit_for_bit(kind, cfg):
     model = adapted(MODEL, LoRA(rank=3, kind=kind))
     params = fresh(model, cfg)
-    base, adapters = split(params)
+    base, adapters = split_params(params)
     assert np.abs(adapters["q"]["a"]).min() > 0
     jax.tree.map(np.testing.assert_array_equal, base, fresh(MODEL, cfg))  # adapters move no draw of the weights
 
@@ -137,7 +137,7 @@ def test_merged_weights_compute_what_adapters_do(config, cfg):
         merged = merge(params, config, axes(model.spec(wide)), dtype="float64")
         expected = on_one_device(logits, merged, cfg=wide)
         found = on_one_device(logits, params, model=model, cfg=wide)
-        bare = on_one_device(logits, split(params)[0], cfg=wide)
+        bare = on_one_device(logits, split_params(params)[0], cfg=wide)
     np.testing.assert_allclose(found, expected, atol=1e-12)
     assert np.abs(found - bare).max() > 0.05
 
@@ -147,7 +147,7 @@ def test_the_gradient_is_that_of_the_definition(config):
     """Through whole weights, W' = c (W + s A B), by autodiff of the line as written, its norm held fixed."""
     with jax.enable_x64(True):
         cfg = dataclasses.replace(CFG, dtype="float64", param_dtype="float64")
-        model, (base, adapters) = adapted(MODEL, config), split(drawn(config, cfg))
+        model, (base, adapters) = adapted(MODEL, config), split_params(drawn(config, cfg))
 
         def written(adapters):
             layers = dict(base["layers"])
@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_the_definition(config):
         score = lambda out: (out**3).mean()
         with jax.set_mesh(one_device()):
             expected = jax.jit(jax.grad(lambda p: score(written(p))))(adapters)
-            found = jax.jit(jax.grad(lambda p: score(logits(whole(base, p), model=model, cfg=cfg))))(adapters)
+            found = jax.jit(jax.grad(lambda p: score(logits(merge_params(base, p), model=model, cfg=cfg))))(adapters)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), found, expected)
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found))
 
@@ -172,17 +172,17 @@ def test_the_gradient_is_that_of_the_definition(config):
 @pytest.mark.parametrize("config", KINDS)
 def test_a_mesh_changes_neither_policy_nor_gradient(config):
     model, params = adapted(MODEL, config), drawn(config)
-    base, adapters = split(params)
+    base, adapters = split_params(params)
 
     def loss(adapters, base):
-        return (logits(whole(base, adapters), model=model) ** 2).mean()
+        return (logits(merge_params(base, adapters), model=model) ** 2).mean()
 
     expected = on_one_device(jax.jit(jax.value_and_grad(loss)), adapters, base)
-    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
-        places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
+        places = places_of(model, CFG, mesh)
         put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
-        base, adapters = split(put)
+        base, adapters = split_params(put)
         value, gradient = jax.jit(jax.value_and_grad(loss))(adapters, base)
         assert jax.tree.all(jax.tree.map(lambda g, p: g.sharding.spec == p.sharding.spec, gradient, adapters))
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
@@ -237,9 +237,9 @@ MERGED = [dataclasses.replace(config, sampling="merged") for config in KINDS]
 @pytest.mark.parametrize("config, layers", [(KINDS[1], "unrolled"), (MERGED[0], "unrolled"), (MERGED[1], "scanned")])
 def test_sampling_on_a_mesh_draws_the_same(config, layers):
     model, params = adapted(MODEL, config), drawn(config)
-    mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2))
+    mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
-        places = shardings(axes(model.spec(CFG)), mesh, TRAIN)
+        places = places_of(model, CFG, mesh)
         put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
     one, two = sampled(config, params, layers=layers), sampled(config, put, mesh, layers)
     np.testing.assert_array_equal(one.tokens, two.tokens)
@@ -253,7 +253,7 @@ def test_over_data_alone_sampling_moves_no_weight():
     with jax.set_mesh(mesh):
         shape = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         spec = model.spec(CFG)
-        params = jax.tree.map(shape, abstract(spec), shardings(axes(spec), mesh, TRAIN))
+        params = jax.tree.map(shape, abstract(spec), places_of(model, CFG, mesh))
         row = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=batch_sharding(mesh, len(dims)))
         number = lambda dtype: jax.ShapeDtypeStruct((), dtype, sharding=replicated(mesh))
         key = jax.eval_shape(jax.random.key, 0)
@@ -273,7 +273,7 @@ def test_over_data_alone_sampling_moves_no_weight():
 
 def test_adapters_are_counted():
     # q and o: 2 layers of rank 4 over 16 inputs and 16 outputs, and DoRA's 16 lengths.
-    assert num_params(adapted(MODEL, KINDS[1]).spec(CFG)[ADAPTER]) == 2 * 2 * (4 * (16 + 16) + 16)
+    assert num_params(adapted(MODEL, KINDS[1]).spec(CFG).adapters) == 2 * 2 * (4 * (16 + 16) + 16)
 
 
 def test_a_target_that_is_not_there_is_refused():
@@ -291,7 +291,7 @@ def test_every_matrix_has_adapters_or_is_named():
         (dict(experts=Experts(count=4, per_token=2, width=8)), ("router", "expert_gate", "expert_up", "expert_down")),
         (
             dict(experts=Experts(count=4, per_token=2, width=8, shared_expert="gated")),
-            ("router", "beside_gate", "expert_gate", "expert_up", "expert_down"),
+            ("router", "shared_expert_gate", "expert_gate", "expert_up", "expert_down"),
         ),
         (dict(layer_inputs=4), ("input_gate", "input_out")),
         (
@@ -315,13 +315,13 @@ def test_adapters_that_learn_nothing_are_refused(fields):
 
 def test_adapters_to_bfloat16_are_float32():
     spec = adapted(MODEL, KINDS[1]).spec(dataclasses.replace(CFG, param_dtype="bfloat16"))
-    assert {leaf.dtype for leaf in jax.tree.leaves(abstract(spec[ADAPTER]))} == {np.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(abstract(spec.adapters))} == {np.dtype("float32")}
 
 
 def test_adapters_to_experts_are_asked_for_by_name():
     sparse = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8))
-    assert adapted(MODEL, LoRA()).spec(sparse)[ADAPTER].keys() == {"q", "k", "v", "o"}
-    found = adapted(MODEL, LoRA(rank=2, targets=("expert_up",))).spec(sparse)[ADAPTER]["expert_up"]
+    assert adapted(MODEL, LoRA()).spec(sparse).adapters.keys() == {"q", "k", "v", "o"}
+    found = adapted(MODEL, LoRA(rank=2, targets=("expert_up",))).spec(sparse).adapters["expert_up"]
     assert found["a"].shape == (2, 3, 16, 2) and found["b"].shape == (2, 3, 2, 8)
     with pytest.raises(ValueError, match="'dora' is not known for experts"):
         LoRA(kind="dora", targets=("expert_*",))

@@ -169,7 +169,7 @@ def test_greedy_sampling_takes_the_same_tokens(kind, interpreted):
 def test_a_run_that_asks_for_it_does_not_start_on_a_cpu():
     config, parts = load_config("configs/tiny.gin", ["Sampler.attention='ragged'"])
     with pytest.raises(
-        ValueError, match=r"Sampler\.attention='ragged' is a kernel of TPUs, and these devices are CPUs"
+        ValueError, match=r"Sampler\.attention='ragged' is a kernel for TPUs, and these devices are CPUs"
     ):
         open_policy(config, parts, ByteTokenizer())
 
@@ -189,7 +189,7 @@ def test_what_it_does_not_know_is_refused():
     with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads jrl's own cache"):
         check_cache(config, object(), 1)
     check_ragged(dataclasses.replace(CFG, heads=24, kv_heads=24), 1)
-    with pytest.raises(ValueError, match=r"there are 12 \(kv_heads=24 over MeshShape.tensor=2\)"):
+    with pytest.raises(ValueError, match=r"not 12 \(kv_heads=24 over MeshShape.tensor=2\)"):
         check_ragged(dataclasses.replace(CFG, heads=24, kv_heads=24), 2)
 
 

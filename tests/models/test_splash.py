@@ -130,7 +130,7 @@ def test_a_prompt_that_fills_its_cache_is_read_by_the_kernel(interpreted, drawn)
 def test_what_is_asked_for_and_missing_is_refused():
     check_attention(CFG, "cpu")
     check_attention(SPLASH, "tpu")
-    with pytest.raises(ValueError, match="attention='splash' is a kernel of TPUs, and these devices are CPUs"):
+    with pytest.raises(ValueError, match="attention='splash' is a kernel for TPUs, and these devices are CPUs"):
         check_attention(SPLASH, "cpu")
     with pytest.raises(ValueError, match="splash has blocks of its own"):
         dataclasses.replace(SPLASH, attention_block=512)
@@ -143,7 +143,7 @@ def test_what_is_asked_for_and_missing_is_refused():
 
 def test_a_run_that_asks_for_it_does_not_start_on_a_cpu():
     config, parts = load_config("configs/tiny.gin", ["Decoder.attention='splash'"])
-    with pytest.raises(ValueError, match="is a kernel of TPUs, and these devices are CPUs; set attention='reference'"):
+    with pytest.raises(ValueError, match="is a kernel for TPUs, and these devices are CPUs; set attention='reference'"):
         open_policy(config, parts, ByteTokenizer())
 
 

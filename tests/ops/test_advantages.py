@@ -15,7 +15,7 @@ REWARD = jnp.array([1.0, 0.0, 0.0, 1.0])
 
 GROUP_FUNCTIONS = {
     "A3": advantages.group_zscore,
-    "A4": advantages.group_centred,
+    "A4": advantages.group_centered,
     "A5": advantages.leave_one_out,
     "A9": advantages.group_mean_batch_std,
 }
@@ -131,7 +131,7 @@ def test_a_batch_without_a_valid_row_leaves_the_baseline(baseline):
 
 def test_a_baseline_at_the_mean_equals_centring():
     row, following = advantages.moving_baseline(REWARD, ALL, jnp.float32(0.5), decay=0.9)
-    np.testing.assert_allclose(row, advantages.group_centred(REWARD, ONE_GROUP, ALL, num_groups=1), rtol=1e-6)
+    np.testing.assert_allclose(row, advantages.group_centered(REWARD, ONE_GROUP, ALL, num_groups=1), rtol=1e-6)
     np.testing.assert_allclose(following, 0.5, rtol=1e-6)
 
 
@@ -236,7 +236,7 @@ def test_leave_one_out_equals_the_difference_to_the_others():
 def test_gradient_of_centring_is_the_identity_less_the_mean():
     # d a_0 / d R = [1 - 1/3, -1/3, -1/3], and nothing to the NaN of the row without a verdict
     reward, valid = jnp.array([1.0, 0.0, 3.0, NAN]), jnp.array([True, True, True, False])
-    for fn, scale in ((advantages.group_centred, 1.0), (advantages.leave_one_out, 1.5)):
+    for fn, scale in ((advantages.group_centered, 1.0), (advantages.leave_one_out, 1.5)):
         gradient = jax.grad(lambda r, fn=fn: fn(r, ONE_GROUP, valid, num_groups=1)[0])(reward)
         np.testing.assert_allclose(gradient, np.array([2 / 3, -1 / 3, -1 / 3, 0]) * scale, rtol=1e-6)
 
@@ -260,30 +260,30 @@ def test_whitened_returns_of_equal_rewards_are_exactly_zero():
     assert jnp.all(got == 0)
 
 
-def test_whitened_centred_by_hand():
+def test_whitened_centered_by_hand():
     # groups [1, 0], [1, 1], one token each: centred [.5, -.5, 0, 0]; var1 = 0.5 / 3; 0.5 / sqrt(1/6) = 1.224745
     reward, group = jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     action = jnp.array([[True, False]] * 4)
-    got = jitted(advantages.whitened_centred)(reward, group, ALL, action, num_groups=2)
+    got = jitted(advantages.whitened_centered)(reward, group, ALL, action, num_groups=2)
     np.testing.assert_allclose(got, [[1.2247449, 0], [-1.2247449, 0], [0, 0], [0, 0]], rtol=1e-6)
 
 
-def test_whitened_centred_keeps_rows_without_a_verdict_out():
+def test_whitened_centered_keeps_rows_without_a_verdict_out():
     reward, group = jnp.array([1.0, 0.0, 1.0, 1.0, NAN]), jnp.array([0, 0, 1, 1, 1], jnp.int32)
     valid = jnp.array([True] * 4 + [False])
-    got = advantages.whitened_centred(reward, group, valid, jnp.ones((5, 1), bool), num_groups=2)
+    got = advantages.whitened_centered(reward, group, valid, jnp.ones((5, 1), bool), num_groups=2)
     np.testing.assert_allclose(got[:, 0], [1.2247449, -1.2247449, 0, 0, 0], rtol=1e-6)
 
 
-def test_whitened_returns_with_centred_rewards_equal_whitened_centred():
+def test_whitened_returns_with_centred_rewards_equal_whitened_centered():
     reward, group = jnp.array([3.0, 1.0, 0.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     action = jnp.array([[True, True], [True, False], [True, True], [True, True]])
-    centred = advantages.group_centred(reward, group, ALL, num_groups=2)
+    centred = advantages.group_centered(reward, group, ALL, num_groups=2)
     last = jnp.array([1, 0, 1, 1])
     token_reward = jnp.where(jnp.arange(2)[None, :] == last[:, None], centred[:, None], 0)
     np.testing.assert_allclose(
         advantages.whitened_returns(token_reward, action, ALL, discount=1.0),
-        advantages.whitened_centred(reward, group, ALL, action, num_groups=2),
+        advantages.whitened_centered(reward, group, ALL, action, num_groups=2),
         rtol=1e-6,
     )
 

@@ -53,7 +53,7 @@ def test_only_rows_cut_at_the_length_limit_are_filtered():
 def test_a_truncated_row_stays_in_its_groups_statistics():
     # R = [1, 0, 0, 1], row 2 truncated: its advantage is 0 - 0.5, and it is not trained on
     reward, group = jnp.array([1.0, 0.0, 0.0, 1.0]), jnp.zeros(4, jnp.int32)
-    row = advantages.group_centred(reward, group, jnp.ones(4, bool), num_groups=1)
+    row = advantages.group_centered(reward, group, jnp.ones(4, bool), num_groups=1)
     keep = filters.not_truncated(jnp.array([0, 0, Finish.LENGTH, 0], jnp.int8))
     np.testing.assert_array_equal(row, [0.5, -0.5, -0.5, 0.5])
     np.testing.assert_array_equal(keep, [True, True, False, True])

@@ -20,8 +20,8 @@ SMALL = [
     "Sampler.slots=3",
     "Learner.row_length=32",
     "Learner.micro_batch_tokens=64",
-    "Loop.prompts=4",
-    "Loop.samples=2",
+    "Online.prompts=4",
+    "Online.samples=2",
 ]
 
 
@@ -31,11 +31,22 @@ def small_bindings(*bindings):
 
 
 @pytest.fixture(scope="session")
-def small():
-    """(bindings, devices) -> the case of a tiny run."""
+def two_stages():
+    """Bindings of a supervised stage before the run's own."""
+    return (
+        "Config.stages=[@warm/Offline(), @Online()]",
+        "warm/Offline.source=@Demonstrations()",
+        "warm/Offline.objective=@SFT()",
+        "warm/Offline.steps=1",
+    )
 
-    def make(*bindings, devices=1):
+
+@pytest.fixture(scope="session")
+def small():
+    """(bindings, devices, stage) -> the case of a tiny run."""
+
+    def make(*bindings, devices=1, stage=None):
         config, parts = load_config("configs/tiny.gin", small_bindings(*bindings))
-        return make_case(config, parts, devices)
+        return make_case(config, parts, devices, stage)
 
     return make

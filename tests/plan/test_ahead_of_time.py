@@ -57,7 +57,7 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
     cache = budget.sample(make_case(config, parts, 4)).cache  # with the prompts at hand, a fiftieth of it
     mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
     with jax.default_matmul_precision("highest"):  # as in a run
-        compiled = lower(config, parts, mesh)["sample"].compile()
+        compiled = lower(config, parts, mesh)["rl.sample"].compile()
     text = compiled.as_text()
     # Of two layers, 24 rows and 96 x 128 columns, of which neither keys nor values fit into the core; heads of
     # 64 are filled up. Carried once, and never moved: a copy of the keys alone would be half as much again.

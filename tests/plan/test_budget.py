@@ -18,9 +18,9 @@ PARAMETERS = 73728 + 32768 + 2 * (2 * 64 + 2 * 16) + 64
 
 
 def test_what_a_run_keeps_by_hand(small):
-    found = budget.kept(small())
+    found = budget.resident_memory(small())
     assert (found.weights, found.optimiser) == (4 * PARAMETERS, 8 * PARAMETERS)
-    frozen = budget.kept(small("GRPO.kl=0.01"))
+    frozen = budget.resident_memory(small("GRPO.kl=0.01"))
     assert (frozen.weights, frozen.optimiser) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
 
 
@@ -31,10 +31,12 @@ LORA = ("Config.adapter=@LoRA()", "LoRA.rank=4")
 
 def test_what_a_run_of_adapters_keeps_by_hand(small):
     case = small(*LORA, "Decoder.param_dtype='bfloat16'", "GRPO.kl=0.01")
-    found = budget.kept(case)
+    found = budget.resident_memory(case)
     assert (found.weights, found.optimiser) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
     assert budget.update(case).gradients == 4 * ADAPTERS
-    assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 8 * ADAPTERS)
+    # The first state has weights alone: the stage that begins makes the copy and the moments.
+    assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 0)
+    assert budget.begin(case) == found
 
 
 def test_a_base_in_four_bits_by_hand(small):
@@ -60,9 +62,9 @@ def test_sampling_reads_frozen_weights_where_they_lie(small):
 
 
 def test_shards_share_matrices_and_not_norms(small):
-    found = budget.kept(small("MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
+    found = budget.resident_memory(small("MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
     assert found.weights == 4 * ((73728 + 32768) // 4 + 2 * (2 * 64 + 2 * 16) + 64)
-    copies = budget.kept(small("MeshShape.data=4", devices=4))
+    copies = budget.resident_memory(small("MeshShape.data=4", devices=4))
     assert copies.weights == 4 * PARAMETERS
 
 
@@ -70,8 +72,8 @@ def test_every_expert_is_kept_and_cut_by_width(small):
     # A layer: attention 12288, router 64x4, four experts of 3 x 64 x 32, norms 160; embedding 32768; last norm 64.
     experts = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
     matrices = 2 * (12288 + 4 * 3 * 64 * 32) + 32768
-    assert budget.kept(small(*experts)).weights == 4 * (matrices + 2 * (256 + 160) + 64)
-    cut = budget.kept(small(*experts, "MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
+    assert budget.resident_memory(small(*experts)).weights == 4 * (matrices + 2 * (256 + 160) + 64)
+    cut = budget.resident_memory(small(*experts, "MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
     assert cut.weights == 4 * (matrices // 4 + 2 * (256 // 2 + 160) + 64)  # the router is cut over fsdp alone
     with pytest.raises(ValueError, match=r"Experts\.width = 32 does not divide"):
         small(*experts, "Decoder.heads=64", "Decoder.kv_heads=64", "Decoder.mlp_width=192", "Decoder.vocab_size=576",
@@ -84,9 +86,9 @@ def test_a_turn_of_decoding_reads_the_experts_that_slots_go_to(small):
     case = small(*experts)
     every = 4 * (2 * (12288 + 256 + 160 + 4 * 3 * 64 * 32) + 32768 + 64)
     assert case.slots == 3
-    assert estimate.turn_bytes(case) == every - 4 * 2 * 4 * 3 * 64 * 32 / 8
+    assert estimate.decode_step_bytes(case) == every - 4 * 2 * 4 * 3 * 64 * 32 / 8
     dense = small()
-    assert estimate.turn_bytes(dense) == estimate.held_bytes(dense, GATHERED, "float32")
+    assert estimate.decode_step_bytes(dense) == estimate.held_bytes(dense, GATHERED, "float32")
 
 
 def test_a_loss_of_routers_needs_routers(small):
@@ -97,7 +99,8 @@ def test_a_loss_of_routers_needs_routers(small):
 def test_moments_in_bfloat16_are_half(small):
     case, narrow = small(), small("AdamW.moments='bfloat16'")
     assert 2 * estimate.moment_bytes(narrow) == estimate.moment_bytes(case) == 2 * 4 * PARAMETERS
-    assert budget.kept(narrow).optimiser == budget.init(narrow).optimiser == estimate.moment_bytes(narrow)
+    assert budget.resident_memory(narrow).optimiser == budget.begin(narrow).optimiser == estimate.moment_bytes(narrow)
+    assert budget.init(narrow).optimiser == 0  # which a stage makes when it begins
     # Both are read and written once a step.
     less = estimate.update_traffic(case).hbm - estimate.update_traffic(narrow).hbm
     assert less == 2 * estimate.moment_bytes(narrow)
@@ -123,7 +126,7 @@ def test_the_cache_by_hand(small):
 def test_the_cache_of_a_kernel_is_filled_up_by_hand(small):
     # Every head to 128 entries: 4096 bytes a column; slots of 32 columns and prompts of 8 to 128 each.
     assert budget.sample(small("Sampler.attention='ragged'")).cache == 4096 * (3 * 128 + 2 * 4 * 128)
-    with pytest.raises(ValueError, match="and there are 3"):
+    with pytest.raises(ValueError, match="not 3"):
         small("Sampler.attention='ragged'", "Decoder.heads=6", "Decoder.kv_heads=3")
 
 
@@ -148,7 +151,7 @@ def test_what_layers_keep_by_hand(small):
 
 def test_moments_on_the_host_by_hand(small):
     there, away = small("Decoder.remat='layer'"), small("Decoder.remat='layer'", "AdamW.memory='host'")
-    assert budget.kept(away).optimiser == budget.init(away).optimiser == 0
+    assert budget.resident_memory(away).optimiser == budget.begin(away).optimiser == 0
     assert budget.on_host(away) == (8 * PARAMETERS, 0)
     assert budget.update(there).total - budget.update(away).total == 8 * PARAMETERS
     # The largest leaf is the embedding, 512 x 64: both moments as they came, and as they go.
@@ -271,25 +274,79 @@ def test_scores_of_a_kernel_are_not_kept(small):
 
 def test_what_lies_ahead_of_rows_is_counted_with_their_scores(small):
     # Rows of 32 with 7 columns ahead; three of them, in micro-batches of 96 tokens. 2 layers keep two arrays of scores.
-    apart = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=32", "Learner.micro_batch_tokens=96")
-    assert (apart.rows, apart.shape.ahead) == (3, 7)
-    assert budget.row_scores(apart) == 3 * 4 * 32 * (32 + 7) * 4
+    cross_row = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=32", "Learner.micro_batch_tokens=96")
+    assert (cross_row.rows, cross_row.shape.prefix_columns) == (3, 7)
+    assert budget.row_scores(cross_row) == 3 * 4 * 32 * (32 + 7) * 4
     # Keys and values of 2 heads of 16, before 3 rows, in the model's float32 and again as they multiply.
-    alone = dataclasses.replace(apart, shape=apart.shape._replace(ahead=0))
+    alone = dataclasses.replace(cross_row, shape=cross_row.shape._replace(prefix_columns=0))
     scores = 2 * (3 * 4 * 32 * 7) * 4
-    assert budget.a_layer_keeps(apart) - budget.a_layer_keeps(alone) == 3 * 7 * 2 * 32 * (4 + 4) + scores
+    assert (
+        budget.layer_activation_bytes(cross_row) - budget.layer_activation_bytes(alone)
+        == 3 * 7 * 2 * 32 * (4 + 4) + scores
+    )
 
 
-def test_the_warm_start_and_evaluations_are_counted_by_their_own_shapes(small):
-    case = small("Config.sft=@SFT()", "SFT.steps=1", "SFT.sequences=64", "GRPO.kl=0.01", "Config.eval=@Eval()",
+def test_stages_and_evaluations_are_counted_by_their_own_shapes(small, two_stages):
+    case = small(*two_stages, "warm/Offline.batch_size=64", "GRPO.kl=0.01", "Config.eval=@Eval()",
                  "Data.held_out_every=5", "Eval.batch=16", "Eval.samples=2")  # fmt: skip
     found = budget.of_programs(case)
-    # No reference is frozen before RL: one copy of the weights, not two.
-    assert found["update_sft"].weights == 4 * PARAMETERS and found["update"].weights == 2 * 4 * PARAMETERS
+    # The first stage keeps no reference: one copy of the weights, not two.
+    assert found["sft.update"].weights == 4 * PARAMETERS and found["rl.update"].weights == 2 * 4 * PARAMETERS
     # Of its 16 prompts 4 are at hand; see the cache by hand above.
     assert found["sample_eval"].cache == 512 * (3 * 32 + 2 * 4 * 8)
+    assert found["sample_eval"].weights == 2 * 4 * PARAMETERS
     counts = flops.of_programs(case)
-    assert counts["sample_eval"].total > counts["sample"].total
+    assert counts["sample_eval"].total > counts["rl.sample"].total
     # The update's operations grow with its packed tokens: 64 rows of 32 against 8.
-    assert counts["update_sft"].total == 8 * counts["update"].total
+    assert counts["sft.update"].total == 8 * counts["rl.update"].total
     assert estimate.step_seconds(case, CHIPS["v5e"]) > 0
+
+
+def test_a_stage_that_begins_holds_the_moments_of_the_one_that_ends(small, two_stages):
+    case = small(*two_stages, "GRPO.kl=0.01")
+    found = budget.of_programs(case)["rl.begin"]
+    # Weights, the reference and the new moments; the old moments are given up only afterwards.
+    assert found == budget.Memory(weights=2 * 4 * PARAMETERS, optimiser=8 * PARAMETERS, temporary=8 * PARAMETERS)
+    # The reference of a stage that ends goes with them.
+    again = small("Config.stages=[@Online(), @again/Online()]", "again/Online.name='again'",
+                  "again/Online.objective=@DrGRPO()", "GRPO.kl=0.01")  # fmt: skip
+    assert again.name == "again" and budget.resident_memory(again).weights == 4 * PARAMETERS
+    assert budget.begin(again).temporary == 8 * PARAMETERS + 4 * PARAMETERS
+    # Moments of a stage whose own optimiser keeps them on the host are not there.
+    away = small(*two_stages, "warm/Offline.optimizer=@warm/AdamW()", "warm/AdamW.memory='host'")
+    assert budget.begin(away).temporary == 0 and budget.begin(away).optimiser == 8 * PARAMETERS
+
+
+REWARD_STAGE = (
+    "Config.stages=[@pairs/Offline(), @Online()]",
+    "pairs/Offline.source=@Preferences()",
+    "pairs/Offline.objective=@BradleyTerry()",
+    "pairs/Offline.trains='reward'",
+    "pairs/Offline.batch_size=4",
+    "Learner.row_length=64",
+    "Online.rewards={'reward': 1.0}",
+)
+
+
+def test_a_role_that_an_earlier_stage_trained_stays_without_its_moments(small):
+    case = small(*REWARD_STAGE)
+    pairs = small(*REWARD_STAGE, stage="bradleyterry")
+    # The policy and the reward model; moments of the one that learns.
+    for own in (case, pairs):
+        assert budget.resident_memory(own)[:2] == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
+    found = budget.of_programs(case)
+    assert {"bradleyterry.update", "rl.scores", "rl.update"} <= set(found)
+    # A pass that reads no logits has no head in it.
+    assert flops.scores(case).weights == flops.logprobs(case).weights - 2 * flops.read_positions(case) * 64 * 512
+    # Nor has a comparison's update: 4 rows of 64 tokens hold a pair each, and layers have 73728 entries in matrices.
+    assert flops.read_positions(pairs) == 0 and flops.update(pairs).weights == 3 * 2 * 4 * 64 * 73728
+    assert estimate.calls(case) == {"bradleyterry.update": 1, "rl.sample": 1, "rl.scores": 1, "rl.update": 1}
+
+
+def test_a_change_of_a_section_reaches_every_stage_that_shares_it(small, two_stages):
+    case = small(*two_stages)
+    changed = cheaper.applied(case.config, {"Learner.micro_batch_tokens": 32})
+    assert [stage.learner.micro_batch_tokens for stage in changed.stages] == [32, 32]
+    scoped = small(*two_stages, "warm/Offline.learner=@warm/Learner()", "warm/Learner.micro_batch_tokens=128")
+    changed = cheaper.applied(scoped.config, {"Learner.micro_batch_tokens": 32})
+    assert [stage.learner.micro_batch_tokens for stage in changed.stages] == [128, 32]

@@ -82,18 +82,19 @@ def test_a_reduction_that_the_cpu_widened_counts_as_it_was():
 @pytest.fixture(scope="module")
 def counted():
     """Collectives of a tiny run's programs on fsdp 2 x tensor 2, by name; and its case."""
-    bindings = ["MeshShape.fsdp=2", "MeshShape.tensor=2", "Loop.prompts=2", "Loop.samples=2", "Decoder.width=16"]
+    bindings = ["MeshShape.fsdp=2", "MeshShape.tensor=2", "Online.prompts=2", "Online.samples=2", "Decoder.width=16"]
     config, parts = load_config("configs/tiny.gin", [*bindings, "Sampler.layers='scanned'", "Decoder.vocab_size=320"])
     case = make_case(config, parts, 4)
     programs = lower(config, parts, make_mesh(config.mesh, jax.devices()[:4]))
-    assert {"init", "begin_rl", "sample", "pack", "credit", "finish", "update", "close"} <= set(programs)
-    texts = {name: programs[name].compile().as_text() for name in ("init", "sample")}
-    return case, {name: collectives(text, list(case.sizes.items()), case.turns) for name, text in texts.items()}
+    parts = {"begin", "sample", "pack", "credit", "finish", "update", "close"}
+    assert {"init", *(f"rl.{part}" for part in parts)} <= set(programs)
+    texts = {name: programs[name].compile().as_text() for name in ("init", "rl.sample")}
+    return case, {name: collectives(text, list(case.sizes.items()), case.decode_steps) for name, text in texts.items()}
 
 
 def test_sampling_gathers_weights_over_fsdp_once_and_never_over_tensor(counted):
     case, found = counted
-    outside = [row for row in found["sample"] if row.op == "all-gather" and not row.in_loop]
+    outside = [row for row in found["rl.sample"] if row.op == "all-gather" and not row.in_loop]
     over_fsdp = sum(row.bytes for row in outside if row.axes == "fsdp")
     norms = 4 * (16 + 2 * 2 * 16 + 2 * 2 * 16)  # whole everywhere: final, two of width 16 and two of a head in 2 layers
     assert over_fsdp == (held_bytes(case, GATHERED, "float32") - norms) // 2
@@ -102,7 +103,7 @@ def test_sampling_gathers_weights_over_fsdp_once_and_never_over_tensor(counted):
 
 
 def test_no_batch_axis_is_crossed_while_decoding(counted):
-    assert {row.axes for row in counted[1]["sample"] if row.in_loop} == {"tensor"}
+    assert {row.axes for row in counted[1]["rl.sample"] if row.in_loop} == {"tensor"}
 
 
 def test_fresh_weights_are_drawn_where_they_lie(counted):

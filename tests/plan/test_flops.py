@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jrl.models.adapters.lora import LoRA, adapted
-from jrl.models.contract import abstract, split, unstack_cache, whole
+from jrl.models.contract import abstract, merge_params, split_params, unstack_cache
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
@@ -31,7 +31,7 @@ def test_programs_by_hand(small):
     # 4 prompts of 8 tokens, each looking at 8 columns: scores and values are 2 * 4 heads * 16 a column, in 2 layers.
     assert flops.prefill(case) == (2 * 32 * LAYERS, 32 * 2 * 2 * 2 * 4 * 16 * 8)
     # 8 completions in 3 slots: 3 rounds of 24 turns, of 3 tokens, over the 32 columns of the cache.
-    assert (case.slots, case.turns) == (3, 72)
+    assert (case.slots, case.decode_steps) == (3, 72)
     assert flops.decode(case) == (2 * 216 * (LAYERS + HEAD), 216 * 2 * 2 * 2 * 4 * 16 * 32)
     # 8 rows of 32 tokens, in 4 micro-batches of 2 rows. The 24 tokens of a completion make one chunk of 32.
     assert case.shape.micro_batches * case.shape.rows == 8
@@ -70,33 +70,33 @@ def test_a_turn_reads_the_blocks_of_a_kernel_by_hand(small):
 
 
 def test_ppo_takes_one_pass_more_a_minibatch(small):
-    times = lambda *bindings: estimate.calls(small("Config.algo=@PPO()", *bindings))
-    assert {name: n for name, n in times().items() if n} == {"sample": 1, "values": 1, "update": 1}
+    times = lambda *bindings: estimate.calls(small("Online.objective=@PPO()", *bindings))
+    assert {name: n for name, n in times().items() if n} == {"rl.sample": 1, "rl.recompute": 1, "rl.update": 1}
     # With several updates that pass gives old log-probs too.
     several = times("Learner.minibatches=2", "Learner.epochs=2")
-    assert (several["values"], several["logprobs"], several["update"]) == (2, 0, 4)
-    assert "values" in flops.of_programs(small("Config.algo=@PPO()"))
+    assert several == {"rl.sample": 1, "rl.recompute": 2, "rl.update": 4}
+    assert "rl.recompute" in flops.of_programs(small("Online.objective=@PPO()"))
 
 
 def test_completions_in_rows_with_a_shared_prompt_by_hand(small):
-    shared = lambda row: small("Learner.prefix_sharing='in_row'", f"Learner.row_length={row}", "Loop.samples=4")
-    # A trunk of 7 tokens, and branches of 25: 107 for a group of four, 57 for two of them.
+    shared = lambda row: small("Learner.prefix_sharing='in_row'", f"Learner.row_length={row}", "Online.samples=4")
+    # A prefix of 7 tokens, and continuations of 25: 107 for a group of four, 57 for two of them.
     assert [flops.completions_in_a_row(shared(row)) for row in (32, 57, 107, 163, 164)] == [1, 2, 4, 5, 6]
-    # Apart, of branches of 25 alone; the trunk's 7 columns are compared with from every row.
-    apart = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=57", "Loop.samples=4")
-    assert (flops.completions_in_a_row(apart), apart.shape.keys) == (2, 64)
-    longer = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=200", "Loop.samples=4")
+    # Across rows, of continuations of 25 alone; the prefix's 7 columns are compared with from every row.
+    cross_row = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=57", "Online.samples=4")
+    assert (flops.completions_in_a_row(cross_row), cross_row.shape.keys) == (2, 64)
+    longer = small("Learner.prefix_sharing='cross_row'", "Learner.row_length=200", "Online.samples=4")
     assert flops.completions_in_a_row(longer) == 4  # of one group
 
 
 def test_the_longest_batch_with_prompts_apart_by_hand(small):
-    # Rows of 25 hold one branch and none beside a trunk of 7: 5 a group of four. In micro-batches of 5 rows that is one
-    # a group, which is less than the shape has room for.
+    # Rows of 25 hold one continuation and none beside a prefix of 7: 5 a group of four. In micro-batches of 5 rows that
+    # is one a group, which is less than the shape has room for.
     case = small(
         "Learner.prefix_sharing='cross_row'",
         "Learner.row_length=25",
         "Learner.micro_batch_tokens=125",
-        "Loop.samples=4",
+        "Online.samples=4",
     )
     groups = case.sequences // 4
     assert (case.rows, case.micro_batches) == (5, groups) and case.shape.micro_batches > groups
@@ -138,8 +138,8 @@ def test_programs_of_adapters_by_hand(small):
 
 
 def test_only_programs_of_the_run_are_counted(small):
-    assert set(flops.of_programs(small())) == {"sample", "update"}
-    assert set(flops.of_programs(small("GRPO.kl=0.01"))) == {"sample", "logprobs", "update"}
+    assert set(flops.of_programs(small())) == {"rl.sample", "rl.update"}
+    assert set(flops.of_programs(small("GRPO.kl=0.01"))) == {"rl.sample", "rl.reference", "rl.update"}
 
 
 def counted_by_xla(fn, *args):
@@ -170,7 +170,7 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, place, small):
         "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat",
         "norm_place")]  # fmt: skip
     bindings += ["Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
-                 "Loop.prompts=2"]  # fmt: skip
+                 "Online.prompts=2"]  # fmt: skip
     case = small(*bindings)
     assert case.shape.micro_batches * case.shape.rows == rows
     loss, params, ids = unrolled_loss(cfg, rows, length)
@@ -179,10 +179,12 @@ def test_the_compiler_counts_the_same_within_3_percent(remat, place, small):
     assert counted_by_xla(jax.value_and_grad(loss), params, ids) == pytest.approx(flops.update(case).total, rel=0.03)
 
     case, config = small(*bindings, "Config.adapter=@LoRA()", "LoRA.rank=32"), LoRA(rank=32)
-    base, adapters = split(abstract(adapted(MODEL, config).spec(cfg)))
-    apart = lambda adapters, base, tokens: loss(adapted(MODEL, config).unstack(whole(base, adapters), cfg), tokens)
+    base, adapters = split_params(abstract(adapted(MODEL, config).spec(cfg)))
+    unmerged = lambda adapters, base, tokens: loss(
+        adapted(MODEL, config).unstack(merge_params(base, adapters), cfg), tokens
+    )
     ours = flops.update(case).total
-    assert counted_by_xla(jax.value_and_grad(apart), adapters, base, ids) == pytest.approx(ours, rel=0.03)
+    assert counted_by_xla(jax.value_and_grad(unmerged), adapters, base, ids) == pytest.approx(ours, rel=0.03)
 
 
 MOE = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
@@ -242,7 +244,7 @@ def test_linear_attention_by_hand(small):
     assert flops.attention(case.cfg, 10) == 2 * 2 * 4 * 16 * 10 + linear
     # Rows of 130 are chunks of 44: no more operations a token than that.
     assert flops.linear_attention(case.cfg, 130) == 2 * 32 * 44 + 4 * (44 * (88 + 32 + 24) + 768)
-    # With branches two states are carried.
+    # With continuations two states are carried.
     assert flops.linear_attention(case.cfg, 10, 2) == linear + 4 * 768
     # Blocks are of the layer that attends: only its scores are computed once more.
     blocked = small("Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=4", "Linear.key_dim=8",
@@ -260,7 +262,7 @@ def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_c
     remat, beside, small
 ):
     """On CPU `ragged_dot` multiplies every token with every expert: its products count `experts.count` times."""
-    own = Experts(count=3, per_token=2, width=512, beside=beside)
+    own = Experts(count=3, per_token=2, width=512, shared_expert=beside)
     cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=512, experts=own,
                   remat=remat)  # fmt: skip
     rows, length = 4, 128
@@ -269,7 +271,7 @@ def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_c
     case = small(*bindings, *MOE[:1], "Experts.count=3", "Experts.per_token=2", "Experts.width=512",
                  f"Experts.shared_expert={beside!r}",
                  "Learner.row_length=128", "Learner.micro_batch_tokens=512", "Learner.sequences_per_row=1",
-                 "Loop.prompts=2")  # fmt: skip
+                 "Online.prompts=2")  # fmt: skip
     assert case.cfg == cfg and case.shape.micro_batches * case.shape.rows == rows
     loss, params, ids = unrolled_loss(cfg, rows, length)
 

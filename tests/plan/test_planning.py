@@ -21,9 +21,10 @@ def plan(monkeypatch, capsys):
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
 
-    def run(*arguments):
-        assert cli.main(["plan", *arguments, "--json", "--no-collectives"]) == 0
-        return json.loads(capsys.readouterr().out)
+    def run(*arguments, json_=True):
+        assert cli.main(["plan", *arguments, *["--json"] * json_, "--no-collectives"]) == 0
+        out = capsys.readouterr().out
+        return json.loads(out) if json_ else out
 
     return run
 
@@ -35,15 +36,44 @@ def test_a_plan_says_what_its_numbers_are(plan):
     assert any("libtpu is not installed: nothing was compiled" in note for note in said["notes"])
     programs = {program["name"]: program for program in said["programs"]}
     assert set(programs) == {"init", "restore", "sample", "update"}
+    assert [programs[name]["stage"] for name in ("init", "restore", "sample", "update")] == [None, None, "rl", "rl"]
     assert not any(program["compiled"] for program in programs.values())
     assert said["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
     assert said["host_gib"] == {"optimiser": 0, "activations": 0}
     assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
 
 
+def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan, two_stages):
+    run = ("configs/tiny.gin", "Decoder.vocab_size=320", "GRPO.kl=0.01", *two_stages, "--topology", "v5e:1x1")
+    rows = lambda said: {(program["stage"], program["name"]) for program in said["programs"]}
+    of_run, both = {(None, "init"), (None, "restore")}, plan(*run)
+    sft = {("sft", "update")}
+    rl = {("rl", "begin"), ("rl", "sample"), ("rl", "reference"), ("rl", "update")}
+    assert rows(both) == of_run | sft | rl
+    online, warm = plan(*run, "--stage", "rl"), plan(*run, "--stage", "sft")
+    assert rows(online) == of_run | rl and rows(warm) == of_run | sft
+    # The time is that of the last Online stage where none is named.
+    assert both["step_seconds"] == online["step_seconds"] != warm["step_seconds"] > 0
+    assert "rl.update" in plan(*run, json_=False) and "sft.update" not in plan(*run, "--stage", "rl", json_=False)
+    alone = plan("configs/tiny.gin", "Decoder.vocab_size=320", "--topology", "v5e:1x1", json_=False)
+    assert "update" in alone and "rl.update" not in alone
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [(["--stage", "dpo"], "unknown stage 'dpo'; available: rl"), (["--stage", "rl", "--search"], "leave it out with")],
+)
+def test_a_stage_that_cannot_be_planned_alone_is_refused(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+    monkeypatch.setattr(libtpu, "set_environment", lambda: None)
+    monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
+    assert cli.main(["plan", "configs/plan/0.6b.gin", "--topology", "v5e:2x4", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_shape_that_stands_in_is_named(plan):
     said = plan("configs/gsm8k/qwen3-0.6b.gin", "--topology", "v5e:2x2")
-    assert "models/Qwen3-0.6B is not here; its shape is that of Qwen3-0.6B as it was published" in said["notes"]
+    assert "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published" in said["notes"]
 
 
 def test_a_reward_model_that_is_not_counted_is_named(plan):
@@ -54,10 +84,10 @@ def test_a_reward_model_that_is_not_counted_is_named(plan):
 
 def test_what_the_run_keeps_beside_a_program_counts():
     config, parts = load_config("configs/plan/0.6b.gin")
-    kept = budget.kept(make_case(config, parts, 8))
+    kept = budget.resident_memory(make_case(config, parts, 8))
     # Sampling is given the weights alone: the optimiser is on the device all the same.
     found = Compiled(arguments=kept.weights, temporary=3 * GIB)
     arithmetic = budget.Memory(cache=GIB)
-    assert planning.by_kind("sample", found, arithmetic, kept) == budget.Memory(
+    assert planning.by_kind("rl.sample", found, arithmetic, kept) == budget.Memory(
         weights=kept.weights, optimiser=kept.optimiser, cache=GIB, temporary=2 * GIB
     )

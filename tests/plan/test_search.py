@@ -14,7 +14,7 @@ import pytest
 from jrl import cli
 from jrl.resolve import load_config
 from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search
-from jrl.tools.plan.case import before_rl, make_case, vocab_size_of, with_known_shape
+from jrl.tools.plan.case import make_case, vocab_size_of, with_known_shape
 from jrl.tools.plan.cheaper import applied
 from jrl.tools.plan.chips import CHIPS, parse_topology
 from jrl.tools.plan.compiled import Compiled
@@ -51,7 +51,7 @@ def test_a_kernel_of_other_devices_is_no_plan(without_libtpu):
     config, parts = load_config("configs/plan/8b.gin", ["Decoder.attention='cudnn'"])
     topology = parse_topology("v6e:16x16")
     for planned in (search.search, functools.partial(planning.make_plan, count=False)):
-        with pytest.raises(ValueError, match="attention='cudnn' is a kernel of GPUs, and these devices are TPUs"):
+        with pytest.raises(ValueError, match="attention='cudnn' is a kernel for GPUs, and these devices are TPUs"):
             planned(config, parts, topology, [], lambda line: None)
 
 
@@ -63,28 +63,31 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
 
     def ask(source, topology, names):
         asked.append((source[:2], names))
-        return {"sample": Compiled(temporary=GIB), "update": Compiled(needed=99 * GIB if len(asked) == 1 else GIB)}
+        return {
+            "rl.sample": Compiled(temporary=GIB),
+            "rl.update": Compiled(needed=99 * GIB if len(asked) == 1 else GIB),
+        }
 
     monkeypatch.setattr(assigned, "ask", ask)
-    source = ["0.6b.gin", "Loop.samples=16", "Sampler.slots=4"]
+    source = ["0.6b.gin", "Online.samples=16", "Sampler.slots=4"]
     done = search.search(config, parts, topology, source, lambda line: None)
     # What was given goes along, but for what the layout itself binds.
-    assert asked == [(["0.6b.gin", "Loop.samples=16"], ["sample", "update"])] * (1 + search.COMPILED)
+    assert asked == [(["0.6b.gin", "Online.samples=16"], ["rl.sample", "rl.update"])] * (1 + search.COMPILED)
     assert [c.compiled for c in done.found[:3]] == [True, True, False]
     as_compiled = [c for c in done.refused if c.refused.endswith("as compiled")]
     assert {c.refused for c in as_compiled} == {"update takes 99.00 of 15.75 GiB a device, as compiled"}
     # What differs in slots alone has the same update, and is refused without being compiled.
-    assert len({search.depends_on("update", c.bindings) for c in as_compiled}) == 1
-    assert not {search.depends_on("update", c.bindings) for c in done.found[:2]} & {
-        search.depends_on("update", c.bindings) for c in as_compiled
+    assert len({search.depends_on("rl.update", c.bindings) for c in as_compiled}) == 1
+    assert not {search.depends_on("rl.update", c.bindings) for c in done.found[:2]} & {
+        search.depends_on("rl.update", c.bindings) for c in as_compiled
     }
 
 
 def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():
     # Rows of 25 tokens, of which the configuration's own micro-batch holds one: no mesh is given up for that.
     bindings = ["Learner.prefix_sharing='cross_row'", "Learner.row_length=25", "Learner.micro_batch_tokens=25",
-                "Loop.samples=4",
-                "Loop.prompts=4", "Data.prompt_length=8", "Sampler.completion_length=24"]  # fmt: skip
+                "Online.samples=4",
+                "Online.prompts=4", "Data.prompt_length=8", "Sampler.completion_length=24"]  # fmt: skip
     config, parts = load_config("configs/tiny.gin", bindings)
     tried = list(search.layouts(config, parts, parse_topology("v5e:1x1")))
     assert {found["Learner.micro_batch_tokens"] // 25 for found in tried} == {1, 2, 4, 5, 8}
@@ -97,8 +100,8 @@ def test_the_smallest_slice_that_fits_is_found(without_libtpu):
     slices = CHIPS["v5p"].slices
     place = slices.index("x".join(map(str, done.topology.grid)))
     assert done.found
-    assert [line for line in tried if "judging" in line] == [
-        f"judging layouts for v5p:{s}" for s in slices[: place + 1]
+    assert [line for line in tried if "searching" in line] == [
+        f"searching layouts for v5p:{s}" for s in slices[: place + 1]
     ]
 
 
@@ -106,7 +109,7 @@ def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(monkeypa
     config, parts = load_config("configs/plan/0.6b.gin")
     monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
     limit = parse_topology("v5e:2x4").chip.limit_bytes
-    monkeypatch.setattr(assigned, "ask", lambda *_: {"sample": Compiled(needed=limit + 1), "update": Compiled()})
+    monkeypatch.setattr(assigned, "ask", lambda *_: {"rl.sample": Compiled(needed=limit + 1), "rl.update": Compiled()})
     done = search.search(config, parts, parse_topology("v5e:2x4"), ["0.6b.gin"], lambda line: None)
     assert done.found == [] and not search.to_json(done)["fits"]
     told = [c.refused for c in done.refused if "was not asked about" in c.refused]
@@ -123,38 +126,38 @@ def test_what_the_compiler_said_of_one_program_is_not_held_against_another(monke
 
     def ask(source, *_):
         asked.append(source[1:])
-        return {"sample": Compiled(needed=2 * limit if len(asked) == 1 else 1), "update": Compiled()}
+        return {"rl.sample": Compiled(needed=2 * limit if len(asked) == 1 else 1), "rl.update": Compiled()}
 
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
     found = search.search(config, parts, topology, [], lambda line: None).found
     monkeypatch.setattr(assigned, "ask", ask)
-    good, _ = search.confirmed(config, parts, topology, found, ["0.6b.gin"], lambda line: None, wanted=1)
+    good, _ = search.confirmed(config, parts, topology, found, ["0.6b.gin"], lambda line: None, max_found=1)
     case = lambda c: make_case(applied(config, c.bindings), parts, topology.num_devices)
-    sampling = lambda c: budget.of_programs(case(c))["sample"].total
+    sampling = lambda c: budget.of_programs(case(c))["rl.sample"].total
     expected = next(c for c in found if 2 * sampling(c) <= sampling(found[0]))
     assert asked == [search.words(c.bindings) for c in (found[0], expected)]
     assert good[0].bindings == expected.bindings
     assert 2 * expected.gib > found[0].gib  # its update would be too much by the factor of sampling
 
 
-def test_a_warm_start_is_not_charged_for_a_reference(small):
-    case = small("GRPO.kl=0.01")
-    weights = budget.kept(before_rl(case)).weights
-    assert budget.kept(case).weights == 2 * weights
-    said = {"update_sft": Compiled(temporary=1)}
-    assert search.largest(said, case) == ("update_sft", budget.kept(before_rl(case)).total + 1)
+def test_a_stage_is_not_charged_for_the_reference_of_a_later_one(small, two_stages):
+    case = small(*two_stages, "GRPO.kl=0.01")
+    warm = small(*two_stages, "GRPO.kl=0.01", stage="sft")
+    assert budget.resident_memory(case).weights == 2 * budget.resident_memory(warm).weights
+    said = {"sft.update": Compiled(temporary=1)}
+    assert search.largest(said, case) == ("sft.update", budget.resident_memory(warm).total + 1)
 
 
 def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     out = tmp_path / "winner.gin"
-    given = ["configs/plan/0.6b.gin", "Loop.samples=16", "MeshShape.fsdp=4", "--topology", "v5e:2x4"]
+    given = ["configs/plan/0.6b.gin", "Online.samples=16", "MeshShape.fsdp=4", "--topology", "v5e:2x4"]
     assert cli.main(["plan", *given, "--search", "--json", "--out", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["fits"] and len(said["best"]) == 5
     config, _ = load_config(str(out))
-    expected, _ = load_config("configs/plan/0.6b.gin", ["Loop.samples=16", *said["best"][0]["bindings"]])
+    expected, _ = load_config("configs/plan/0.6b.gin", ["Online.samples=16", *said["best"][0]["bindings"]])
     assert config == expected
     assert every.topology_of(out.read_text()) == "v5e:2x4"
 
@@ -172,7 +175,7 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
     rows = [line for line in out.read_text().splitlines() if ".gin" in line]
     good, small, wrong = [line.rsplit("|", 2)[1].strip() for line in rows]
     assert (good, small) == ("fits", "does not fit")
-    assert wrong.startswith("not planned: --topology 'v9:2x4': there is no chip 'v9'")
+    assert wrong.startswith("not planned: --topology 'v9:2x4': unknown chip 'v9'")
     with pytest.raises(ValueError, match="Topology"):
         every.check_all(tmp_path / "nothing", print)
 
@@ -193,7 +196,7 @@ def test_every_recipe_fits_the_topology_in_its_header(without_libtpu):
 def test_a_known_shape_stands_in_only_where_the_model_is_not_here(tmp_path):
     config, _ = load_config("configs/gsm8k/qwen3-0.6b.gin")
     found, told = with_known_shape(config)
-    assert told == "models/Qwen3-0.6B is not here; its shape is that of Qwen3-0.6B as it was published"
+    assert told == "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published"
     assert vocab_size_of(found) == 151936
     (tmp_path / "config.json").write_text("{}")
     here = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path)))

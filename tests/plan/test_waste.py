@@ -16,14 +16,14 @@ from jrl.tools.plan.case import make_case
 from jrl.tools.plan.collectives import collectives
 from jrl.tools.plan.shapes import lower
 
-BINDINGS = ["MeshShape.fsdp=2", "MeshShape.tensor=2", "Loop.prompts=2", "Loop.samples=2", "Decoder.width=16",
+BINDINGS = ["MeshShape.fsdp=2", "MeshShape.tensor=2", "Online.prompts=2", "Online.samples=2", "Decoder.width=16",
             "Sampler.layers='scanned'", "Decoder.vocab_size=320", "Learner.logprob_chunk=16"]  # fmt: skip
 
 
 def compiled(name, *bindings):
     over = dict(binding.split("=", 1) for binding in [*BINDINGS, *bindings])
     config, parts = load_config("configs/tiny.gin", [f"{key}={value}" for key, value in over.items()])
-    program = lower(config, parts, make_mesh(config.mesh, jax.devices()[:4]))[name]
+    program = lower(config, parts, make_mesh(config.mesh, jax.devices()[:4]))[f"rl.{name}"]
     return make_case(config, parts, 4), program.compile().as_text()
 
 
@@ -37,7 +37,7 @@ def test_logits_of_whole_rows_are_flagged():
 
 def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
     case, text = compiled("sample")
-    rows = [row._asdict() for row in collectives(text, list(case.sizes.items()), case.turns)]
+    rows = [row._asdict() for row in collectives(text, list(case.sizes.items()), case.decode_steps)]
     assert waste.gathers_in_loop("sample", case, rows) == []
     usual = sampler._draw
 
@@ -48,7 +48,7 @@ def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
 
     monkeypatch.setattr(sampler, "_draw", wasteful)
     case, text = compiled("sample", "Sampler.slots=2")  # else the sampler's own trace is found again
-    rows = [row._asdict() for row in collectives(text, list(case.sizes.items()), case.turns)]
+    rows = [row._asdict() for row in collectives(text, list(case.sizes.items()), case.decode_steps)]
     assert any("over fsdp inside the decode loop" in line for line in waste.gathers_in_loop("sample", case, rows))
 
 
@@ -58,9 +58,9 @@ def test_a_second_cache_is_flagged(monkeypatch, layers):
     assert waste.caches_carried(text, case) == (2 if layers == "scanned" else 6)
     assert waste.second_cache("sample", case, waste.caches_carried(text, case)) is None
     # Blocks of prompts that look like blocks of slots are not a second cache: widths of 64, 64 and 72 or 96 columns.
-    long = ("Data.prompt_length=200", "Sampler.completion_length=24", "Loop.prompts=8", "Sampler.slots=4")
+    long = ("Data.prompt_length=200", "Sampler.completion_length=24", "Online.prompts=8", "Sampler.slots=4")
     case, text = compiled("sample", f"Sampler.layers={layers!r}", *long)
-    assert budget.resident(case) == case.slots == 4
+    assert budget.prompts_in_flight(case) == case.slots == 4
     assert waste.caches_carried(text, case) == (3 + 2) * 2 * (1 if layers == "scanned" else 2)
     assert waste.second_cache("sample", case, waste.caches_carried(text, case)) is None
     usual = decoder.MODEL.forward

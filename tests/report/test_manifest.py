@@ -54,6 +54,17 @@ def test_a_changed_configuration_is_explained_field_by_field():
     assert identity == ["AdamW.learning_rate: 0.001, now 0.003"] and environment == []
 
 
+def test_items_of_a_list_are_explained_by_their_place():
+    begun = {"stages": [{"class": "Offline", "steps": 2}, {"class": "Online", "steps": 3, "lag": 0}]}
+    changed = {"stages": [{"class": "Offline", "steps": 2}, {"class": "Online", "steps": 9, "lag": 1}]}
+    compared = lambda config, free=(): compare(
+        manifest(config=begun), manifest(config_identity="c1", config=config), free
+    )[0]
+    assert compared(changed) == ["stages.1.lag: 0, now 1", "stages.1.steps: 3, now 9"]
+    assert compared(changed, ["stages.1.steps"]) == ["stages.1.lag: 0, now 1"]
+    assert compared({"stages": begun["stages"][:1]})[0].startswith("stages: [")  # of another length: as a whole
+
+
 def test_free_fields_of_the_configuration_do_not_refuse():
     assert compare(manifest(), manifest(config={"Loop": {"steps": 60}})) == ([], [])
 

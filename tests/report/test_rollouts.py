@@ -81,6 +81,15 @@ def test_a_relative_folder_works(tmp_path, monkeypatch):
     assert_holds(Path("rollouts"), [1])
 
 
+def test_a_folder_named_with_dots_works(tmp_path):
+    (tmp_path / "in").mkdir()
+    store = open_rollouts(tmp_path / "in" / ".." / "store", rows=0)
+    fill(store, 1)
+    store.close()
+    assert_holds(tmp_path / "in" / ".." / "store", [1])
+    assert_holds(tmp_path / "store", [1])
+
+
 def test_a_resumed_store_drops_what_the_checkpoint_does_not_know(tmp_path):
     store = open_rollouts(tmp_path, rows=0)
     fill(store, 1)

@@ -27,7 +27,7 @@ def test_a_summary_has_exactly_the_keys_that_checks_read(tmp_path):
 
 def test_a_summary_without_a_key_is_refused(tmp_path):
     values = {"steps": 1, "tokens_per_second": None, "peak_bytes": None}
-    with pytest.raises(ValueError, match="need 'total'"):
+    with pytest.raises(ValueError, match="lack 'total'"):
         write_summary(tmp_path / "s.json", seconds={}, evals={}, **values)
-    with pytest.raises(ValueError, match="'after_rl' of a summary lacks high, n"):
+    with pytest.raises(ValueError, match="summary evaluation 'after_rl' lacks high, n"):
         write_summary(tmp_path / "s.json", seconds={"total": 1.0}, evals={"after_rl": {"mean": 1, "low": 1}}, **values)

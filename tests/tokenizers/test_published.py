@@ -220,12 +220,12 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tokenizer.json": "{"}, "no tokenizer.json"),
+        ({"tokenizer.json": "{"}, "not a valid tokenizer.json"),
         ({"tokenizer.json": '{"model": {"type": "WordPiece", "vocab": {}}}'}, "WordPiece"),
         ({"tokenizer.json": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}'}, r"opened|decoder"),
         ({"tokenizer_config.json": "[]"}, "not an object"),
         ({"tokenizer_config.json": '{"eos_token": "<|nowhere|>"}'}, "nowhere"),
-        ({"tokenizer_config.json": "{}"}, "which token ends"),
+        ({"tokenizer_config.json": "{}"}, "the token that ends"),
         ({"chat_template.jinja": "x" * (1 << 20) + "x"}, "longer than"),
         ({"chat_template.jinja": "{% if %}"}, "TemplateSyntaxError"),
         ({"chat_template.jinja": "{{ messages | shell }}"}, "shell"),
@@ -255,7 +255,7 @@ def test_a_template_that_rewrites_earlier_turns_is_named(made):
     assert rewrites(made["llama3"]) is None
     assert rewrites(made["phi"]) is None  # what it writes after the last turn is no turn
     said = rewrites(made["qwen"])
-    assert "turn 2 (assistant) when turn 3 (user) is there" in said
+    assert "turn 2 (assistant) when turn 3 (user) is added" in said
     assert "first thought" in said
     # Without thinking it rewrites nothing.
     plain = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]

@@ -131,5 +131,5 @@ def test_messages_are_json_with_known_roles():
     assert (row["reasoning_content"], row["thinking"]) == ("c", "c")
     with pytest.raises(ValueError, match=r"role '<\|end\|>'"):
         plain_messages([{"role": "<|end|>", "content": ""}])
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="is not JSON"):
         plain_messages([{"role": "user", "content": object()}])

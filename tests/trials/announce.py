@@ -9,17 +9,20 @@ from jrl.rollout import scoring
 from jrl.run import records
 
 
-def announced(function, name):
+def announced(function, name, after=None):
     @functools.wraps(function)
     def call(*args, **kwargs):
         print(f"NOW {name}", file=sys.stderr, flush=True)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if after is not None:
+            print(f"NOW {after}", file=sys.stderr, flush=True)
+        return result
 
     return call
 
 
 if __name__ == "__main__":
-    records.save = announced(records.save, "save")
+    records.save = announced(records.save, "save", "saved")
     scoring.Scorer.collect = announced(scoring.Scorer.collect, "scoring")
     compile_one = program_cache.Program._executable
 

@@ -24,22 +24,22 @@ POINTS = [
 ]  # fmt: skip
 
 
-def command(folder, lag, cached):
+def command(folder, lag, cached, config="configs/tiny.gin"):
     cache = [] if cached else ["--no-compile-cache"]
     trial = Path(__file__).with_name("announce.py")
-    arguments = ["train", "configs/tiny.gin", f"Loop.lag={lag}", "--run", str(folder)]
+    arguments = ["train", config, f"Online.lag={lag}", "--run", str(folder)]
     return [sys.executable, str(trial), *arguments, *cache]
 
 
-def finish(folder, lag):
-    done = subprocess.run(command(folder, lag, cached=True), capture_output=True, text=True)
+def finish(folder, lag, config="configs/tiny.gin"):
+    done = subprocess.run(command(folder, lag, True, config), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def kill_at(folder, lag, doing, times, longest, seed):
+def kill_at(folder, lag, doing, times, longest, seed, config="configs/tiny.gin"):
     """Starts a run and kills it while it is `doing`, the `times`-th time. Returns the last step it had written."""
     process = subprocess.Popen(
-        command(folder, lag, cached=doing != "compile"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command(folder, lag, doing != "compile", config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     wanted = "scoring" if doing == "anywhere" else doing
     for line in process.stderr:

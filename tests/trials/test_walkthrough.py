@@ -1,8 +1,8 @@
-"""The README's way from a published folder to a published folder, run from its own text.
+"""docs/published-models.md, from a published folder to a published folder, run from its own text.
 
 pytest -m slow tests/trials/test_walkthrough.py -s
 
-Needs the [reference] extra. What is run are the code blocks of the README's section, as a stranger would paste them.
+Needs the [reference] extra. It runs the page's code blocks as a reader would paste them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def blocks() -> dict[str, str]:
-    """Returns the section's code: "make", "commands", "use"."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text.split("## Published models in, published models out")[1].split("\n## ")[0]
-    found = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    """Returns the page's code: "make", "commands", "use"."""
+    text = (ROOT / "docs/published-models.md").read_text(encoding="utf-8")
+    found = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
     assert [kind for kind, _ in found] == ["python", "bash", "python"]
     return dict(zip(("make", "commands", "use"), (code for _, code in found)))
 
@@ -52,10 +51,10 @@ def test_a_folder_of_transformers_is_trained_exported_and_goes_on_there(tmp_path
     print(f"{time.monotonic() - start:.0f} s")
     *answers, last = re.split(r"\n(?=\d+ \+|logits)", done.stdout.strip())
     assert len(answers) == 2, done.stdout
-    assert all(re.fullmatch(r"\d+ \+ \d+ = \d+\n#### \d+", said) for said in answers), done.stdout
+    assert all(re.fullmatch(r"\d+ \+ \d+ = \d+\n#### \d+", answer) for answer in answers), done.stdout
     assert float(re.fullmatch(r"logits differ by (\S+)", last)[1]) <= 2e-4
     for name in ("try", "try-lora"):
-        found = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
-        before, after = (100 * found["eval"][place]["mean"] for place in ("before_rl", "after_rl"))
-        print(f"{name}: {before:.1f} % before RL, {after:.1f} % after, {found['seconds']['total']:.0f} s")
+        summary = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
+        before, after = (100 * summary["eval"][place]["mean"] for place in ("before_rl", "after_rl"))
+        print(f"{name}: {before:.1f} % before RL, {after:.1f} % after, {summary['seconds']['total']:.0f} s")
         assert after > before + (10 if name == "try" else 0)

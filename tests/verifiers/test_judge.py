@@ -20,11 +20,16 @@ from jrl.tasks.verifiers.judge import judge, to_verdict
         (Fraction(1, 2), Status.CORRECT, 0.5),
         (np.float32(0.5), Status.CORRECT, 0.5),
         (np.int64(2), Status.CORRECT, 2.0),
+        (True, Status.CORRECT, 1.0),
+        (False, Status.WRONG, 0.0),
+        (np.bool_(True), Status.CORRECT, 1.0),
+        (np.bool_(False), Status.WRONG, 0.0),
+        (Verdict(Status.WRONG, True), Status.WRONG, 1.0),
         (Verdict(Status.WRONG, 0.5), Status.WRONG, 0.5),
         (Verdict(Status.FORBIDDEN, 3.0), Status.FORBIDDEN, None),
     ],
 )
-def test_a_number_is_correct_where_it_is_positive(said, status, reward):
+def test_a_number_or_bool_is_correct_where_it_is_positive(said, status, reward):
     verdict = to_verdict(said)
     assert (verdict.status, verdict.reward) == (status, reward)
     assert verdict.reward is None or type(verdict.reward) is float
@@ -33,9 +38,9 @@ def test_a_number_is_correct_where_it_is_positive(said, status, reward):
 @pytest.mark.parametrize(
     "said",
     [
-        float("nan"), float("inf"), -float("inf"), np.float32("nan"), None, True, False, np.bool_(True), "1.0", b"1",
-        1 + 0j, [1.0], np.ones(1), Decimal(1), 10**400, 1e300, object(),
-        Verdict(Status.CORRECT, None), Verdict(Status.CORRECT, float("nan")), Verdict(Status.WRONG, True),
+        float("nan"), float("inf"), -float("inf"), np.float32("nan"), None, "1.0", b"1", 1 + 0j,
+        [1.0], np.ones(1), Decimal(1), 10**400, 1e300, object(),
+        Verdict(Status.CORRECT, None), Verdict(Status.CORRECT, float("nan")),
         Verdict(Status.INFRA_ERROR, None), Verdict(Status.CPU_LIMIT, None), Verdict(17, 1.0),
     ],
 )  # fmt: skip

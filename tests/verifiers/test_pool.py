@@ -15,7 +15,7 @@ import pytest
 from verifier_fakes import HOSTILE, example, row
 
 from jrl.tasks.verdict import Status
-from jrl.tasks.verifiers.pool import Item, Pool
+from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned
 from jrl.tasks.verifiers.source import PartSource
 
 HOSTILE_NAMES = {
@@ -47,7 +47,7 @@ HOSTILE_NAMES = {
     "says_nan": Status.VERIFIER_ERROR,
     "says_nothing": Status.VERIFIER_ERROR,
     "says_text": Status.VERIFIER_ERROR,
-    "says_true": Status.VERIFIER_ERROR,
+    "says_true": Status.CORRECT,
     "says_complex": Status.VERIFIER_ERROR,
 }
 
@@ -185,6 +185,30 @@ def test_closing_answers_what_is_still_due(nothing_leaks):
         pool.submit([])
 
 
+def test_a_stop_request_kills_what_is_judged_and_leaves_other_batches_alone(nothing_leaks):
+    with open_pool("sleeps", "good", "busy", wall_seconds=100.0, cpu_seconds=100.0) as pool:
+        given_up = pool.submit([Item("4", example(), (0, 2, 1))] * 5)
+        other = pool.submit([Item("4", example(), (1,))] * 5)
+        time.sleep(0.3)
+        start = time.monotonic()
+        with pytest.raises(ScoringAbandoned, match="0 of 5 completions"):
+            pool.collect(given_up, lambda: True)
+        assert [v.reward for (v,) in pool.collect(other, lambda: False)] == [1.0] * 5
+        assert time.monotonic() - start < 2.0
+        assert {v.status for item in given_up.verdicts for v in item} == {Status.INFRA_ERROR}
+        start = time.monotonic()
+    assert time.monotonic() - start < 2.0
+
+
+def test_progress_counts_items_and_is_told_seldom():
+    told = []
+    with open_pool("good") as pool:
+        pool.collect(pool.submit([Item("4", example(), (0, 0))] * 300), progress=lambda *now: told.append(now))
+        pool.collect(pool.submit([]), progress=lambda *now: told.append(now))
+    assert told[-2:] == [(300, 300), (0, 0)]
+    assert told == sorted(set(told[:-1])) + told[-1:]
+
+
 def test_a_row_added_later_is_loaded_when_it_is_needed():
     with open_pool("good") as pool:
         place = pool.add_row(row("Exact"))
@@ -231,9 +255,9 @@ def test_an_example_that_is_no_json_is_refused_by_name():
     ("source", "message"),
     [
         ("import jax\nVERIFIERS = {}", "bad.py imports jax"),
-        ("VERIFIERS = 5", "VERIFIERS is a int"),
+        ("VERIFIERS = 5", "VERIFIERS has type int"),
         ("VERIFIERS = {'Exact': print}", "the verifier name 'Exact' is taken"),
-        ("VERIFIERS = {'a': 5}", r"VERIFIERS\['a'\] is a int"),
+        ("VERIFIERS = {'a': 5}", r"VERIFIERS\['a'\] has type int"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def f(:", "SyntaxError"),
         ("x = 1\nboom", "NameError.*bad.py:2"),
@@ -245,7 +269,7 @@ def test_a_part_that_does_not_load_is_refused_with_its_place(source, message, no
 
 
 def test_an_unknown_row_is_refused_with_the_nearest_name(nothing_leaks):
-    with pytest.raises(ValueError, match=r"'Exakt'.*did you mean 'Exact'"):
+    with pytest.raises(ValueError, match=r"'Exakt'.*Did you mean 'Exact'"):
         open_pool("Exakt")
 
 

@@ -76,7 +76,7 @@ def test_the_part_is_the_same_text_every_time():
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (uses_thing, "'THING', a object"),
+        (uses_thing, "'THING' of type object"),
         (uses_nothing_known, "'missing_name'"),
         (lambda completion, example: 1.0, "lambda"),
         (len, "builtin_function"),

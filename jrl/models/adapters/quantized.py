@@ -1,11 +1,11 @@
-"""Frozen matrices in 8 or 4 bits: kept so under adapters, and made whole a layer at a time, where they multiply.
+"""Frozen matrices quantized to 8 or 4 bits, for training adapters. They are dequantized a layer at a time, where used.
 
     W = scale * level      int8: level -128..127; int4: -8..7; nf4: NF4[0..15], quantiles of a normal
 
-int8 has a scale for each output, 4 bits have one for each GROUP consecutive inputs of an output. qwix finds scales, by
-the largest absolute value, and nearest levels. In the tree a matrix is {kind: values, "scale": float32}, stacked as it
-was; of 4 bits two lie in a uint8, input 2i in the lower half of byte i and 2i + 1 in the upper. Embedding, head, norms,
-biases and routers stay as they are.
+int8 has a scale for each output; the 4-bit kinds have one for each GROUP consecutive inputs of an output. qwix computes
+scales by the largest absolute value and rounds to the nearest level. In the tree a matrix is {kind: values, "scale":
+float32}, stacked as before; two 4-bit values share a uint8, input 2i in the lower half of byte i and 2i + 1 in the
+upper. Embedding, head, norms, biases and routers are not quantized.
 
 Source: QLoRA, 2305.14314, section 3; NF4 is its appendix E.
 """
@@ -31,20 +31,21 @@ NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.
        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)  # fmt: skip
 
 
-def in_few_bits(found: PyTree, kind: str) -> PyTree:
-    """Returns a decoder's spec with the matrices of its layers as `kind`."""
-    layers = {name: _spec(name, leaf, kind) if name in MATRICES else leaf for name, leaf in found["layers"].items()}
-    return {**found, "layers": layers}
+def quantized_spec(base: PyTree, kind: str) -> PyTree:
+    """Returns a decoder's spec with the matrices of its layers quantized to `kind`."""
+    layers = {name: _spec(name, leaf, kind) if name in MATRICES else leaf for name, leaf in base["layers"].items()}
+    return {**base, "layers": layers}
 
 
-def is_quantised(leaf: Any) -> bool:
+def is_quantized(leaf: Any) -> bool:
     return isinstance(leaf, dict)
 
 
-def check_bytes(found: PyTree, mesh: Any) -> None:
-    """Raises ValueError where a matrix of a spec, its inputs two in a byte, does not divide over the mesh."""
-    for name, leaf in found["layers"].items():
-        for values in leaf.values() if is_quantised(leaf) else ():
+def check_bytes(base: PyTree, mesh: Any) -> None:
+    """Raises ValueError where a matrix of a decoder's spec, with two inputs in a byte, does not divide over the
+    mesh."""
+    for name, leaf in base["layers"].items():
+        for values in leaf.values() if is_quantized(leaf) else ():
             for size, axis in zip(values.shape, values.axes):
                 shards = 1 if axis is None or TRAIN[axis] is None else mesh.shape[TRAIN[axis]]
                 if size % shards:
@@ -54,20 +55,21 @@ def check_bytes(found: PyTree, mesh: Any) -> None:
                     )
 
 
-def quantise(weight: Array, name: str, kind: str, names: Names) -> dict[str, Array]:
-    """Returns the stacked matrix of that name as {kind: values, "scale"}. What is made on the way is of a layer's size.
+def quantize(weight: Array, name: str, kind: str, names: Names) -> dict[str, Array]:
+    """Returns the stacked matrix of that name as {kind: values, "scale"}. Intermediate arrays have the size of one
+    layer.
 
     Args:
-      names: logical axes of the matrix, whose layout for training the result has.
+      names: logical axes of the matrix; the result is sharded as for training.
 
     Raises: ImportError without qwix.
     """
     try:
-        import qwix  # takes seconds, which only this is worth
+        import qwix  # takes seconds
     except (ImportError, AttributeError) as error:  # flax 0.12.8 has no NNX beside jax 0.11 or newer
         raise ImportError(
             f"LoRA.base = {kind!r} needs the package qwix, and a flax whose NNX works with this JAX; "
-            "pip install 'jrl-jax[quant]' brings it"
+            "install them with pip install 'jrl-jax[quant]'"
         ) from error
 
     found = _spec(name, ParamSpec(weight.shape, weight.dtype, names, None), kind)
@@ -81,27 +83,32 @@ def quantise(weight: Array, name: str, kind: str, names: Names) -> dict[str, Arr
         return {kind: values, "scale": done.scale}
 
     places = {key: spec(leaf.axes, TRAIN) for key, leaf in found.items()}
-    return _anyhow(lambda weight: jax.lax.map(layer, weight), places, weight)
+    return _auto_sharded(lambda weight: jax.lax.map(layer, weight), places, weight)
 
 
 def gathered(weights: PyTree, name: str, x: Array, *names: str | None) -> Array:
-    """Returns a layer's matrix in the dtype of x, which it is for, and gathered over fsdp; in few bits until then."""
+    """Returns a layer's matrix in the dtype of x, its operand, gathered over fsdp; quantized ones are dequantized
+    last."""
     leaf = weights[name]
-    if not is_quantised(leaf):
+    if not is_quantized(leaf):
         return gather(leaf.astype(x.dtype), *names)
     laid = lambda key, part: _scale_axes(name, part.shape, names) if key == "scale" else names
-    # Not before there is x: else a compiler makes all layers whole ahead of a loop over tokens.
+    # Not before x exists: else the compiler dequantizes all layers ahead of a loop over tokens.
     leaf, _ = jax.lax.optimization_barrier((leaf, jax.lax.stop_gradient(x)))
     here = {key: gather(part, *laid(key, part)) for key, part in leaf.items()}
-    return whole(here, name, x.dtype, spec(names, GATHERED))
+    return dequantize(here, name, x.dtype, spec(names, GATHERED))
 
 
-def whole(leaf: Array | dict[str, Array], name: str, dtype: Any, place: Any) -> Array:
-    """Returns a layer's matrix of that name in `dtype`; one in few bits laid out as `place`, a PartitionSpec."""
-    return _anyhow(lambda leaf: _whole(leaf, name, dtype), place, leaf) if is_quantised(leaf) else leaf.astype(dtype)
+def dequantize(leaf: Array | dict[str, Array], name: str, dtype: Any, place: Any) -> Array:
+    """Returns a layer's matrix of that name in `dtype`; a quantized one is sharded as `place`, a PartitionSpec."""
+    return (
+        _auto_sharded(lambda leaf: _dequantize(leaf, name, dtype), place, leaf)
+        if is_quantized(leaf)
+        else leaf.astype(dtype)
+    )
 
 
-def _whole(leaf: dict[str, Array], name: str, dtype: Any) -> Array:
+def _dequantize(leaf: dict[str, Array], name: str, dtype: Any) -> Array:
     axis, scale = MATRICES[name][-1], leaf["scale"]
     if "int8" in leaf:
         levels = leaf["int8"]
@@ -115,14 +122,14 @@ def _whole(leaf: dict[str, Array], name: str, dtype: Any) -> Array:
 
 
 def packed(values: Array, axis: int) -> Array:
-    """Returns values of 4 bits, int4 or uint4, two in a uint8: those of 2i and 2i + 1 along `axis` in that of i."""
+    """Returns 4-bit values, int4 or uint4, packed two to a uint8: entries 2i and 2i + 1 along `axis` go to entry i."""
     halves = values.astype(jnp.int8).astype(jnp.uint8) & 15
     lower, upper = (jax.lax.slice_in_dim(halves, start, None, 2, axis) for start in (0, 1))
     return lower | upper << 4
 
 
 def unpacked(values: Array, axis: int) -> Array:
-    """Returns uint8 of 0..15 from two in a uint8; the inverse of `packed`."""
+    """Returns uint8 values 0..15, unpacked from two to a uint8; the inverse of `packed`."""
     shape = list(values.shape)
     shape[axis] *= 2
     return jnp.stack([values & 15, values >> 4], axis + 1).reshape(shape)
@@ -147,13 +154,13 @@ def _spec(name: str, leaf: ParamSpec, kind: str) -> dict[str, ParamSpec]:
 
 
 def _scale_axes(name: str, sizes: Sequence[int], names: Sequence[str | None]) -> Names:
-    """Returns the logical axes of a layer's scales: cut as the matrix is, but for inputs that share one."""
+    """Returns the logical axes of a layer's scales: those of the matrix, but none for inputs that share a scale."""
     last = MATRICES[name][-1]
     return tuple(None if size == 1 or i == last else own for i, (size, own) in enumerate(zip(sizes, names)))
 
 
-def _anyhow(fn: Callable[[Any], Any], out: Any, arg: Any) -> Any:
-    """Returns fn(arg), laid out as `out`, PartitionSpecs: inside, the compiler chooses, as groups may cross shards."""
+def _auto_sharded(fn: Callable[[Any], Any], out: Any, arg: Any) -> Any:
+    """Returns fn(arg), sharded as `out`, PartitionSpecs: inside, the compiler chooses, as groups may cross shards."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return fn(arg)

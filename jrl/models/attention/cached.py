@@ -1,9 +1,9 @@
-"""Attention of one new token a row over a cache that lies in blocks of columns: a block that no row looks at is not
-read, so a step costs what is filled and not what was allocated.
+"""Attention of one new token a row over a cache in blocks of columns: a block that no row sees is not read, so the cost
+of a decode step depends on the filled columns and not on the allocated ones.
 
 A block contributes the highest of its scores, the sum of their exponentials and the values so weighted; contributions
-are added left to right, each scaled to the highest score so far (Milakov and Gimelshein 2018, 1805.02867). What a row
-does not see adds exact zeros: its result does not depend on how far the rows beside it have come.
+are added left to right, each scaled to the highest score so far (Milakov and Gimelshein 2018, 1805.02867). Columns that
+a row does not see add exact zeros: its result does not depend on the lengths of the other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = 64
 
 
 class Sums(NamedTuple):
-    """What some columns contribute, before it is divided. B rows, J key heads, G query heads of each."""
+    """The contribution of some columns, before the division. B rows, J key heads, G query heads of each."""
 
     top: Array  # [B, J, G], the highest score
     weight: Array  # [B, J, G], sum of exp(score - top)
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
 
 
 def edges(columns: int) -> tuple[int, ...]:
-    """Returns where each block of `columns` columns ends: 64, 128, 256, 512 and so on, the last cut off."""
+    """Returns where each block of `columns` columns ends: 64, 128, 256, 512 and so on, the last one shortened."""
     found = [FIRST]
     while found[-1] < columns:
         found.append(2 * found[-1])
@@ -44,18 +44,18 @@ def attend_cached(
     layer: Array | None,
     mask: Array,
     *,
-    turned: bool = False,
+    transposed: bool = False,
     scale: float | None = None,
     cap: float | None = None,
     sinks: Array | None = None,
 ) -> Array:
-    """Returns what `attention.attend` does of one query a row, [B, 1, H, K], to rounding.
+    """Returns the result of `attention.attend` for one query a row, [B, 1, H, K], to rounding.
 
     Args:
       q: [B, 1, H, K].
       k, v: blocks [B, J, m, K] of M columns in all, where J divides H; or [layers, B, J, m, K], of which `layer` is
-        meant: cut out where it is read, or a block that is not needed would be copied all the same.
-      turned: keys lie [B, J, K, m]. A CPU adds up the entries of many columns at once then, and not of one.
+        read: it is sliced where it is used, or unused blocks would be copied too.
+      transposed: keys are [B, J, K, m]. A CPU then sums over many columns at once instead of one.
       mask: [B, 1, M] bool. Every query must be allowed at least one position.
       scale, cap, sinks: as in `attend`.
     """
@@ -65,12 +65,12 @@ def attend_cached(
     scale = head_dim**-0.5 if scale is None else scale
     grouped = (batch, kv_heads, heads // kv_heads, head_dim)
     q = reshape(q, grouped, "batch", "kv_heads", None, None).astype(wide)
-    # A CPU packs all keys anew for a product with a few queries; sums are three times as fast. One query it multiplies
-    # as it is.
+    # On a CPU a product with a few queries repacks all keys, and sums are three times as fast. One query is multiplied
+    # without repacking.
     on_cpu = (_scores, _values) if heads == kv_heads else (_scores_by_sums, _values_by_sums)
     scores_of = _scores
-    if turned:
-        on_cpu, scores_of = (_turned_scores_by_sums, _values_by_sums), _turned_scores
+    if transposed:
+        on_cpu, scores_of = (_transposed_scores_by_sums, _values_by_sums), _transposed_scores
 
     def sums(q: Array, k: Array, v: Array, mask: Array) -> Sums:
         k, v = (x if layer is None else jax.lax.dynamic_index_in_dim(x, layer, keepdims=False) for x in (k, v))
@@ -108,7 +108,7 @@ def attend_cached(
 
 
 def _add_sink(found: Sums, sink: Array) -> Sums:
-    """Returns the sums with a score more, [1, J, G], that has no value."""
+    """Returns the sums with one more score, [1, J, G], that has no value."""
     top = jnp.maximum(found.top, sink)
     share = jnp.exp(found.top - top)
     return Sums(top, found.weight * share + jnp.exp(sink - top), found.value * share[..., None])
@@ -118,11 +118,11 @@ def _scores(q: Array, k: Array) -> Array:
     return jnp.einsum("bjgk,bjmk->bjgm", q, k)
 
 
-def _turned_scores(q: Array, k: Array) -> Array:
+def _transposed_scores(q: Array, k: Array) -> Array:
     return jnp.einsum("bjgk,bjkm->bjgm", q, k)
 
 
-def _turned_scores_by_sums(q: Array, k: Array) -> Array:
+def _transposed_scores_by_sums(q: Array, k: Array) -> Array:
     return (q[..., None] * k[:, :, None]).sum(axis=3)
 
 
@@ -135,5 +135,5 @@ def _scores_by_sums(q: Array, k: Array) -> Array:
 
 
 def _values_by_sums(weights: Array, v: Array) -> Array:
-    # Apart from what comes next: fused into the product that follows it would be computed again for each column.
+    # A barrier: fused into the next product, this would be computed again for each column.
     return jax.lax.optimization_barrier((weights[..., None] * v[:, :, None]).sum(axis=3))

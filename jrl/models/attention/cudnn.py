@@ -1,5 +1,5 @@
-"""Attention by cuDNN's fused kernel on GPUs, which keeps no scores, by way of JAX. The reference is `attention.attend`.
-Lowered for GPUs and compared as XLA computes the same call so far; no GPU has run it.
+"""Attention by cuDNN's fused GPU kernel, which stores no scores, through JAX. The reference is `attention.attend`.
+So far it is lowered for GPUs and tested with implementation='xla'; no GPU has run it.
 
 Source: jax.nn.dot_product_attention; the running softmax is that of FlashAttention (2205.14135).
 """
@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 
 from jrl.device.sharding import per_shard
-from jrl.models.attention.reference import fill_up
+from jrl.models.attention.reference import pad_to
 from jrl.types import Array
 
 
@@ -24,16 +24,16 @@ def attend(
     scale: float | None = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Array:
-    """Returns what `attention.attend` does, to rounding, [B, L, H, K].
+    """Returns the result of `attention.attend`, to rounding, [B, L, H, K].
 
     Args:
-      q: [B, L, H, K] bfloat16, K a multiple of 8 and at most 128, from Hopper on 256. k, v: [B, J, M, K], where J
+      q: [B, L, H, K] bfloat16, K a multiple of 8 and at most 128, 256 from Hopper on. k, v: [B, J, M, K], where J
         divides H.
       mask: [B, L, M] bool. Every query must be allowed at least one position.
       scale: as in the reference.
       implementation: 'xla' computes the same, in any dtype and on any device. For tests.
 
-    Raises: RuntimeError where there is no cuDNN; NotImplementedError for heads of another size.
+    Raises: RuntimeError without cuDNN; NotImplementedError for heads of another size.
     """
 
     def own(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array]:
@@ -49,6 +49,6 @@ def attend(
 
 
 def _even(x: Array, axis: int) -> Array:
-    """Returns `x` with an even length along `axis`, which the gradient with a mask needs. What is added no token sees,
-    and what it sees is dropped."""
-    return fill_up(x, axis, x.shape[axis] + x.shape[axis] % 2)
+    """Returns `x` padded to an even length along `axis`, which the gradient with a mask needs. No token sees the
+    padding, and its own result is dropped."""
+    return pad_to(x, axis, x.shape[axis] + x.shape[axis] % 2)

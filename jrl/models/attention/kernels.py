@@ -1,69 +1,73 @@
-"""Which kernels of attention there are, on what devices, and in what blocks they read. None is imported here: Pallas
-takes a while."""
+"""The attention kernels, the devices they run on, and the block sizes they read. None is imported here: importing
+Pallas is slow."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-Attention = Literal["reference", "splash", "cudnn"]  # over rows of tokens
-OneToken = Literal["reference", "ragged"]  # of one new token a row, over a cache
+Attention = Literal["reference", "splash", "cudnn"]  # over full rows
+OneToken = Literal["reference", "ragged"]  # for one new token a row, over a cache
 
-PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only kind of device that has it
-LANES = 128  # tokens: a kernel for TPUs reads rows that are filled up to a multiple of it
+PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only platform that supports it
+LANES = 128  # tokens: a kernel for TPUs reads rows that are padded to a multiple of it
 BLOCKS = (4 * LANES, 2 * LANES, LANES)  # queries and keys that are multiplied at once: the first that divides a row
 CACHE_BLOCKS = (*BLOCKS, LANES // 2, LANES // 4, LANES // 8)  # columns of a cache that are read at once
-CACHE_BLOCK_BYTES = 2**18  # of keys that ragged attention reads at once: longer to fetch than a block takes to begin
+CACHE_BLOCK_BYTES = (
+    2**18
+)  # of keys that ragged attention reads at once: fetching them hides the cost of starting a block
 
 
-def filled(length: int) -> int:
-    """Returns the tokens of a row of `length` as a kernel for TPUs reads it."""
+def padded_length(length: int) -> int:
+    """Returns the tokens of a row of `length` tokens after padding for a TPU kernel."""
     return -(-length // LANES) * LANES
 
 
 def block_of(length: int) -> int:
-    """Returns the queries, and the keys, of a block of a row that is filled up."""
-    return next(size for size in BLOCKS if filled(length) % size == 0)
+    """Returns the number of queries, and of keys, in a block of a padded row."""
+    return next(size for size in BLOCKS if padded_length(length) % size == 0)
 
 
 def causal_share(length: int) -> float:
-    """Returns the part of all pairs of a query and a key that 'splash' computes: blocks at or below the diagonal."""
-    blocks = filled(length) // block_of(length)
-    return (blocks + 1) / (2 * blocks) * (filled(length) / length) ** 2
+    """Returns the share of all pairs of a query and a key that 'splash' computes: blocks at or below the diagonal."""
+    blocks = padded_length(length) // block_of(length)
+    return (blocks + 1) / (2 * blocks) * (padded_length(length) / length) ** 2
 
 
 def cache_block(columns: int, column_bytes: int) -> int:
-    """Returns the columns of a cache that ragged attention reads at once: the most of CACHE_BLOCKS that divide what is
-    filled up, and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; or the fewest.
+    """Returns the columns of a cache that ragged attention reads at once: the most of CACHE_BLOCKS that divide the
+    padded columns and whose keys, of all heads of a device, take no more than CACHE_BLOCK_BYTES; or the fewest.
 
     Args:
       column_bytes: of a column's keys.
     """
-    fit = [size for size in CACHE_BLOCKS if filled(columns) % size == 0 and size * column_bytes <= CACHE_BLOCK_BYTES]
+    fit = [
+        size for size in CACHE_BLOCKS if padded_length(columns) % size == 0 and size * column_bytes <= CACHE_BLOCK_BYTES
+    ]
     return fit[0] if fit else CACHE_BLOCKS[-1]
 
 
 def check_ragged(cfg: Any, tensor: int) -> None:
-    """Raises ValueError where ragged attention would read a Decoder's cache in rows that are not whole tiles: of a
-    device's share over `tensor` devices. XLA would move all of it, at every token."""
+    """Raises ValueError where ragged attention would read incomplete tiles of a Decoder's cache: of a device's shard
+    over `tensor` devices. XLA would copy the whole cache at every token."""
     for heads in [cfg.kv_heads] + ([] if cfg.full is None else [cfg.full.kv_heads]):
         own = heads // tensor
         if own not in (1, 2, 4) and own % 8:
             raise ValueError(
-                f"Sampler.attention='ragged' reads 1, 2, 4 or a multiple of 8 key heads on a device, and there are "
+                f"Sampler.attention='ragged' needs 1, 2, 4 or a multiple of 8 key heads on a device, not "
                 f"{own} (kv_heads={heads} over MeshShape.tensor={tensor}); set Sampler.attention='reference'"
             )
 
 
 def check_attention(cfg: Any, platform: str) -> None:
-    """Raises ValueError where the attention of a Decoder is not there on devices of `platform`: cpu, gpu or tpu."""
+    """Raises ValueError where the attention of a Decoder is not available on devices of `platform`: cpu, gpu or tpu."""
     check_kernel("attention", cfg.attention, platform)
 
 
 def check_kernel(name: str, kernel: str, platform: str) -> None:
-    """Raises ValueError where the kernel that the field `name` asks for is not there on devices of `platform`."""
+    """Raises ValueError where the kernel that the field `name` asks for is not available on devices of `platform`."""
     needed = PLATFORMS.get(kernel, platform)
     if platform != needed:
         raise ValueError(
-            f"{name}={kernel!r} is a kernel of {needed.upper()}s, and these devices are {platform.upper()}s; "
+            f"{name}={kernel!r} is a kernel for {needed.upper()}s, and these devices are {platform.upper()}s; "
             f"set {name}='reference'"
         )

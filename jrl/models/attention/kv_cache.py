@@ -1,4 +1,4 @@
-"""What a decoder keeps of tokens already seen: its cache's stacks, which layer reads which, and how one is written."""
+"""The KV cache of a decoder: its stacks, which layer reads which stack, and how a stack is written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jrl.device.sharding import constrain
 from jrl.models.attention import linear
 from jrl.models.attention.cached import edges
-from jrl.models.attention.kernels import filled
-from jrl.models.attention.reference import fill_up
+from jrl.models.attention.kernels import padded_length
+from jrl.models.attention.reference import pad_to
 from jrl.models.contract import Cache, Layout, Stacks, State
 from jrl.models.leaves import layers_of
 from jrl.models.shape import Decoder, Variant, check_length
@@ -24,14 +24,14 @@ def init_cache(cfg: Decoder, batch: int, length: int) -> Cache:
     Raises: ValueError for more columns than there are learned positions.
     """
     check_length(cfg, length)
-    made, stacks = {}, {}
+    arrays, stacks = {}, {}
     for stack, leaves in cache_shapes(cfg, batch, length).items():
         stacks[stack] = {}
         for name, what in leaves.items():
-            if what not in made:
+            if what not in arrays:
                 shape, dtype, names = what
-                made[what] = constrain(jnp.zeros(shape, dtype), *names)
-            stacks[stack][name] = made[what]
+                arrays[what] = constrain(jnp.zeros(shape, dtype), *names)
+            stacks[stack][name] = arrays[what]
     of = lambda name: Cache(**{x: (leaf,) for x, leaf in stacks[name].items()}) if name in stacks else None
     if cfg.full is None and cfg.linear is None:
         return of("plain")
@@ -61,36 +61,38 @@ def cache_shapes(
 
 
 def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
-    """Returns a cache of one block, stacked or a tuple of layers, laid out as `layout` says: in the blocks that
-    `length` columns have, of which some are empty where it has fewer; or filled up to what a kernel reads."""
+    """Returns a cache of one block, stacked or a tuple of layers, in another layout: cut into the blocks of `length`
+    columns, of which some are empty where it has fewer; or padded for a kernel."""
     if isinstance(cache, Stacks):
         return cache.replace(plain=cache.plain and cut_cache(cache.plain, length, layout),
                              full=cache.full and cut_cache(cache.full, length, layout))  # fmt: skip
     if isinstance(cache, tuple):
         return tuple(cut_cache(layer, length, layout) for layer in cache)
     if layout == "whole":
-        return Cache(k=_filled(cache.k), v=_filled(cache.v), layout=layout)
+        return Cache(k=_padded(cache.k), v=_padded(cache.v), layout=layout)
     starts = (0, *edges(length)[:-1])
     cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
-    turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks) if layout == "head_dim_major" else blocks
-    return Cache(k=turn(cut(*cache.k)), v=cut(*cache.v), layout=layout)
+    transpose = lambda blocks: (
+        tuple(block.swapaxes(-1, -2) for block in blocks) if layout == "head_dim_major" else blocks
+    )
+    return Cache(k=transpose(cut(*cache.k)), v=cut(*cache.v), layout=layout)
 
 
-def _filled(blocks: tuple[Array]) -> tuple[Array]:
+def _padded(blocks: tuple[Array]) -> tuple[Array]:
     (whole,) = blocks
-    return (fill_up(fill_up(whole, -2, filled(whole.shape[-2])), -1, filled(whole.shape[-1])),)
+    return (pad_to(pad_to(whole, -2, padded_length(whole.shape[-2])), -1, padded_length(whole.shape[-1])),)
 
 
 def ends(columns: int, length: int, layout: Layout) -> tuple[int, ...]:
-    """Returns where each block of a cache of `columns` ends that is laid out as one of `length` columns."""
+    """Returns where each block ends of a cache of `columns` columns that has the layout of one of `length` columns."""
     if layout == "whole":
-        return (filled(columns),)
+        return (padded_length(columns),)
     every = edges(length)
     return tuple(min(end, columns) for start, end in zip((0, *every), every) if start < columns)
 
 
 def row_of(cfg: Decoder, layer: int) -> int:
-    """Returns where in its stack of the cache lies what a layer reads: its own, or another's."""
+    """Returns the index, in its stack of the cache, of the entry that a layer reads: its own, or another's."""
     variant = cfg.variant(layer)
     if variant.shared:
         layer = cfg.shared_from[cfg.windowed(layer)]
@@ -98,7 +100,7 @@ def row_of(cfg: Decoder, layer: int) -> int:
 
 
 def stack_of(cache: Any, variant: Variant) -> Any:
-    """Returns the stack of a cache, or the tuple of layers, that a layer's is in."""
+    """Returns the stack of a cache, or the tuple of layers, that holds a layer's entry."""
     return getattr(cache, variant.stack) if isinstance(cache, Stacks) else cache
 
 
@@ -106,24 +108,26 @@ def with_stack(cache: Any, variant: Variant, stack: Any) -> Any:
     return cache.replace(**{variant.stack: stack}) if isinstance(cache, Stacks) else stack
 
 
-def write(blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | None, turned: bool) -> tuple[Array, ...]:
-    """Returns the cache's blocks with new [B, J, L, K] at the columns from start [B] on, of `layer` if they hold all.
-    More than one token a row is written to a cache in one block, whose keys are not turned."""
+def write(
+    blocks: tuple[Array, ...], new: Array, start: Array, layer: Array | None, transposed: bool
+) -> tuple[Array, ...]:
+    """Returns the cache's blocks with new [B, J, L, K] at the columns from start [B] on, of `layer` if they hold all
+    layers. More than one token a row is written only to a cache in one block, whose keys are not transposed."""
     if new.shape[2] > 1:
         (whole,) = blocks
-        put = jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))
+        update = jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))
         if layer is None:
-            return (put(whole, new, start),)
-        return (jax.lax.dynamic_update_index_in_dim(whole, put(of_layer(whole, layer), new, start), layer, 0),)
+            return (update(whole, new, start),)
+        return (jax.lax.dynamic_update_index_in_dim(whole, update(of_layer(whole, layer), new, start), layer, 0),)
     rows, found, first = jnp.arange(new.shape[0]), [], 0
-    if not turned:
-        new = fill_up(new, -1, blocks[0].shape[-1])
+    if not transposed:
+        new = pad_to(new, -1, blocks[0].shape[-1])
     for block in blocks:
-        width = block.shape[-1 if turned else -2]
-        column = jnp.where(start < first, width, start - first)  # what does not lie in this block is dropped
-        at = (rows, slice(None), slice(None), column) if turned else (rows, slice(None), column)
-        at = block.at[at if layer is None else (layer, *at)]
-        found.append(at.set(new[:, :, 0], mode="drop"))
+        width = block.shape[-1 if transposed else -2]
+        column = jnp.where(start < first, width, start - first)  # columns outside this block are dropped
+        index = (rows, slice(None), slice(None), column) if transposed else (rows, slice(None), column)
+        cells = block.at[index if layer is None else (layer, *index)]
+        found.append(cells.set(new[:, :, 0], mode="drop"))
         first += width
     return tuple(found)
 

@@ -10,8 +10,9 @@ sequence, the corrections u_t that enter S solve a unit lower triangular system 
     o_t = exp(D_t) q_t S_0 + sum_{m <= t} exp(D_tm) (q_t k_m) u_m
 
 which is the recurrence, written out. All chunks' systems are solved at once, for v_t and for what reads S_0; then a
-scan over chunks puts S_0 in. Sequences packed in a row begin with a state of zeros each. Where branches share a trunk
-two states are carried: what the newest trunk leaves, which every branch of it begins with, and the branch's own.
+scan over chunks puts S_0 in. Sequences packed in a row begin with a state of zeros each. Where continuations share a
+prefix two states are carried: the one after the newest prefix, which each of its continuations begins with, and the
+continuation's.
 
 Before it queries, keys and values pass a causal convolution over the last few tokens of their sequence, channel by
 channel.
@@ -22,7 +23,6 @@ Source: 2412.06464 (the gated delta rule), 2406.06484, section 3.2 (chunks, and 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,9 +43,9 @@ class Linear:
     """The linear attention of layers that have it."""
 
     key_heads: int  # of queries and keys; must divide value_heads
-    value_heads: int
+    value_heads: int  # of values and outputs
     key_dim: int  # entries of a head of queries and keys
-    value_dim: int
+    value_dim: int  # entries of a head of values
     taps: int = 4  # tokens that the convolution sees, its own included
     layers: tuple[bool, ...] = (True, True, True, False)  # which layers are linear: a cycle
 
@@ -86,7 +86,7 @@ LEAVES = tuple(leaves(Linear(key_heads=1, value_heads=1, key_dim=2, value_dim=2)
 
 
 def chunk_of(length: int) -> int:
-    """Returns the tokens of a chunk of rows of `length`: as even as can be, so that few fill the last one up."""
+    """Returns the tokens of a chunk of rows of `length`: chunks as even as possible, with little padding."""
     return -(-length // -(-length // CHUNK))
 
 
@@ -101,6 +101,21 @@ def state_shapes(cfg: Linear, batch: int) -> dict[str, tuple[tuple[int, ...], tu
     }
 
 
+class LayerInputs(NamedTuple):
+    """What the recurrence of one layer reads: projections of the tokens and weights that it applies itself."""
+
+    q: Array  # [B, L, J, K], before the convolution, as k and v
+    k: Array  # [B, L, J, K]
+    v: Array  # [B, L, H, V]
+    step: Array  # [B, L, H], before the softplus
+    beta: Array  # [B, L, H], before the sigmoid
+    conv_q: Array  # [J, K, taps]
+    conv_k: Array  # [J, K, taps]
+    conv_v: Array  # [H, V, taps]
+    decay: Array  # [H]
+    step_bias: Array  # [H]
+
+
 def attend(
     h: Array,
     weights: PyTree,
@@ -111,14 +126,14 @@ def attend(
     kept: Sequence[Array] | None,
     counted: Array | None,
 ) -> tuple[Array, tuple[Array, ...] | None]:
-    """Returns what linear attention makes of h, [B, L, D], and what it keeps of the tokens seen (None where `kept` is).
+    """Returns the output of linear attention, [B, L, D], and the state after the tokens (None where `kept` is).
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer. eps: of its norm.
-      segment: as `decoder.forward` takes it, without `kept`. The tokens of a segment lie side by side, in their order,
-        and branches after the trunk that they see, with nothing else between.
-      kept: the fields of the State of the tokens before these.
-      counted: [B, L] bool, with `kept`: the first tokens of a row, that what is kept speaks of; None: all of them.
+      segment: as `decoder.forward` takes it, without `kept`. The tokens of a segment are adjacent and in order, and
+        continuations follow the prefix that they see, with nothing else between.
+      kept: the fields of the State after the tokens before these.
+      counted: [B, L] bool, with `kept`: the first tokens of a row, which the new state includes; None: all of them.
     """
     dtype, wide = h.dtype, jnp.promote_types(h.dtype, jnp.float32)
     shapes = leaves(cfg, h.shape[-1])
@@ -131,25 +146,33 @@ def attend(
         return product(einsum(formula, h, matrix, ("batch", None, *(heads.get(axis) for axis in axes[1:]))))
 
     keys, values, scalars = ("batch", None, "kv_heads", None), ("batch", None, "heads", None), ("batch", None, "heads")
-    conv = [gather(weights[f"conv_{name}"].astype(wide), *shapes[f"conv_{name}"][1]) for name in "qkv"]
-    own = [weights[name].astype(wide) for name in ("linear_decay", "linear_step_bias")]
-    args = [project("linear_q"), project("linear_k"), project("linear_v"), project("linear_step"),
-            project("linear_beta"), *conv, *own]  # fmt: skip
-    ins = [keys, keys, values, scalars, scalars, keys[2:] + (None,), keys[2:] + (None,), values[2:] + (None,),
-           ("heads",), ("heads",)]  # fmt: skip
-    outs = [values]
+    conv_q, conv_k, conv_v = (
+        gather(weights[f"conv_{name}"].astype(wide), *shapes[f"conv_{name}"][1]) for name in "qkv"
+    )
+    decay, step_bias = (weights[name].astype(wide) for name in ("linear_decay", "linear_step_bias"))
+    inputs = LayerInputs(
+        project("linear_q"), project("linear_k"), project("linear_v"), project("linear_step"), project("linear_beta"),
+        conv_q, conv_k, conv_v, decay, step_bias,
+    )  # fmt: skip
+    input_axes = LayerInputs(
+        keys, keys, values, scalars, scalars,
+        keys[2:] + (None,), keys[2:] + (None,), values[2:] + (None,), ("heads",), ("heads",),
+    )  # fmt: skip
     fields = state_shapes(cfg, h.shape[0])
     if kept is None:
-        shape, axes = fields["matrix"]
-        extra, run = [jnp.zeros(shape, wide), *([] if segment is None else [segment])], _whole
-        ins += [axes, *(("batch", *[None] * (x.ndim - 1)) for x in extra[1:])]
+        shape, state_axes = fields["matrix"]
+        extra, run = [jnp.zeros(shape, wide), *([] if segment is None else [segment])], _from_zero_state
+        extra_axes, outs = [state_axes, *(("batch", *[None] * (x.ndim - 1)) for x in extra[1:])], [values]
     else:
         states = [axes for _, axes in fields.values()]
         every = jnp.ones(h.shape[:2], bool) if counted is None else counted
-        extra, run = [every, *kept], _after
-        ins += [("batch", None), *states]
-        outs += states
-    out, *new = per_shard(functools.partial(run, cfg=cfg), (*args, *extra), ins, outs)
+        extra, run = [every, *kept], _from_state
+        extra_axes, outs = [("batch", None), *states], [values, *states]
+
+    def shard(*arrays: Array) -> tuple[Array, ...]:
+        return run(LayerInputs(*arrays[: len(inputs)]), *arrays[len(inputs) :], cfg=cfg)
+
+    out, *new = per_shard(shard, (*inputs, *extra), (*input_axes, *extra_axes), outs)
     normed = rms_norm(out, weights["linear_norm"], eps).astype(dtype).astype(wide)
     gated = (normed * jax.nn.silu(project("linear_gate").astype(wide))).astype(dtype)
     o = gathered(weights, "linear_o", gated, *shapes["linear_o"][1])
@@ -157,14 +180,11 @@ def attend(
     return out, None if kept is None else tuple(new)
 
 
-def _whole(
-    q: Array, k: Array, v: Array, step: Array, beta: Array, conv_q: Array, conv_k: Array, conv_v: Array,
-    decay: Array, bias: Array, state: Array, segment: Array | None = None, *, cfg: Linear,
-) -> tuple[Array]:  # fmt: skip
-    """Returns (o [B, L, H, V],) of whole sequences, that of zeros being the first one's state."""
-    wide = decay.dtype
+def _from_zero_state(inputs: LayerInputs, zeros: Array, segment: Array | None = None, *, cfg: Linear) -> tuple[Array]:
+    """Returns (o [B, L, H, V],) of sequences from their first token. zeros: [B, H, K, V], their state before it."""
+    wide = inputs.decay.dtype
     if segment is None:
-        segment = jnp.zeros((1, q.shape[1]), jnp.int32)
+        segment = jnp.zeros((1, inputs.q.shape[1]), jnp.int32)
     before = _before(segment, cfg.taps)
 
     def convolve(x: Array, taps: Array) -> Array:
@@ -178,66 +198,66 @@ def _whole(
             out = out + jnp.where(there[..., None, None], past, 0) * taps[None, None, ..., -1 - d]
         return jax.nn.silu(out)
 
-    g, b = _gates(step, beta, decay, bias)
-    q, k, v = convolve(q, conv_q), convolve(k, conv_k), convolve(v, conv_v)
-    return (_in_chunks(q, k, v, g, b, segment, state)[0],)
+    g, b = _gates(inputs)
+    q, k, v = convolve(inputs.q, inputs.conv_q), convolve(inputs.k, inputs.conv_k), convolve(inputs.v, inputs.conv_v)
+    return (_in_chunks(q, k, v, g, b, segment, zeros)[0],)
 
 
 def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
-    """Returns for the tokens 1, 2, ... taps - 1 before each in its sequence (index, there): where each lies in the row,
+    """Returns for the tokens 1, 2, ... taps - 1 before each in its sequence (index, there): its column in the row,
     [B, L] int32, or None where it is that many columns before; and whether there is one, [B, L] bool."""
     length = segment.shape[1]
     if segment.ndim == 2:
         back = lambda d: jnp.pad(segment, ((0, 0), (d, 0)))[:, :length]
         return [(None, (segment == back(d)) & (jnp.arange(length) >= d)[None]) for d in range(1, taps)]
-    # The one before a branch's first is the last of its trunk.
+    # The token before a continuation's first is the last of its prefix.
     own, other = segment[..., 0], segment[..., 1]
     column = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], own.shape)
     root = jax.lax.cummax(jnp.where(own == other, column, -1), axis=1)
-    of_trunk = (root >= 0) & (jnp.take_along_axis(own, jnp.maximum(root, 0), axis=1) == other) & (own != other)
+    of_prefix = (root >= 0) & (jnp.take_along_axis(own, jnp.maximum(root, 0), axis=1) == other) & (own != other)
     follows = (own == jnp.pad(own, ((0, 0), (1, 0)))[:, :length]) & (column > 0)
-    last = jnp.where(follows, column - 1, jnp.where(of_trunk, root, -1))
-    found, index = [], column
+    last = jnp.where(follows, column - 1, jnp.where(of_prefix, root, -1))
+    past, index = [], column
     for _ in range(1, taps):
         index = jnp.where(index >= 0, jnp.take_along_axis(last, jnp.maximum(index, 0), axis=1), -1)
-        found.append((jnp.maximum(index, 0), index >= 0))
-    return found
+        past.append((jnp.maximum(index, 0), index >= 0))
+    return past
 
 
-def _after(
-    q: Array, k: Array, v: Array, step: Array, beta: Array, conv_q: Array, conv_k: Array, conv_v: Array,
-    decay: Array, bias: Array, counted: Array, state: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Returns (o [B, L, H, V], state, taps of q, k and v) of tokens that follow those that are kept."""
-    wide, length = decay.dtype, q.shape[1]
+def _from_state(
+    inputs: LayerInputs, counted: Array, matrix: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear
+) -> tuple[Array, ...]:
+    """Returns (o [B, L, H, V], and the fields of the State after the counted tokens) of tokens that follow the State of
+    the fields `matrix` and `tap_*`. counted: [B, L] bool, as in `attend`."""
+    wide, length = inputs.decay.dtype, inputs.q.shape[1]
     count = counted.sum(1, dtype=jnp.int32)
 
-    def convolve(x: Array, taps: Array, kept: Array) -> tuple[Array, Array]:
-        line = jnp.concatenate([kept, x.astype(kept.dtype)], axis=1)
+    def convolve(x: Array, taps: Array, before: Array) -> tuple[Array, Array]:
+        line = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
         out = sum(line[:, i : i + length].astype(wide) * taps[None, None, ..., i] for i in range(cfg.taps))
         cut = lambda line, n: jax.lax.dynamic_slice_in_dim(line, n, cfg.taps - 1, 0)
         return jax.nn.silu(out), jax.vmap(cut)(line, count)
 
-    (q, tap_q), (k, tap_k), (v, tap_v) = (
-        convolve(*x) for x in ((q, conv_q, tap_q), (k, conv_k, tap_k), (v, conv_v, tap_v))
-    )
-    g, b = _gates(step, beta, decay, bias)
+    q, tap_q = convolve(inputs.q, inputs.conv_q, tap_q)
+    k, tap_k = convolve(inputs.k, inputs.conv_k, tap_k)
+    v, tap_v = convolve(inputs.v, inputs.conv_v, tap_v)
+    g, b = _gates(inputs)
     # A token that does not count decays nothing and writes nothing.
     g, b = (jnp.where(counted[..., None], x, 0) for x in (g, b))
-    out, after = _in_chunks(q, k, v, g, b, jnp.zeros((1, length), jnp.int32), state.astype(wide))
-    return out, after.astype(state.dtype), tap_q, tap_k, tap_v
+    out, after = _in_chunks(q, k, v, g, b, jnp.zeros((1, length), jnp.int32), matrix.astype(wide))
+    return out, after.astype(matrix.dtype), tap_q, tap_k, tap_v
 
 
-def _gates(step: Array, beta: Array, decay: Array, bias: Array) -> tuple[Array, Array]:
-    """Returns (g, b) [B, L, H]: g = -exp(decay) softplus(step + bias), b = sigmoid(beta)."""
-    wide = decay.dtype
-    g = -jnp.exp(decay)[None, None] * jax.nn.softplus(step.astype(wide) + bias[None, None])
-    return g, jax.nn.sigmoid(beta.astype(wide))
+def _gates(inputs: LayerInputs) -> tuple[Array, Array]:
+    """Returns (g, b) [B, L, H]: g = -exp(decay) softplus(step + step_bias), b = sigmoid(beta)."""
+    wide = inputs.decay.dtype
+    g = -jnp.exp(inputs.decay)[None, None] * jax.nn.softplus(inputs.step.astype(wide) + inputs.step_bias[None, None])
+    return g, jax.nn.sigmoid(inputs.beta.astype(wide))
 
 
-class Way(NamedTuple):
+class Carry(NamedTuple):
     """How states pass through the N chunks, of C tokens each. R states are carried: that after the last token of the
-    newest trunk (or of a sequence that is no branch), and where there are branches that after the last token."""
+    newest prefix (or of a sequence without one), and where there are continuations that after the last token."""
 
     seen: Array  # [N, B, C, C] bool, the tokens of its chunk that a token builds on, itself included
     begins: Array  # [N, B, R, C] bool, the state before the chunk that a token builds on
@@ -245,27 +265,27 @@ class Way(NamedTuple):
     stays: Array  # [N, B, R, R] bool, on the diagonal: a state passes the chunk unchanged
 
 
-def _way(segment: Array) -> Way:
-    """Returns the way through chunks of segments [N, B, C] or [N, B, C, 2]."""
-    branches = segment.ndim == 4
-    own, other = (segment[..., 0], segment[..., 1]) if branches else (segment, segment)
+def _carry(segment: Array) -> Carry:
+    """Returns how states pass through chunks of segments [N, B, C] or [N, B, C, 2]."""
+    continuations = segment.ndim == 4
+    own, other = (segment[..., 0], segment[..., 1]) if continuations else (segment, segment)
     column = jnp.arange(own.shape[2])
     causal = (column[:, None] >= column[None, :])[None, None]
     seen = causal & ((own[..., :, None] == own[..., None, :]) | (other[..., :, None] == own[..., None, :]))
-    # Of the token before each chunk; the first goes on with its own.
+    # Of the token before each chunk; before the first, of its own first token.
     own_before, other_before = (jnp.concatenate([x[:1, :, :1], x[:-1, :, -1:]]) for x in (own, other))
     goes_on = (own == own_before) & (own_before != other_before)
-    root = jnp.where(own == other, column[None, None], -1).max(-1, keepdims=True)  # the last token that is no branch's
+    root = jnp.where(own == other, column[None, None], -1).max(-1, keepdims=True)  # the last token of no continuation
     begins, ends = [(other == other_before) & ~goes_on], [column[None, None] == root]
-    if branches:
+    if continuations:
         begins, ends = [*begins, goes_on], [*ends, jnp.broadcast_to(column[None, None] == column[-1], own.shape)]
     first = jnp.arange(len(ends)) == 0
     stays = (first[:, None] & first[None])[None, None] & (root < 0)[..., None]
-    return Way(seen, jnp.stack(begins, 2), jnp.stack(ends, 2), stays)
+    return Carry(seen, jnp.stack(begins, 2), jnp.stack(ends, 2), stays)
 
 
 def _in_chunks(q: Array, k: Array, v: Array, g: Array, b: Array, segment: Array, state: Array) -> tuple[Array, Array]:
-    """Returns (o [B, L, H, V], the state [B, H, K, V] after the last token; with branches, after the newest trunk).
+    """Returns (o [B, L, H, V], the state [B, H, K, V] after the last token, or with continuations the newest prefix).
 
     Args:
       q, k: [B, L, J, K], J dividing H: every H / J heads share one. v: [B, L, H, V]. g, b: [B, L, H].
@@ -283,14 +303,14 @@ def _in_chunks(q: Array, k: Array, v: Array, g: Array, b: Array, segment: Array,
         x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *[(0, 0)] * (x.ndim - 2)), mode=mode)
         return jnp.moveaxis(x.reshape(x.shape[0], chunks, size, *x.shape[2:]), 1, 0)
 
-    # What fills the last chunk up belongs to its last sequence, decays nothing and writes nothing.
-    way = _way(cut(segment, "edge"))
+    # The last chunk's padding belongs to its last sequence, decays nothing and writes nothing.
+    carried = _carry(cut(segment, "edge"))
     q, k = (jnp.moveaxis(cut(x), 3, 2) for x in (q, k))  # [N, B, J, C, K]
     v, g, b = (x.reshape(batch, length, *split, -1) for x in (v, g, b))
     v, g, b = (jnp.moveaxis(cut(x), 2, 4) for x in (v, g, b))  # [N, B, J, H / J, C, V or 1]
     of_heads = lambda x: x[:, :, None, None]
 
-    seen = of_heads(way.seen)
+    seen = of_heads(carried.seen)
     earlier, path = jnp.tril(seen, -1), seen.astype(g.dtype)
     # Sums of g between two tokens, added up from those alone: a difference of two long sums would be less exact.
     share = jnp.where(seen, jnp.exp(path @ jnp.where(earlier, g, 0)), 0)  # [N, B, J, H / J, t, m]
@@ -302,12 +322,12 @@ def _in_chunks(q: Array, k: Array, v: Array, g: Array, b: Array, segment: Array,
         both = jax.lax.linalg.triangular_solve(system, both, left_side=True, lower=True, unit_diagonal=True)
         due, reads = both[..., : due.shape[-1]], both[..., due.shape[-1] :]
     weights = share * (q @ k.swapaxes(-1, -2))[:, :, :, None]
-    begins = of_heads(way.begins).astype(g.dtype)[..., None]  # [N, B, 1, 1, R, C, 1]
+    begins = of_heads(carried.begins).astype(g.dtype)[..., None]  # [N, B, 1, 1, R, C, 1]
     begun = begins * since[:, :, :, :, None]
-    at_ends = lambda x: jnp.where(of_heads(way.ends)[..., None], x[:, :, :, :, None], 0).sum(-2)
+    at_ends = lambda x: jnp.where(of_heads(carried.ends)[..., None], x[:, :, :, :, None], 0).sum(-2)
     left = at_ends(share)[..., None]  # [N, B, J, H / J, R, C, 1], of what a token writes into a state
     # [N, B, J, H / J, R, R], of a state in the next.
-    stays = at_ends(jnp.moveaxis(begun[..., 0], 4, 5)) + of_heads(way.stays).astype(g.dtype)
+    stays = at_ends(jnp.moveaxis(begun[..., 0], 4, 5)) + of_heads(carried.stays).astype(g.dtype)
 
     def step(carry: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
         """The states that are carried, [B, J, H / J, R, K, V], after a chunk, and its o."""

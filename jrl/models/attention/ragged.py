@@ -18,10 +18,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jrl.device.sharding import per_shard
 from jrl.models.attention.kernels import cache_block
-from jrl.models.attention.reference import fill_up
+from jrl.models.attention.reference import pad_to
 from jrl.types import Array
 
-LEAST = float(jnp.finfo(jnp.float32).min)  # of a score that does not count
+MASKED_SCORE = float(jnp.finfo(jnp.float32).min)
 NO_COLUMN = -(2**30)  # of another head's keys
 
 
@@ -42,8 +42,8 @@ def attend(
 
     Args:
       q: [B, 1, H, K] bfloat16 or float32.
-      k, v: [B, J, M, F] as q, where J divides H, `kernels.LANES` M, and F is K, or K filled up with zeros to a multiple
-        of it; or [layers, B, J, M, F], read where they lie, of which `layer`, [] int32, is meant. On a device J should
+      k, v: [B, J, M, F] as q, where J divides H, `kernels.LANES` M, and F is K, or K padded with zeros to a multiple
+        of it; or [layers, B, J, M, F], read in place, of which `layer`, [] int32, is meant. On a device J should
         be 1, 2, 4 or a multiple of 8, or XLA moves the whole cache before it is read.
       first, last: [B] int32, 0 <= first <= last < M.
       scale, cap, sinks: as in the reference.
@@ -52,20 +52,22 @@ def attend(
     if layer is None:
         k, v, layer = jnp.expand_dims(k, 0), jnp.expand_dims(v, 0), jnp.int32(0)
     if sinks is None:
-        sinks = jnp.full(q.shape[2], LEAST, jnp.float32)  # has a weight of exactly 0 beside any score
+        sinks = jnp.full(q.shape[2], MASKED_SCORE, jnp.float32)  # has a weight of exactly 0 beside any score
     cache = (None, "batch", "kv_heads", None, None)
     query, row = ("batch", None, "heads", None), ("batch",)
     head_dim = q.shape[3]
-    wide = fill_up(q, -1, k.shape[-1])
-    own = functools.partial(_own_share, scale=head_dim**-0.5 if scale is None else scale, cap=cap, interpret=interpret)
+    wide = pad_to(q, -1, k.shape[-1])
+    shard = functools.partial(
+        _attend_shard, scale=head_dim**-0.5 if scale is None else scale, cap=cap, interpret=interpret
+    )
     # A kernel does not say over which axes of the mesh its result varies.
     return per_shard(
-        own, (layer, first, last, wide, k, v, sinks), ((), row, row, query, cache, cache, ("heads",)), (query,),
+        shard, (layer, first, last, wide, k, v, sinks), ((), row, row, query, cache, cache, ("heads",)), (query,),
         checked=False,
     )[0][..., :head_dim]  # fmt: skip
 
 
-def _own_share(
+def _attend_shard(
     layer: Array, first: Array, last: Array, q: Array, k: Array, v: Array, sinks: Array, *,
     scale: float, cap: float | None, interpret: bool,
 ) -> tuple[Array]:  # fmt: skip
@@ -73,7 +75,7 @@ def _own_share(
     (batch, _, heads, head_dim), (kv_heads, columns) = q.shape, k.shape[2:4]
     block = cache_block(columns, kv_heads * head_dim * k.dtype.itemsize)
     entries = block * kv_heads
-    # A token's heads side by side, as XLA lays a cache out into which tokens are written: nothing is moved.
+    # A token's heads are adjacent, as XLA lays a cache out into which tokens are written: nothing is moved.
     k, v = (x.swapaxes(2, 3).reshape(*x.shape[:2], columns * kv_heads, head_dim) for x in (k, v))
     entry, head = np.arange(entries), np.arange(heads)[:, None] // (heads // kv_heads)
     column = np.where(entry % kv_heads == head, entry // kv_heads, NO_COLUMN).astype(np.int32)
@@ -88,7 +90,7 @@ def _own_share(
     same = lambda shape: pl.BlockSpec(shape, lambda row, step, *_: (0, 0))
     most = (last // block - first // block).max() + 1
     run = pl.pallas_call(
-        functools.partial(_step, block=block, scale=scale, cap=cap),
+        functools.partial(_kernel, block=block, scale=scale, cap=cap),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(batch, most),
@@ -105,17 +107,19 @@ def _own_share(
     return (out[:, None],)
 
 
-def _step(
+# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+def _kernel(
     layer: Any, first: Any, last: Any, q: Any, k: Any, v: Any, sinks: Any, column: Any, out: Any, top: Any, weight: Any,
     value: Any, *, block: int, scale: float, cap: float | None,
 ) -> None:  # fmt: skip
-    """Adds one block of columns to what a row has of those before it: the highest score, the sum of exp(score - top)
-    and of the values so weighted.
+    """Adds one block of columns to a row's running softmax: the highest score, the sum of exp(score - top) and of the
+    values so weighted.
 
-    Every query is multiplied with the keys of all heads, m J of them, and does not see those of others: the matrix unit
-    has to take up all keys anyhow, and has room to spare for a few queries.
+    Every query is multiplied with the keys of all heads, m J of them, and those of other heads are masked: the matrix
+    unit has to read all keys anyhow, and has room to spare for a few queries.
 
-    References: q, out [H, K]; k, v [m J, K]; column [H, m J] int32; sinks, top, weight [H, 1], value [H, K] float32.
+    Args:
+      q, out: [H, K]. k, v: [m J, K]. column: [H, m J] int32. sinks, top, weight: [H, 1]. value: [H, K] float32.
     """
     row, step = pl.program_id(0), pl.program_id(1)
     low, high = first[row], last[row]
@@ -134,7 +138,7 @@ def _step(
             scores = cap * jnp.tanh(scores / cap)
         seen_at = at * block + column[...]
         seen = (seen_at >= low) & (seen_at <= high)
-        scores = jnp.where(seen, scores, LEAST)
+        scores = jnp.where(seen, scores, MASKED_SCORE)
         highest = jnp.maximum(top[...], scores.max(axis=1, keepdims=True))
         share = jnp.exp(top[...] - highest)
         weights = jnp.where(seen, jnp.exp(scores - highest), 0.0)

@@ -1,4 +1,4 @@
-"""Attention as written: einsum, mask, softmax in float32 or wider. The reference for every kernel.
+"""Reference attention: einsum, mask, softmax in float32 or wider. Every kernel is tested against it.
 
 `jax.nn.dot_product_attention` casts to float32 even in float64, where the formula tests live, so it is not used.
 """
@@ -28,13 +28,13 @@ def attend(
     """Returns softmax(q k scale) v over the positions that `mask` allows, [B, Q, H, K].
 
     Args:
-      q: [B, Q, H, K]. k, v: [B, J, M, K], where J divides H: every H / J query heads share one key head.
+      q: [B, Q, H, K]. k, v: [B, J, M, K], where J divides H: H / J query heads share one key head.
       mask: [B, Q, M] bool. Every query must be allowed at least one position.
       scale: None: 1 / sqrt(K).
-      cap: scores x become cap * tanh(x / cap), as in Gemma 2 (2408.00118, section 2); None: they stay.
-      sinks: [H], a logit of each head beside its scores: it takes its share of the softmax and gives nothing, as in
-        gpt-oss (2508.10925; 2309.17453). None: the scores share all.
-      block: queries whose scores [B, H, block, M] exist at once, computed again by the backward pass. None: all, kept.
+      cap: scores x become cap * tanh(x / cap), as in Gemma 2 (2408.00118, section 2); None: no cap.
+      sinks: [H], one more logit for each head: it takes a share of the softmax and has no value, as in gpt-oss
+        (2508.10925; 2309.17453). None: no sink.
+      block: queries whose scores [B, H, block, M] exist at once; the backward pass recomputes them. None: all.
     """
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -43,7 +43,7 @@ def attend(
     q = reshape(q, grouped, "batch", None, "kv_heads", None, None)
     scale = head_dim**-0.5 if scale is None else scale
 
-    def some(q: Array, mask: Array) -> Array:
+    def attend_block(q: Array, mask: Array) -> Array:
         # Widened before the products: exact, and CPU has no batched product of bfloat16 into float32.
         scores = jnp.einsum("bqjgk,bjmk->bjgqm", q.astype(wide), k.astype(wide)) * scale
         if cap is not None:
@@ -56,25 +56,25 @@ def attend(
             weights = jnp.exp(scores - jnp.logaddexp(jax.nn.logsumexp(scores, axis=-1, keepdims=True), sink))
         return jnp.einsum("bjgqm,bjmk->bqjgk", weights, v.astype(wide)).astype(v.dtype)
 
-    out = some(q, mask) if block is None or queries <= block else _in_blocks(some, q, mask, block)
+    out = attend_block(q, mask) if block is None or queries <= block else _in_blocks(attend_block, q, mask, block)
     return reshape(out, (batch, queries, heads, head_dim), "batch", None, "heads", None)
 
 
-def fill_up(x: Array, axis: int, size: int) -> Array:
-    """Returns `x` with zeros after its last entries along `axis`, of which there are `size` then."""
+def pad_to(x: Array, axis: int, size: int) -> Array:
+    """Returns `x` padded with zeros at the end of `axis` to `size` entries."""
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])
     return jnp.pad(x, widths)
 
 
-def _in_blocks(some: Callable[[Array, Array], Array], q: Array, mask: Array, block: int) -> Array:
-    """Returns some(q, mask), a block of queries at a time. Queries that fill the last block up are cut off again."""
+def _in_blocks(attend_block: Callable[[Array, Array], Array], q: Array, mask: Array, block: int) -> Array:
+    """Returns attend_block(q, mask), a block of queries at a time. The padding of the last block is removed."""
     batch, queries, kv_heads, group, head_dim = q.shape
     blocks = -(-queries // block)
-    q, mask = (fill_up(x, 1, blocks * block) for x in (q, mask))
+    q, mask = (pad_to(x, 1, blocks * block) for x in (q, mask))
     q = reshape(q, (batch, blocks, block, kv_heads, group, head_dim), "batch", None, None, "kv_heads", None, None)
     mask = reshape(mask, (batch, blocks, block, mask.shape[-1]), "batch", None, None, None)
-    step = lambda at: jax.checkpoint(some)(*at)
+    step = lambda args: jax.checkpoint(attend_block)(*args)
     out = jnp.moveaxis(jax.lax.map(step, (jnp.moveaxis(q, 1, 0), jnp.moveaxis(mask, 1, 0))), 0, 1)
-    whole = (batch, blocks * block, kv_heads, group, head_dim)
-    return reshape(out, whole, "batch", None, "kv_heads", None, None)[:, :queries]
+    padded = (batch, blocks * block, kv_heads, group, head_dim)
+    return reshape(out, padded, "batch", None, "kv_heads", None, None)[:, :queries]

@@ -25,7 +25,7 @@ from jrl.models.families.qwen_moe import QWEN3_MOE
 from jrl.models.families.smollm3 import SMOLLM3
 from jrl.models.shape import Decoder
 
-# Where a decoder fits several, the first that can say it is what it is exported as.
+# A decoder that fits several families is exported as the first one.
 FAMILIES: dict[str, Family] = {
     "Llama": LLAMA,
     "Qwen2": QWEN2,
@@ -55,7 +55,7 @@ def known() -> str:
 
 
 def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
-    """Returns the family that a published config.json names. Raises ValueError, with those there are, for another."""
+    """Returns the family that a published config.json names. Raises ValueError, listing the known ones, for another."""
     kind, said = config.get("model_type"), _architectures(config, where)
     for family in FAMILIES.values():
         if kind == family.model_type and (not said or {family.architecture, *classifiers(family)} & set(said)):
@@ -78,22 +78,22 @@ def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
 
 
 def classifiers(family: Family) -> tuple[str, ...]:
-    """Returns what config.json may call the architecture of a family's classifier; the text model of a larger one has
-    two names."""
+    """Returns the architecture names of a family's classifier in config.json; the text model of a larger model has
+    two."""
     stem = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     return (stem + CLASSIFIER, *([f"{stem}Text{CLASSIFIER}"] if family.wrapped is not None else []))
 
 
 def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[str, ...] | None:
-    """Returns what the outputs of a classifier are called, and None for a model that says tokens.
+    """Returns the label names of a classifier, and None for a model that generates tokens.
 
-    Raises: ValueError for labels that are not numbered from 0, and for a number of them that is none.
+    Raises: ValueError for labels that are not numbered from 0, and for an invalid number of labels.
     """
     if not any(name.endswith(CLASSIFIER) for name in _architectures(config, where)):
         return None
     said = config.get("id2label")
     if said is None:
-        count = Keys(config, where).count("num_labels", 2)  # 2 is left out there
+        count = Keys(config, where).count("num_labels", 2)  # transformers omits 2
         said = {str(i): f"LABEL_{i}" for i in range(count)}
     if not isinstance(said, Mapping) or not said or {str(i) for i in range(len(said))} != set(map(str, said)):
         raise ValueError(f"{where}: id2label is {said!r:.200}; it must name the labels 0, 1, ...")
@@ -101,11 +101,12 @@ def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[st
 
 
 def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json") -> int | None:
-    """Returns the token that a classifier does not read its labels at, wherever it stands; None: it reads the last.
+    """Returns the padding token of a classifier, which reads its labels at the last other token; None: at the last
+    token.
 
-    transformers writes a null for none, and leaves out what the family's own configuration says.
+    transformers writes null for none, and omits the default of the family.
 
-    Raises: ValueError for what is no id.
+    Raises: ValueError for a value that is not an id.
     """
     found = config.get("pad_token_id", family.pad_id)
     if found is not None and type(found) is not int:
@@ -114,22 +115,22 @@ def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json"
 
 
 def describe(cfg: Decoder) -> tuple[Family, dict[str, Any]]:
-    """Returns the first family that can say `cfg`, and its config.json without dtype.
+    """Returns the first family that can represent `cfg`, and its config.json without dtype.
 
-    Raises: ValueError naming the options that the nearest family cannot say.
+    Raises: ValueError naming the options that the nearest family lacks.
     """
     nearest: tuple[int, str] | None = None
     for name, family in FAMILIES.items():
-        config, problem = say(family, cfg)
+        config, problem = config_json_of(family, cfg)
         if problem is None:
             return family, config
         if nearest is None or len(problem) < nearest[0]:
             nearest = len(problem), f"{name} has no {', '.join(problem)}"
-    raise ValueError(f"no family can say this decoder; the nearest, {nearest[1]}")
+    raise ValueError(f"no family can represent this decoder; the nearest, {nearest[1]}")
 
 
-def say(family: Family, cfg: Decoder) -> tuple[dict[str, Any], list[str] | None]:
-    """Returns config.json of `cfg` in a family's words, and the options that it cannot say (None: it says all)."""
+def config_json_of(family: Family, cfg: Decoder) -> tuple[dict[str, Any], list[str] | None]:
+    """Returns config.json of `cfg` for a family, and the options that it cannot represent (None: it represents all)."""
     config = {"architectures": [family.architecture], "model_type": family.model_type, **family.write(cfg)}
     wanted = canonical(cfg)
     try:

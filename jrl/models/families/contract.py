@@ -1,4 +1,5 @@
-"""What a published family is: how its config.json becomes a Decoder and back, and where its tensors lie in the tree."""
+"""A published family: the conversion between its config.json and a Decoder, and the names and layouts of its
+tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Pick(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a leaf lies in published tensors, one for each layer, or for each expert of each layer.
+    """The published tensors of a leaf: one for each layer, or for each expert of each layer.
 
     `dims` has an entry for each dimension of a tensor: the leaf's own axes (without the layers' and, where every expert
     has its tensor, the experts'), flattened in row-major order, with Picks between them. A torch linear weight
@@ -35,36 +36,38 @@ class Place(NamedTuple):
         return self.name.count("{}") == 2
 
 
-CLASSIFIER = "ForSequenceClassification"  # how architectures end that have a head of labels, and none of tokens
+CLASSIFIER = "ForSequenceClassification"  # the end of the names of architectures with a label head and no token head
 SCORE = Place("score.weight", ((2,), (0, 1)))  # of a reward head [1, D, outputs], in every family
 
 
 class Wrapped(NamedTuple):
-    """A larger published model that holds one of the family in its `text_config`: of it only the text model is read."""
+    """A larger published model that holds one of the family in its `text_config`: only the text model is read."""
 
     model_type: str
     architecture: str
-    defaults: Mapping[str, Any]  # what text_config means where it leaves out what the family requires
-    harmless: tuple[str, ...]  # keys beside text_config that change nothing for text
-    prefixes: tuple[str, ...]  # what may stand in the place of the first part of a tensor's name ("model.")
-    ignored: tuple[str, ...]  # patterns of tensors that are not of the text model
-    inherited: tuple[str, ...] = ()  # keys beside text_config that are of the text model, where text_config has none
+    defaults: Mapping[str, Any]  # defaults of text_config for keys that the family requires
+    harmless: tuple[str, ...]  # keys next to text_config that do not affect text
+    prefixes: tuple[str, ...]  # alternatives to the first part of a tensor's name ("model.")
+    ignored: tuple[str, ...]  # patterns of tensors outside the text model
+    inherited: tuple[str, ...] = ()  # keys of the text model that may be next to text_config
 
 
 class Family(NamedTuple):
-    """A row of the table. `read` and `write` are inverse to each other on what the family can say."""
+    """A row of the table. `read` and `write` are inverse on what the family can represent."""
 
     model_type: str  # config.json's
     architecture: str  # config.json's, of the language model
-    keys: tuple[str, ...]  # of config.json that `read` maps, beside those every family has
-    harmless: tuple[str, ...]  # keys of config.json that change nothing this project computes
+    keys: tuple[str, ...]  # of config.json that `read` maps, besides those of every family
+    harmless: tuple[str, ...]  # keys of config.json that do not affect the computation
     read: Callable[[Keys], Decoder]
-    write: Callable[[Decoder], dict[str, Any]]  # best effort: what the family cannot say is found by reading it again
-    places: Mapping[str, Place]  # leaf of a layer, or of the tree -> where it is published
-    ignored: tuple[str, ...] = ()  # patterns of published tensors that hold nothing learned
+    write: Callable[[Decoder], dict[str, Any]]  # best effort: reading it again shows what the family cannot represent
+    places: Mapping[str, Place]  # leaf of a layer, or of the tree -> its published tensors
+    ignored: tuple[str, ...] = ()  # patterns of published tensors without learned weights
     wrapped: Wrapped | None = None
-    regrouped: Mapping[str, Place] = {}  # leaves of experts as some folders keep them: joined, or apart; never written
-    pad_id: int | None = None  # what a classifier skips at the end of a row where its config.json does not say it
+    regrouped: Mapping[
+        str, Place
+    ] = {}  # leaves of experts as some folders store them: joined, or separate; never written
+    pad_id: int | None = None  # a classifier's padding token where its config.json omits it
 
 
 REQUIRED = object()
@@ -73,7 +76,7 @@ REQUIRED = object()
 EVERY = {"is_encoder_decoder": (False,), "add_cross_attention": (False,), "is_decoder": (False, True),
          "pruned_heads": ({},)}  # fmt: skip
 
-# In the config.json of every family: who wrote it, what generation or training code reads, what a tokenizer says.
+# Keys of every family about the writer, generation, training or the tokenizer.
 HARMLESS = frozenset(
     {
         "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "auto_map",
@@ -86,7 +89,7 @@ HARMLESS = frozenset(
 
 
 class Keys:
-    """A config.json being read. Remembers what was asked for, so that what was not can be named."""
+    """A config.json being read. Records the keys that were read, so that unread ones can be reported."""
 
     def __init__(self, config: Mapping[str, Any], where: str = "config.json") -> None:
         self._config = config
@@ -94,17 +97,18 @@ class Keys:
         self.where = where
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """Returns the value of a key; null counts as left out. Raises ValueError where it has neither."""
+        """Returns the value of a key; null counts as missing. Raises ValueError where there is no value and no
+        default."""
         self.asked.add(name)
         value = self._config.get(name)
         if value is not None:
             return value
         if default is REQUIRED:
-            raise ValueError(f"{self.where} has no {name!r}, and the computation depends on it")
+            raise ValueError(f"{self.where} has no {name!r}, which the computation needs")
         return default
 
     def maybe(self, name: str, default: float | None) -> float | None:
-        """Returns a number, or None where the key is null; `default` where it is left out."""
+        """Returns a number, or None where the key is null; `default` where it is missing."""
         self.asked.add(name)
         return self.number(name) if self._config.get(name) is not None else None if name in self._config else default
 
@@ -127,22 +131,22 @@ class Keys:
         return value
 
     def one_of(self, name: str, options: Mapping[str, str], default: Any = REQUIRED) -> str:
-        """Returns what a published word is called here. Raises ValueError for a word that is not in `options`."""
+        """Returns our name for a published value. Raises ValueError for a value that is not in `options`."""
         value = self.take(name, default)
         if not isinstance(value, str) or value not in options:
-            raise ValueError(f"{self.where}: {name} is {value!r}; this version knows {', '.join(options)}")
+            raise ValueError(f"{self.where}: {name} is {value!r}; this version supports {', '.join(options)}")
         return options[value]
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Raises ValueError unless a key is left out, null, or one of `allowed`."""
+        """Raises ValueError unless a key is missing, null, or one of `allowed`."""
         value = self.take(name, None)
         if value is not None and value not in allowed:
             raise ValueError(
-                f"{self.where}: {name} is {value!r}; this version computes only {' or '.join(map(repr, allowed))}"
+                f"{self.where}: {name} is {value!r}; this version supports only {' or '.join(map(repr, allowed))}"
             )
 
     def inside(self, name: str) -> Keys | None:
-        """Returns a nested object, to be read and closed by itself; None where it is left out."""
+        """Returns a nested object, to be read and closed by itself; None where it is missing."""
         value = self.take(name, None)
         if value is None:
             return None
@@ -151,20 +155,20 @@ class Keys:
         return Keys(value, f"{self.where}: {name}")
 
     def close(self, harmless: frozenset[str] | set[str] = frozenset()) -> None:
-        """Raises ValueError naming every key that nothing here understands. A null says nothing and is left out."""
+        """Raises ValueError naming every unknown key. A null counts as missing."""
         unknown = sorted(
             name for name, value in self._config.items()
             if value is not None and name not in self.asked and name not in harmless
         )  # fmt: skip
         if unknown:
             listed = ", ".join(f"{name} = {str(self._config[name])[:60]}" for name in unknown)
-            raise ValueError(f"{self.where} has keys that may change the computation and that are not known: {listed}")
+            raise ValueError(f"{self.where} has unknown keys that may change the computation: {listed}")
 
 
 def read(family: Family, config: Mapping[str, Any], where: str = "config.json") -> Decoder:
     """Returns the decoder that a published config.json describes.
 
-    Raises: ValueError naming the key that is missing, unknown, or has a value that cannot be computed.
+    Raises: ValueError naming the key that is missing, unknown, or has an unsupported value.
     """
     if is_wrapped(family, config):
         outer = Keys(config, where)
@@ -194,15 +198,15 @@ def text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sorted(NamedTuple):
-    """The keys of a config.json by what becomes of them."""
+    """The keys of a config.json by their use."""
 
     read: tuple[str, ...]  # the computation depends on them
-    ignored: tuple[str, ...]  # change nothing that is computed here
+    ignored: tuple[str, ...]  # do not affect the computation
     unknown: tuple[str, ...]  # refused
 
 
 def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
-    """Returns what becomes of every key that says anything. What `read` refuses is more: values that do not fit."""
+    """Returns the use of every key that is not null. `read` also refuses invalid values."""
     inner = text_config(family, config)
     around = [name for name in config if name not in inner] if is_wrapped(family, config) else []
     said = [name for name, value in inner.items() if value is not None] + around
@@ -216,8 +220,8 @@ def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
 
 
 def canonical(cfg: Decoder) -> Decoder:
-    """Returns `cfg` with every option said in one way, and what no family speaks of (dtypes, remat, how
-    attention is computed, how long sequences are) as default."""
+    """Returns `cfg` in a canonical form, with the options that no family has (dtypes, remat, attention kernels,
+    lengths) at their defaults."""
     layers = range(cfg.layers)
     sparse = tuple(map(cfg.sparse, layers))
     windowed, rotates = tuple(map(cfg.windowed, layers)), tuple(map(cfg.rotates, layers))

@@ -1,5 +1,5 @@
 """Gemma 2 (2408.00118) and the text models of Gemma 3 (2503.19786): norms on both sides counted from 1, a scaled
-embedding, tanh-gelu, windowed layers between full ones; caps in Gemma 2, normalised heads and two ropes in Gemma 3."""
+embedding, tanh-gelu, windowed layers between full ones; caps in Gemma 2, normalized heads and two ropes in Gemma 3."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED = (*(key for key in SHAPE if key != "hidden_act"), "hidden_activation", "
 
 
 def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> dict[str, Any]:
-    """Returns the Decoder fields that both generations say alike. flags: [layers], windowed where nothing is said."""
+    """Returns the Decoder fields that both generations share. flags: [layers], windowed by default."""
     keys.expect("use_bidirectional_attention", False)
     bias = keys.flag("attention_bias", False)
     said = layer_flags(keys, shape["layers"])
@@ -74,7 +74,7 @@ def read_gemma2(keys: Keys) -> Decoder:
 
 def read_gemma3(keys: Keys) -> Decoder:
     parameters = keys.inside("rope_parameters")
-    nested = Keys({}) if parameters is not None else keys  # what of rope there is lies in rope_parameters
+    nested = Keys({}) if parameters is not None else keys  # the keys of rope are in rope_parameters
     shape = {
         **read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False),
         "qk_norm": "head",
@@ -115,7 +115,7 @@ def read_two_ropes(
         "window_rope_theta": near.number("rope_theta", near_theta),
     }
     if read_stretch(near, outer) is not None:
-        raise ValueError(f"{near.where}: the rope of windowed layers is stretched; this version computes it plain")
+        raise ValueError(f"{near.where}: the rope of windowed layers is stretched, which is not supported")
     return {**fields, "rope": read_stretch(full, outer)}
 
 

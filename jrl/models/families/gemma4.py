@@ -59,7 +59,7 @@ def read(keys: Keys) -> Decoder:
 def _read_experts(keys: Keys) -> Experts | None:
     if not keys.flag("enable_moe_block", False):
         for name in EXPERT_KEYS:
-            keys.take(name, None)  # says nothing then
+            keys.take(name, None)  # unused then
         return None
     count, per_token, width = map(keys.count, EXPERT_KEYS)
     return Experts(count=count, per_token=per_token, width=width, reads="stream", scaled=True, shared_expert="normed")
@@ -80,12 +80,12 @@ def _read_full(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...], same:
         return head_dim, kv_heads if same else shape["kv_heads"]
     where, own = f"{keys.where}: per_layer_config", {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
     if not isinstance(each, dict) or not all(isinstance(x, dict) and set(x) <= set(OVERRIDES) for x in each.values()):
-        raise ValueError(f"{where} is {each!r:.200}; this version knows only {' and '.join(OVERRIDES)} of a layer")
+        raise ValueError(f"{where} is {each!r:.200}; this version supports only {' and '.join(OVERRIDES)} of a layer")
     numbers = {str(i) for i, windowed in enumerate(flags) if not windowed}
     layers = [Keys(each.get(i, {}), f"{where}: {i}") for i in sorted(numbers)]
     found = {tuple(layer.count(key, shape[own[key]]) for key in OVERRIDES) for layer in layers}
     if len(found) != 1 or not set(each) <= numbers:
-        raise ValueError(f"{where} must say the same of every full layer, and nothing of others; got {each!r:.200}")
+        raise ValueError(f"{where} must be the same for every full layer, and absent for others; got {each!r:.200}")
     return found.pop()
 
 
@@ -98,7 +98,7 @@ def _read_ropes(keys: Keys) -> dict[str, Any]:
         "window_rope_theta": near.number("rope_theta", 10_000.0),
     }
     if read_stretch(near, keys) is not None:
-        raise ValueError(f"{near.where}: the rope of windowed layers is stretched; this version computes it plain")
+        raise ValueError(f"{near.where}: the rope of windowed layers is stretched, which is not supported")
     known = {name: name for name in ("proportional", "default")}
     if full.one_of("rope_type", known, full.take("type", "proportional")) == "default":
         full.expect("partial_rotary_factor", 1.0)
@@ -161,7 +161,7 @@ GEMMA4 = Family(
         **PLACES,
         **HEAD_NORMS,
         **{f"full_{name}": place for name, place in ATTENTION.items()},
-        **{f"wide_{name}": MLP[name] for name in ("gate", "up", "down")},
+        **{f"shared_mlp_{name}": MLP[name] for name in ("gate", "up", "down")},
         "layer_embed": Place("model.embed_tokens_per_layer.weight", ((0,), (1,))),
         "layer_project": Place("model.per_layer_model_projection.weight", OUT_IN),
         "layer_norm": Place("model.per_layer_projection_norm.weight", VECTOR),
@@ -175,7 +175,7 @@ GEMMA4 = Family(
         "expert_gate": EXPERTS,
         "expert_up": EXPERTS,
         "expert_down": Place(LAYER + "experts.down_proj", ((0,), (2,), (1,))),
-        "beside_norm": Place(LAYER + "post_feedforward_layernorm_1.weight", VECTOR),
+        "shared_expert_norm": Place(LAYER + "post_feedforward_layernorm_1.weight", VECTOR),
         "expert_norm": Place(LAYER + "pre_feedforward_layernorm_2.weight", VECTOR),
         "expert_out_norm": Place(LAYER + "post_feedforward_layernorm_2.weight", VECTOR),
     },

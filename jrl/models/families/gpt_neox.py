@@ -14,7 +14,7 @@ LAYER = "gpt_neox.layers.{}."
 
 
 def _fused(index: int) -> dict[str, Place]:
-    """q, k and v lie side by side within each head."""
+    """q, k and v are adjacent within each head."""
     name = LAYER + "attention.query_key_value"
     leaf = "qkv"[index]
     return {

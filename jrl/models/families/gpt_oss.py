@@ -17,11 +17,11 @@ EXPERTS = "model.layers.{}.mlp.experts."
 
 
 def read(keys: Keys) -> Decoder:
-    quantised = keys.take("quantization_config", None)
-    if quantised is not None:
+    quantized = keys.take("quantization_config", None)
+    if quantized is not None:
         raise ValueError(
-            f"{keys.where}: the weights are quantised ({str(quantised)[:80]}), and this version reads them only as "
-            "floating-point numbers: write them so with the tool that quantised them (transformers: "
+            f"{keys.where}: the weights are quantized ({str(quantized)[:80]}), and this version reads only "
+            "floating-point weights: dequantize them with the tool that quantized them (transformers: "
             "Mxfp4Config(dequantize=True), then save_pretrained)"
         )
     keys.expect("swiglu_alpha", GAIN)
@@ -82,7 +82,7 @@ GPT_OSS = Family(
         "sinks": Place("model.layers.{}.self_attn.sinks", VECTOR),
         "router": Place("model.layers.{}.mlp.router.weight", OUT_IN),
         "router_bias": Place("model.layers.{}.mlp.router.bias", VECTOR),
-        # Columns of gate and up take turns.
+        # Columns of gate and up are interleaved.
         "expert_gate": Place(EXPERTS + "gate_up_proj", ((0,), (1,), (2, Pick(0, 2)))),
         "expert_up": Place(EXPERTS + "gate_up_proj", ((0,), (1,), (2, Pick(1, 2)))),
         "expert_down": Place(EXPERTS + "down_proj", ((0,), (1,), (2,))),

@@ -61,7 +61,7 @@ def read_shape(
     rope: bool = True,
     mlp_key: str = "intermediate_size",
 ) -> dict[str, Any]:
-    """Returns the Decoder fields that these families say alike. The arguments are what a missing key means.
+    """Returns the Decoder fields that these families share. The arguments are defaults of missing keys.
 
     Args:
       rope: False where the family reads its own.
@@ -94,7 +94,7 @@ def read_shape(
 
 
 def write_shape(cfg: Decoder) -> dict[str, Any]:
-    """Returns the keys that these families say alike."""
+    """Returns the keys that these families share."""
     return {
         "vocab_size": cfg.vocab_size,
         "hidden_size": cfg.width,

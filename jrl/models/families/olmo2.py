@@ -1,4 +1,4 @@
-"""OLMo 2 (2501.00656): norms after attention and MLP instead of before, queries and keys normalised as a whole. OLMo 3
+"""OLMo 2 (2501.00656): norms after attention and MLP instead of before, queries and keys normalized as a whole. OLMo 3
 (2512.13961): windowed layers between full ones; only the rope of full layers is ever stretched."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from jrl.models.families.llama import ATTENTION, ENDS, MLP, ROPE, SHAPE, VECTOR,
 from jrl.models.families.rope import layer_flags, layer_types, write_stretch
 from jrl.models.shape import Decoder
 
-THETA = 500_000.0  # where OLMo 3 says none
+THETA = 500_000.0  # default of OLMo 3
 
 
 def read(keys: Keys) -> Decoder:

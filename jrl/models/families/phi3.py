@@ -14,7 +14,7 @@ QKV = Place("model.layers.{}.self_attn.qkv_proj.weight", ((1, 2), (0,)), join=0)
 GATE_UP = Place("model.layers.{}.mlp.gate_up_proj.weight", OUT_IN, join=0)
 
 
-# They decide the factor of LongRoPE, and which of its lists is taken. Where no rope is stretched they say nothing.
+# They decide the factor of LongRoPE and which of its lists is used. Without a stretched rope they have no effect.
 LENGTHS = ("original_max_position_embeddings", "max_position_embeddings")
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (2407.10671, 2412.15115): biases of q, k and v. Qwen3 dense (2505.09388): normalised heads."""
+"""Qwen2 and Qwen2.5 (2407.10671, 2412.15115): biases of q, k and v. Qwen3 dense (2505.09388): normalized heads."""
 
 from __future__ import annotations
 

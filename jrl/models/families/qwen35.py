@@ -11,7 +11,7 @@ from jrl.models.families.llama import HEAD_NORMS, OUT_IN, PLACES, ROPE, SHAPE, V
 from jrl.models.families.rope import layer_flags, read_rope
 from jrl.models.shape import Decoder
 
-GRIDS = ("mrope_section", "mrope_interleaved")  # of rope: which pairs turn by a picture's rows; text has none
+GRIDS = ("mrope_section", "mrope_interleaved")  # of rope: pairs for image rows; text has none
 
 
 def read(keys: Keys) -> Decoder:
@@ -19,7 +19,7 @@ def read(keys: Keys) -> Decoder:
 
 
 def read_mixers(keys: Keys, shape: dict[str, Any]) -> dict[str, Any]:
-    """Returns the Decoder fields that are said alike with and without experts. shape: those of `read_shape`."""
+    """Returns the Decoder fields that do not depend on experts. shape: those of `read_shape`."""
     keys.expect("attention_bias", False)
     keys.expect("attn_output_gate", True)
     keys.expect("mlp_only_layers", [])
@@ -44,7 +44,7 @@ def read_mixers(keys: Keys, shape: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(cfg: Decoder) -> dict[str, Any]:
-    # One stands for linear attention where a decoder has none: what reads it again finds it.
+    # A decoder without linear attention gets a placeholder, so that reading the config back shows the difference.
     linear = cfg.linear or Linear(key_heads=1, value_heads=1, key_dim=2, value_dim=2, layers=(True, False))
     kinds = ["linear_attention" if linear.at(i) else "full_attention" for i in range(cfg.layers)]
     return {
@@ -92,7 +92,7 @@ QWEN35 = Family(
         "linear_norm": Place(LAYER + "norm.weight", VECTOR),
         "linear_o": Place(LAYER + "out_proj.weight", ((2,), (0, 1))),
     },
-    ignored=(r"mtp\..*",),  # heads that guess further tokens
+    ignored=(r"mtp\..*",),  # heads of multi-token prediction
     wrapped=Wrapped(
         model_type="qwen3_5",
         architecture="Qwen3_5ForConditionalGeneration",

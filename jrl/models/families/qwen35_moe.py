@@ -51,7 +51,7 @@ QWEN35_MOE = qwen35.QWEN35._replace(
     places={
         **qwen35.QWEN35.places,
         **{name: Place(f"{MLP}shared_expert.{name}_proj.weight", OUT_IN) for name in ("gate", "up", "down")},
-        "beside_gate": Place(MLP + "shared_expert_gate.weight", OUT_IN),
+        "shared_expert_gate": Place(MLP + "shared_expert_gate.weight", OUT_IN),
         "router": EXPERTS["router"],
         **FUSED,  # so it is published
     },

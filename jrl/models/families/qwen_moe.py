@@ -1,4 +1,4 @@
-"""Qwen3 with experts (2505.09388): normalised heads, and in sparse layers a router over gated MLPs."""
+"""Qwen3 with experts (2505.09388): normalized heads, and in sparse layers a router over gated MLPs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPERTS = {
     "expert_up": Place("model.layers.{}.mlp.experts.{}.up_proj.weight", OUT_IN),
     "expert_down": Place("model.layers.{}.mlp.experts.{}.down_proj.weight", OUT_IN),
 }
-# As transformers 5 holds them, and writes them where it is not told to keep the published form.
+# As transformers 5 stores them, and writes them unless it keeps the published form.
 GATE_UP = Place("model.layers.{}.mlp.experts.gate_up_proj", ((0,), (2,), (1,)), join=1)
 FUSED = {
     "expert_gate": GATE_UP,
@@ -33,7 +33,8 @@ def count_experts(keys: Keys, default: int | None = None) -> int:
 
 
 def experts_of(cfg: Decoder) -> Experts:
-    """Returns the experts of `cfg`. One stands for the MLP where it has none: what reads it again finds experts."""
+    """Returns the experts of `cfg`. A placeholder of one expert where it has none, so that reading the config back
+    shows the difference."""
     return cfg.experts or Experts(count=1, per_token=1, width=cfg.mlp_width)
 
 

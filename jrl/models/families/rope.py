@@ -1,4 +1,4 @@
-"""RoPE as config.json says it: rope_theta and rope_scaling of transformers 4, rope_parameters of transformers 5."""
+"""RoPE in config.json: rope_theta and rope_scaling of transformers 4, rope_parameters of transformers 5."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def read_rope(
     """Returns the Decoder fields rope_theta, rope and rotary_dim.
 
     Args:
-      theta: base where config.json says none; theta_key: its name in transformers 4.
-      share: of a head that is rotated, where config.json says none; share_key: its name in transformers 4.
-      harmless: keys among those of rope that change nothing.
+      theta: base where config.json has none; theta_key: its name in transformers 4.
+      share: of a head that is rotated, where config.json has none; share_key: its name in transformers 4.
+      harmless: keys of rope that have no effect.
     """
     scaling = keys.inside("rope_scaling")
     parameters = keys.inside("rope_parameters")
@@ -82,7 +82,7 @@ def read_stretch(inner: Keys, outer: Keys, harmless: tuple[str, ...] = ()) -> St
 
 def _read_longrope(inner: Keys, outer: Keys) -> LongRope:
     original, lists = "original_max_position_embeddings", {}
-    # Where both say the original length, transformers takes the outer one.
+    # Where both have the original length, transformers takes the outer one.
     length = outer.take(original, None) or inner.take(original, None) or outer.count("max_position_embeddings")
     for name in ("short_factor", "long_factor"):
         lists[name] = inner.take(name)

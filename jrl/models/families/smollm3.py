@@ -18,7 +18,7 @@ def read(keys: Keys) -> Decoder:
         raise ValueError(
             f"{keys.where}: no_rope_layers must be a 0 or a 1 for each of the {layers} layers; got {said!r:.200}"
         )
-    # Despite its name, 1 stands for a layer that rotates.
+    # Despite its name, 1 means a layer with RoPE.
     rotates = tuple((i + 1) % interval != 0 for i in range(layers)) if said is None else tuple(map(bool, said))
     used, window, flags = keys.flag("use_sliding_window", False), keys.take("sliding_window", None), None
     flags = layer_flags(keys, layers)

@@ -1,7 +1,7 @@
-"""Adapters between the tree and published modules: one small matrix each, laid out as `Place` lays out the weight's.
+"""Adapters between the tree and published modules: one small matrix each, laid out as `Place` describes for the weight.
 
-A published matrix may hold several leaves (fused q, k, v). Its one adapter of rank R reads as an adapter of rank R to
-each of them, with the same A. Written, n leaves of rank r become one of rank n r whose B has a block for each.
+A published matrix may hold several leaves (fused q, k, v). Its one adapter of rank R is read as an adapter of rank R
+to each of them, with the same A. Written, n leaves of rank r become one of rank n r whose B has a block for each.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 
 from jrl.models.adapters.lora import LoRA
 from jrl.models.adapters.matrices import ADAPTABLE
-from jrl.models.contract import ADAPTER
+from jrl.models.contract import Adapted
 from jrl.models.families.contract import Pick, Place
 from jrl.models.pretrained.peft import Module
-from jrl.types import PyTree
 
 Box = tuple[slice, ...]
 
 
 def inputs_and_outputs(place: Place) -> tuple[tuple[int | Pick, ...], tuple[int | Pick, ...]]:
-    """Returns the published dimension that a matrix's inputs are in, which are the leaf's first axes, and the other."""
+    """Returns the published dimension of a matrix's inputs, which are the leaf's first axes, and that of its
+    outputs."""
     first = next(dims for dims in place.dims if 0 in dims)
     return first, next(dims for dims in place.dims if dims is not first)
 
@@ -48,7 +48,7 @@ def unfold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> n
 
 
 def fold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> np.ndarray:
-    """Returns the inverse of `unfold`, 0 where another leaf lies. x: [*axes, ...]."""
+    """Returns the inverse of `unfold`, 0 in the places of other leaves. x: [*axes, ...]."""
     axes = [d for d in dims if not isinstance(d, Pick)]
     rest = x.shape[len(axes) :]
     out = np.zeros([*(d.of if isinstance(d, Pick) else shape[d] for d in dims), *rest], x.dtype)
@@ -61,13 +61,13 @@ def fold(x: np.ndarray, dims: Sequence[int | Pick], shape: Sequence[int]) -> np.
 def check(name: str, module: Module, leaf: str, place: Place, shape: Sequence[int]) -> None:
     """Raises ValueError where an adapter does not fit the published matrix, of `shape`, that holds a leaf."""
     if leaf not in ADAPTABLE:
-        raise ValueError(f"the adapter is also to {name}; adapters to attention's and the MLP's matrices are known")
+        raise ValueError(f"the adapter also adapts {name}; only the matrices of attention and of MLPs are supported")
     found = (module.b.shape[0], module.a.shape[1])
     due = tuple(shape[::-1] if transposed(place) else shape)
     lengths = due[0] if module.magnitude is None else len(module.magnitude)
     if found != due or lengths != due[0]:
         raise ValueError(
-            f"the adapter to {name} has {found[1]} inputs and {found[0]} outputs, and not {due[1]} and {due[0]}"
+            f"the adapter to {name} has {found[1]} inputs and {found[0]} outputs, expected {due[1]} and {due[0]}"
         )
 
 
@@ -79,15 +79,15 @@ def merged(
     start: int,
     shape: Sequence[int],
     box: Box,
-    whole: Callable[[Box], np.ndarray],
+    read: Callable[[Box], np.ndarray],
 ) -> np.ndarray:
-    """Returns a box of a layer's leaf with its adapter in it, float32 or wider.
+    """Returns a box of a layer's leaf with its adapter merged in, float32 or wider.
 
     Args:
-      weight: the box, as it was published.
+      weight: the box as published.
       start: where the leaf begins in the published dimension of the outputs.
       shape: of the layer's leaf.
-      whole: reads any box of it; DoRA's lengths are over all inputs.
+      read: reads any box of it; DoRA's norms are over all inputs.
     """
     inputs = len(ADAPTABLE[leaf])
     into, out = inputs_and_outputs(place)
@@ -99,52 +99,52 @@ def merged(
     if module.magnitude is None:
         return now
     every = (*(slice(0, size) for size in shape[:inputs]), *box[inputs:])
-    column = now if every == box else whole(every).astype(wide) + change(every)
+    column = now if every == box else read(every).astype(wide) + change(every)
     magnitude = unfold(module.magnitude[start : start + len(rows)], out, shape)[box[inputs:]]
     return now * (magnitude / length(column, inputs))
 
 
 def length(weight: np.ndarray, inputs: int) -> np.ndarray:
-    """Returns the length of every output's weights, [*out]."""
+    """Returns the norm of every output's weights, [*out]."""
     return np.sqrt(np.square(weight).sum(tuple(range(inputs))))
 
 
-def modules_of(params: PyTree, config: LoRA, plans: Mapping[str, Any]) -> Iterator[tuple[str, Module]]:
+def modules_of(params: Adapted, config: LoRA, plans: Mapping[str, Any]) -> Iterator[tuple[str, Module]]:
     """Yields (module name, adapter) of every published matrix that holds an adapted leaf.
 
     Args:
       params: of an adapted model, stacked. Fetched a layer of a leaf at a time.
-      plans: published name -> plan, of checkpoints.published.
+      plans: published name -> plan, of `published.plans`.
     """
-    adapters, weights = params[ADAPTER], params["layers"]
-    fetch = lambda leaf, at: np.asarray(jax.device_get(part_of(leaf, at)), np.float32)
+    adapters, weights = params.adapters, params.base["layers"]
+    fetch = lambda leaf, index: np.asarray(jax.device_get(part_of(leaf, index)), np.float32)
     for name, plan in plans.items():
-        slots = [slot for slot in plan.slots if len(slot.at) == 1 and slot.path[-1] in adapters]
+        slots = [slot for slot in plan.slots if len(slot.index) == 1 and slot.path[-1] in adapters]
         if not slots:
             continue
-        rank, at = config.rank, slots[0].at
+        rank, index = config.rank, slots[0].index
         outputs = plan.shape[1 if transposed(slots[0].place) else 0]
         a, b, magnitude = [], np.zeros((outputs, rank * len(slots)), np.float32), None
         for number, slot in enumerate(slots):
             leaf, shape = adapters[slot.path[-1]], weights[slot.path[-1]].shape[1:]
             into, out = inputs_and_outputs(slot.place)
-            a.append(fold(fetch(leaf["a"], at), into, shape).T)
-            rows = fold(np.moveaxis(fetch(leaf["b"], at), 0, -1), out, shape)
+            a.append(fold(fetch(leaf["a"], index), into, shape).T)
+            rows = fold(np.moveaxis(fetch(leaf["b"], index), 0, -1), out, shape)
             b[slot.start : slot.start + len(rows), number * rank : (number + 1) * rank] += rows
         if config.kind == "dora":
             magnitude = np.zeros(outputs, np.float32)
-            for slot in plan.slots:  # an output that is not adapted keeps its length
+            for slot in plan.slots:  # an output that is not adapted keeps its norm
                 path = slot.path[-1]
-                long = length(fetch(weights[path], at), len(ADAPTABLE[path]))
-                long = long + fetch(adapters[path]["d"], at) if path in adapters else long
+                long = length(fetch(weights[path], index), len(ADAPTABLE[path]))
+                long = long + fetch(adapters[path]["d"], index) if path in adapters else long
                 rows = fold(long, inputs_and_outputs(slot.place)[1], weights[path].shape[1:])
                 magnitude[slot.start : slot.start + len(rows)] += rows
         yield name.removesuffix(".weight"), Module(np.concatenate(a), b, magnitude, config.scale)
 
 
 @jax.jit
-def part_of(leaf: jax.Array, at: tuple[int, ...]) -> jax.Array:
-    """Returns one layer of a stacked leaf, or one expert of one layer; all of it where `at` is empty."""
-    for i in at:
+def part_of(leaf: jax.Array, index: tuple[int, ...]) -> jax.Array:
+    """Returns one layer of a stacked leaf, or one expert of one layer; all of it where `index` is empty."""
+    for i in index:
         leaf = jax.lax.dynamic_index_in_dim(leaf, i, keepdims=False)
     return leaf

@@ -23,7 +23,7 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 
-# Of adapter_config.json: what the tensors say themselves, what only training reads, who wrote it.
+# Keys of adapter_config.json that the tensors imply, that only training reads, or that describe the writer.
 HARMLESS = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
@@ -34,8 +34,8 @@ HARMLESS = frozenset(
 )  # fmt: skip
 READ = frozenset({"peft_type", "task_type", "bias", "init_lora_weights", "lora_alpha", "alpha_pattern", "rank_pattern",
                   "use_rslora", "use_dora"})  # fmt: skip
-# Ways to begin that leave the base as it was. The others put a part of it into the adapter, and change it by that.
-BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
+# Initializations that leave the base unchanged. The others move a part of the base into the adapter.
+INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 class Module(NamedTuple):
@@ -50,15 +50,15 @@ class Module(NamedTuple):
 def read(folder: str | Path) -> dict[str, Module]:
     """Returns module name -> adapter of a PEFT folder.
 
-    Raises: ValueError for a folder that is none, and for whatever in it would change the computation in a way that is
-    not known here.
+    Raises: ValueError for a folder without an adapter, and for anything in it that would change the computation in an
+    unknown way.
     """
     folder = paths.local(folder)
     config = read_config(folder)
     if not paths.exists(folder / TENSORS):
         pickled = [name for name in paths.list_dir(folder) if name.endswith(PICKLED)]
         also = f", only {', '.join(pickled)}, and a pickle can run any code when it is read" if pickled else ""
-        raise ValueError(f"{folder} holds no {TENSORS}{also}")
+        raise ValueError(f"{folder} has no {TENSORS}{also}")
     parts: dict[str, dict[str, np.ndarray]] = {}
     with open_file(folder / TENSORS) as tensors:
         for name, shape in tensors.shapes.items():
@@ -66,9 +66,11 @@ def read(folder: str | Path) -> dict[str, Module]:
                 rf"{re.escape(PREFIX)}(.+)\.(lora_A\.weight|lora_B\.weight|{MAGNITUDE}(?:\.weight)?)", name
             )
             if found is None:
-                raise ValueError(f"{folder / TENSORS} holds {name}; {A}, {B} and {MAGNITUDE} of modules are known")
+                raise ValueError(
+                    f"{folder / TENSORS} contains {name}; only {A}, {B} and {MAGNITUDE} of modules are supported"
+                )
             if tensors.dtypes[name] not in DTYPES:
-                raise ValueError(f"{folder / TENSORS}: {name} is {tensors.dtypes[name]}, no floating-point numbers")
+                raise ValueError(f"{folder / TENSORS}: {name} is {tensors.dtypes[name]}, not floating point")
             kind = found[2] if not found[2].startswith(MAGNITUDE) else MAGNITUDE
             whole = tensors.read(name, tuple(slice(0, size) for size in shape))
             parts.setdefault(found[1], {})[kind] = np.asarray(whole, np.float32)
@@ -79,7 +81,7 @@ def _module(name: str, leaves: Mapping[str, np.ndarray], config: Mapping[str, An
     due = {A: 2, B: 2} | ({MAGNITUDE: 1} if config.get("use_dora") else {})
     if {kind: leaf.ndim for kind, leaf in leaves.items()} != due or leaves[A].shape[0] != leaves[B].shape[1]:
         found = ", ".join(f"{kind} {list(leaf.shape)}" for kind, leaf in leaves.items())
-        raise ValueError(f"{folder / TENSORS}: {name} has {found}; an adapter is {', '.join(due)} of one rank")
+        raise ValueError(f"{folder / TENSORS}: {name} has {found}; an adapter consists of {', '.join(due)} of one rank")
     rank = leaves[A].shape[0]
     alpha = config.get("lora_alpha", 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():
@@ -93,20 +95,20 @@ def _module(name: str, leaves: Mapping[str, np.ndarray], config: Mapping[str, An
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns adapter_config.json. Raises ValueError for one that says what is not known here."""
+    """Returns adapter_config.json. Raises ValueError for unsupported values in it."""
     path = folder / CONFIG
     if not paths.exists(path):
-        raise ValueError(f"{folder} is no adapter: it holds no {CONFIG}")
+        raise ValueError(f"{folder} is not an adapter: it has no {CONFIG}")
     config = paths.read_object(path)
     allowed = {"peft_type": ("LORA",), "task_type": ("CAUSAL_LM", None), "bias": ("none", None)}
-    for name, values in (allowed | {"init_lora_weights": BEGINNINGS}).items():
+    for name, values in (allowed | {"init_lora_weights": INITIALIZATIONS}).items():
         if config.get(name) not in values:
             known = ", ".join(repr(value) for value in values if value is not None)
-            raise ValueError(f"{path}: {name} is {config.get(name)!r}; this version knows {known}")
+            raise ValueError(f"{path}: {name} is {config.get(name)!r}; this version supports {known}")
     unknown = sorted(name for name, value in config.items() if value and name not in HARMLESS | READ)
     if unknown:
         listed = ", ".join(f"{name} = {str(config[name])[:60]}" for name in unknown)
-        raise ValueError(f"{path} has keys that may change the computation and that are not known: {listed}")
+        raise ValueError(f"{path} has unknown keys that may change the computation: {listed}")
     return config
 
 
@@ -123,7 +125,7 @@ def write(
 
     Args:
       modules: module name -> adapter. Those of one kind (another layer's) have one rank and scale.
-      base: the folder of the weights that the adapter goes with.
+      base: the folder of the base weights.
       rslora: scales are alpha / sqrt(rank).
       transposed: the published matrices are [in, out].
 
@@ -131,7 +133,7 @@ def write(
     """
     folder = paths.local(folder)
     if paths.exists(folder) and paths.list_dir(folder):
-        raise ValueError(f"{folder} is there and not empty; name a new folder with --to")
+        raise ValueError(f"{folder} already exists and is not empty; choose a new folder with --to")
     kinds: dict[str, Module] = {}
     for name, module in modules.items():
         kinds.setdefault(_kind(name), module)
@@ -168,8 +170,8 @@ def write(
 
 
 def _kind(name: str) -> str:
-    """Returns what comes after the layer's number: "model.layers.0.mlp.up_proj" is a "mlp.up_proj". The last word alone
-    would do for most families, but GPT-2 has two modules of one name."""
+    """Returns what comes after the layer's number: "model.layers.0.mlp.up_proj" is an "mlp.up_proj". The last word
+    alone would suffice for most families, but GPT-2 has two modules with the same one."""
     return re.split(r"\.\d+\.", name)[-1]
 
 

@@ -1,7 +1,7 @@
 """Published models: a folder with config.json and safetensors becomes a Decoder and its parameters, and back.
 
-Parameters come straight onto the mesh: a device's share of a leaf is filled from the ranges of the files that hold it,
-cast on the way, and the whole model is on no host.
+Parameters are loaded directly onto the mesh: each device's shard of a leaf is read from the ranges of the files that
+hold it and cast; no host holds the full model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jrl.device.sharding import TRAIN, shardings
 from jrl.models import decoder
 from jrl.models.attention.kernels import Attention
 from jrl.models.contract import axes, is_spec
-from jrl.models.families import describe, family_of, labels_of, pad_of, say
+from jrl.models.families import config_json_of, describe, family_of, labels_of, pad_of
 from jrl.models.families.contract import CLASSIFIER, SCORE, Family, Pick, Place, read
 from jrl.models.heads import REWARD, Head, head_spec
 from jrl.models.leaves import layers_of
@@ -35,7 +35,7 @@ from jrl.models.remat import Remat
 from jrl.models.shape import Decoder
 from jrl.types import PyTree
 
-# What describes a tokenizer, or how answers are drawn; copied when a folder is exported from another.
+# Files of the tokenizer and of sampling defaults; copied when a folder is exported from another.
 GENERATION = "generation_config.json"
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
@@ -49,68 +49,68 @@ class Published:
 
     path: str  # the folder
     adapter: str | None = None  # a PEFT adapter's folder, merged into the weights as they are read
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
-    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it on the way in
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the KV cache
+    param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it when loaded
     remat: Remat = "none"  # what a layer keeps for the backward pass, as in Decoder
     attention: Attention = "reference"  # as in Decoder
-    attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
+    attention_block: int | None = None  # queries whose scores exist at once, recomputed in the backward pass
 
 
 class Classifier(NamedTuple):
-    """What the config.json of a classifier says of it."""
+    """The model that a classifier's config.json describes."""
 
     family: Family  # with the head among the places
     cfg: Decoder
     labels: tuple[str, ...]
-    pad_id: int | None  # the labels are read at the last token that is not this one; None: at the last
+    pad_id: int | None  # the labels are read at the last token other than this one; None: at the last token
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """A leaf's share of one published tensor: which leaf, which part of it, where it lies in the tensor."""
+    """A leaf's part of one published tensor: the leaf, its index, and its place in the tensor."""
 
     path: tuple[str, ...]
-    at: tuple[int, ...]  # the part: (), (row,) where layers are stacked, (row, expert) where experts are apart too
+    index: tuple[int, ...]  # into the leaf: (), (row,) of stacked layers, (row, expert) of separate experts
     place: Place
     start: int  # along place.join
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """One published tensor: its whole shape, and the leaves in it."""
+class TensorPlan:
+    """One published tensor: its full shape, and the leaves in it."""
 
     shape: tuple[int, ...]
     slots: tuple[Slot, ...]
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Returns config.json of a folder. Raises ValueError where there is none, or no JSON object."""
+    """Returns config.json of a folder. Raises ValueError where it is missing or not a JSON object."""
     path = paths.local(folder) / "config.json"
     if not paths.exists(path):
-        raise ValueError(f"{folder} is no published model: it holds no config.json")
+        raise ValueError(f"{folder} is not a published model: it has no config.json")
     return paths.read_object(path)
 
 
 def decoder_of(published: Published) -> tuple[Family, Decoder]:
     """Returns the family of a folder, and its decoder in the dtypes asked for. Reads config.json only.
 
-    Raises: ValueError for a folder that is no such model, or a classifier, which says no tokens.
+    Raises: ValueError for a folder without a known model, or with a classifier, which generates no tokens.
     """
     if labels_of(read_config(published.path)) is not None:
-        raise ValueError(f"{published.path} is a classifier: it judges texts and says none. `jrl score` takes it, and "
-                         "Config.reward = @RewardModel()")  # fmt: skip
+        raise ValueError(f"{published.path} is a classifier: it scores text and does not generate it. Use it with "
+                         "`jrl score` or Config.reward = @RewardModel()")  # fmt: skip
     return _decoder_of(published)
 
 
 def classifier_of(published: Published) -> Classifier:
-    """Returns what the config.json of a folder says. Raises ValueError for one that is no such model."""
+    """Returns the classifier of a folder. Raises ValueError where it has none."""
     config, where = read_config(published.path), str(Path(published.path) / "config.json")
     labels = labels_of(config, where)
     if labels is None:
-        raise ValueError(f"{published.path} is no classifier: its architecture does not end in {CLASSIFIER}")
+        raise ValueError(f"{published.path} is not a classifier: its architecture does not end in {CLASSIFIER}")
     family, cfg = _decoder_of(published)
     pad_id = pad_of(config, family, where)
-    # There is no head of tokens, tied or not.
+    # A classifier has no token head, tied or not.
     cfg = dataclasses.replace(cfg, tied=True)
     return Classifier(family._replace(places={**family.places, REWARD: SCORE}), cfg, labels, pad_id)
 
@@ -132,8 +132,8 @@ def _decoder_of(published: Published) -> tuple[Family, Decoder]:
     )
 
 
-def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str, Plan]:
-    """Returns published name -> plan of every tensor that `cfg` needs, or `spec` where it has further leaves."""
+def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str, TensorPlan]:
+    """Returns published name -> plan of every tensor of `cfg`, or of `spec` where it has further leaves."""
     spec = decoder.spec(cfg) if spec is None else spec
     order = {name: number for number, name in enumerate(family.places)}
     # (numbers of the tensor, the leaf's place in the family's table), path, shape of the part, where the part is
@@ -145,32 +145,32 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
                 leaves.append(((layer,), order[name], ("layers", name), leaf.shape[1:], (row,)))
             else:
                 leaves += [((layer, i), order[name], ("layers", name), leaf.shape[2:], (row, i)) for i in each]
-    found: dict[str, Plan] = {}
+    found: dict[str, TensorPlan] = {}
     for numbers, _, path, shape, at in sorted(leaves):
         place = family.places[path[-1]]
         sizes = [_size(dims, shape) for dims in place.dims]
         name, start = place.name.format(*numbers), 0
         if name in found:
-            whole = found[name]
+            tensor = found[name]
             if place.join is not None:
-                start = whole.shape[place.join]
+                start = tensor.shape[place.join]
                 sizes[place.join] += start
-            found[name] = Plan(tuple(sizes), (*whole.slots, Slot(path, at, place, start)))
+            found[name] = TensorPlan(tuple(sizes), (*tensor.slots, Slot(path, at, place, start)))
         else:
-            found[name] = Plan(tuple(sizes), (Slot(path, at, place, 0),))
+            found[name] = TensorPlan(tuple(sizes), (Slot(path, at, place, 0),))
     return found
 
 
 def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None = None) -> dict[str, str]:
-    """Returns name that is due -> name in the files, once every tensor is accounted for.
+    """Returns expected name -> name in the files, once every tensor is accounted for.
 
-    Raises: ValueError listing together what is missing, left over, of another shape, or of a type that is no float.
+    Raises: ValueError listing the tensors that are missing, unexpected, of another shape, or not floating point.
     """
     due = plans(family, cfg, spec)
     names = renamed(due, tensors, family)
     missing = sorted(name for name in due if names[name] not in tensors.shapes)
     shapes = [
-        f"{name} is {list(tensors.shapes[names[name]])} and not {list(plan.shape)}"
+        f"{name} is {list(tensors.shapes[names[name]])}, expected {list(plan.shape)}"
         for name, plan in due.items()
         if names[name] in tensors.shapes and tensors.shapes[names[name]] != plan.shape
     ]
@@ -183,36 +183,38 @@ def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None 
             left.remove(copy)
     kinds = [f"{name} is {tensors.dtypes[name]}" for name in sorted(used & tensors.shapes.keys())
              if tensors.dtypes[name] not in DTYPES]  # fmt: skip
-    lists = {"missing": missing, "left over": left, "of another shape": shapes, "no floating-point numbers": kinds}
+    lists = {"missing": missing, "unexpected": left, "of another shape": shapes, "not floating point": kinds}
     if any(lists.values()):
-        said = "; ".join(f"{what} ({len(rows)}): {', '.join(rows[:12])}{' ...' if len(rows) > 12 else ''}"
-                         for what, rows in lists.items() if rows)  # fmt: skip
-        raise ValueError(f"the tensors in {tensors.folder} are not those of its config.json: {said}")
+        problems = "; ".join(f"{what} ({len(rows)}): {', '.join(rows[:12])}{' ...' if len(rows) > 12 else ''}"
+                             for what, rows in lists.items() if rows)  # fmt: skip
+        raise ValueError(f"the tensors in {tensors.folder} do not match its config.json: {problems}")
     return names
 
 
 def is_ignored(family: Family, name: str) -> bool:
-    """Whether a tensor is one that nothing reads."""
+    """Whether a tensor is never read."""
     ignored = (*family.ignored, *(family.wrapped.ignored if family.wrapped is not None else ()))
     return any(re.fullmatch(pattern, name) for pattern in ignored)
 
 
 def as_stored(family: Family, tensors: Tensors) -> Family:
-    """Returns the family with its experts where the folder keeps them: a tensor for each, or one for a layer."""
+    """Returns the family with its experts placed as in the folder: a tensor for each, or one for a layer."""
     ends = [place.name.removeprefix("model.") for place in family.regrouped.values()]
     pattern = "|".join(re.escape(end).replace(r"\{\}", r"\d+") for end in ends)
-    read = [name for name in tensors.shapes if not is_ignored(family, name)]  # heads that guess on have experts too
+    read = [
+        name for name in tensors.shapes if not is_ignored(family, name)
+    ]  # heads of multi-token prediction have experts too
     if not ends or not any(re.fullmatch(rf"(.*\.)?({pattern})", name) for name in read):
         return family
     return family._replace(places={**family.places, **family.regrouped})
 
 
-def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[str, str]:
-    """Returns name that is due -> name in the files. A folder may leave out, or put before, the base model's prefix, or
-    have a larger model's in its place, for all of its tensors at once."""
+def renamed(due: Mapping[str, TensorPlan], tensors: Tensors, family: Family) -> dict[str, str]:
+    """Returns expected name -> name in the files. A folder may omit or add the base model's prefix, or have a larger
+    model's prefix in its place, for all of its tensors at once."""
     prefix = next(iter(due)).split(".")[0] + "."
     around = family.wrapped.prefixes if family.wrapped is not None else ()
-    # "model.language_model." begins with "model.", so the longest is looked for first.
+    # "model.language_model." begins with "model.", so the longest prefix is tried first.
     for other in (*around, prefix):
         if any(name.startswith(other) for name in tensors.shapes):
             break
@@ -225,21 +227,21 @@ def renamed(due: Mapping[str, Plan], tensors: Tensors, family: Family) -> dict[s
     return {name: found[name] for name in due}
 
 
-Where = tuple[str, Plan, Slot, Module | None]  # the tensor that holds a leaf's layer, and the adapter to it
+Where = tuple[str, TensorPlan, Slot, Module | None]  # the tensor that holds a layer of a leaf, and its adapter
 
 
-def adapter_to(due: Mapping[str, Plan], names: Mapping[str, str], folder: str | Path) -> dict[str, Module]:
+def adapter_to(due: Mapping[str, TensorPlan], names: Mapping[str, str], folder: str | Path) -> dict[str, Module]:
     """Returns published name -> adapter of a PEFT folder.
 
     Args:
-      names: name that is due -> name in the model's files; an adapter may speak of either.
+      names: expected name -> name in the model's files; an adapter may use either.
 
     Raises: ValueError where it belongs to another model.
     """
     known = {name: name for name in due} | {there: name for name, there in names.items()}
     read = {f"{name}.weight": module for name, module in peft.read(folder).items()}
-    if strange := sorted(read.keys() - known.keys()):
-        raise ValueError(f"the adapter in {folder} belongs to another model: it is also to {', '.join(strange[:4])}")
+    if unknown := sorted(read.keys() - known.keys()):
+        raise ValueError(f"the adapter in {folder} belongs to another model: it also adapts {', '.join(unknown[:4])}")
     modules = {known[name]: module for name, module in read.items()}
     for name, module in modules.items():
         for slot in due[name].slots:
@@ -251,9 +253,9 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
     """Returns the parameters of a published folder, sharded over `mesh` as training keeps them.
 
     Args:
-      announce: told (bytes read, bytes that this host reads), as often as a percent is done.
+      announce: called with (bytes read, bytes that this host reads) at every percent.
 
-    Raises: ValueError for anything in the folder that is not as its config.json says.
+    Raises: ValueError for anything in the folder that does not match its config.json.
     """
     family, cfg = decoder_of(published)
     return _load(published, family, cfg, decoder.spec(cfg), mesh, announce)
@@ -284,7 +286,7 @@ def _load(
         slots: dict[tuple[str, ...], dict[tuple[int, ...], Where]] = {}
         for name, plan in due.items():
             for slot in plan.slots:
-                slots.setdefault(slot.path, {})[slot.at] = names[name], plan, slot, modules.get(name)
+                slots.setdefault(slot.path, {})[slot.index] = names[name], plan, slot, modules.get(name)
         placed = shardings(axes(spec), mesh, TRAIN)
         sizes = jax.tree.map(lambda leaf, sharding: _host_bytes(leaf, sharding), spec, placed, is_leaf=is_spec)
         total, done = sum(jax.tree.leaves(sizes)), 0
@@ -306,7 +308,7 @@ def _load(
 
 
 def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[tuple[tuple[int, int], ...], list[Any]]:
-    """Returns each distinct share that this host has of an array -> its devices."""
+    """Returns each distinct shard that this host has of an array -> its devices."""
     devices: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         devices.setdefault(tuple(s.indices(size)[:2] for s, size in zip(index, shape)), []).append(device)
@@ -314,13 +316,13 @@ def _boxes(shape: tuple[int, ...], sharding: Any) -> dict[tuple[tuple[int, int],
 
 
 def _host_bytes(leaf: Any, sharding: Any) -> int:
-    """Returns the bytes of a leaf that this host reads: each distinct share once."""
+    """Returns the bytes of a leaf that this host reads: each distinct shard once."""
     shares = [math.prod(b - a for a, b in box) for box in _boxes(leaf.shape, sharding)]
     return sum(shares) * np.dtype(leaf.dtype).itemsize
 
 
 def _placed(shape: tuple[int, ...], sharding: Any, block: Callable[[tuple[slice, ...]], np.ndarray]) -> jax.Array:
-    """Returns a sharded array of which each distinct share is read once, and let go once it is on its devices."""
+    """Returns a sharded array. Each distinct shard is read once, and freed once it is on its devices."""
     shares = []
     for box, where in _boxes(shape, sharding).items():
         data = block(tuple(slice(a, b) for a, b in box))
@@ -336,8 +338,8 @@ def _block(
     dtype: np.dtype,
     count: Callable[[int], None],
 ) -> np.ndarray:
-    """Returns a box of a leaf, read from the tensors that hold it and changed as an adapter says. `count` is told the
-    bytes as they come."""
+    """Returns a box of a leaf, read from the tensors that hold it and merged with its adapter. `count` is called with
+    the bytes of each read."""
     apart = len(next(iter(where)))
     if apart == 0:
         out = _read(tensors, *where[()], shape, box).astype(dtype, copy=False)
@@ -355,13 +357,13 @@ def _block(
 def _read(
     tensors: Tensors,
     name: str,
-    plan: Plan,
+    plan: TensorPlan,
     slot: Slot,
     module: Module | None,
     shape: tuple[int, ...],
     box: tuple[slice, ...],
 ) -> np.ndarray:
-    """Returns a box of a layer's leaf with its adapter in it."""
+    """Returns a box of a layer's leaf with its adapter merged in."""
     published = lambda box: _read_published(tensors, name, plan, slot, shape, box)
     if module is None:
         return published(box)
@@ -369,10 +371,10 @@ def _read(
 
 
 def _read_published(
-    tensors: Tensors, name: str, plan: Plan, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
+    tensors: Tensors, name: str, plan: TensorPlan, slot: Slot, shape: tuple[int, ...], box: tuple[slice, ...]
 ) -> np.ndarray:
-    """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows read are those that
-    the first of them asks for."""
+    """Returns a box of a layer's leaf. Of a published dimension that several axes share, the rows of the first axis's
+    range are read."""
     ranges, fine, inner, order = [], [], [], []
     for number, dims in enumerate(slot.place.dims):
         sizes = [d.of if isinstance(d, Pick) else shape[d] for d in dims]
@@ -402,7 +404,7 @@ def _refuse_untied(tensors: Tensors, embed: str, head: str) -> None:
         boxes = [(slice(i, min(i + rows, shape[0])), slice(0, shape[1])) for i in range(0, shape[0], rows)]
         if all(np.array_equal(tensors.read(embed, box), tensors.read(head, box)) for box in boxes):
             return
-    raise ValueError(f"{tensors.folder} holds a {head} that differs from {embed}, but config.json ties them")
+    raise ValueError(f"{tensors.folder} has a {head} that differs from {embed}, but config.json ties them")
 
 
 def export(
@@ -411,7 +413,7 @@ def export(
     folder: str | Path,
     *,
     dtype: Literal["float32", "bfloat16"],
-    most_bytes: int,
+    max_bytes: int,
     family: Family | None = None,
     companions: Mapping[str, bytes] | None = None,
     ids: Mapping[str, Any] | None = None,
@@ -421,32 +423,32 @@ def export(
     Args:
       params: stacked, sharded in any way. Fetched a tensor at a time.
       dtype: of the tensors.
-      most_bytes: of one file of tensors.
-      family: None: the first whose form `cfg` has.
+      max_bytes: of one file of tensors.
+      family: None: the first that can represent `cfg`.
       companions: name -> contents of further files, such as a tokenizer's.
-      ids: those of IDS that are known, where generation_config.json among the companions does not say them.
+      ids: known values of IDS, used where generation_config.json among the companions lacks them.
 
     Raises: ValueError where the folder is not empty, or for an option of the decoder that no family has.
     """
     if family is None:
         family, config = describe(cfg)
     else:
-        config, problem = say(family, cfg)
+        config, problem = config_json_of(family, cfg)
         if problem is not None:
             raise ValueError(f"{family.model_type} has no {', '.join(problem)}")
     folder = paths.local(folder)
     if paths.exists(folder) and paths.list_dir(folder):
-        raise ValueError(f"{folder} is there and not empty; name a new folder with --to")
+        raise ValueError(f"{folder} already exists and is not empty; choose a new folder with --to")
     companions = dict(companions or {})
-    told = json.loads(companions.get(GENERATION, b"{}"))
-    # Said even where nothing is known: a reader's own default may be an id that the embedding does not have.
-    known = {name: told[name] if told.get(name) is not None else (ids or {}).get(name) for name in IDS}
+    defaults = json.loads(companions.get(GENERATION, b"{}"))
+    # Written even where unknown: a reader's default may be an id that the embedding does not have.
+    known = {name: defaults[name] if defaults.get(name) is not None else (ids or {}).get(name) for name in IDS}
     config = {**config, **known, "torch_dtype": dtype}
-    new = {name: value for name, value in known.items() if value is not None and told.get(name) is None}
+    new = {name: value for name, value in known.items() if value is not None and defaults.get(name) is None}
     if new or GENERATION not in companions:
-        companions[GENERATION] = json.dumps({**told, **new}, indent=2).encode() + b"\n"
+        companions[GENERATION] = json.dumps({**defaults, **new}, indent=2).encode() + b"\n"
     paths.make_dir(folder)
-    written = write_tensors(folder, published_tensors(params, cfg, family, dtype), most_bytes)
+    written = write_tensors(folder, published_tensors(params, cfg, family, dtype), max_bytes)
     for name, data in companions.items():
         paths.write_bytes_atomic(folder / name, data)
     paths.write_bytes_atomic(folder / "config.json", json.dumps(config, indent=2).encode() + b"\n")
@@ -462,7 +464,7 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
             leaf = params
             for key in slot.path:
                 leaf = leaf[key]
-            leaf = np.asarray(jax.device_get(part_of(leaf, slot.at)))
+            leaf = np.asarray(jax.device_get(part_of(leaf, slot.index)))
             fine, inner, order = [], [], []
             ranges = []
             for number, dims in enumerate(slot.place.dims):
@@ -480,6 +482,6 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
 
 
 def companions_of(folder: str | Path) -> dict[str, bytes]:
-    """Returns name -> contents of the files of COMPANIONS that a published folder holds."""
+    """Returns name -> contents of the files of COMPANIONS in a published folder."""
     folder = paths.local(folder)
     return {name: paths.read_bytes(folder / name) for name in COMPANIONS if paths.exists(folder / name)}

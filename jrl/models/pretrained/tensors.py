@@ -1,4 +1,4 @@
-"""A folder of safetensors files: which tensor lies where, read by ranges. Nothing is unpickled, ever."""
+"""A folder of safetensors files: an index of its tensors, read by ranges. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ try:
     import safetensors
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
-except ImportError:  # pip install 'jrl-jax[hf]' brings it
+except ImportError:  # pip install 'jrl-jax[hf]'
     safetensors = None
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-MOST_INDEX_BYTES = 256 << 20
-HELD_BYTES = 64 << 20  # of a mapped file, at most so many are in memory at once
+MAX_INDEX_BYTES = 256 << 20
+HELD_BYTES = 64 << 20  # at most so many of a mapped file are in memory at once
 
 
 class Tensors:
     """The tensors of a folder. Files are opened once, mapped into memory, and closed together.
 
-    What was read of a mapped file is let go again, so that the process holds what it asked for and not the file too.
+    Pages of a mapped file are released after reading, so that the process holds the tensors and not the file too.
     """
 
     def __init__(self, folder: Path, found: dict[str, Path]) -> None:
@@ -51,7 +51,7 @@ class Tensors:
                 self.shapes |= {name: there[name][0] for name in names if name in there}
                 self.dtypes |= {name: there[name][1] for name in names if name in there}
             if problems:
-                raise ValueError(f"{folder} does not hold {_some(problems)}")
+                raise ValueError(f"{folder} does not contain {_some(problems)}")
         except BaseException:
             self._stack.close()
             raise
@@ -79,7 +79,7 @@ class Tensors:
         first = start + (ranges[0].start or 0) * a_row
         for i in range(0, len(out), step):
             out[i : i + step] = box[i : i + step]
-            _let_go(mapped, first + i * a_row, step * a_row)
+            _release(mapped, first + i * a_row, step * a_row)
         return out.view(dtype)
 
     def _open(self, path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -107,12 +107,13 @@ class Tensors:
 
 
 def bits_of(dtype: np.dtype) -> np.dtype:
-    """Returns the unsigned integer as wide as `dtype`: numpy copies those in blocks, and bfloat16 one at a time."""
+    """Returns the unsigned integer as wide as `dtype`: numpy copies integers in blocks, and bfloat16 one element at a
+    time."""
     return np.dtype(f"u{np.dtype(dtype).itemsize}")
 
 
-def _let_go(mapped: mmap.mmap, start: int, length: int) -> None:
-    """Says that a range of a mapped file is not needed for now; it comes back when it is read again."""
+def _release(mapped: mmap.mmap, start: int, length: int) -> None:
+    """Releases the pages of a range of a mapped file; they are loaded again when read."""
     if hasattr(mmap, "MADV_DONTNEED"):
         begin = start // mmap.PAGESIZE * mmap.PAGESIZE
         mapped.madvise(mmap.MADV_DONTNEED, begin, min(start + length, len(mapped)) - begin)
@@ -125,7 +126,7 @@ def open_tensors(folder: str | Path) -> Tensors:
     files that are cut short, damaged, or claim more than they hold. Headers are read, tensors are not.
     """
     if safetensors is None:
-        raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")
+        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
     folder = paths.local(folder)
     if paths.exists(folder / INDEX):
         return Tensors(folder, _indexed(folder))
@@ -134,16 +135,16 @@ def open_tensors(folder: str | Path) -> Tensors:
     pickled = [name for name in paths.list_dir(folder) if name.endswith(PICKLED)]
     if pickled:
         raise ValueError(
-            f"{folder} holds its weights only as {_some(pickled)}. A pickle can run any code when it is read; "
-            "convert it to safetensors where you trust it"
+            f"{folder} has its weights only as {_some(pickled)}. Loading a pickle can run any code; if you trust it, "
+            "convert it to safetensors"
         )
-    raise ValueError(f"{folder} holds no weights: neither {SINGLE} nor {INDEX}")
+    raise ValueError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
 def open_file(path: str | Path) -> Tensors:
     """Opens one safetensors file. Raises ValueError where it is cut short, damaged, or claims more than it holds."""
     if safetensors is None:
-        raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")
+        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
     path = paths.local(path)
     try:
         with safetensors.safe_open(str(path), "np") as handle:
@@ -156,35 +157,37 @@ def open_file(path: str | Path) -> Tensors:
 def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:
     """Writes tensors into one safetensors file."""
     if safetensors is None:
-        raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")
+        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, str(path), {"format": "pt"})
 
 
 def _indexed(folder: Path) -> dict[str, Path]:
     place = folder / INDEX
-    if paths.size(place) > MOST_INDEX_BYTES:
-        raise ValueError(f"{place} has {paths.size(place)} bytes; an index has at most {MOST_INDEX_BYTES}")
+    if paths.size(place) > MAX_INDEX_BYTES:
+        raise ValueError(f"{place} has {paths.size(place)} bytes; an index has at most {MAX_INDEX_BYTES}")
     try:
         names = json.loads(paths.read_bytes(place))["weight_map"]
         pairs = list(names.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{place} is no index of tensors: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{place} is not an index of tensors: {type(error).__name__}: {error}") from error
     found = {}
     for name, file in pairs:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ValueError(f"{place} places {name} in {file!r}; a name of a .safetensors file in the folder is due")
+            raise ValueError(
+                f"{place} places {name} in {file!r}; it must be the name of a .safetensors file in the folder"
+            )
         found[name] = folder / file
     if absent := sorted({path.name for path in found.values() if not paths.exists(path)}):
         raise ValueError(f"{folder} lacks {_some(absent)}, which {INDEX} names")
     return found
 
 
-def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]], most_bytes: int) -> list[str]:
-    """Writes tensors into files of at most `most_bytes` each (a larger tensor has its own), with an index where there
+def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]], max_bytes: int) -> list[str]:
+    """Writes tensors into files of at most `max_bytes` each (a larger tensor has its own), with an index where there
     are several. Returns the files' names. One file's tensors are on the host at a time.
     """
     if safetensors is None:
-        raise ImportError("published weights need the package safetensors; pip install 'jrl-jax[hf]' brings it")
+        raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
     folder = paths.local(folder)
     written: list[tuple[Path, list[str]]] = []
     waiting: dict[str, np.ndarray] = {}
@@ -198,7 +201,7 @@ def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]],
 
     try:
         for name, tensor in tensors:
-            if waiting and sum(x.nbytes for x in waiting.values()) + tensor.nbytes > most_bytes:
+            if waiting and sum(x.nbytes for x in waiting.values()) + tensor.nbytes > max_bytes:
                 flush()
             waiting[name] = tensor
             total += tensor.nbytes

@@ -10,7 +10,7 @@ class Checkpoint:
     """When a run saves itself."""
 
     every: int = 50  # steps between saves; the last step of a phase is always saved
-    keep: int = 2  # newest saves kept; an older one goes only when a newer one is on disk and verified
+    keep: int = 2  # newest saves kept, beside the last of every stage; one is removed once a newer one is verified
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from jrl.run.checkpoints import digest
-from jrl.types import TrainState
 
 PyTree = Any
 OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are no part of a run's contents
@@ -31,25 +30,22 @@ def fingerprint(step: int, sections: Mapping[str, PyTree]) -> dict[str, Any]:
     return {"step": step, "total": total, **hashes}
 
 
-def run_sections(state: TrainState, data: PyTree, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def run_sections(state: Mapping[str, PyTree], data: PyTree, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the sections that `jrl fingerprint` prints.
 
     Args:
-      state: the state tree. Frozen and earlier parameters count as params, counters and averages as opt_state.
+      state: the fields of a TrainState, as nested mappings. Trained and frozen weights and heads of all roles count as
+        params; optimisers, the objective's state and counters as opt_state.
       data: data position, curriculum, in-flight rollouts, verdict journal: arrays and JSON.
       rows: the metrics table.
     """
-    base = {} if state.base is None else {"base": state.base}
+    models = state["models"]
+    pick = lambda *names: {role: {name: model.get(name) for name in names} for role, model in models.items()}
+    counters = {name: state.get(name) for name in ("objective", "step", "skipped")}
     return {
-        "params": {"params": state.params, "reference": state.reference, "behaviour": state.behaviour, **base},
-        "opt_state": {
-            "opt_state": state.opt_state,
-            "step": state.step,
-            "version": state.version,
-            "baseline": state.baseline,
-            "skipped": state.skipped,
-        },
-        "keys": {"key": state.key},
+        "params": pick("params", "frozen", "heads"),
+        "opt_state": {"models": pick("opt_state", "version"), **counters},
+        "keys": {"key": state["key"]},
         "data": data,
         "metrics": list(rows),
     }

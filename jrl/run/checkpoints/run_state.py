@@ -14,13 +14,15 @@ OCDBT + zarr3 without compression or side files 72, orbax defaults 120, one file
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import errno
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,11 @@ class RunState:
     close: Callable[[], None]
 
 
-def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
+def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collection[int] = ()) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
     `save(step, state, host)` returns when the step is on disk, read back and renamed into place; only then are older
-    steps beyond the newest `keep` removed, and later ones, which a run that went back has left.
+    steps beyond the newest `keep` removed, but for `pinned` ones, and later ones, which a run that went back has left.
     `restore(abstract_state, step=None)` is `restore_step` below.
     Raises ValueError for keep < 1 or a run of several processes.
     """
@@ -95,7 +97,7 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
     def save(step: int, state: PyTree, host: Mapping[str, Any]) -> None:
         check_open()
         save_step(folder, step, state, host)
-        for other in superseded(list_steps(folder), step, keep):
+        for other in superseded(list_steps(folder), step, keep, pinned):
             if other > step:
                 _log.warning("removed the save of step %d in %s: step %d was saved after it", other, folder, step)
             _remove(folder, other)
@@ -111,14 +113,16 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int) -> RunState:
     return RunState(save=save, steps=lambda: list_steps(folder), restore=restore, skipped=skipped, close=close)
 
 
-def superseded(present: list[int], saved: int, keep: int) -> list[int]:
-    """Returns the steps to remove once `saved` is on disk and verified: all but the newest `keep` up to it, and all
-    later ones. Those are damaged, or of a future that was left by going back, and a resume must not find them."""
-    return sorted({*present} - {*sorted(step for step in present if step <= saved)[-keep:]} - {saved})
+def superseded(present: list[int], saved: int, keep: int, pinned: Collection[int] = ()) -> list[int]:
+    """Returns the steps to remove once `saved` is on disk and verified: all but the newest `keep` and the `pinned` ones
+    up to it, and all later ones. Those are damaged, or of a future that was left by going back, and a resume must not
+    find them."""
+    earlier = sorted(step for step in present if step <= saved)
+    return sorted({*present} - {*earlier[-keep:]} - ({*earlier} & {*pinned}) - {saved})
 
 
 def step_dir(root: str | os.PathLike[str], step: int) -> Path:
-    return paths.local(root).absolute() / f"{step:08d}"  # orbax takes absolute paths only
+    return paths.normalize(root) / f"{step:08d}"  # orbax takes absolute paths only
 
 
 def list_steps(root: str | os.PathLike[str]) -> list[int]:
@@ -135,7 +139,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
-    folder = paths.local(root).absolute()
+    folder = paths.normalize(root)
     if step < 0:
         raise ValueError(f"step is {step}; steps are counted from 0")
     leaves = digest.named_leaves(state)
@@ -147,7 +151,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
         paths.remove_tree(temporary)
         paths.make_dir(temporary)
         if arrays:
-            with _context():
+            with _context(), _without_orbax_logs():
                 ocp.save(temporary / "state", arrays)
         paths.write_bytes_atomic(temporary / "host.json", host_bytes)
         paths.sync_tree(temporary)
@@ -162,8 +166,8 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
         _put_back(folder)
         kept = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
-            f"step {step} could not be saved under {folder}: {_first_line(error)}; "
-            + (f"the newest earlier save is step {kept[-1]}" if kept else "there is no earlier save")
+            f"step {step} could not be saved under {folder}: {_cause(error)}. "
+            + (f"Last checkpoint: step {kept[-1]}" if kept else "There is no earlier checkpoint")
         ) from error
 
 
@@ -403,6 +407,24 @@ def _discard(path: Path) -> None:
         paths.remove_tree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _without_orbax_logs() -> Iterator[None]:
+    """Inside, orbax's threads log no tracebacks of their own: what they raise is raised to the caller as well."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _cause(error: BaseException) -> str:
+    """Returns the system's own words where a disk is full, which tensorstore wraps into many; else the first line."""
+    known = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    return next((words for words in known if words in str(error)), None) or _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,55 +1,74 @@
 """What a person watches while a run goes on: one live panel in a terminal, plain lines elsewhere. No JAX.
 
-No thread: the panel is drawn when the run says something, at most ten times a second.
+No thread of its own: the panel is drawn when the run says something. A new phase and a message are drawn at once,
+progress at most ten times a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import logging
 import math
 import statistics
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from jrl.run.report.text import duration, printable, sparkline
+from jrl.run.report.text import duration, percent, printable, sparkline
 
 _log = logging.getLogger(__name__)
 
-# Label, the metrics that may hold it (the first that a step brings), how it is written.
-COLUMNS = (
-    ("reward", ("reward/mean",), ".3f"),
-    ("loss", ("loss",), ".3g"),
-    ("length", ("rollout/completion_length",), ".1f"),
-    ("entropy", ("policy/entropy",), ".3f"),
-    ("kl", ("kl_ref_k3", "approx_kl_k3"), ".2g"),
-    ("tokens/s", ("time/tokens_per_second",), ",.0f"),
+
+def scored_share(share: float) -> str:
+    """Returns the share of completions that were scored as text; '' where it is all of them."""
+    return percent(share) if share < 1 else ""
+
+
+# Label, the metrics that may hold it (the first that a step brings), how it is written; '' leaves it out.
+COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
+    ("reward", ("reward/mean",), "{:.3f}".format),
+    ("scored", ("rollout/valid_share",), scored_share),  # the reward is the mean of these only
+    ("loss", ("loss",), "{:.3g}".format),
+    ("length", ("rollout/completion_length",), "{:.1f}".format),
+    ("entropy", ("policy/entropy",), "{:.3f}".format),
+    ("kl", ("kl_ref_k3", "approx_kl_k3"), "{:.2g}".format),
+    ("tokens/s", ("time/tokens_per_second",), "{:,.0f}".format),
 )
-PLAIN_LINES = 40  # about so many lines of steps where there is no terminal
+HISTORY_LINES = 40  # about so many lines of steps stay on the screen
+_COUNTED = {"sampling": "sampled", "scoring": "scored"}  # what is said of a phase with a count
 _BETWEEN_DRAWS_SECONDS = 0.1
 BAR_WIDTH = 24
 _NOTE_WIDTH = 4000
+_MESSAGE_LINES = 10  # of one message inside the panel; above it, all of it is printed
 _RECENT_STEPS = 20  # time left goes by the median of these
 
 
 @dataclasses.dataclass(frozen=True)
 class Display:
-    """`phase(name)` says what the run does now, `step(metrics)` that a step ended ("step", "phase" and metrics),
-    `note(text)` prints a line of ours, `sample(prompt, completion, reward)` one of the model's. `close()` gives the
-    terminal back."""
+    """`phase(name, done, total)` says what the run does now and, where it is counted, how far it is; `step(metrics)`
+    that a step ended ("step", "phase" and metrics). `note(text)` prints a line of ours, `warn(topic, text)` one that is
+    said once for a topic, `sample(prompt, completion, reward)` one of the model's. `notice(text)` stays in the panel
+    until the end. `close(text)` draws the panel a last time, prints `text` below it and gives the terminal back.
 
-    phase: Callable[[str], None]
+    Any thread may call them, a signal handler may not.
+    """
+
+    phase: Callable[..., None]
     step: Callable[[Mapping[str, Any]], None]
     note: Callable[[str], None]
+    warn: Callable[[str, str], None]
+    notice: Callable[[str], None]
     sample: Callable[[str, str, float | None], None]
-    close: Callable[[], None]
+    close: Callable[..., None]
 
 
 def open_display(
@@ -70,129 +89,266 @@ def open_display(
     console = _Console(file=stream, highlight=False, force_terminal=live, soft_wrap=True)
     live = console.is_terminal and not console.is_dumb_terminal if live is None else live
     display = _open_live(console, total_steps, clock) if live else _open_plain(console, total_steps, clock)
+    lock = threading.RLock()  # a signal handler may log, in the middle of a draw
     failed = False
+    log_routing = contextlib.ExitStack()
 
     def guarded(call: Callable[..., None]) -> Callable[..., None]:
-        def guard(*args: Any) -> None:
+        def guard(*args: Any, **options: Any) -> None:
             nonlocal failed
-            try:
-                if not failed:
-                    call(*args)
-            except (OSError, ValueError) as error:
-                failed = True
-                _log.warning("the display is gone (%s: %s); the run goes on", type(error).__name__, error)
+            with lock:
+                try:
+                    if not failed:
+                        call(*args, **options)
+                except (OSError, ValueError) as error:
+                    failed = True
+                    log_routing.close()
+                    _log.warning(
+                        "the display failed (%s: %s); the run continues without it", type(error).__name__, error
+                    )
 
         return guard
 
     calls = {field.name: guarded(vars(display)[field.name]) for field in dataclasses.fields(display)}
-    return Display(**calls)
+    if live and sys.stderr is not None and sys.stderr.isatty():
+        log_routing.enter_context(route_logs(calls["note"], sys.stderr, logging.getLogger().handlers))
+
+    def close(text: str = "") -> None:
+        log_routing.close()
+        calls["close"](text)
+
+    return Display(**{**calls, "close": close})
+
+
+@contextlib.contextmanager
+def route_logs(note: Callable[[str], None], stream: TextIO, handlers: Sequence[logging.Handler]) -> Iterator[None]:
+    """Inside, what `handlers` would write to `stream` goes to `note`: a panel is on the same terminal."""
+    lines = _Lines(note)
+    moved = [each for each in handlers if isinstance(each, logging.StreamHandler) and each.stream is stream]
+    for handler in moved:
+        handler.setStream(lines)
+    try:
+        yield
+    finally:
+        for handler in moved:
+            handler.setStream(stream)
+
+
+class _Lines(io.TextIOBase):
+    """A stream of log records, one to a write."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            self._note(text.rstrip("\n"))
+        return len(text)
 
 
 def _open_plain(console: Console, total_steps: int, clock: Callable[[], float]) -> Display:
     pace = _Pace(total_steps, clock)
-    every = max(1, total_steps // PLAIN_LINES)
     announced: set[str] = set()
+    warned: set[str] = set()
 
     def out(text: str) -> None:
         console.print(Text(_encodable(text, console)), soft_wrap=True)
 
-    def phase(name: str) -> None:
+    def phase(name: str, done: int | None = None, total: int | None = None) -> None:
         if name not in announced:
             announced.add(name)
             out(f"{printable(name)} ...")
 
     def step(metrics: Mapping[str, Any]) -> None:
         pace.step(metrics)
-        if pace.count == 1 or pace.done % every == 0 or pace.done == total_steps:
-            of = f"/{total_steps}" if total_steps else ""
-            parts = [f"step {pace.done}{of}", pace.name, *(f"{name} {value}" for name, value in shown(metrics))]
-            out("  ".join([part for part in parts if part] + ([f"left {pace.left()}"] if pace.left() else [])))
+        if pace.due():
+            out(history_line(pace, metrics))
 
     def note(text: str) -> None:
-        for line in text.split("\n"):
-            out(printable(line, _NOTE_WIDTH))
+        for line in note_lines(text):
+            out(line)
+
+    def warn(topic: str, text: str) -> None:
+        if topic not in warned:
+            warned.add(topic)
+            note(text)
 
     def sample(prompt: str, completion: str, reward: float | None) -> None:
         for line in sample_lines(prompt, completion, reward):
             out(line)
 
-    return Display(phase=phase, step=step, note=note, sample=sample, close=lambda: None)
+    def close(text: str = "") -> None:
+        if text:
+            note(text)
+
+    return Display(phase=phase, step=step, note=note, warn=warn, notice=note, sample=sample, close=close)
 
 
 def _open_live(console: Console, total_steps: int, clock: Callable[[], float]) -> Display:
     pace = _Pace(total_steps, clock)
-    rewards: deque[float] = deque(maxlen=60)
-    current: dict[str, Any] = {"phase": "", "metrics": {}}
+    shown = _Shown()
+    warned: set[str] = set()
     drawn = -math.inf
     panel = Live(console=console, auto_refresh=False, transient=False, redirect_stdout=False, redirect_stderr=False)
     closed = False
+
+    def encodable(text: str) -> str:
+        return _encodable(text, console)
+
+    def lines_of(text: str) -> list[str]:
+        return [encodable(line) for line in note_lines(text)]
 
     def draw(*, now: bool = False) -> None:
         nonlocal drawn
         if not closed and (now or clock() - drawn >= _BETWEEN_DRAWS_SECONDS):
             drawn = clock()
             panel.start()
-            panel.update(_panel(console, pace, current, rewards), refresh=True)
+            panel.update(_panel(console, pace, shown), refresh=True)
 
-    def phase(name: str) -> None:
-        current["phase"] = printable(name)
-        draw(now=name.startswith(("compiling", "waiting")))
+    def above(lines: Sequence[str], style: str = "") -> None:
+        """Prints lines above the panel, after the message that was in it until now."""
+        texts = [
+            *(Text(line, style=shown.style) for line in shown.message),
+            *(Text(line, style=style) for line in lines),
+        ]
+        if shown.message:
+            shown.message = []
+            draw(now=True)
+        if texts:
+            console.print(Text("\n").join(texts), soft_wrap=True)
+
+    def phase(name: str, done: int | None = None, total: int | None = None) -> None:
+        changed = name != shown.phase
+        shown.phase, shown.done, shown.total = name, done, total
+        if changed:
+            above([])
+        draw(now=changed)
 
     def step(metrics: Mapping[str, Any]) -> None:
         pace.step(metrics)
-        current["metrics"] = metrics
+        shown.metrics = metrics
         reward = _first(metrics, COLUMNS[0][1])
         if reward is not None and math.isfinite(reward):
-            rewards.append(float(reward))
+            shown.rewards.append(float(reward))
+        above([encodable(history_line(pace, metrics))] if pace.due() else [])
         draw(now=pace.done == total_steps)
 
-    def out(text: str, style: str = "") -> None:
-        console.print(Text(_encodable(text, console), style=style), soft_wrap=True)
+    def message(text: str, style: str = "") -> None:
+        if closed:
+            above(lines_of(text), style)
+        else:
+            above([])
+            shown.message, shown.style = lines_of(text), style
+            draw(now=True)
 
-    def note(text: str) -> None:
-        for line in text.split("\n"):
-            out(printable(line, _NOTE_WIDTH))
+    def warn(topic: str, text: str) -> None:
+        if topic not in warned:
+            warned.add(topic)
+            message(text, "yellow")
+
+    def notice(text: str) -> None:
+        if closed:
+            above(lines_of(text))
+        elif lines_of(text) not in shown.notices:
+            shown.notices.append(lines_of(text))
+            draw(now=True)
 
     def sample(prompt: str, completion: str, reward: float | None) -> None:
-        for line in sample_lines(prompt, completion, reward):
-            out(line, "dim")
+        above([encodable(line) for line in sample_lines(prompt, completion, reward)], "dim")
 
-    def close() -> None:
+    def close(text: str = "") -> None:
         nonlocal closed
         if not closed:
-            current["phase"] = ""
+            above([])
+            notices, shown.notices, shown.phase, shown.done = shown.notices, [], "", None
             draw(now=True)
+            above([line for lines in notices for line in lines])
             closed = True
+            panel.transient = pace.count == 0  # it never showed a step
             panel.stop()
+        if text:
+            above(lines_of(text))
 
-    return Display(phase=phase, step=step, note=note, sample=sample, close=close)
+    return Display(phase=phase, step=step, note=message, warn=warn, notice=notice, sample=sample, close=close)
 
 
-def _panel(console: Console, pace: _Pace, current: Mapping[str, Any], rewards: deque[float]) -> Group:
+@dataclasses.dataclass
+class _Shown:
+    """What the live panel shows."""
+
+    phase: str = ""
+    done: int | None = None
+    total: int | None = None
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rewards: deque[float] = dataclasses.field(default_factory=lambda: deque(maxlen=60))
+    message: list[str] = dataclasses.field(default_factory=list)  # until the next phase, step or message
+    style: str = ""  # of the message
+    notices: list[list[str]] = dataclasses.field(default_factory=list)  # until the end
+
+
+def _panel(console: Console, pace: _Pace, shown: _Shown) -> Group:
     ascii_only = not console.encoding.lower().startswith("utf")
-    head = Text(f"step {pace.done}/{pace.total}" if pace.total else f"step {pace.done}", style="bold")
-    if pace.total:
-        full = BAR_WIDTH * pace.done // pace.total
-        head.append("  [" + "#" * full + "." * (BAR_WIDTH - full) + "]", style="not bold")
-    for part in (printable(pace.name), f"{pace.left()} left" if pace.left() else "", current["phase"]):
-        head.append(f"  {part}" if part else "", style="not bold")
-    values = Text.assemble(*((f"{name} {value}  ") for name, value in shown(current["metrics"])))
-    bars = Text(f"reward {sparkline(rewards, 60, ascii_only=ascii_only)}" if rewards else "", style="green")
-    lines = [head, values, bars]
+    phase = _encodable(phase_text(shown.phase, shown.done, shown.total), console)
+    lines = [_head(pace, phase)]
+    if values := columns(shown.metrics):
+        lines.append(Text("  ".join(f"{name} {value}" for name, value in values)))
+    if shown.rewards:
+        lines.append(Text(f"reward {sparkline(shown.rewards, 60, ascii_only=ascii_only)}", style="green"))
+    for message, style in [(shown.message, shown.style), *((notice, "bold yellow") for notice in shown.notices)]:
+        wrapped = [row for line in message for row in Text(line, style=style).wrap(console, console.width)]
+        if len(wrapped) > _MESSAGE_LINES:
+            wrapped = [*wrapped[: _MESSAGE_LINES - 1], Text("...", style=style)]
+        lines += wrapped
     for line in lines:
         # Cut at the width: a wrapped panel is taller than what the terminal takes back, and leaves rests behind.
         line.no_wrap, line.overflow = True, "crop"
     return Group(*lines)
 
 
-def shown(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _head(pace: _Pace, phase: str) -> Text:
+    """The first line of the panel. Before a step has ended, nobody has said how many a resumed run already has."""
+    if pace.count == 0:
+        return Text(phase)
+    head = Text(f"step {pace.done}/{pace.total}" if pace.total else f"step {pace.done}", style="bold")
+    if pace.total:
+        full = min(BAR_WIDTH * pace.done // pace.total, BAR_WIDTH)
+        head.append("  [" + "#" * full + "." * (BAR_WIDTH - full) + "]", style="not bold")
+    for part in (printable(pace.name), f"{pace.left()} left" if pace.left() else "", phase):
+        head.append(f"  {part}" if part else "", style="not bold")
+    return head
+
+
+def phase_text(name: str, done: int | None = None, total: int | None = None) -> str:
+    """Returns 'scoring', or 'scored 37 of 128' where the phase is counted."""
+    if done is None:
+        return printable(name)
+    count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    return f"{_COUNTED[name]} {count}" if name in _COUNTED else f"{printable(name)}: {count}"
+
+
+def columns(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns (label, text) of every column that a step brings."""
-    found = []
-    for label, names, style in COLUMNS:
-        value = _first(metrics, names)
-        if value is not None:
-            found.append((label, format(value, style)))
-    return found
+    values = [(label, _first(metrics, names), text_of) for label, names, text_of in COLUMNS]
+    texts = [(label, text_of(value)) for label, value, text_of in values if value is not None]
+    return [(label, text) for label, text in texts if text]
+
+
+def history_line(pace: _Pace, metrics: Mapping[str, Any]) -> str:
+    """Returns a finished step as one line."""
+    of = f"/{pace.total}" if pace.total else ""
+    left = f"left {pace.left()}" if pace.left() else ""
+    parts = [
+        f"step {pace.done}{of}",
+        printable(pace.name),
+        *(f"{name} {value}" for name, value in columns(metrics)),
+        left,
+    ]
+    return "  ".join(filter(None, parts))
+
+
+def note_lines(text: str) -> list[str]:
+    """Returns the lines of a message, each printable."""
+    return [printable(line, _NOTE_WIDTH) for line in text.split("\n")]
 
 
 def sample_lines(prompt: str, completion: str, reward: float | None) -> list[str]:
@@ -221,6 +377,7 @@ class _Pace:
 
     def __init__(self, total: int, clock: Callable[[], float]) -> None:
         self.total, self.done, self.count, self.name = total, 0, 0, ""
+        self._every = max(1, total // HISTORY_LINES)
         self._clock, self._last = clock, None
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -232,6 +389,10 @@ class _Pace:
             self._seconds.append(now - self._last)
         self.name, self._last = name, now
         self.done, self.count = int(metrics["step"]), self.count + 1
+
+    def due(self) -> bool:
+        """Whether the step that just ended gets a line that stays."""
+        return self.count == 1 or self.done % self._every == 0 or self.done == self.total
 
     def left(self) -> str:
         """Returns the time left as text; '' while it is not known."""

@@ -110,8 +110,14 @@ def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, A
             place = f"{prefix}.{name}" if prefix else name
             found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), place)
         return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and all(map(_is_object, old + new)):
+        return _differences(dict(enumerate(old)), dict(enumerate(new)), prefix)
     same = type(old) is type(new) and old == new
     return [] if same else [(prefix or "everything", old, new)]
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _said(value: Any) -> str:

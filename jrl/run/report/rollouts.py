@@ -264,7 +264,7 @@ def _open(root: Path, name: str):
 
 
 def _kvstore(root: Path, name: str) -> dict[str, str]:
-    return {"driver": "file", "path": f"{(root / name).absolute()}/"}
+    return {"driver": "file", "path": f"{paths.normalize(root / name)}/"}
 
 
 def _resized(arrays, rows, ends, widths: Mapping[str, int] | None = None) -> dict[str, Any]:

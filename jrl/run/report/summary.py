@@ -26,16 +26,16 @@ def write_summary(
 
     Args:
       seconds: "total" and its parts by name.
-      evals: name ("before_rl", "after_rl") -> at least mean, low, high, n. What was not evaluated is not there.
+      evals: name ("before_rl", "after_rl") -> at least mean, low, high, n. Evaluations that did not run are absent.
       tokens_per_second: sampled tokens over the time of RL; None where nothing was sampled.
       peak_bytes: of the whole process tree; None where it cannot be read.
     Raises ValueError for a missing key. A number that is not finite becomes null.
     """
     if "total" not in seconds:
-        raise ValueError(f"seconds of a summary need 'total'; there are {sorted(seconds)}")
+        raise ValueError(f"summary seconds lack 'total'; got {sorted(seconds)}")
     for name, numbers in evals.items():
         if missing := [key for key in INTERVAL if key not in numbers]:
-            raise ValueError(f"evaluation {name!r} of a summary lacks {', '.join(missing)}")
+            raise ValueError(f"summary evaluation {name!r} lacks {', '.join(missing)}")
     summary = _finite(
         {
             "steps": steps,

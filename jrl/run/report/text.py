@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 
@@ -49,6 +50,11 @@ def bar(done: int, total: int, width: int = 24) -> str:
     """Returns '[######      ]  50 %' of `width` places."""
     full = width * done // max(total, 1)
     return f"[{'#' * full}{' ' * (width - full)}] {100 * done // max(total, 1):3d} %"
+
+
+def percent(share: float) -> str:
+    """Returns '12 %' of 0.12, rounded down so that only all is '100 %', and '<1 %' of what is not nothing."""
+    return "<1 %" if 0 < share < 0.01 else f"{math.floor(100 * share + 1e-9)} %"
 
 
 def duration(seconds: float) -> str:

@@ -8,12 +8,14 @@ from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
+from jrl.tasks.stopping import Stop, check_stop, never
 
 
-def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int) -> list[Visit]:
+def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int, stop: Stop = never) -> list[Visit]:
     """Returns `n` visits of held-out examples whose prompts all differ, in an order that `seed` decides.
 
-    Raises: ValueError where the source holds fewer than `n` distinct usable held-out prompts, or one is refused.
+    Raises: ValueError where the source holds fewer than `n` distinct usable held-out prompts, or one is refused;
+        StopRequested where `stop` says so.
     """
     order = open_order(len(source), seed)
     visits: list[Visit] = []
@@ -22,6 +24,7 @@ def held_out(source: Source, tokenizer: Any, config: Data, n: int, seed: int) ->
     for position in range(len(source)):
         if len(visits) == n:
             break
+        check_stop(stop, "looking for held-out prompts")
         example = source[order(position)]
         digest = example.prompt_digest()
         if not is_held_out(example, config) or digest in seen:

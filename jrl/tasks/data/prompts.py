@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from jrl.tasks.example import Example
@@ -17,12 +18,15 @@ class Data:
     prompt_length: int  # most tokens of an encoded prompt, role markers included: P of every program
     held_out_every: int | None = 10  # one prompt in so many is held out, by its text's hash; None: none is, 1: all
     on_bad_prompt: Literal["refuse", "drop"] = "refuse"  # empty or longer than prompt_length
+    max_dropped_share: float = 0.5  # largest share of the training prompts that dropping may lose
 
     def __post_init__(self) -> None:
         if self.prompt_length < 1:
             raise ValueError(f"Data.prompt_length is {self.prompt_length}: it must be at least 1")
         if self.held_out_every is not None and self.held_out_every < 1:
             raise ValueError(f"Data.held_out_every is {self.held_out_every}: it must be None or at least 1")
+        if not 0 <= self.max_dropped_share <= 1:
+            raise ValueError(f"Data.max_dropped_share is {self.max_dropped_share}; it is a share, from 0 to 1")
 
 
 class Visit(NamedTuple):
@@ -62,3 +66,14 @@ def refusal(example: Example, cause: str, length: int, config: Data) -> ValueErr
     else:
         said = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
     return ValueError(f"example {example.id!r}: {said}; Data.on_bad_prompt = 'drop' would drop and count such prompts")
+
+
+def dropped_prompts(counts: Mapping[str, int], seen: int, config: Data) -> str:
+    """Returns how many of `seen` prompts were skipped and why, for a reader; "" where none was.
+
+    Args:
+        counts: cause -> prompts, as in Stream.counts.
+    """
+    reasons = {"too_long": f"exceed Data.prompt_length={config.prompt_length}", "empty": "are empty"}
+    parts = [f"{counts[cause]} of {seen} prompts {why}" for cause, why in reasons.items() if counts.get(cause)]
+    return " and ".join(parts) + " and were skipped" if parts else ""

@@ -13,21 +13,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl.tasks.data.order import open_order
-from jrl.tasks.data.prompts import Data, Split, Visit, encode_prompt, is_held_out, refusal
+from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
 from jrl.tasks.example import visit_uid
+from jrl.tasks.stopping import Stop, StopRequested, check_stop, never
+
+ENOUGH_SEEN = 1000  # prompts in random order, from which the share that is dropped is known to about 2 %
 
 
 class Stream:
     """The walk: a place in the order, moved by `next`. Its state is JSON and goes into the checkpoint."""
 
-    def __init__(self, source, tokenizer, config, *, seed, split, process_index, process_count) -> None:
+    def __init__(self, source, tokenizer, config, *, seed, split, process_index, process_count, stop) -> None:
         self._source, self._tokenizer, self._config, self._split = source, tokenizer, config, split
-        self._process_index, self._process_count = process_index, process_count
+        self._process_index, self._process_count, self._stop = process_index, process_count, stop
         self._seed, self._size = seed, len(source)
         self._order = open_order(self._size, seed)
         self._position = 0
-        self.counts: dict[str, int] = {}  # prompts dropped since the start, by cause
+        # Both of the first pass only: what is dropped then is dropped in every later one.
+        self.counts: dict[str, int] = {}  # examples of the split that were dropped, by cause
+        self.seen = 0  # examples of the split
 
     @property
     def epoch(self) -> int:
@@ -37,15 +42,22 @@ class Stream:
     def next(self, n: int) -> list[Visit]:
         """Returns this process's next `n` visits.
 
-        Raises: ValueError where a prompt is refused, or where a whole pass finds nothing to use.
+        Raises: ValueError where a prompt is refused, more than Data.max_dropped_share of them are dropped, or a whole
+            pass finds nothing to use. StopRequested where the stream's `stop` says so; the
+            stream has not moved then.
         """
-        visits = [self._advance() for _ in range(n * self._process_count)]
+        before = self.get_state()
+        try:
+            visits = [self._advance() for _ in range(n * self._process_count)]
+        except StopRequested:
+            self.set_state(before)
+            raise
         return visits[self._process_index * n : (self._process_index + 1) * n]
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as JSON. It is the same on every process, for any number of processes."""
         return {"position": self._position, "seed": self._seed, "size": self._size, "split": self._split,
-                "counts": dict(sorted(self.counts.items()))}  # fmt: skip
+                "counts": dict(sorted(self.counts.items())), "seen": self.seen}  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Moves to a saved position. Raises ValueError if it was saved from another order of examples."""
@@ -55,25 +67,47 @@ class Stream:
                 raise ValueError(f"data position saved with {name} = {state[name]!r}, this run has {here[name]!r}")
         self._position = int(state["position"])
         self.counts = {cause: int(count) for cause, count in state["counts"].items()}
+        self.seen = int(state["seen"])
 
     def _advance(self) -> Visit:
         # Any window of 2 * size - 1 positions holds one whole epoch, so an empty one means an empty split.
         for _ in range(2 * self._size):
+            check_stop(self._stop, "reading prompts")
             position = self._position
+            if position == self._size:
+                self._check_dropped()
             example = self._source[self._order(position)]
             self._position += 1
             if is_held_out(example, self._config) != (self._split == "held_out"):
                 continue
             prompt, cause = encode_prompt(example, self._tokenizer, self._config)
+            if cause is not None and self._config.on_bad_prompt == "refuse":
+                raise refusal(example, cause, len(prompt), self._config)
+            if position < self._size:
+                self._count(cause)
             if cause is None:
                 return Visit(example, visit_uid(example.id, position // self._size), prompt)
-            if self._config.on_bad_prompt == "refuse":
-                raise refusal(example, cause, len(prompt), self._config)
-            self.counts[cause] = self.counts.get(cause, 0) + 1
         raise ValueError(
             f"none of the {self._size} examples can be used for the {self._split} split "
             f"(dropped so far: {self.counts or 'none'}; Data.held_out_every = {self._config.held_out_every})"
         )
+
+    def _count(self, cause: str | None) -> None:
+        """Counts an example of the first pass, which is dropped for `cause`."""
+        self.seen += 1
+        if cause is not None:
+            self.counts[cause] = self.counts.get(cause, 0) + 1
+            if self.seen >= ENOUGH_SEEN:
+                self._check_dropped()
+
+    def _check_dropped(self) -> None:
+        """Raises ValueError where more of the examples seen so far were dropped than the configuration allows."""
+        if sum(self.counts.values()) > self._config.max_dropped_share * self.seen:
+            raise ValueError(
+                f"{dropped_prompts(self.counts, self.seen, self._config)}, more than Data.max_dropped_share="
+                f"{self._config.max_dropped_share} of them; raise Data.prompt_length, or Data.max_dropped_share where "
+                "this is meant"
+            )
 
 
 def open_stream(
@@ -85,6 +119,7 @@ def open_stream(
     split: Split,
     process_index: int = 0,
     process_count: int = 1,
+    stop: Stop = never,
 ) -> Stream:
     """Returns the stream of one split of `source`, at its start.
 
@@ -97,5 +132,12 @@ def open_stream(
     if not 0 <= process_index < process_count:
         raise ValueError(f"process {process_index} of {process_count}")
     return Stream(
-        source, tokenizer, config, seed=seed, split=split, process_index=process_index, process_count=process_count
+        source,
+        tokenizer,
+        config,
+        seed=seed,
+        split=split,
+        process_index=process_index,
+        process_count=process_count,
+        stop=stop,
     )

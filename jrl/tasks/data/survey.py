@@ -1,4 +1,4 @@
-"""A look at a source before a run: texts for the tokenizer, lengths, duplicates, what would be dropped."""
+"""Statistics of a source before a run: texts for the tokenizer, lengths, duplicates, rows that would be dropped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Any
 
 from jrl.tasks.data.prompts import Data, encode_prompt, is_held_out
 from jrl.tasks.envs.contract import Source
+from jrl.tasks.stopping import Stop, check_stop, never
 
 
-def texts_of(source: Source, config: Data, most: int = 20_000) -> Iterator[str]:
+def texts_of(source: Source, config: Data, most: int = 20_000, stop: Stop = never) -> Iterator[str]:
     """Yields texts of the training split, each message and then the answer: what tokenizers are trained from.
-    At most `most` examples are looked at, spread evenly over the source."""
+    At most `most` examples are looked at, spread evenly over the source.
+
+    Raises: StopRequested where `stop` says so.
+    """
     looked_at = min(len(source), most)
     for i in range(looked_at):
+        check_stop(stop, "reading texts for the tokenizer")
         example = source[i * len(source) // looked_at]
         if is_held_out(example, config):
             continue

@@ -1,4 +1,4 @@
-"""Environments: where examples come from. `ENVS` is the table; jrl.tasks.envs.contract says what an environment is."""
+"""Environments: where examples come from. `ENVS` is the table; jrl.tasks.envs.contract defines an environment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of
 from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
 from jrl.tasks.envs.mixture import Mixture, open_source
 from jrl.tasks.envs.reasoning_gym import ReasoningGym, open_reasoning_gym
+from jrl.tasks.stopping import never
 
 ENVS: dict[str, Environment] = {
     "Addition": Environment(Addition, open_addition),
-    "Jsonl": Environment(Jsonl, open_jsonl),
-    "Mixture": Environment(Mixture, lambda config: open_source(config, ENVS)),
+    "Jsonl": Environment(Jsonl, open_jsonl, takes_stop=True),
+    "Mixture": Environment(Mixture, lambda config, stop=never: open_source(config, ENVS, stop), takes_stop=True),
     "ReasoningGym": Environment(ReasoningGym, open_reasoning_gym),
 }
 

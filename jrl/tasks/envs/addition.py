@@ -11,12 +11,13 @@ from jrl.tasks.example import Example, Message
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Addition:
-    """Prompts "12+34=" with the sum as the answer. Both numbers have exactly `digits` digits (0..9 with one)."""
+    """Prompts "12+34=" with the sum as the answer, and a wrong one as info["rejected"]. Both numbers have exactly
+    `digits` digits (0..9 with one)."""
 
-    digits: int = 2
+    digits: int = 2  # of each number
     size: int = 100_000  # how many examples there are; prompts repeat when there are fewer pairs of numbers
-    seed: int = 0
-    verifiers: tuple[str, ...] = ("Exact",)  # that judge the answer; (): the run's own, Scoring.verifiers
+    seed: int = 0  # of the numbers drawn
+    verifiers: tuple[str, ...] = ("Exact",)  # that score the answer; (): the run's, Scoring.verifiers
 
 
 def open_addition(config: Addition) -> Generated:
@@ -29,13 +30,15 @@ def open_addition(config: Addition) -> Generated:
     def make(index: int) -> Example:
         draw = random.Random(digest_of("addition", config.seed, config.digits, index))
         left, right = (draw.randrange(low, 10**config.digits) for _ in range(2))
+        wrong = left + right + draw.choice((1, 2, 3))
         return Example(
             id=f"addition/{config.digits}/{config.seed}/{index}",
             messages=(Message("user", f"{left}+{right}="),),
             answer=str(left + right),
             verifiers=config.verifiers,
             task="addition",
+            info={"rejected": str(wrong)},
         )
 
-    # 1: the version of this generator.
-    return Generated(config.size, make, digest_of(1, config))
+    # 2: the version of this generator.
+    return Generated(config.size, make, digest_of(2, config))

@@ -1,4 +1,4 @@
-"""What must hold of every source, as a list of what does not: for the contract tests and a user's own parts."""
+"""Contract of a source, as a list of violations: for the contract tests and for plugins."""
 
 from __future__ import annotations
 

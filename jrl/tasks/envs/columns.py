@@ -1,4 +1,4 @@
-"""A row of a published data set becomes an Example: which column is what, and where in its text the answer stands.
+"""Converts a row of a published data set to an Example: the meaning of the columns, and the place of the answer.
 
     {"prompt": "12+34=", "answer": "46"}
     {"messages": [{"role": "user", "content": "12+34="}], "answer": "46", "id": "a", "task": "sums", "level": 2}
@@ -27,7 +27,7 @@ CAUSES = {
     "not_finite": "holds NaN or an infinite number, which JSON does not have",
     "duplicate_key": "holds a key twice",
     "too_deep": "is nested deeper than 64 levels",
-    "surrogate": "holds half a surrogate pair, which is no text",
+    "surrogate": "contains half a surrogate pair, which is not text",
     "not_object": "is not an object",
     "missing_field": "lacks a field",
     "wrong_type": "holds a field of the wrong type",
@@ -42,22 +42,23 @@ AnswerIn = Literal["whole", "hash", "boxed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl:
-    """A file of rows: JSON lines, or Parquet where its name ends in .parquet. A column that is no field of ours is kept
+    """A file of rows: JSON lines, compressed by gzip where its name ends in .gz, or Parquet where it ends in .parquet.
+    A column that is no field of ours is kept
     in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
 
-    path: str
+    path: str  # the file
     columns: dict[str, str] = dataclasses.field(
         default_factory=dict
     )  # our field -> the file's column, where they differ
     answer_in: AnswerIn = "whole"  # its column; hash: after the last ####; boxed: in the last \boxed{}
-    prompt_form: str = PROMPT  # what is asked: the row's `prompt` (not its `messages`) in the place of {prompt}
+    prompt_form: str = PROMPT  # template of the prompt: {prompt} is the row's `prompt` (not its `messages`)
     system: str = ""  # a system message before a row's `prompt` (not before its `messages`)
     task: str = ""  # label of rows without one; empty: the file's name without its ending
     verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
     needs_answer: bool = True  # a row without an answer is bad
-    on_bad_row: Literal["refuse", "drop"] = "refuse"
+    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
     max_dropped: float = 0.1  # largest share of rows that dropping may lose
-    max_row_bytes: int = 16 * 2**20
+    max_row_bytes: int = 16 * 2**20  # a longer row is bad
 
     def __post_init__(self) -> None:
         for field in self.columns:
@@ -125,7 +126,7 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         messages=messages,
         answer=answer,
         verifiers=tuple(verifiers) if verifiers else config.verifiers,
-        task=text("task", config.task or Path(name).stem),
+        task=text("task", config.task or Path(name.removesuffix(".gz")).stem),
         info={**others, **(info or {})},
     )
 

@@ -31,7 +31,8 @@ class Environment(NamedTuple):
     """A row of the environment table."""
 
     config: type  # frozen dataclass
-    open: Callable[[Any], Source]  # config -> source
+    open: Callable[..., Source]  # config -> source
+    takes_stop: bool = False  # open takes (config, stop), a jrl.tasks.stopping.Stop that it asks while it reads
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tasks from a file of rows, JSON lines or Parquet, read at random. No JAX.
+"""Tasks from a file of rows, JSON lines (also as .gz) or Parquet, read at random. No JAX.
 
 What a row means is in `columns.py`. Opening reads the file once, row by row, and keeps 16 bytes a row; memory does not
 grow with the file's text. Whatever is wrong with a row is one of CAUSES: refused with file and line, or dropped and
@@ -15,16 +15,19 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 import numpy as np
 
 from jrl import paths
 from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, example_of, kind
 from jrl.tasks.envs.contract import digest_of, in_range, stamp_of
+from jrl.tasks.envs.gzipped import GzipText
 from jrl.tasks.envs.parquet import open_parquet
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, check_stop, never
 
+_BOM = b"\xef\xbb\xbf"
 _DEEPEST = 64
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
@@ -34,7 +37,7 @@ Row = Callable[[], dict[str, Any]]  # raises BadRow
 class Reader(Protocol):
     """The rows of one kind of file."""
 
-    unit: str  # what a row is called where one is bad: "line", "row"
+    unit: str  # the word for a row in messages: "line", "row"
 
     def each(self) -> Iterator[tuple[int, int, Row]]:
         """Yields (number in the file, from 1; place; row) of every row, reading the file once."""
@@ -70,19 +73,20 @@ class JsonlSource:
         return example_of(self.reader.at(int(self.places[index])), int(self.numbers[index]), self.config)
 
 
-def open_jsonl(config: Jsonl) -> JsonlSource:
+def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     """Returns the source, every row of it checked.
 
     Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file and line),
-        more than `max_dropped` of the rows are bad, or no row is left.
+        more than `max_dropped` of the rows are bad, or no row is left; StopRequested where `stop` says so.
     """
     places, numbers, ids, prompts = (array.array("Q") for _ in range(4))
     counts: dict[str, int] = {}
     verifiers: set[str] = set()
     first_bad = ""
     try:
-        reader: Reader = open_parquet(config) if config.path.endswith(".parquet") else Lines(config)
+        reader: Reader = open_parquet(config, stop) if config.path.endswith(".parquet") else Lines(config)
         for number, place, row in reader.each():
+            check_stop(stop, f"reading {config.path}")
             try:
                 example = example_of(row(), number, config)
             except BadRow as bad:
@@ -130,27 +134,43 @@ def open_jsonl(config: Jsonl) -> JsonlSource:
 
 
 class Lines:
-    """JSON lines, found again by their offset."""
+    """JSON lines, found again by their offset in the text. Blank lines at the end of the file are ignored."""
 
     unit = "line"
 
     def __init__(self, config: Jsonl) -> None:
+        paths.check_not_special(config.path)
         self._path, self._limit = config.path, config.max_row_bytes
+        self._gzip = GzipText(config.path) if config.path.endswith(".gz") else None
         self._digest = hashlib.sha256()
         self._stamp: tuple[int, int] | None = None
 
     def each(self) -> Iterator[tuple[int, int, Row]]:
-        with open(paths.local(self._path), "rb") as file:
+        with self._open(0) as file:
             self._stamp = stamp_of(file)
+            blank = 0  # lines just before this one
             for number, offset, line in _lines(file, self._limit, self._digest):
+                line = _without_bom(line, offset)
+                if not line.strip() and len(line) <= self._limit:
+                    blank += 1
+                    continue
+                for before in range(number - blank, number):
+                    yield before, offset, _blank
+                blank = 0
                 yield number, offset, lambda line=line: _parse(line, self._limit)
 
     def at(self, place: int) -> dict[str, Any]:
-        with open(paths.local(self._path), "rb") as file:
+        with self._open(place) as file:
             if stamp_of(file) != self._stamp:
                 raise ValueError(f"{self._path} changed while it was being read")
-            file.seek(place)
-            return _parse(file.readline(self._limit + 1), self._limit)
+            return _parse(_without_bom(file.readline(self._limit + len(_BOM) + 1), place), self._limit)
+
+    def _open(self, place: int) -> IO[bytes]:
+        if self._gzip is not None:
+            return self._gzip.open(place)
+        file = open(paths.local(self._path), "rb")
+        file.seek(place)
+        return file
 
     def digest(self) -> str:
         return self._digest.hexdigest()
@@ -163,10 +183,10 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
     line = line.rstrip(b"\r\n")
     if len(line) > max_row_bytes:
         raise BadRow("too_long", f"max_row_bytes is {max_row_bytes}")
-    if line.startswith(b"\xef\xbb\xbf"):
-        raise BadRow("bom", "save the file as UTF-8 without one")
+    if line.startswith(_BOM):
+        raise BadRow("bom", "only the file may begin with one")
     if not line.strip():
-        raise BadRow("blank")
+        _blank()
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -190,10 +210,19 @@ def _parse(line: bytes, max_row_bytes: int) -> dict[str, Any]:
     return row
 
 
+def _blank() -> NoReturn:
+    raise BadRow("blank")
+
+
+def _without_bom(line: bytes, offset: int) -> bytes:
+    """Returns the line at `offset` without the byte order mark that some programs write before the first one."""
+    return line.removeprefix(_BOM) if offset == 0 else line
+
+
 def _lines(file: Any, limit: int, digest: Any) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and bytes of each line; of one that is longer than `limit` only the first limit + 3 bytes."""
+    """Number, offset and bytes of each line; of one that is longer than `limit` only the first limit + 6 bytes."""
     number, offset = 0, 0
-    while line := file.readline(limit + 3):
+    while line := file.readline(limit + len(_BOM) + 3):
         number += 1
         digest.update(line)
         length, end = len(line), line.endswith(b"\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, check_stop, never
 
 _LONGEST_CYCLE = 10_000
 
@@ -20,25 +21,27 @@ class Mixture:
     """Tasks in proportion to their weights. The mixture ends when the task that takes longest has been walked once;
     those that end before start over, as further examples with ids of their own."""
 
-    tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})
+    tasks: tuple[Any, ...] = dataclasses.field(metadata={"table": "envs"})  # the sources that are mixed
     weights: tuple[float, ...] = ()  # one for each task; empty: equal
 
 
-def open_source(config: Any, table: Mapping[str, Environment]) -> Source:
+def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = never) -> Source:
     """Returns the source that `config`, an instance of some row's config class, describes.
 
     `table` is the one of the run, the user's parts included, so that a mixture may hold any of its rows.
 
-    Raises: ValueError where no row has this config class.
+    Raises: ValueError where no row has this config class; StopRequested where `stop` says so while a file is read.
     """
     name = type(config).__name__
     if name not in table or table[name].config is not type(config):
         near = difflib.get_close_matches(name, table, n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
-        raise ValueError(f"{name!r} is no environment{hint}. There are: {', '.join(table)}")
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"Unknown environment {name!r}.{hint} Available: {', '.join(table)}")
     if isinstance(config, Mixture):
-        return mix([open_source(task, table) for task in config.tasks], config.weights)
-    return table[name].open(config)
+        return mix([open_source(task, table, stop) for task in config.tasks], config.weights)
+    check_stop(stop, "opening data")
+    row = table[name]
+    return row.open(config, stop) if row.takes_stop else row.open(config)
 
 
 def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:

@@ -16,13 +16,14 @@ import numpy as np
 from jrl import paths
 from jrl.tasks.envs.columns import BadRow, Jsonl
 from jrl.tasks.envs.contract import stamp_of
+from jrl.tasks.stopping import Stop, check_stop, never
 
-MOST_GROUP_BYTES = 2 << 30  # of a row group, unpacked
+MAX_GROUP_BYTES = 2 << 30  # of a row group, unpacked
 BATCH = 1024  # rows turned into Python at once
 CHUNK = 1 << 20
 
 
-def open_parquet(config: Jsonl) -> ParquetRows:
+def open_parquet(config: Jsonl, stop: Stop = never) -> ParquetRows:
     """Opens the file; its schema is read.
 
     Raises: ImportError naming the extra; OSError where it cannot be opened; ValueError for one that is no Parquet file,
@@ -34,7 +35,7 @@ def open_parquet(config: Jsonl) -> ParquetRows:
         raise ImportError(
             "a .parquet file needs the package pyarrow; pip install 'jrl-jax[parquet]' brings it"
         ) from error
-    return ParquetRows(config, pyarrow)
+    return ParquetRows(config, pyarrow, stop)
 
 
 class ParquetRows:
@@ -42,21 +43,23 @@ class ParquetRows:
 
     unit = "row"
 
-    def __init__(self, config: Jsonl, arrow: Any) -> None:
+    def __init__(self, config: Jsonl, arrow: Any, stop: Stop = never) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
         self._held: tuple[int, Any] | None = None  # the row group read last
+        paths.check_not_special(config.path)
         with open(paths.local(config.path), "rb") as file:
             self._stamp = stamp_of(file)
             self._digest = hashlib.sha256()
             while chunk := file.read(CHUNK):
+                check_stop(stop, f"reading {config.path}")
                 self._digest.update(chunk)
         metadata, schema = self._guarded(lambda file: (file.metadata, file.schema_arrow))
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
         largest = max((metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)), default=0)
-        if largest > MOST_GROUP_BYTES:
+        if largest > MAX_GROUP_BYTES:
             raise ValueError(
-                f"{config.path}: a row group says it unpacks to {largest} bytes; at most {MOST_GROUP_BYTES} are read. "
+                f"{config.path}: a row group unpacks to {largest} bytes; the limit is {MAX_GROUP_BYTES}. "
                 "Write the file with smaller row groups"
             )
         if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):

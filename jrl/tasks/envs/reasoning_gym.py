@@ -57,7 +57,7 @@ class ReasoningGym:
     level: int | None = None  # raise every attribute of its curriculum so many times; None: the dataset's own defaults
     config: dict[str, float | int | str | bool] = dataclasses.field(default_factory=dict)  # fields of its config class
     size: int = 100_000  # how many tasks there are
-    seed: int = 0
+    seed: int = 0  # of the tasks generated
     system: str = ""  # a system message before each question
 
 
@@ -74,7 +74,7 @@ def open_reasoning_gym(config: ReasoningGym) -> Generated:
     if name == "composite":
         raise ValueError("ReasoningGym.dataset = 'composite': mix datasets with Mixture instead")
     if name not in factory.DATASETS:
-        raise ValueError(f"ReasoningGym.dataset: there is no dataset {name!r}{_nearest(name, factory.DATASETS)}")
+        raise ValueError(f"ReasoningGym.dataset: unknown dataset {name!r}{_nearest(name, factory.DATASETS)}")
     if name in HASH_ORDERED and sys.flags.hash_randomization:
         raise ValueError(
             f"ReasoningGym.dataset = {name!r} walks sets of strings, so its tasks differ from process to process and "

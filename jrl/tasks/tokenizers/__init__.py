@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back. `TOKENIZERS` is the table; `contract` says what a tokenizer is."""
+"""Tokenizers: text to ids and back. `TOKENIZERS` is the table; `contract` defines a tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(folder: Path | str, table: dict[str, Tokenizer] = TOKENIZERS) -> Any:
         layout = json.loads(paths.read_bytes(saved))
         kind = layout["kind"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{saved} is no saved tokenizer: {error}") from error
+        raise ValueError(f"{saved} is not a saved tokenizer: {error}") from error
     if kind not in table:
-        raise ValueError(f"{saved}: kind {kind!r} is not one of {', '.join(table)}")
+        raise ValueError(f"Unknown tokenizer {kind!r} in {saved}. Available: {', '.join(table)}")
     return table[kind].load(saved.parent, layout)

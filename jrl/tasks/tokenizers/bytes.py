@@ -17,7 +17,7 @@ class Bytes:
 
 @dataclasses.dataclass(frozen=True)
 class ByteTokenizer(Controlled):
-    """See jrl.tasks.tokenizers.contract for what each member means."""
+    """See jrl.tasks.tokenizers.contract for the members."""
 
     controls: Controls = dataclasses.field(default_factory=lambda: Controls.at(256))
     vocab_size: int = padded_size(256 + len(CONTROL_NAMES))

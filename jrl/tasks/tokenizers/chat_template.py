@@ -28,8 +28,8 @@ from jrl.tasks.example import ROLES, Message
 from jrl.tasks.tokenizers.contract import utf8
 from jrl.tasks.tokenizers.spelling import one_of
 
-MOST_TEMPLATE = 1 << 20  # characters of a template
-MOST_TEXT = 1 << 22  # characters that one renders
+MAX_TEMPLATE_CHARACTERS = 1 << 20  # characters of a template
+MAX_TEXT_CHARACTERS = 1 << 22  # characters that one renders
 CPU_SECONDS = 2
 WALL_SECONDS = 60.0  # of an answer, on a machine however busy
 MEMORY_MB = 512
@@ -88,7 +88,7 @@ class Renderer:
         entries = os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).with_name("render.py")),
-             str(CPU_SECONDS), str(MEMORY_MB), str(MOST_TEXT)],
+             str(CPU_SECONDS), str(MEMORY_MB), str(MAX_TEXT_CHARACTERS)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
             env={**kept, "PYTHONPATH": entries, "PYTHONUTF8": "1"}, start_new_session=True,
         )  # fmt: skip
@@ -179,7 +179,7 @@ def _clean(value: Any) -> Any:
         return [_clean(inner) for inner in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise ValueError(f"a message holds {type(value).__name__}, which is no JSON")
+    raise ValueError(f"a message contains {type(value).__name__}, which is not JSON")
 
 
 def free_mark(data: Any) -> str:
@@ -200,7 +200,7 @@ def _escape(char: str) -> str:
 
 
 class Guard:
-    """Keeps texts from saying any of `spellings`, alone or with what stands beside them."""
+    """Keeps texts from producing any of `spellings`, alone or with the text around them."""
 
     def __init__(self, spellings: Collection[str]):
         self._spellings = tuple(spellings)

@@ -44,7 +44,7 @@ class SentencePiece:
     """A vocabulary learned from the texts of the run."""
 
     vocab_size: int = 1024  # most pieces, control ids and the 256 bytes included; a small corpus gives fewer
-    model: Literal["bpe", "unigram"] = "bpe"
+    model: Literal["bpe", "unigram"] = "bpe"  # algorithm that learns the vocabulary
     texts: int = 20_000  # most texts to train from, the first ones that the task gives
     # Pieces may run over several words: where the texts repeat phrases, a question takes half as many tokens or fewer.
     phrases: bool = False
@@ -53,7 +53,7 @@ class SentencePiece:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PieceTokenizer(Controlled):
-    """See jrl.tasks.tokenizers.contract for what each member means. Make one with `from_model`."""
+    """See jrl.tasks.tokenizers.contract for the members. Construct it with `from_model`."""
 
     model: bytes  # the .model file
     processor: sentencepiece.SentencePieceProcessor
@@ -180,7 +180,7 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
     vocab_size = padded_size(filled)
     pieces = [_piece_bytes(processor, i) for i in range(processor.vocab_size())]
     pieces += [b""] * (vocab_size - len(pieces))
-    # What stands in front of a text that has no blank of its own.
+    # The ids before a text that does not start with a space.
     leads = bool(first := processor.encode("x")) and pieces[first[0]].startswith(b" ")
     tokenizer = PieceTokenizer(model, processor, controls, vocab_size, filled, tuple(pieces), leads, own)
     for probe in _PROBES:
@@ -198,10 +198,10 @@ def load(folder: Path, layout: dict) -> PieceTokenizer:
     """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
     model = folder / MODEL_SAVED_AS
     if not paths.exists(model):
-        raise ValueError(f"{folder / SAVED_AS} needs {MODEL_SAVED_AS} beside it")
+        raise ValueError(f"{folder / SAVED_AS} needs {MODEL_SAVED_AS} in the same folder")
     tokenizer = from_model(paths.read_bytes(model), str(model))
     if layout != tokenizer._layout():
-        raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, the model beside it gives {tokenizer._layout()}")
+        raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, but {MODEL_SAVED_AS} gives {tokenizer._layout()}")
     return tokenizer
 
 

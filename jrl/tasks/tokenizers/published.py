@@ -26,7 +26,7 @@ from typing import Any
 from jrl import paths
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.chat_template import (
-    MOST_TEMPLATE,
+    MAX_TEMPLATE_CHARACTERS,
     BrokenTemplate,
     ChatTemplate,
     Guard,
@@ -45,8 +45,8 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model")  # the first that is there 
 TEMPLATE = "chat_template.jinja"
 FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
          "generation_config.json", "config.json", TEMPLATE, "chat_template.json")  # fmt: skip
-MOST_BYTES = 1 << 28  # of one file
-CONTENT = "jrl said this"  # what the assistant says where a template is tried
+MAX_FILE_BYTES = 1 << 28  # of one file
+CONTENT = "jrl said this"  # the assistant's message in a test of a template
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,13 @@ class HuggingFace:
 
     path: str  # the model's folder, or the tokenizer.json or .model file in it
     chat_template: str | None = None  # a file to take instead of the folder's own template
-    template_options: tuple[str, ...] = ()  # what the template is told: "enable_thinking=false", values are JSON
-    date: str | None = None  # YYYY-MM-DD, told to a template that asks for today; None: the day the run begins
+    template_options: tuple[str, ...] = ()  # variables of the template: "enable_thinking=false", values are JSON
+    date: str | None = None  # YYYY-MM-DD, today's date for the template; None: the day the run starts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PublishedTokenizer:
-    """See jrl.tasks.tokenizers.contract for what each member means. Make one with `from_files`."""
+    """See jrl.tasks.tokenizers.contract for the members. Construct it with `from_files`."""
 
     files: Mapping[str, bytes]  # by name, as they came
     options: tuple[str, ...]
@@ -123,7 +123,7 @@ class PublishedTokenizer:
             return self.encode_conversation(messages, tools, add_generation_prompt=True)
         rows = plain_messages(messages)
         if tools or any(row["role"] not in ("system", "user") for row in rows):
-            raise ValueError("this model has no chat template, which turns of an assistant and tools need; "
+            raise ValueError("this model has no chat template, which dialogues with assistant turns or tools need; "
                              "HuggingFace.chat_template = FILE gives it one")  # fmt: skip
         return [*self.start_ids, *self.encode("\n\n".join(row["content"] for row in rows))]
 
@@ -286,7 +286,7 @@ def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str],
     ids = {added.text: added.id for added in vocabulary.added}
     named = _named(config, settings["special_tokens_map.json"])
     if unknown := sorted(text for text in named.values() if text not in ids):
-        raise ValueError(f"{name}: the special tokens {unknown} are no added tokens of {place}")
+        raise ValueError(f"{name}: the special tokens {unknown} are not added tokens of {place}")
     numbers = [settings["generation_config.json"], settings["config.json"], vocabulary.says]
     size = len(vocabulary.pieces)
     begins = _ids_of("bos", named, ids, numbers, size)
@@ -300,7 +300,7 @@ def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str],
             sources.get("default", next(iter(sources.values()))), sources.get("tool_use"), variables, date
         )
     elif options:
-        raise ValueError(f"{name}: HuggingFace.template_options are given and there is no chat template to take them")
+        raise ValueError(f"{name}: HuggingFace.template_options is set, but there is no chat template")
     written = "".join(sources.values())
     special = {added.id for added in vocabulary.added if added.special}
     turn_end = _turn_end(
@@ -309,7 +309,7 @@ def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str],
     if turn_end is not None:
         ends = [turn_end, *(i for i in ends if i != turn_end)]
     if not ends:
-        raise ValueError(f"{name}: nothing says which token ends a text: eos_token of tokenizer_config.json, or "
+        raise ValueError(f"{name}: no file defines the token that ends a text: eos_token of tokenizer_config.json, or "
                          "eos_token_id of generation_config.json or config.json")  # fmt: skip
     controls = frozenset(special | {*begins, *ends, *pads})
     tags = frozenset(
@@ -374,7 +374,7 @@ def _named_change(
     was, now = (tokenizer.spelled(ids[max(at - 4, 0) : at + 24]) for ids in (old, new))
     return (
         f"the chat template rewrites turn {turn} ({_role(messages[turn - 1])}) when turn {turns} "
-        f"({_role(messages[turns - 1])}) is there: {was!r} becomes {now!r}"
+        f"({_role(messages[turns - 1])}) is added: {was!r} becomes {now!r}"
     )
 
 
@@ -398,8 +398,8 @@ def _role(message: Message | Mapping[str, Any]) -> str:
 
 def _read(path: Path, field: str) -> bytes:
     try:
-        if paths.size(path) > MOST_BYTES:
-            raise ValueError(f"{field}: {path} has {paths.size(path)} bytes; at most {MOST_BYTES} are read")
+        if paths.size(path) > MAX_FILE_BYTES:
+            raise ValueError(f"{field}: {path} has {paths.size(path)} bytes; at most {MAX_FILE_BYTES} are read")
         return paths.read_bytes(path)
     except OSError as error:
         raise ValueError(f"{field}: {path} cannot be read: {error.strerror}") from error
@@ -465,8 +465,8 @@ def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: st
     if not found:
         return {}
     sources = {"default": found} if isinstance(found, str) else {row["name"]: row["template"] for row in found}
-    if long := [key for key, source in sources.items() if len(source) > MOST_TEMPLATE]:
-        raise ValueError(f"{name}: the chat template {long[0]!r} is longer than {MOST_TEMPLATE} characters")
+    if long := [key for key, source in sources.items() if len(source) > MAX_TEMPLATE_CHARACTERS]:
+        raise ValueError(f"{name}: the chat template {long[0]!r} is longer than {MAX_TEMPLATE_CHARACTERS} characters")
     return sources
 
 

@@ -1,4 +1,4 @@
-"""The vocabularies of published tokenizers, with every control token spelled so that no text can say it. No JAX.
+"""The vocabularies of published tokenizers, with every control token respelled so that no text can produce it. No JAX.
 
 A published file matches the spelling of a control token ("<|im_end|>") in any text it is given. Here such a token is
 given another spelling, made of random digits, before the file is opened: text that says "<|im_end|>" is then ordinary
@@ -21,19 +21,19 @@ import sentencepiece
 
 from jrl.tasks.tokenizers.contract import utf8
 
-BLANK = "\u2581"  # how sentencepiece, and what was converted from it, writes a blank
+BLANK = "\u2581"  # how sentencepiece, and files converted from it, write a space
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """A token that is matched whole in a text, whatever the merges say."""
+    """A token that is matched in a text before merges are applied."""
 
     id: int
     text: str
     special: bool  # structure: never part of a text
     strips: tuple[bool, bool] = (False, False)  # blanks before it, blanks after it
-    normalized: bool = False  # matched in normalised text
+    normalized: bool = False  # matched in normalized text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Vocabulary:
     """A published vocabulary, not opened for any choice of controls yet."""
 
     added: tuple[Added, ...]  # by id
-    pieces: tuple[bytes, ...]  # by id, what a token says; an added token says its own spelling
-    start: tuple[int, ...]  # what the file itself puts in front of a text
-    leads: bool  # a blank is put in front of a text, and taken away in decoding
+    pieces: tuple[bytes, ...]  # by id, the bytes of a token; an added token has its own spelling
+    start: tuple[int, ...]  # ids that the file puts before a text
+    leads: bool  # a space is put before a text, and removed in decoding
     says: Mapping[str, int]  # what the file itself calls "bos_token_id", "eos_token_id", "pad_token_id"; -1 for none
     open: Callable[[Mapping[int, str]], Callable[[str], list[int]]]  # id -> new spelling; returns encode(text)
 
@@ -62,7 +62,7 @@ class Speller:
 
 
 def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
-    """Returns the vocabulary opened so that the tokens `controls`, and they alone, cannot be said."""
+    """Returns the vocabulary opened so that text cannot produce the tokens `controls`, and only those."""
     nonce = secrets.token_hex(16)
     new = {i: f"jrl{nonce}x{i}x" for i in controls}
     texts = {added.id: added.text for added in vocabulary.added}
@@ -75,7 +75,7 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
 
 
 def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabulary:
-    """Returns what a `tokenizer.json` holds. `more` are added tokens that its folder declares elsewhere.
+    """Returns the contents of a `tokenizer.json`. `more` are added tokens that its folder declares elsewhere.
 
     Raises: ValueError where it is no such file, or of a kind that would lose text.
     """
@@ -88,7 +88,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         model, kind = layout["model"], layout["model"].get("type", "BPE")
         listed = [_added(row) for row in layout.get("added_tokens") or ()]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{name} is no tokenizer.json: {error!r}") from error
+        raise ValueError(f"{name} is not a valid tokenizer.json: {error!r}") from error
     if kind not in ("BPE", "Unigram"):
         raise ValueError(f"{name}: a {kind} vocabulary loses text that it has no word for; jrl reads BPE and Unigram")
     by_id = {added.id: added for added in listed}
@@ -157,7 +157,7 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
         known = by_id.get(added.id)
         if added.id < len(proto.pieces) and proto.pieces[added.id].piece != added.text:
             raise ValueError(
-                f"{name}: id {added.id} is {proto.pieces[added.id].piece!r} here and {added.text!r} beside it"
+                f"{name}: id {added.id} is {proto.pieces[added.id].piece!r} here and {added.text!r} in the other file"
             )
         special = added.special or (known is not None and known.special)
         by_id[added.id] = dataclasses.replace(added, special=special)
@@ -248,7 +248,7 @@ class _Style:
 
 
 def _style(decoder: Mapping[str, Any] | None, name: str) -> _Style:
-    """Reads the decoder of a file. Raises ValueError for one whose text cannot be told from its tokens one by one."""
+    """Reads the decoder of a file. Raises ValueError for one whose text does not follow from its tokens one by one."""
     steps = (decoder or {}).get("decoders", [decoder]) if decoder else []
     kinds = {step["type"]: step for step in steps}
     if set(kinds) == {"ByteLevel"}:

@@ -28,7 +28,7 @@ def says_the_same_of_the_same(row: Row, parts: Sequence[PartSource], example: Ex
     backward = _ask(row, parts, example, (*TEXTS, *TEXTS)[::-1], workers=2)[::-1]
     for place, (text, verdict) in enumerate(zip(TEXTS, forward)):
         for other in (backward[place], backward[place + len(TEXTS)]):
-            _true(other == verdict, f"{row.name} says {verdict} of {text[:40]!r}, and {other} when asked again")
+            _true(other == verdict, f"{row.name} returns {verdict} for {text[:40]!r}, and {other} the second time")
 
 
 def judges_any_text(row: Row, parts: Sequence[PartSource], example: Example) -> None:

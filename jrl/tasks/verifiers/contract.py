@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ class Verifier:
 
     Fields:
         config: frozen, keyword-only dataclass of plain values with `weight: float = 1.0`.
-        score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r.
+        score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r;
+            or a bool, which is the number 1 or 0.
         preload: called once in the template before workers are forked; imports what is slow to import.
     """
 
@@ -36,23 +38,45 @@ class Row:
     fields: Mapping[str, Any]
 
 
-def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | Verdict]) -> Verifier:
+def as_verifier(name: str, entry: Verifier | Callable[[str, Example], float | bool | Verdict]) -> Verifier:
     """Returns the table entry called `name` as a Verifier.
 
-    A bare function `(completion, example) -> float | Verdict` gets a config class of its own, called `name`, with one
-    field: `weight: float = 1.0`.
+    A bare function `(completion, example) -> float | bool | Verdict` gets a config class of its own, called `name`,
+    with one field: `weight: float = 1.0`.
+
+    Raises:
+        ValueError: the entry is neither, or its function cannot be called with the arguments that it will be given.
     """
     if isinstance(entry, Verifier):
+        _check_arguments(name, entry.score, ("config", "completion", "example"))
         return entry
     if not callable(entry):
         raise ValueError(
-            f"VERIFIERS[{name!r}] is a {type(entry).__name__}; it must be a jrl.tasks.verifiers.Verifier or a function "
-            "(completion, example) -> float"
+            f"VERIFIERS[{name!r}] has type {type(entry).__name__}; it must be a jrl.tasks.verifiers.Verifier or a "
+            "function (completion, example) -> float"
         )
+    _check_arguments(name, entry, ("completion", "example"))
     config = dataclasses.make_dataclass(
         name, [("weight", float, dataclasses.field(default=1.0))], frozen=True, kw_only=True
     )
     return Verifier(config, lambda _config, completion, example: entry(completion, example))
+
+
+def _check_arguments(name: str, function: Callable[..., Any], expected: tuple[str, ...]) -> None:
+    """Raises ValueError where `function` cannot be called with as many positional arguments as `expected` names."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # some built-ins have none that can be read
+        return
+    try:
+        signature.bind(*expected)
+    except TypeError as error:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+        defined = f"{getattr(function, '__name__', type(function).__name__)}{signature}"
+        raise ValueError(
+            f"the verifier {name!r} is defined as {defined}{place}, but is called with ({', '.join(expected)}): {error}"
+        ) from error
 
 
 def merge(table: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, Verifier]:
@@ -71,10 +95,8 @@ def look_up(table: Mapping[str, Verifier], name: str, place: str) -> Verifier:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"{place} names the verifier {name!r}, which is not in the table{hint} There are: {', '.join(table)}"
-    )
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"Unknown verifier {name!r} in {place}.{hint} Available: {', '.join(table)}")
 
 
 def row_of(config: Any) -> Row:
@@ -83,8 +105,8 @@ def row_of(config: Any) -> Row:
     for name, value in fields.items():
         if not _is_plain(value):
             raise TypeError(
-                f"{type(config).__name__}.{name} is a {type(value).__name__}; a verifier's config crosses to another "
-                "process as JSON: use numbers, strings, booleans, None, tuples and dicts of them"
+                f"{type(config).__name__}.{name} has type {type(value).__name__}; a verifier's config crosses to "
+                "another process as JSON: use numbers, strings, booleans, None, tuples and dicts of them"
             )
     return Row(type(config).__name__, fields)
 

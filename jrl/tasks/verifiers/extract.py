@@ -1,4 +1,4 @@
-"""Where in a completion the answer stands. The place is declared; more than one answer in it is none."""
+"""Extracts the answer from a completion. The place is configured; several answers in it count as none."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def main(arguments: list[str]) -> int:
         return 0
     sys.path += [entry for entry in start["path"] if entry not in sys.path]
     try:
-        table = load_table([PartSource(**part) for part in start["parts"]])
+        table = load_table([PartSource.from_json(part) for part in start["parts"]])
         rows = load_rows(start["rows"], table)
-    except BaseException as error:  # a part may exit or raise anything; the trainer must be told what
+    except BaseException as error:  # a part may exit or raise anything; the trainer must get its message
         reply(control, {"failed": describe(error)})
         return 1
     reply(control, {"ready": os.getpid()})
@@ -58,7 +58,7 @@ def load_table(parts: list[PartSource]) -> dict[str, Verifier]:
         for name in FORBIDDEN_MODULES:
             if name in sys.modules:
                 raise ValueError(
-                    f"{part.filename} imports {name}, and so cannot be loaded beside the verifiers: they run in "
+                    f"{part.filename} imports {name}, so it cannot be loaded with the verifiers: they run in "
                     "processes without JAX. Put the verifiers into a file of their own"
                 )
     return merge(VERIFIERS, *user)
@@ -83,7 +83,7 @@ def serve(
     memory_mb: int,
     cpu_seconds: float,
 ) -> None:
-    """Forks, reaps and loads as it is told, until the trainer's end closes; then kills what is left."""
+    """Forks, reaps and loads on request until the trainer's end closes; then kills all children."""
     children: set[int] = set()
     try:
         while True:
@@ -113,7 +113,7 @@ def serve(
                     try:
                         rows += load_rows(request["rows"], table)
                         reply(control, {"ready": os.getpid()})
-                    except BaseException as error:  # an import may raise anything; the trainer must be told what
+                    except BaseException as error:  # an import may raise anything; the trainer must get its message
                         reply(control, {"failed": describe(error)})
     finally:
         for pid in children:
@@ -133,7 +133,7 @@ def become_worker(
         os.setsid()
         die_with_parent()
         if os.getppid() != template:
-            return  # it died before the request above, which hears only of later deaths
+            return  # it died before the request above, which reports only later deaths
         control.close()
         detach(fd)
         work(socket.socket(fileno=fd), rows, memory_mb, cpu_seconds)
@@ -168,7 +168,7 @@ def allow_cpu(cpu_seconds: float) -> None:
 
 
 def seed_everything() -> None:
-    """A verifier that draws random numbers says the same of an item in every worker and order."""
+    """A verifier that draws random numbers gives an item the same verdict in every worker and order."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)

@@ -1,7 +1,7 @@
-"""Verdicts that depended on a clock or on the machine, kept so that a resumed run hears the same ones again.
+"""Verdicts that depended on time or on the machine, stored so that a resumed run gets the same ones.
 
-A killed run samples its last steps anew, bit for bit. What a verifier computes comes out the same; whether it met its
-deadline may not. So a verdict that could not be trained on is written here before anybody acts on it, and replayed.
+A killed run samples its last steps again, bit for bit. A verifier computes the same result; whether it meets its
+deadline may differ. So a verdict that cannot be trained on is written here before it is used, and replayed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Journal:
         return len(self._known)
 
     def recall(self, key: str) -> tuple[Verdict, ...] | None:
-        """Returns the verdicts kept under `key`, or None."""
+        """Returns the verdicts stored under `key`, or None."""
         verdicts = self._known.get(key)
         self.replayed += verdicts is not None
         return verdicts
@@ -88,7 +88,7 @@ class Journal:
 
 
 def journal_key(uid: Sequence[int], sample: int, completion: str, example_id: str, rows: Sequence[Row]) -> str:
-    """Returns what names a judgement: "uid hex/sample/sha256 of completion, example id and verifiers"."""
+    """Returns the key of a verdict: "uid hex/sample/sha256 of completion, example id and verifiers"."""
     content = json.dumps([completion, example_id, [[row.name, row.fields] for row in rows]], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return f"{''.join(f'{int(word):08x}' for word in uid)}/{int(sample)}/{digest}"

@@ -1,4 +1,4 @@
-"""One verifier's word made a verdict: whatever it returns or raises becomes exactly one of the closed enum."""
+"""Converts the result of a verifier to a verdict: any return value or exception becomes exactly one Status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jrl.tasks.verifiers.contract import Verifier
 
 DETAIL_LIMIT = 1000  # characters
 LARGEST_REWARD = 1e30  # far inside float32, so that weighted sums stay finite
-MAY_SAY = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN, Status.VERIFIER_ERROR)
+ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN, Status.VERIFIER_ERROR)
 
 
 def judge(verifier: Verifier, config: Any, completion: str, example: Example) -> Verdict:
@@ -26,31 +26,32 @@ def judge(verifier: Verifier, config: Any, completion: str, example: Example) ->
         return Verdict(Status.VERIFIER_ERROR, None, describe(error))
 
 
-def to_verdict(said: Any) -> Verdict:
-    """Returns what a verifier said as a checked Verdict.
+def to_verdict(result: Any) -> Verdict:
+    """Returns the result of a verifier as a checked Verdict.
 
-    A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r. NaN, infinities, booleans, strings,
-    None and complex numbers are a VERIFIER_ERROR: they are no reward, and 0 would be a false one.
+    A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r; True counts as 1.0 and False as 0.0.
+    NaN, infinities, strings, None and complex numbers are a VERIFIER_ERROR: they are not rewards, and 0 would be a
+    wrong one.
     """
-    if isinstance(said, Verdict):
-        if said.status not in MAY_SAY:
+    if isinstance(result, Verdict):
+        if result.status not in ALLOWED_STATUSES:
             return _refuse(
-                f"returned the status {said.status!r}; a verifier may say {', '.join(s.name for s in MAY_SAY)}"
+                f"returned the status {result.status!r}; allowed are {', '.join(s.name for s in ALLOWED_STATUSES)}"
             )
-        if not Status(said.status).scorable:
-            return Verdict(Status(said.status), None, str(said.detail)[:DETAIL_LIMIT])
-        reward, complaint = _number(said.reward)
+        if not Status(result.status).scorable:
+            return Verdict(Status(result.status), None, str(result.detail)[:DETAIL_LIMIT])
+        reward, complaint = _number(result.reward)
         if complaint:
             return _refuse(f"returned a Verdict whose reward is {complaint}")
-        return Verdict(Status(said.status), reward, str(said.detail)[:DETAIL_LIMIT])
-    reward, complaint = _number(said)
+        return Verdict(Status(result.status), reward, str(result.detail)[:DETAIL_LIMIT])
+    reward, complaint = _number(result)
     if complaint:
-        return _refuse(f"returned {complaint}; it must return a finite number or a Verdict")
+        return _refuse(f"returned {complaint}; it must return a finite number, a bool or a Verdict")
     return Verdict(Status.CORRECT if reward > 0 else Status.WRONG, reward)
 
 
 def describe(error: BaseException) -> str:
-    """Returns the error with the last places it passed through, at most DETAIL_LIMIT characters."""
+    """Returns the error with the last frames of its traceback, at most DETAIL_LIMIT characters."""
     places = [f"{f.filename}:{f.lineno} in {f.name}" for f in traceback.extract_tb(error.__traceback__)[-3:]]
     try:
         message = str(error)
@@ -61,8 +62,8 @@ def describe(error: BaseException) -> str:
 
 def _number(value: Any) -> tuple[float, str]:
     """Returns (value as a float, "") or (0.0, why it is not a reward)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return 0.0, f"a {type(value).__name__}"
+    if not isinstance(value, numbers.Real) and not _is_numpy_bool(value):
+        return 0.0, f"a value of type {type(value).__name__}"
     try:
         number = float(value)
     except (OverflowError, ValueError):
@@ -70,8 +71,13 @@ def _number(value: Any) -> tuple[float, str]:
     if not math.isfinite(number):
         return 0.0, f"{number}, which is not finite"
     if abs(number) > LARGEST_REWARD:
-        return 0.0, f"{number}, beyond {LARGEST_REWARD}"
+        return 0.0, f"{number}, beyond the bound {LARGEST_REWARD}"
     return number, ""
+
+
+def _is_numpy_bool(value: Any) -> bool:
+    """Whether `value` is what comparing numpy scalars gives, without importing numpy into every worker."""
+    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
 
 
 def _refuse(why: str) -> Verdict:

@@ -12,9 +12,9 @@ from jrl.tasks.verdict import Status, Verdict
 class Length:
     """Bounds on the stripped completion, both included, in characters (Unicode code points)."""
 
-    weight: float = 1.0
-    low: int = 1
-    high: int = 10_000
+    weight: float = 1.0  # of this verifier in the reward
+    low: int = 1  # fewest characters
+    high: int = 10_000  # most characters
 
     def __post_init__(self):
         if not 0 <= self.low <= self.high:
@@ -26,4 +26,4 @@ def score(config: Length, completion: str, example: Example) -> Verdict:
     length = len(completion.strip())
     if config.low <= length <= config.high:
         return Verdict(Status.CORRECT, 1.0)
-    return Verdict(Status.WRONG, 0.0, f"{length} characters; wanted {config.low} to {config.high}")
+    return Verdict(Status.WRONG, 0.0, f"{length} characters; expected {config.low} to {config.high}")

@@ -43,8 +43,8 @@ class NoAnswer(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MathEqual:
-    weight: float = 1.0
-    extract: Extract = "boxed"
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "boxed"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
     symbol: str | None = None  # "x": an answer `x = 5` means 5
 
 
@@ -118,7 +118,7 @@ def _form(text: str, gold: str) -> tuple[str, tuple[Any, ...]]:
     relation = re.findall(r"=|<|>|\\(?:leq|geq|le|ge|neq|ne)(?![A-Za-z])", text)
     if relation:
         if len(relation) > 1:
-            raise NoAnswer("a chain of relations is no answer")
+            raise NoAnswer("a chain of relations is not an answer")
         if relation[0] not in gold and RELATIONS.get(relation[0], relation[0]) not in gold:
             raise NoAnswer(f"a relation ({relation[0]}) where none was asked for")
         left, _, right = text.partition(relation[0])
@@ -143,13 +143,13 @@ def _form(text: str, gold: str) -> tuple[str, tuple[Any, ...]]:
     pieces = _pieces(text)
     if len(pieces) > 1:
         if len(_pieces(gold)) < 2:
-            raise NoAnswer("a list where one answer was asked for")
+            raise NoAnswer("a list where one answer was expected")
         return "list", tuple(_form(piece, gold) for piece in pieces)
     return "", (_scalar(text, gold),)
 
 
 def _pieces(text: str) -> list[str]:
-    """Splits at the commas that stand in no bracket. Raises NoAnswer where brackets do not match."""
+    """Splits at the commas outside brackets. Raises NoAnswer where brackets do not match."""
     pieces, depth, start = [], 0, 0
     for place, character in enumerate(text):
         if character in "([{":
@@ -195,7 +195,8 @@ def _scalar(text: str, gold: str) -> Any:
 
 
 def _check_size(text: str) -> None:
-    """Raises NoAnswer for what would take for ever: towers of powers, factorials and literals beyond the caps."""
+    """Raises NoAnswer for what would not terminate in time: towers of powers, factorials and literals beyond the
+    caps."""
     depth = 0
     for character in text:
         depth += (character in "({") - (character in ")}")
@@ -231,7 +232,7 @@ def _group(text: str, start: int) -> str:
 
 
 def _group_before(text: str, end: int) -> str:
-    """The bracket group, the number or the character that stands before `end`."""
+    """The bracket group, the number or the character before `end`."""
     if text[end - 1 : end] in (")", "}"):
         depth = 0
         for place in range(end - 1, -1, -1):
@@ -297,7 +298,7 @@ def _same_in_some_order(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two scalars are equal: as rationals, else to 50 digits at points that do not depend on anything."""
+    """Whether two scalars are equal: as rationals, else to 50 digits at fixed points."""
     if type(a) is type(b) and a == b:
         return True
     _, _, sympy = _math_verify()
@@ -305,12 +306,12 @@ def _equal(a: Any, b: Any) -> bool:
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     if not symbols:
         return _agree(a, b, sympy)
-    for turn in range(6):
-        at = {
-            symbol: (-1) ** (turn + place) * sympy.Rational((7919 * (turn + 1) + 104729 * (place + 1)) % 10007, 3571)
+    for trial in range(6):
+        point = {
+            symbol: (-1) ** (trial + place) * sympy.Rational((7919 * (trial + 1) + 104729 * (place + 1)) % 10007, 3571)
             for place, symbol in enumerate(symbols)
         }
-        if not _agree(a.xreplace(at), b.xreplace(at), sympy):
+        if not _agree(a.xreplace(point), b.xreplace(point), sympy):
             return False
     return True
 

@@ -22,10 +22,10 @@ NUMBER = re.compile(
 class Numeric:
     """The answer counts where |answer - gold| <= max(absolute, relative * |gold|); both 0: equal as rationals."""
 
-    weight: float = 1.0
-    extract: Extract = "all"
-    absolute: float = 0.0
-    relative: float = 0.0
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
+    absolute: float = 0.0  # tolerance
+    relative: float = 0.0  # tolerance, as a share of |gold|
 
     def __post_init__(self):
         for name in ("absolute", "relative"):

@@ -1,4 +1,4 @@
-"""Killable workers that judge completions while the device computes. Exactly one verdict an item, whatever happens.
+"""Killable workers that score completions while the device computes. Every item gets exactly one verdict.
 
 One thread of the trainer owns everything here: it hands each idle worker one item, watches the worker's CPU clock, and
 kills what overruns. Which worker judges an item, and when, changes nothing in what is returned.
@@ -19,10 +19,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.tasks.example import Example
+from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, frames
 from jrl.tasks.verifiers.process import Template, TemplateLost, TemplateRefused
@@ -30,12 +31,17 @@ from jrl.tasks.verifiers.source import PartSource
 
 HELLO_SECONDS = 30.0
 TRIES = 2  # of an item whose worker died before the item began, or with the template
-RESTARTS_IN_A_ROW = 3  # of workers or template that die before they judge anything
+ASK_SECONDS = 0.1  # between two looks at whether to stop, and at how far the workers are
+RESTARTS_IN_A_ROW = 3  # of workers or template that die before they score anything
+
+
+class ScoringAbandoned(StopRequested):
+    """The run was stopped while workers scored. They were killed, and no verdict of the batch is known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One completion and the rows that judge it, as indices into the pool's rows."""
+    """One completion and the rows that score it, as indices into the pool's rows."""
 
     completion: str
     example: Example
@@ -48,6 +54,7 @@ class Ticket:
     def __init__(self, shape: Sequence[int]):
         self.verdicts: list[list[Verdict | None]] = [[None] * n for n in shape]
         self.missing = sum(shape)
+        self.items_done = sum(not n for n in shape)
         self.done = threading.Event()
         if not self.missing:
             self.done.set()
@@ -55,7 +62,7 @@ class Ticket:
 
 @dataclasses.dataclass
 class _Task:
-    """One row's judgement of one item: what a worker is given at a time."""
+    """One row and one item: the unit of work of a worker."""
 
     ticket: Ticket
     item: int
@@ -80,7 +87,7 @@ class _Child:
 
     connection: socket.socket
     pid: int
-    rows: int  # how many rows it can judge
+    rows: int  # how many rows it can score
     deadline: float  # monotonic seconds: of its hello, then of its task
     ready: bool = False
     task: _Task | None = None
@@ -136,6 +143,7 @@ class Pool:
         self._lock = threading.Lock()
         self._inbox: collections.deque[_Task] = collections.deque()
         self._additions: list[_Addition] = []
+        self._abandoned: list[Ticket] = []
         self._closing = False  # nothing more is taken in
         self._closed = False
         self._failure: BaseException | None = None
@@ -220,12 +228,38 @@ class Pool:
         self._wake()
         return ticket
 
-    def collect(self, ticket: Ticket) -> list[tuple[Verdict, ...]]:
-        """Waits for the ticket's verdicts and returns them: one tuple an item, in the order of the items and rows."""
-        ticket.done.wait()
+    def collect(
+        self, ticket: Ticket, stop: Stop = never, progress: Callable[[int, int], None] | None = None
+    ) -> list[tuple[Verdict, ...]]:
+        """Waits for the ticket's verdicts and returns them: one tuple an item, in the order of the items and rows.
+
+        Args:
+            stop: asked every ASK_SECONDS.
+            progress: called with (items scored, items) when that changes, at most every ASK_SECONDS, by this thread.
+
+        Raises:
+            ScoringAbandoned: `stop` said so. The workers at this batch are being killed; the pool can be used on.
+            RuntimeError: the pool has failed.
+        """
+        last, total = -1, len(ticket.verdicts)
+        while True:
+            finished = ticket.done.wait(ASK_SECONDS)
+            if progress is not None and ticket.items_done != last:
+                last = ticket.items_done
+                progress(last, total)
+            if finished:
+                break
+            if stop():
+                self._abandon(ticket)
+                raise ScoringAbandoned(f"stopped with {ticket.items_done} of {total} completions scored")
         if self._failure is not None:
             raise RuntimeError("the verifier pool stopped") from self._failure
         return [tuple(v for v in row if v is not None) for row in ticket.verdicts]
+
+    def _abandon(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._abandoned.append(ticket)
+        self._wake()
 
     def close(self) -> None:
         """Kills the workers, ends the template and returns once they are gone. Verdicts still due: INFRA_ERROR."""
@@ -267,6 +301,9 @@ class Pool:
             self._tasks.extend(self._inbox)
             self._inbox.clear()
             additions, self._additions = self._additions, []
+            abandoned, self._abandoned = self._abandoned, []
+        for ticket in abandoned:
+            self._drop(ticket)
         for addition in additions:
             self._add(addition)
         if self._template is None and self._tasks:
@@ -287,13 +324,24 @@ class Pool:
         for child in list(self._children):
             self._watch(child, now)
 
+    def _drop(self, ticket: Ticket) -> None:
+        """Drops an abandoned batch, and kills the workers that are scoring it."""
+        given_up = Verdict(Status.INFRA_ERROR, None, "the run was asked to stop")
+        for child in list(self._children):
+            if child.task is not None and child.task.ticket is ticket:
+                self._bury(child, given_up)
+        waiting = [task for task in self._tasks if task.ticket is ticket]
+        self._tasks = collections.deque(task for task in self._tasks if task.ticket is not ticket)
+        for task in waiting:
+            _settle(task, given_up)
+
     def _start_template(self) -> None:
         self.counts["templates_started"] += 1
         self._template = Template(self._parts, self._rows, memory_mb=self._memory_mb, cpu_seconds=self._cpu_seconds)
         self._loaded = len(self._rows)
 
     def _lose_template(self) -> None:
-        """Clears up after a template that died. Its workers died with it, and what they held is tried again once."""
+        """Clears up after a template that died. Its workers died with it, and their items are retried once."""
         self._template.close(at_once=True)
         self._template = None
         self._false_starts += 1
@@ -303,7 +351,7 @@ class Pool:
             self._retry(child, "the verifier template died")
 
     def _start_again(self) -> None:
-        """Starts another template for the tasks that wait; gives them up after so many that did not come to judge."""
+        """Starts another template for the tasks that wait; gives them up after RESTARTS_IN_A_ROW failures."""
         why = "it dies before it judges anything"
         if self._false_starts <= RESTARTS_IN_A_ROW:
             try:
@@ -337,7 +385,7 @@ class Pool:
             self.counts["workers_started"] += 1
 
     def _feed(self) -> None:
-        """Gives every idle worker a task it can judge."""
+        """Gives every idle worker a task it can score."""
         for child in list(self._children):
             if not self._tasks:
                 return
@@ -350,7 +398,7 @@ class Pool:
             self._hand(child, self._tasks.popleft())
 
     def _add(self, addition: _Addition) -> None:
-        """Loads one more row into the template. Workers forked before cannot judge it, and are replaced in `_feed`."""
+        """Loads one more row into the template. Workers forked before cannot score it, and are replaced in `_feed`."""
         try:
             if self._template is None:
                 self._start_template()
@@ -375,7 +423,7 @@ class Pool:
         self._send(child)
 
     def _send(self, child: _Child) -> None:
-        """Writes what the socket takes; a worker that has gone is noticed when its end is read."""
+        """Writes what the socket takes; a dead worker is noticed when its socket is read."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while child.outgoing:
                 del child.outgoing[: child.connection.send(child.outgoing)]
@@ -451,7 +499,7 @@ class Pool:
         return None if soonest is None else max(soonest, 0.001)
 
     def _bury(self, child: _Child, verdict: Verdict | None = None) -> None:
-        """Kills a worker and settles what it held with `verdict`, or with what its end says."""
+        """Kills a worker and settles its items with `verdict`, or with a verdict for its exit status."""
         if child not in self._children:
             return
         self._children.remove(child)
@@ -528,6 +576,7 @@ def _settle(task: _Task, verdict: Verdict) -> None:
     if row[task.place] is not None:
         raise AssertionError(f"item {task.item} has a verdict already")
     row[task.place] = verdict
+    task.ticket.items_done += all(one is not None for one in row)
     task.ticket.missing -= 1
     if not task.ticket.missing:
         task.ticket.done.set()
@@ -562,7 +611,7 @@ def _cpu_seconds_of(pid: int) -> float:
     try:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
-        return 0.0  # it has ended; its socket says so
+        return 0.0  # it has ended; its socket is closed
 
 
 def _end(status: int) -> str:

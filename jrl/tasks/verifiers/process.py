@@ -22,7 +22,7 @@ ANSWER_SECONDS = 30.0
 
 
 class TemplateRefused(ValueError):
-    """The template runs and says why it cannot do what was asked: a part that raises, an unknown row."""
+    """The template runs but cannot serve the request: a plugin raised, or a row is unknown."""
 
 
 class TemplateLost(RuntimeError):
@@ -48,7 +48,7 @@ class Template:
         theirs.close()
         start = {
             "path": [entry for entry in sys.path if os.path.isabs(entry)],
-            "parts": [{"filename": part.filename, "source": part.source} for part in parts],
+            "parts": [part.to_json() for part in parts],
             "rows": [{"name": row.name, "fields": row.fields} for row in rows],
             "memory_mb": memory_mb,
             "cpu_seconds": cpu_seconds,
@@ -64,7 +64,7 @@ class Template:
         return self._process.pid
 
     def fork(self) -> tuple[socket.socket, int]:
-        """Returns the socket to a new worker, and its pid. It says `layers` once it is ready for items."""
+        """Returns the socket to a new worker, and its pid. It sends `layers` once it is ready for items."""
         ours, theirs = socket.socketpair()
         try:
             pid = self._ask({"do": "fork"}, ANSWER_SECONDS, [theirs.fileno()])["pid"]
@@ -84,7 +84,7 @@ class Template:
         return self._ask({"do": "reap", "pid": pid}, ANSWER_SECONDS)["status"]
 
     def load(self, rows: Sequence[Row]) -> None:
-        """Adds rows to what workers forked from now on can judge."""
+        """Adds rows for workers forked from now on."""
         self._ask({"do": "load", "rows": [{"name": r.name, "fields": r.fields} for r in rows]}, START_SECONDS)
 
     def close(self, *, at_once: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""ReasoningGymScore: a task of reasoning-gym, judged by its dataset's own `score_answer` where that is safe.
+"""ReasoningGymScore: a task of reasoning-gym, scored by its dataset's own `score_answer` where that is safe.
 
 Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text (0.1.25; a test
 looks through the source of all others). For these `FENCED` holds a way of our own that runs nothing; where there
@@ -29,8 +29,8 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReasoningGymScore:
-    weight: float = 1.0
-    extract: Extract = "all"
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
     # "full": 1 where the dataset gives its full mark, else 0. "partial": the dataset's own score, which in several
     # datasets is above 0 for junk.
     credit: Literal["full", "partial"] = "full"
@@ -59,10 +59,10 @@ def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdi
     if answer is None:
         return Verdict(Status.UNPARSABLE, 0.0, f"no single answer in {config.extract!r}")
     if len(answer) > MAX_CHARACTERS:
-        return Verdict(Status.FORBIDDEN, None, f"{len(answer)} characters; at most {MAX_CHARACTERS} are judged")
+        return Verdict(Status.FORBIDDEN, None, f"{len(answer)} characters; at most {MAX_CHARACTERS} are scored")
     if entry.get("answer") == "":
         # polynomial_equations without a real solution: its scorer finds no number in junk either, and calls that right
-        return Verdict(Status.FORBIDDEN, None, f"a task of {name} whose right answer is no answer")
+        return Verdict(Status.FORBIDDEN, None, f"a task of {name} whose reference answer is empty")
     if name in FENCED:
         judge = FENCED[name]
         if judge is None:
@@ -92,7 +92,7 @@ def _own_score(
 
 
 def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
-    """The mark decides what is right; the form only tells a wrong answer from none, where neither is rewarded."""
+    """The score decides correctness; the form only separates a wrong answer from an unreadable one."""
     status = Status.CORRECT if mark >= 1.0 else Status.WRONG
     reward = mark if config.credit == "partial" else float(status is Status.CORRECT)
     wanted = form_of(str(entry.get("answer")))
@@ -119,7 +119,7 @@ def form_of(text: str) -> str | None:
 
 @functools.cache
 def _factory() -> Any:
-    from reasoning_gym import factory  # 2.5 s: only where a task of it is judged
+    from reasoning_gym import factory  # 2.5 s: only where a task of it is scored
 
     return factory
 
@@ -128,7 +128,7 @@ def _factory() -> Any:
 def _dataset(name: str, config: str) -> Any:
     factory = _factory()
     if name not in factory.DATASETS or name == "composite":
-        raise ValueError(f"reasoning-gym has no dataset {name!r} that judges its own tasks")
+        raise ValueError(f"reasoning-gym has no dataset {name!r} that scores its own tasks")
     default = factory.DATASETS[name][1]()
     fields = {field: _restored(value, getattr(default, field, None)) for field, value in json.loads(config).items()}
     return factory.create_dataset(name, **{**fields, "size": 1, "seed": 0})
@@ -148,7 +148,7 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-# What follows judges without running anything: each takes (answer, entry) and says whether the answer is right.
+# The scorers below run no code: each takes (answer, entry) and returns whether the answer is correct.
 
 
 def _same_lines(answer: str, entry: Mapping[str, Any]) -> bool:
@@ -179,7 +179,7 @@ def _puzzle24(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _polynomial_multiplication(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The same polynomial, expanded: a term for each monomial, as the task asks; the factors are no answer."""
+    """The same polynomial, expanded: a term for each monomial, as the task asks; the factors are not an answer."""
     return "(" not in answer and read_polynomial(answer) == read_polynomial(entry["answer"])
 
 
@@ -194,7 +194,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
-    """The reference list as JSON, each number within 0.001: its own scorer runs a reference that is no JSON."""
+    """The reference list as JSON, each number within 0.001: its own scorer executes a reference that is not JSON."""
     try:
         given, wanted = json.loads(answer.replace("'", '"')), json.loads(entry["answer"].replace("'", '"'))
         numbers = [float(number) for number in given]

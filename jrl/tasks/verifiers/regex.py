@@ -15,10 +15,10 @@ class Regex:
     """`pattern` must match the whole extracted text (write `.*` around it to search). Backtracking patterns can take
     for ever: the text is capped, and the worker's deadline ends the rest."""
 
-    pattern: str
-    weight: float = 1.0
-    extract: Extract = "all"
-    max_characters: int = 10_000
+    pattern: str  # Python regular expression
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
+    max_characters: int = 10_000  # a longer text is not scored (FORBIDDEN)
 
     def __post_init__(self):
         try:

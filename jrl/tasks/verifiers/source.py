@@ -1,4 +1,7 @@
-"""A user's verifiers as source text: how they reach the template, whichever way the run was started."""
+"""A user's verifiers as source text: how they reach the template, whichever way the run was started.
+
+A parts file may import its neighbors: modules of the same folder. Their text travels with it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,18 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jrl import paths
+
+
+class Neighbor(NamedTuple):
+    """A module of a parts file's folder that the file imports, or that another neighbor does."""
+
+    name: str  # that it is imported by
+    filename: str
+    source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,22 +35,96 @@ class PartSource:
 
     filename: str
     source: str
+    neighbors: tuple[Neighbor, ...] = ()  # each after those that it imports
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> PartSource:
+        return PartSource(fields["filename"], fields["source"], tuple(Neighbor(*n) for n in fields["neighbors"]))
+
+
+def read_part(path: Path) -> PartSource:
+    """Returns a parts file with the neighbors it imports, read and not run.
+
+    An import inside a function counts, and a name of the standard library is never a neighbor.
+
+    Raises: OSError and UnicodeDecodeError where a file cannot be read; SyntaxError naming the file; ValueError for a
+        pipe, a socket or a device, and for neighbors that import each other.
+    """
+    neighbors: dict[str, Neighbor] = {}
+
+    def add_neighbors(filename: str, source: str, importing: tuple[str, ...]) -> None:
+        for name in _imported_names(ast.parse(source, filename)):
+            beside = path.parent / f"{name}.py"
+            if name in importing:
+                raise ValueError(f"{filename} and {beside} import each other; move what both need into a third file")
+            if name in neighbors or name in sys.stdlib_module_names or not beside.is_file():
+                continue
+            neighbor = Neighbor(name, str(beside), beside.read_text())
+            add_neighbors(neighbor.filename, neighbor.source, (*importing, name))
+            neighbors[name] = neighbor
+
+    paths.check_not_special(path)
+    source = path.read_text()
+    add_neighbors(str(path), source, (path.stem,))
+    return PartSource(str(path), source, tuple(neighbors.values()))
+
+
+def _imported_names(tree: ast.Module) -> Iterator[str]:
+    """Yields the top-level names of the modules that a file imports anywhere, in their order."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
 
 
 def load_module(part: PartSource, place: int) -> types.ModuleType:
-    """Returns the module that a part is.
+    """Returns the module that a part is. Its neighbors can be imported by then, by the part and by whatever follows.
+
+    Raises: ValueError where a neighbor has the name of another module that is loaded; whatever the part raises while
+        it runs.
+    """
+    _load_neighbors(part)
+    return _execute(f"jrl_part_{place}", part.filename, part.source)
+
+
+def _load_neighbors(part: PartSource) -> None:
+    """Runs the neighbors of a part, unless just these were the last to be run under their names."""
+    ours = [neighbor for neighbor in part.neighbors if not _is_imported(neighbor)]
+    if all(getattr(sys.modules.get(n.name), "__jrl_neighbor__", None) == n for n in ours):
+        return
+    for neighbor in ours:
+        _execute(*neighbor).__jrl_neighbor__ = neighbor
+
+
+def _is_imported(neighbor: Neighbor) -> bool:
+    """Whether the user's own program has imported this file. Raises ValueError where the name is another module's."""
+    module = sys.modules.get(neighbor.name)
+    if module is None or hasattr(module, "__jrl_neighbor__"):
+        return False
+    other = getattr(module, "__file__", None)
+    if other is None or Path(other).resolve() != Path(neighbor.filename).resolve():
+        raise ValueError(
+            f"{neighbor.filename} has the name of another module that is loaded, {other or 'a built-in one'}; give it "
+            "another name"
+        )
+    return True
+
+
+def _execute(name: str, filename: str, source: str) -> types.ModuleType:
+    """Runs `source` as the module `name`.
 
     This is the one place in jrl that runs text as code, and the text is the user's own file: what the command line
     named or the notebook passed, never anything a model or a data set wrote.
-
-    Raises: whatever the part raises while it runs.
     """
-    name = f"jrl_part_{place}"
     module = types.ModuleType(name)
-    module.__file__ = part.filename
+    module.__file__ = filename
     sys.modules[name] = module  # dataclasses look their annotations up there
-    linecache.cache[part.filename] = (len(part.source), None, part.source.splitlines(True), part.filename)
-    exec(compile(part.source, part.filename, "exec"), module.__dict__)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), module.__dict__)
     return module
 
 
@@ -49,7 +137,9 @@ def load_part(part: PartSource, place: int) -> Mapping[str, Any]:
     """
     verifiers = vars(load_module(part, place)).get("VERIFIERS", {})
     if not isinstance(verifiers, Mapping):
-        raise ValueError(f"{part.filename}: VERIFIERS is a {type(verifiers).__name__}; it must be a dict: name -> row")
+        raise ValueError(
+            f"{part.filename}: VERIFIERS has type {type(verifiers).__name__}; it must be a dict: name -> row"
+        )
     return verifiers
 
 
@@ -77,7 +167,9 @@ def part_of(functions: Mapping[str, Callable[..., Any]]) -> PartSource:
 def _carry(thing: Any, name: str, carried: dict[str, str]) -> None:
     """Adds the source of a function or class, and of what it uses, in the order in which it must be defined."""
     if not isinstance(thing, types.FunctionType | type):
-        raise ValueError(f"the verifier {name!r} is a {type(thing).__name__}; it must be a function defined with `def`")
+        raise ValueError(
+            f"the verifier {name!r} has type {type(thing).__name__}; it must be a function defined with `def`"
+        )
     try:
         source = textwrap.dedent(inspect.getsource(thing))
         (tree,) = ast.parse(source).body
@@ -113,8 +205,8 @@ def _carry_value(name: str, value: Any, user: Any, carried: dict[str, str]) -> N
         carried[name] = f"{name} = {value!r}"
     else:
         raise ValueError(
-            f"the verifier uses {name!r}, a {type(value).__name__}, which cannot be written as source for the verifier "
-            "processes. Build it inside the function, or put both into a file and name that in `parts`"
+            f"the verifier uses {name!r} of type {type(value).__name__}, which cannot be written as source for the "
+            "verifier processes. Build it inside the function, or put both into a file and name that in `parts`"
         )
 
 
@@ -146,7 +238,7 @@ def _meaning(thing: Any, name: str) -> tuple[bool, Any]:
         return True, space[name]
     if hasattr(builtins, name):
         return False, None
-    raise ValueError(f"{thing.__name__!r} uses {name!r}, which is not defined where it stands")
+    raise ValueError(f"{thing.__name__!r} uses {name!r}, which is not defined there")
 
 
 def _importable(value: Any) -> bool:

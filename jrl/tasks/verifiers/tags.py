@@ -13,8 +13,8 @@ from jrl.tasks.verdict import Status, Verdict
 class FormatTags:
     """`tags` in order; ("think", "answer") wants <think>...</think><answer>...</answer> and only blanks around."""
 
-    weight: float = 1.0
-    tags: tuple[str, ...] = ("think", "answer")
+    weight: float = 1.0  # of this verifier in the reward
+    tags: tuple[str, ...] = ("think", "answer")  # their names, in order
 
     def __post_init__(self):
         if not self.tags or len(set(self.tags)) != len(self.tags):
@@ -32,13 +32,13 @@ def score(config: FormatTags, completion: str, example: Example) -> Verdict:
     for tag in config.tags:
         opening, closing = f"<{tag}>", f"</{tag}>"
         if completion.count(opening) != 1 or completion.count(closing) != 1:
-            return Verdict(Status.WRONG, 0.0, f"{opening} and {closing} must each stand exactly once")
+            return Verdict(Status.WRONG, 0.0, f"{opening} and {closing} must each occur exactly once")
         rest = rest.lstrip()
         if not rest.startswith(opening) or closing not in rest:
-            return Verdict(Status.WRONG, 0.0, f"{opening} is not where the order wants it")
+            return Verdict(Status.WRONG, 0.0, f"{opening} is out of order")
         content, _, rest = rest[len(opening) :].partition(closing)
         if any(f"<{other}>" in content or f"</{other}>" in content for other in config.tags):
-            return Verdict(Status.WRONG, 0.0, f"a tag stands inside {opening}")
+            return Verdict(Status.WRONG, 0.0, f"a tag occurs inside {opening}")
         if not content.strip():
             return Verdict(Status.WRONG, 0.0, f"{opening} is empty")
     if rest.strip():

@@ -1,7 +1,7 @@
-"""The memory of programs without their code: buffers are assigned in a tenth of the time of a whole compilation.
+"""The memory of programs without generating code: buffer assignment takes a tenth of the time of a full compilation.
 
-The compiler cannot be stopped there, so that it is asked in a process that leaves:
-`python -m jrl.tools.plan.assigned OUT.json TOPOLOGY PROGRAM,PROGRAM CONFIG [NAME=VALUE ...]`. A search asks so.
+The compiler cannot be stopped after it, so it runs in a process that exits early:
+`python -m jrl.tools.plan.assigned OUT.json TOPOLOGY PROGRAM,PROGRAM CONFIG [NAME=VALUE ...]`. The search uses this.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ def ask(source: Sequence[str], topology: Topology, names: Sequence[str]) -> dict
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
         out = Path(folder) / "assigned.json"
         command = [sys.executable, "-m", "jrl.tools.plan.assigned", str(out), topology.name, ",".join(names), *source]
-        # What the compiler still writes when the process leaves goes with the folder.
+        # Files that the compiler still writes when the process exits are removed with the folder.
         environment = {**os.environ, **libtpu.ENVIRONMENT, "TMPDIR": folder}
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         if not out.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise ValueError(f"the compiler could not be asked: {' '.join(last)}")
+            raise ValueError(f"the compiler process failed: {' '.join(last)}")
         return {name: Compiled(**row) for name, row in json.loads(out.read_text(encoding="utf-8")).items()}
 
 
 def assign_now(lowered: Any) -> Compiled:
-    """Returns a program's memory as soon as its buffers are assigned. The compilation goes on in a thread."""
+    """Returns a program's memory as soon as its buffers are assigned. The compilation continues in a thread."""
     start = time.monotonic()
     errors: list[jax.errors.JaxRuntimeError] = []
     with tempfile.TemporaryDirectory(prefix="jrl-plan-", ignore_cleanup_errors=True) as folder:
@@ -62,10 +62,10 @@ def assign_now(lowered: Any) -> Compiled:
             except jax.errors.JaxRuntimeError as error:
                 errors.append(error)
 
-        asked = threading.Thread(target=compile_, daemon=True)
-        asked.start()
+        compilation = threading.Thread(target=compile_, daemon=True)
+        compilation.start()
         while True:
-            ended = not asked.is_alive()
+            ended = not compilation.is_alive()
             if (found := compiled.assignment(folder)) is not None:
                 return dataclasses.replace(found, compile_seconds=time.monotonic() - start)
             if errors:
@@ -76,7 +76,7 @@ def assign_now(lowered: Any) -> Compiled:
 
 
 def main(out: str, topology: str, names: str, config: str, bindings: Sequence[str]) -> None:
-    """Writes the memory of some programs of a run, and ends the process with what is still being compiled in it."""
+    """Writes the memory of some programs of a run, and ends the process even if it is still compiling."""
     from jrl.resolve import load_config
     from jrl.tools.plan.case import with_known_shape
     from jrl.tools.plan.shapes import lower
@@ -86,13 +86,13 @@ def main(out: str, topology: str, names: str, config: str, bindings: Sequence[st
     resolved, _ = with_known_shape(resolved)
     lowered = lower(resolved, parts, compiled.topology_mesh(place, resolved.mesh))
 
-    def one(name: str) -> Compiled:
-        kept = compiled.cache_file(lowered[name].as_text(), place, "assigned")
-        return compiled.kept_or(assign_now, lowered[name], kept)[0]
+    def memory_of(name: str) -> Compiled:
+        path = compiled.cache_file(lowered[name].as_text(), place, "assigned")
+        return compiled.cached_or(assign_now, lowered[name], path)[0]
 
-    wanted = names.split(",")
+    programs = names.split(",")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = dict(zip(wanted, pool.map(one, wanted)))
+        found = dict(zip(programs, pool.map(memory_of, programs)))
     Path(out).write_text(json.dumps({name: dataclasses.asdict(row) for name, row in found.items()}), encoding="utf-8")
     os._exit(0)
 

@@ -1,9 +1,10 @@
 """The memory of a run's programs on one device, from arithmetic: by kind, before anything is compiled.
 
-A program takes what the run keeps (weights, optimiser) and what it makes for itself. The latter is most at one of a few
-moments: prompts at work or a turn of decoding; a chunk of logits or a layer on its way back. Each moment is the sum of
-the arrays that the TPU compiler was seen to hold then (its buffer assignments, libtpu 0.0.42.1), and nothing is fitted
-but a layer of linear attention (`chunk_bytes`): see docs/plan.md.
+A program needs the run's state (weights, optimizer) and its own temporary arrays. The latter peak at one of a few
+moments: the prefill or a decode step; the backward pass of a chunk of logits or of a layer. Each moment is the sum of
+  the
+arrays in the TPU compiler's buffer assignments (libtpu 0.0.42.1), and nothing is fitted except a layer of linear
+attention (`chunk_bytes`): see docs/plan.md.
 """
 
 from __future__ import annotations
@@ -17,38 +18,38 @@ from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
 from jrl.rollout.sampler import narrower, prompts_at_hand
-from jrl.tools.plan.case import Case, programs_of, share
+from jrl.tools.plan.case import Case, case_of, cases_of, evaluated_case, programs_of, share, split_name
 from jrl.tools.plan.estimate import (
     adapter_bytes,
     cache_bytes,
-    few_bits_bytes,
     head_entries,
     held_bytes,
     itemsize,
-    kept_bytes,
-    kept_columns,
+    kv_cache_bytes,
     mlp_entries,
     moment_bytes,
+    padded_columns,
+    quantized_bytes,
     trained_bytes,
     widest_heads,
 )  # fmt: skip
-from jrl.tools.plan.flops import decoded_apart
+from jrl.tools.plan.flops import decodes_unmerged
 
 FLOAT32 = 4  # bytes
 
 RELAID = tuple(kind + name for kind in ("", "full_", "linear_") for name in ("q", "k"))
-IN_FLIGHT = 2  # layers whose inputs are on their way to the host, or back
-SCORES = 2  # arrays of the size of the scores, float32, that exist at once: before and after the softmax, or gradients
+IN_FLIGHT = 2  # layers whose inputs are in transfer to or from the host
+SCORES = 2  # float32 arrays of the size of the scores that exist at once: before and after the softmax, or gradients
 
 
 class Memory(NamedTuple):
     """Bytes on one device."""
 
-    weights: int = 0  # stored for training, with the frozen reference and the version before
+    weights: int = 0  # stored for training, with the frozen reference and the previous version
     optimiser: int = 0
     gradients: int = 0
-    activations: int = 0  # kept by the forward pass for the backward pass
-    cache: int = 0  # keys and values of the sampler
+    activations: int = 0  # saved by the forward pass for the backward pass
+    cache: int = 0  # KV cache of the sampler
     temporary: int = 0  # everything else
 
     @property
@@ -57,7 +58,7 @@ class Memory(NamedTuple):
 
 
 class HostMemory(NamedTuple):
-    """Bytes in the host's memory, of one device."""
+    """Bytes in host memory, of one device."""
 
     optimiser: int = 0  # moments between updates
     activations: int = 0  # inputs of layers, from the forward pass to the backward pass
@@ -67,28 +68,51 @@ class HostMemory(NamedTuple):
         return sum(self)
 
 
-def kept(case: Case) -> Memory:
-    """Returns what the run holds all the time."""
-    trained = trained_bytes(case, TRAIN)
-    return Memory(weights=frozen(case) + trained * (1 + case.reference + case.behaviour), optimiser=moments_there(case))
+def resident_memory(case: Case) -> Memory:
+    """Returns the memory of the run's state during a stage."""
+    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies, optimiser=device_moment_bytes(case))
 
 
 def init(case: Case) -> Memory:
-    """Returns the memory of the first state: weights are drawn where they lie."""
-    trained = trained_bytes(case, TRAIN)
-    return Memory(weights=frozen(case) + trained, optimiser=moments_there(case))
+    """Returns the memory of the state before the first stage: weights, initialized in place."""
+    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN))
 
 
-def moments_there(case: Case) -> int:
+def begin(case: Case) -> Memory:
+    """Returns the memory of a stage's begin: its state, and the optimizer and the copies of the stage that ends, which
+    are freed only afterwards."""
+    ended, memory = case.before, resident_memory(case)
+    if ended is None:
+        return memory
+    copies = trained_bytes(ended, TRAIN) * (ended.copies - ended.roles)
+    return memory._replace(temporary=device_moment_bytes(ended) + copies)
+
+
+def resident_beside(case: Case, name: str) -> Memory:
+    """Returns the memory of the run's state while a program runs. `name`: of the program in the program cache."""
+    stage, part = split_name(name)
+    if stage is not None:
+        return resident_memory(case_of(case, name))
+    if part == "init":
+        return init(case)
+    return resident_memory(evaluated_case(case)) if part == "sample_eval" else max_resident(case)
+
+
+def max_resident(case: Case) -> Memory:
+    """Returns the memory of the run's state in the planned stage that needs the most."""
+    return max(map(resident_memory, cases_of(case)), key=lambda memory: memory.total)
+
+
+def device_moment_bytes(case: Case) -> int:
     """Returns the bytes of Adam's moments that are on a device between updates."""
-    return moment_bytes(case) if case.config.optimizer.memory == "device" else 0
+    return moment_bytes(case) if case.stage.optimizer.memory == "device" else 0
 
 
 def on_host(case: Case) -> HostMemory:
-    """Returns what an update keeps in the host's memory."""
+    """Returns the host memory of an update."""
     inputs = case.rows * case.shape.row_length * case.cfg.width * itemsize(case.cfg.dtype)
     return HostMemory(
-        optimiser=moment_bytes(case) - moments_there(case),
+        optimiser=moment_bytes(case) - device_moment_bytes(case),
         activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
     )
 
@@ -99,57 +123,56 @@ def frozen(case: Case) -> int:
 
 
 def sample(case: Case) -> Memory:
-    """Returns the memory of sampling. All through it: weights gathered over fsdp as they multiply, the slots' cache,
-    and the keys and values of the prompts at hand. Then the next prompts at work, whose keys and values are made beside
-    the last ones', or a turn's logits of every token. At the end, with no prompt at hand, the cache of half the slots,
-    where the last sequences move there."""
+    """Returns the memory of sampling. Throughout: gathered weights, the slots' KV cache, and the keys and
+    values of the prompts in flight. Then the prefill of the next prompts, whose keys and values exist beside the last
+    ones', or a decode step's logits. At the end, with no prompt in flight, the cache of half the slots, where the last
+    sequences move there."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    prompts, length = resident(case), case.config.data.prompt_length
+    prompts, length = prompts_in_flight(case), case.config.data.prompt_length
     scores = SCORES * prompts * cfg.heads // tensor * queries(case, length) * length * FLOAT32
     layer = max(
         scores + layer_workspace_bytes(case, prompts * length), chunk_bytes(case, prompts * length, length) // 2
     )
-    turn = (SCORES * cfg.vocab_size + layer_workspace_bytes(case, 1) // FLOAT32) * case.slots * FLOAT32
-    beside = [2 * kept_bytes(case, prompts, kept_columns(case, length))]
-    width = kept_columns(case, case.width)
+    decode_step = (SCORES * cfg.vocab_size + layer_workspace_bytes(case, 1) // FLOAT32) * case.slots * FLOAT32
+    beside = [2 * kv_cache_bytes(case, prompts, padded_columns(case, length))]
+    width = padded_columns(case, case.width)
     beside += [
-        kept_bytes(case, rows, width) for rows in narrower(case.slots, case.config.sampler.max_batch_compactions)
+        kv_cache_bytes(case, rows, width) for rows in narrower(case.slots, case.config.sampler.max_batch_compactions)
     ]
-    return kept(case)._replace(
+    return resident_memory(case)._replace(
         cache=cache_bytes(case) + max(beside),
-        temporary=gathered(case) + relayout_bytes(case) + max(layer, turn),
+        temporary=gathered_weight_bytes(case) + relayout_bytes(case) + max(layer, decode_step),
     )
 
 
-def resident(case: Case) -> int:
-    """Returns the prompts of a batch shard that pass through the model together."""
-    return prompts_at_hand(case.prompts // case.shards, case.slots, case.config.loop.samples)
+def prompts_in_flight(case: Case) -> int:
+    """Returns the prompts of a batch shard that are prefilled together."""
+    return prompts_at_hand(case.prompts // case.shards, case.slots, case.samples)
 
 
 def relayout_bytes(case: Case) -> int:
-    """Returns the bytes of weights that sampling holds a second time, laid out for another use: the embedding cut over
-    its width, as tokens are looked up in it, and where layers are scanned, queries' and keys' matrices as prompts
-    multiply with them."""
+    """Returns the bytes of weights that sampling holds a second time in another layout: the embedding sharded over its
+    width for lookups, and where layers are scanned, the query and key matrices as the prefill reads them."""
     scanned = case.config.sampler.layers == "scanned"
     leaves = [leaf for name, leaf in case.spec["layers"].items() if scanned and name in RELAID]
     matrices = sum(share(leaf, GATHERED, case.sizes) for leaf in leaves)
     return (matrices + (head(case) if case.sizes["tensor"] > 1 else 0)) * itemsize(case.cfg.dtype)
 
 
-def gathered(case: Case) -> int:
-    """Returns the bytes of the weights that sampling makes for itself, gathered over fsdp and as they multiply. Frozen
-    ones that lie so already are read where they are, but for those that adapters are merged into."""
+def gathered_weight_bytes(case: Case) -> int:
+    """Returns the bytes of the weights that sampling copies, gathered over fsdp and cast. Frozen weights that are
+    stored so already are not copied, except those that adapters are merged into."""
     copied = case.sizes["fsdp"] > 1 or case.config.sampler.layers == "unrolled"
-    every = held_bytes(case, GATHERED, case.cfg.dtype) - (0 if copied else few_bits_bytes(case, GATHERED))
+    every = held_bytes(case, GATHERED, case.cfg.dtype) - (0 if copied else quantized_bytes(case, GATHERED))
     if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
-        return every + (adapter_bytes(case) if decoded_apart(case) else 0)
+        return every + (adapter_bytes(case) if decodes_unmerged(case) else 0)
     if case.config.sampler.layers == "unrolled":
         return every
-    leaves = [] if decoded_apart(case) else [case.spec["layers"][name] for name in case.adapters]
+    leaves = [] if decodes_unmerged(case) else [case.spec["layers"][name] for name in case.adapters]
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
-def a_layer(case: Case) -> int:
+def layer_elements(case: Case) -> int:
     """Returns the elements of one layer's weights, gathered over fsdp, on one device."""
     leaves = jax.tree.leaves(case.spec["layers"], is_leaf=is_spec)
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) // case.cfg.layers
@@ -161,14 +184,15 @@ def head(case: Case) -> int:
 
 
 def queries(case: Case, length: int) -> int:
-    """Returns how many of a row's queries have scores at once. A kernel's do not leave the core; what it says of each
-    query, the logarithm of a sum, it writes LANES times."""
+    """Returns how many of a row's queries have scores at once. A kernel's scores stay in the core; it writes LANES
+    copies of each query's log-sum-exp."""
     block = case.cfg.attention_block if case.cfg.attention == "reference" else LANES
     return length if block is None else min(block, length)
 
 
 def layer_workspace_bytes(case: Case, tokens: int) -> int:
-    """Returns the bytes of one layer at work on `tokens`: inputs and outputs of its products, in float32 or narrow."""
+    """Returns the workspace of one layer for `tokens`, bytes: inputs and outputs of its products, in float32 or
+    narrow."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     projected = head_entries(cfg) // tensor
     return tokens * (2 * cfg.width + projected + mlp_entries(cfg, tensor)) * (itemsize(cfg.dtype) + FLOAT32) // 2
@@ -182,11 +206,11 @@ def row_scores(case: Case) -> int:
 
 
 def chunk_bytes(case: Case, tokens: int, length: int) -> int:
-    """Returns the bytes of a layer of linear attention at work on `tokens` in rows of `length`, on its way back, all in
-    float32; half of it forward; 0 without one. Of each value head four arrays of the shares' size, whose last dimension
-    fills LANES, six of values and of what reads a state, and a state a chunk; of each key head queries and keys twelve
-    times, around their convolution and norm, and four arrays of their products. How many there are is set by the totals
-    of two compiled updates (tests/plan/test_budget.py), where the rest of this file counts arrays."""
+    """Returns the bytes of the backward pass of a layer of linear attention on `tokens` in rows of `length`, all in
+    float32; the forward pass takes half; 0 without one. Of each value head four arrays of the shares' size, whose last
+    dimension fills LANES, six of values and of what reads a state, and a state a chunk; of each key head queries and
+    keys twelve times, around their convolution and norm, and four arrays of their products. How many there are is set
+    by the totals of two compiled updates (tests/plan/test_budget.py), where the rest of this file counts arrays."""
     shape = case.cfg.linear
     if shape is None:
         return 0
@@ -198,7 +222,7 @@ def chunk_bytes(case: Case, tokens: int, length: int) -> int:
     return tokens * entries // case.sizes["tensor"] * FLOAT32
 
 
-def a_layer_keeps(case: Case) -> int:
+def layer_activation_bytes(case: Case) -> int:
     """Returns the bytes that a layer keeps for the backward pass beside its input, where nothing is computed again:
     queries, keys and values before, between and after norm and rotation, in float32; the stream around its norms; the
     MLP's entries before and after what is done to them; scores; and its weights, gathered."""
@@ -207,14 +231,15 @@ def a_layer_keeps(case: Case) -> int:
     wide = 3 * queries_ + 4 * keys + 4 * cfg.width
     entries = wide * FLOAT32 + (queries_ + cfg.width + 2 * mlp_entries(cfg, tensor)) * narrow
     blocked = queries(case, case.shape.row_length) < case.shape.row_length  # blocks are always computed again
-    weights = a_layer(case) * narrow if case.sizes["fsdp"] > 1 else 0
-    ahead = case.rows * case.shape.ahead * 2 * keys * (narrow + FLOAT32)  # keys and values put before each row's own
+    weights = layer_elements(case) * narrow if case.sizes["fsdp"] > 1 else 0
+    # Keys and values put before each row's own.
+    prefix = case.rows * case.shape.prefix_columns * 2 * keys * (narrow + FLOAT32)
     tokens = case.rows * case.shape.row_length
     between = max(0 if blocked else SCORES * row_scores(case), chunk_bytes(case, tokens, case.shape.row_length) // 2)
-    return tokens * entries + ahead + weights + between
+    return tokens * entries + prefix + weights + between
 
 
-def a_layer_made(case: Case) -> int:
+def layer_matmul_bytes(case: Case) -> int:
     """Returns the bytes of what a layer's matrices make and the backward pass needs again: queries, keys, values, what
     comes out of attention, gate and up; of experts, those of each that a token goes to, and what comes out. What is
     only added to the stream is needed where a norm comes before."""
@@ -231,77 +256,91 @@ def a_layer_made(case: Case) -> int:
     return case.rows * case.shape.row_length * entries * itemsize(cfg.dtype)
 
 
-def kept_for_backward(case: Case) -> int:
-    """Returns the bytes that the forward pass keeps on the device for the backward pass, as `Decoder.remat` says."""
+def saved_activation_bytes(case: Case) -> int:
+    """Returns the bytes that the forward pass saves on the device for the backward pass under `Decoder.remat`."""
     cfg = case.cfg
     inputs = case.rows * case.shape.row_length * cfg.width * itemsize(cfg.dtype)
     if cfg.remat == "offload":
         return IN_FLIGHT * inputs
-    beside = {"none": a_layer_keeps, "dots": a_layer_made, "layer": lambda case: 0}[cfg.remat]
+    beside = {"none": layer_activation_bytes, "dots": layer_matmul_bytes, "layer": lambda case: 0}[cfg.remat]
     return cfg.layers * (inputs + beside(case))
 
 
 def offload_buffer_bytes(case: Case) -> int:
-    """Returns the bytes of the largest leaf's moments where they come from the host, as they came and as they go."""
-    if case.config.optimizer.memory == "device":
+    """Returns the bytes of the largest leaf's moments where they are offloaded, before and after the update."""
+    if case.stage.optimizer.memory == "device":
         return 0
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    size = 2 if case.config.optimizer.moments == "bfloat16" else FLOAT32
+    size = 2 if case.stage.optimizer.moments == "bfloat16" else FLOAT32
     return 4 * max(share(leaf, TRAIN, case.sizes) for leaf in leaves) * size
 
 
-def narrowed(case: Case) -> int:
-    """Returns the bytes of the stored weights as they multiply: cast once, ahead of the loop over micro-batches."""
+def cast_weight_bytes(case: Case) -> int:
+    """Returns the bytes of the weights cast once to the compute dtype, ahead of the loop over micro-batches."""
     if case.cfg.param_dtype == case.cfg.dtype:
         return 0
-    return held_bytes(case, TRAIN, case.cfg.dtype) - few_bits_bytes(case, TRAIN)
+    return held_bytes(case, TRAIN, case.cfg.dtype) - quantized_bytes(case, TRAIN)
 
 
 def logits(case: Case) -> int:
-    """Returns the bytes of a chunk's logits, of what the loss makes of them, and of where its tokens are."""
-    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
+    """Returns the bytes of a chunk's logits, of the loss's copy of them, and of the mask of its tokens."""
+    chunk = min(case.stage.learner.logprob_chunk, case.shape.row_length)
     return case.rows * chunk * case.cfg.vocab_size // case.sizes["tensor"] * (2 * FLOAT32 + 1)
 
 
 def update(case: Case) -> Memory:
-    """Returns the memory of an optimiser step. All through it: the gradient's sum, the weights as they multiply, and
-    what the forward pass keeps: every layer's input, or where nothing is computed again all that it needs. Then a chunk
-    of logits on its way back: the head gathered, its gradient in float32 and again, narrow, summed over shards. Later a
-    layer on its way back: the micro-batch's own gradient of all layers, and the layer's weights and theirs. At the end
-    moments that come from the host."""
+    """Returns the memory of an optimizer step. Throughout: the accumulated gradient, the cast weights, and the saved
+    activations: every layer's input, or without remat all that the backward pass needs. Then the backward pass of a
+    chunk of logits: the gathered head, its gradient in float32 and a narrow one, summed over shards. Later the backward
+    pass of a layer: the micro-batch's gradient of all layers, and the layer's weights and their gradient. At the end
+    moments transferred from the host."""
     narrow = itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
     gradient = trained_bytes(case, TRAIN)
     whole = case.adapters is None  # frozen weights have no gradient
-    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if whole else narrow)
-    layer = gradient + a_layer(case) * (narrow + FLOAT32 if whole else narrow)
+    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if whole else narrow) if case.needs.logprobs else 0
+    layer = gradient + layer_elements(case) * (narrow + FLOAT32 if whole else narrow)
     layer += max(
         layer_workspace_bytes(case, tokens) + SCORES * row_scores(case),
         chunk_bytes(case, tokens, case.shape.row_length),
     )
-    return kept(case)._replace(
+    return resident_memory(case)._replace(
         gradients=gradient,
-        activations=kept_for_backward(case),
-        temporary=narrowed(case) + max(back, layer, offload_buffer_bytes(case)),
+        activations=saved_activation_bytes(case),
+        temporary=cast_weight_bytes(case) + max(back, layer, offload_buffer_bytes(case)),
+    )
+
+
+def scores(case: Case) -> Memory:
+    """Returns the memory of a forward pass without logits: one layer's workspace."""
+    tokens = case.rows * case.shape.row_length
+    linear = chunk_bytes(case, tokens, case.shape.row_length) // 2
+    layer = max(layer_workspace_bytes(case, tokens) + SCORES * row_scores(case), linear)
+    return resident_memory(case)._replace(
+        temporary=cast_weight_bytes(case) + layer + layer_elements(case) * itemsize(case.cfg.dtype)
     )
 
 
 def logprobs(case: Case) -> Memory:
-    """Returns the memory of a log-prob pass: a layer at work, or the head and a chunk of logits after the last."""
+    """Returns the memory of a log-prob pass: one layer's workspace, or the head and a chunk of logits after the last
+    layer."""
     cfg, narrow = case.cfg, itemsize(case.cfg.dtype)
-    tokens = case.rows * case.shape.row_length
-    linear = chunk_bytes(case, tokens, case.shape.row_length) // 2
-    layer = max(layer_workspace_bytes(case, tokens) + SCORES * row_scores(case), linear) + a_layer(case) * narrow
-    last = tokens * cfg.width * narrow + logits(case) + head(case) * narrow
-    return kept(case)._replace(temporary=narrowed(case) + max(layer, last))
+    last = case.rows * case.shape.row_length * cfg.width * narrow + logits(case) + head(case) * narrow
+    layer = scores(case)
+    return layer._replace(temporary=max(layer.temporary, cast_weight_bytes(case) + last))
 
 
 def of_programs(case: Case) -> dict[str, Memory]:
-    """Returns the memory of every program that decides whether a run fits, and of a restore, which is none: each device
-    is given its share of the state where it lies."""
-    count = {"sample": sample, "logprobs": logprobs, "update": update}
-    programs = {name: count[p.kind](p.case) for name, p in programs_of(case).items()}
-    return {"init": init(case), "restore": kept(case), **programs}
+    """Returns the memory of every program that decides whether the planned stages fit, and of a restore, which reads
+    each device's shard in place. The first stage's begin takes no more than a restore."""
+    count = {"sample": sample, "logprobs": logprobs, "scores": scores, "update": update}
+    found = {"init": init(case), "restore": max_resident(case)}
+    for name, (kind, planned) in programs_of(case).items():
+        first = f"{planned.name}.begin"
+        if planned.before is not None and first not in found:
+            found[first] = begin(planned)
+        found[name] = count[kind](planned)
+    return found
 
 
 def peak(case: Case) -> tuple[str, int]:

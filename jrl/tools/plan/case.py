@@ -5,48 +5,57 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jax.sharding import AbstractMesh, AxisType
 
 from jrl import paths
+from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, MeshShape
-from jrl.experiment import Config, row_of
+from jrl.experiment import Config, Online, Stage, row_of, stage_names
 from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
 from jrl.models.adapters.quantized import check_bytes
-from jrl.models.contract import ParamSpec, policy_of, split
+from jrl.models.contract import ParamSpec, split_params
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.job import check_cache, check_router, check_shared
+from jrl.run.checks import check_cache, check_router, check_shared
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The shapes of a run on one mesh."""
+    """The shapes of one stage of a run on one mesh."""
 
     config: Config
+    stage: Stage
+    name: str  # the stage's
+    index: int  # its place in Config.stages
     cfg: Decoder  # its vocabulary filled in
     sizes: dict[str, int]  # devices along each mesh axis
-    spec: PyTree  # ParamSpecs of the decoder's weights, all of them whole
+    spec: PyTree  # ParamSpecs of the decoder's weights, none of them quantized
     stored: PyTree  # and as the run keeps them: frozen matrices perhaps in few bits
     adapters: PyTree | None  # and of the adapters to them, which are then all that is trained
-    shape: Shape  # packed, of one RL optimiser step
-    prompts: int  # B, padded to the batch shards
-    reference: bool  # the algorithm keeps what is trained as it was
-    behaviour: bool  # and as it was a version before
-    passes: int  # log-prob passes over a batch: old and reference
-    values: bool  # one more before the update, which reads the value head, and old log-probs where they are wanted
+    shape: Shape  # packed, of one optimiser step
+    prompts: int  # B, padded to the batch shards; of an Offline stage its rows
+    samples: int  # completions of each prompt
+    needs: Needs  # of the stage's objective
+    roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
+    previous: bool  # the previous version of the policy is kept too
+    recomputes: bool  # the weights before the update are asked for old log-probs or values
+    before: Case | None  # the stage that ends when this one begins
+    others: tuple[Case, ...] = ()  # the run's other stages that are planned
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
-    sequences = property(lambda self: self.prompts * self.config.loop.samples)  # N
-    width = property(lambda self: self.config.data.prompt_length + self.config.sampler.completion_length)  # T
+    sequences = property(lambda self: self.prompts * self.samples)  # N
+    width = property(lambda self: programs.width_of(self.config))  # T
+    copies = property(lambda self: self.roles + self.needs.reference + self.previous)  # of the trained parameters
 
     @property
     def slots(self) -> int:
@@ -54,21 +63,21 @@ class Case:
         return min(self.config.sampler.slots, self.sequences // self.shards)
 
     @property
-    def turns(self) -> int:
-        """Decoding turns of a step where every completion is as long as it may be."""
+    def decode_steps(self) -> int:
+        """Decode steps of a step where every completion has the maximum length."""
         return -(-(self.sequences // self.shards) // self.slots) * self.config.sampler.completion_length
 
     @functools.cached_property
     def micro_batches(self) -> int:
-        """Micro-batches of an optimiser step where everything is as long as it may be. Where prompts lie apart that is
-        less than the shape has room for, which must hold the worst lengths."""
+        """Micro-batches of an optimizer step where everything has the maximum length. With prefix_sharing='cross_row'
+        the shape has room for more, since it must hold the worst lengths."""
         s = self.shape
-        if not s.ahead:
+        if not s.prefix_columns:
             return s.micro_batches
-        groups = -(-(s.sequences // s.shards // self.config.learner.minibatches) // s.samples)
-        trunk = self.config.data.prompt_length - 1
+        groups = -(-(s.sequences // s.shards // self.stage.learner.minibatches) // s.samples)
+        prefix = self.config.data.prompt_length - 1
         return micro_batches_of_longest(
-            groups, s.samples, trunk, s.width - trunk, row_length=s.row_length, rows=self.rows, max_per_row=s.places
+            groups, s.samples, prefix, s.width - prefix, row_length=s.row_length, rows=self.rows, max_per_row=s.places
         )
 
     @property
@@ -83,25 +92,26 @@ KNOWN = Path(__file__).with_name("published")
 
 
 def with_known_shape(config: Config) -> tuple[Config, str | None]:
-    """Returns (`config`, None), or where a published model is not here but its shape is known, `config` with that in
-    its place, and a sentence that says so."""
+    """Returns (`config`, None), or where a published model's folder is missing but its shape is known, `config` with
+    that shape, and a note about it."""
     model = config.model
     if not isinstance(model, Published) or paths.exists(Path(model.path) / "config.json"):
         return config, None
     known = KNOWN / Path(model.path).name
     if not known.is_dir():
         return config, None
-    told = f"{model.path} is not here; its shape is that of {known.name} as it was published"
-    return dataclasses.replace(config, model=dataclasses.replace(model, path=str(known))), told
+    note = f"{model.path} does not exist; the plan uses the shape of {known.name} as published"
+    return dataclasses.replace(config, model=dataclasses.replace(model, path=str(known))), note
 
 
 def uncounted(config: Config) -> str | None:
-    """Returns a sentence that says what of a run is not counted; None where everything is."""
+    """Returns a note about the parts of a run that are not counted; None where everything is."""
     return None if config.reward is None else "the memory and the time of Config.reward are not counted"
 
 
 def vocab_size_of(config: Config) -> int | None:
-    """Returns the vocabulary of the run, or None where the configuration does not say. Opens no tokenizer's file."""
+    """Returns the vocabulary of the run, or None where the configuration does not define it. Opens no tokenizer
+    file."""
     if isinstance(config.model, Published):
         return decoder_of(config.model)[1].vocab_size
     if config.model.vocab_size is not None:
@@ -114,7 +124,7 @@ def vocab_size_of(config: Config) -> int | None:
 def decoder_of_run(config: Config) -> Decoder:
     """Returns the decoder of the run. Neither data nor a tokenizer's file is opened.
 
-    Raises: ValueError where the configuration does not say how large the vocabulary is.
+    Raises: ValueError where the configuration does not define the size of the vocabulary.
     """
     if isinstance(config.model, Published):
         longest = config.data.prompt_length + config.sampler.completion_length
@@ -127,78 +137,139 @@ def decoder_of_run(config: Config) -> Decoder:
     return dataclasses.replace(config.model, vocab_size=vocab_size)
 
 
-def make_case(config: Config, parts: Parts, num_devices: int) -> Case:
-    """Returns the shapes of `config` on `num_devices`. Raises ValueError where they do not divide."""
-    sizes = dict(zip(AXES, config.mesh.sizes(num_devices)))
+def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None = None) -> Case:
+    """Returns the shapes of a stage of `config` on `num_devices`.
+
+    Args:
+      stage: the name of the stage, which is then planned alone; None: the last Online stage, or the last one where
+        there is none, and beside it all others.
+
+    Raises: ValueError where the shapes do not divide, or there is no such stage.
+    """
+    names = stage_names(config.stages)
+    if stage is not None and stage not in names:
+        raise ValueError(f"unknown stage {stage!r}; available: {', '.join(names)}")
+    planned = len(names) if stage is None else names.index(stage) + 1
+    fields = model_fields(config, parts, num_devices)
+    cases: list[Case] = []
+    for i in range(planned):
+        cases.append(stage_case(config, parts, num_devices, i, cases[-1] if cases else None, fields))
+    if stage is not None:
+        return cases[-1]
+    main = cases[main_stage(config)]
+    return dataclasses.replace(main, others=tuple(case for case in cases if case is not main))
+
+
+def main_stage(config: Config) -> int:
+    """Returns the index of the last Online stage, or of the last stage where there is none."""
+    online = [i for i, stage in enumerate(config.stages) if isinstance(stage, Online)]
+    return online[-1] if online else len(config.stages) - 1
+
+
+def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, Any]:
+    """Returns the fields of a Case that all stages share. Raises ValueError where the model cannot be sharded."""
     mesh = abstract_mesh(config.mesh, num_devices)
     cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
-    # A value head is as wide as one row of the embedding, and not counted.
-    stored, trained = split(policy_of(programs.model_of(config, parts.tables).spec(cfg)))
+    check_length(cfg, programs.width_of(config))
+    # Heads are as wide as one row of the embedding, and not counted.
+    stored, trained = split_params(programs.model_of(config, parts.tables).spec(cfg))
     check_bytes(stored or trained, mesh)
-    algorithm = row_of(parts.tables, "algos", config.algo)
-    reference = algorithm.needs_reference(config.algo)
+    return {
+        "config": config,
+        "cfg": cfg,
+        "sizes": dict(zip(AXES, config.mesh.sizes(num_devices))),
+        "spec": decoder.spec(cfg),
+        "stored": stored or trained,
+        "adapters": None if stored is None else trained,
+    }
+
+
+def stage_case(
+    config: Config, parts: Parts, num_devices: int, index: int, before: Case | None, fields: dict[str, Any]
+) -> Case:
+    """Returns the shapes of one stage. `fields`: those that all stages share."""
+    mesh = abstract_mesh(config.mesh, num_devices)
+    stage = config.stages[index]
+    objective, online = row_of(parts.tables, "algos", stage.objective), isinstance(stage, Online)
+    needs = objective.needs(stage.objective)
+    shape = programs.packed_shape(stage, config, parts.tables, mesh)
     return Case(
-        config=config,
-        cfg=cfg,
-        sizes=sizes,
-        spec=decoder.spec(cfg),
-        stored=stored or trained,
-        adapters=None if stored is None else trained,
-        shape=programs.train_shape(config, mesh),
-        prompts=programs.padded_prompts(config, mesh),
-        reference=reference,
-        behaviour=config.loop.lag > 0 and algorithm.refill(config.algo) is not None,
-        passes=(config.learner.updates_per_batch > 1 and algorithm.returns is None) + reference,
-        values=algorithm.returns is not None,
+        stage=stage,
+        name=stage_names(config.stages)[index],
+        index=index,
+        shape=shape,
+        prompts=programs.padded_prompts(stage, mesh) if online else shape.sequences,
+        samples=stage.samples if online else 1,
+        needs=needs,
+        roles=len({"policy", *(one.trains for one in config.stages[: index + 1])}),
+        previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
+        recomputes=needs.values or (needs.logprobs and stage.learner.updates_per_batch > 1),
+        before=before,
+        **fields,
     )
 
 
-BEFORE_RL = ("init", "pack_sft", "update_sft", "close_sft")  # programs that run while no weights are frozen
+def cases_of(case: Case) -> list[Case]:
+    """Returns the stages that are planned, in the order of the run."""
+    return sorted((case, *case.others), key=lambda planned: planned.index)
 
 
-def before_rl(case: Case) -> Case:
-    """Returns the case while no weights are frozen yet."""
-    return dataclasses.replace(case, reference=False, behaviour=False, passes=0, values=False)
-
-
-def supervised_case(case: Case) -> Case:
-    """Returns the shapes of the warm start: its own batches, no frozen weights yet."""
-    mesh = abstract_mesh(case.config.mesh, math.prod(case.sizes.values()))
-    return dataclasses.replace(before_rl(case), shape=programs.sft_shape(case.config, mesh))
+def case_of(case: Case, name: str) -> Case:
+    """Returns the planned stage that a program of that name belongs to; of one that belongs to no stage, `case`."""
+    return next((own for own in cases_of(case) if own.name == split_name(name)[0]), case)
 
 
 def evaluated_case(case: Case) -> Case:
-    """Returns the shapes of an evaluation's sampling."""
+    """Returns the shapes of an evaluation's sampling, with the state of the stage that keeps the most models."""
     e, shards = case.config.eval, case.shards
-    config = dataclasses.replace(case.config, loop=dataclasses.replace(case.config.loop, samples=e.samples))
-    return dataclasses.replace(case, config=config, prompts=-(-e.batch // shards) * shards)
+    beside = max(cases_of(case), key=lambda planned: planned.copies)
+    return dataclasses.replace(beside, samples=e.samples, prompts=-(-e.batch // shards) * shards)
 
 
 class Program(NamedTuple):
     """A program that multiplies matrices: what it does, and on which shapes."""
 
-    kind: Literal["sample", "logprobs", "update"]
+    kind: Literal["sample", "logprobs", "scores", "update"]
     case: Case
 
 
 def programs_of(case: Case) -> dict[str, Program]:
-    """Returns the programs of a run that decide what it takes, by name. The warm start and evaluations have shapes of
-    their own."""
-    found = {"sample": Program("sample", case)}
-    if case.config.sft is not None:
-        found["update_sft"] = Program("update", supervised_case(case))
-    if case.config.eval is not None:
+    """Returns the programs that decide the memory and time of the planned stages, by their names in the program
+    cache."""
+    found: dict[str, Program] = {}
+    for own in cases_of(case):
+        if isinstance(own.stage, Online):
+            found[f"{own.name}.sample"] = Program("sample", own)
+            if own.stage.rewards:
+                found[f"{own.name}.scores"] = Program("scores", own)
+        if own.recomputes:
+            found[f"{own.name}.recompute"] = Program("logprobs", own)
+        if own.needs.reference:
+            found[f"{own.name}.reference"] = Program("logprobs", own)
+        found[f"{own.name}.update"] = Program("update", own)
+    if evaluates(case.config, (own.stage for own in cases_of(case))):
         found["sample_eval"] = Program("sample", evaluated_case(case))
-    if case.passes:
-        found["logprobs"] = Program("logprobs", case)
-    if case.values:
-        found["values"] = Program("logprobs", case)
-    return {**found, "update": Program("update", case)}
+    return found
+
+
+def evaluates(config: Config, planned: Iterable[Stage]) -> bool:
+    """Whether evaluations belong to some of a run's stages: they are made around Online stages, and after the last."""
+    return config.eval is not None and any(isinstance(stage, Online) or stage is config.stages[-1] for stage in planned)
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Returns (stage, part) of a program's name in the program cache; of one that belongs to no stage, (None, name)."""
+    stage, _, part = name.rpartition(".")
+    return stage or None, part
+
+
+def shown_name(case: Case, name: str) -> str:
+    """Returns a program's name for reports: with its stage only where the run has several."""
+    return name if len(case.config.stages) > 1 else split_name(name)[1]
 
 
 def abstract_mesh(shape: MeshShape, num_devices: int) -> AbstractMesh:

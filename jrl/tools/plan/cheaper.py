@@ -1,4 +1,4 @@
-"""What to change where a run does not fit: single bindings, each with what it saves and what it costs in time."""
+"""Changes for a run that does not fit: single bindings, each with the memory it saves and the time it costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jrl.device.sharding import MeshShape
 from jrl.experiment import Config
 from jrl.plugins import Parts
 from jrl.tools.plan import budget, estimate
-from jrl.tools.plan.case import Case, make_case
+from jrl.tools.plan.case import Case, case_of, main_stage, make_case
 from jrl.tools.plan.chips import Chip
 
 
@@ -24,10 +24,12 @@ class Change(NamedTuple):
 
 
 def candidates(case: Case) -> Iterator[dict[str, object]]:
-    """Yields changes as {name: value}: smaller micro-batches, fewer slots, less kept, more shards of the weights."""
+    """Yields changes as {name: value}: smaller micro-batches, fewer slots, fewer saved activations, more shards of the
+    weights."""
     config = case.config
-    smallest = case.shape.row_length * case.shards
-    tokens = case.shape.rows * case.shape.row_length // 2
+    shape = case_of(case, budget.peak(case)[0]).shape
+    smallest = shape.row_length * case.shards
+    tokens = shape.rows * shape.row_length // 2
     while tokens >= smallest:
         yield {"Learner.micro_batch_tokens": tokens}
         tokens //= 2
@@ -39,7 +41,7 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         yield {f"{type(config.model).__name__}.remat": "layer"}
     if case.cfg.attention == "reference" and case.cfg.attention_block is None and case.shape.row_length > 512:
         yield {f"{type(config.model).__name__}.attention_block": 512}
-    chunk = config.learner.logprob_chunk // 2
+    chunk = case.stage.learner.logprob_chunk // 2
     if chunk >= 16:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes
@@ -55,10 +57,11 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
     that save most."""
     _, before = budget.peak(case)
     seconds = estimate.step_seconds(case, chip) if chip is not None else None
+    stage = None if case.others else case.name
     found: list[Change] = []
     for change in candidates(case):
         try:
-            after = make_case(applied(case.config, change), parts, num_devices)
+            after = make_case(applied(case.config, change), parts, num_devices, stage)
         except ValueError:
             continue
         _, size = budget.peak(after)
@@ -78,15 +81,28 @@ def sentence(change: Change, gib: float = 2**30) -> str:
     return f"{' '.join(change.bindings)}: saves {change.saves / gib:.2f} GiB a device{time}; {verdict}"
 
 
+PLACES = {"MeshShape": "mesh", "Sampler": "sampler", "Decoder": "model", "Published": "model"}  # in Config
+STAGE_PLACES = {"Learner": "learner", "AdamW": "optimizer"}  # in each of its stages
+
+
 def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
-    """Returns the configuration with bindings of a layout over it."""
-    places = {"MeshShape": "mesh", "Learner": "learner", "Sampler": "sampler",
-              "Decoder": "model", "Published": "model"}  # fmt: skip
+    """Returns the configuration with bindings of a layout over it. One of a stage's sections changes every stage that
+    has the main stage's value: another value was bound in a scope, which the binding would not reach."""
     fields: dict[str, dict[str, Any]] = {}
+    stages = list(config.stages)
+    main = stages[main_stage(config)]
     for name, value in bindings.items():
         section, field = name.split(".")
-        fields.setdefault(places[section], {})[field] = value
+        if section in PLACES:
+            fields.setdefault(PLACES[section], {})[field] = value
+            continue
+        place = STAGE_PLACES[section]
+        shared = getattr(getattr(main, place), field)
+        for i, stage in enumerate(stages):
+            if getattr(getattr(stage, place), field) == shared:
+                section_after = dataclasses.replace(getattr(stage, place), **{field: value})
+                stages[i] = dataclasses.replace(stage, **{place: section_after})
     if "mesh" in fields:
         fields["mesh"] = {**dataclasses.asdict(MeshShape()), **fields["mesh"]}
     changed = {place: dataclasses.replace(getattr(config, place), **new) for place, new in fields.items()}
-    return dataclasses.replace(config, **changed)
+    return dataclasses.replace(config, stages=tuple(stages), **changed)

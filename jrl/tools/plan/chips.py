@@ -11,7 +11,7 @@ from typing import Any
 
 GIB = 2**30
 
-# HBM that the compiler keeps for itself: compiled for v5e, an overflow says "15.75G hbm" of 16.
+# HBM that the compiler reserves: on v5e, an overflow reports "15.75G hbm" of 16.
 RESERVED_GIB = 0.25
 
 
@@ -83,20 +83,20 @@ CHIPS = read_chips()
 
 
 def parse_chip(text: str) -> Chip:
-    """Returns the chip of a name such as v5p. Raises ValueError saying which there are."""
+    """Returns the chip of a name such as v5p. Raises ValueError listing the known ones."""
     if text.strip() not in CHIPS:
         raise ValueError(f"--topology {text!r}: the table has no chip of that name; there are {', '.join(CHIPS)}")
     return CHIPS[text.strip()]
 
 
 def parse_topology(text: str) -> Topology:
-    """Returns the topology of a name. Raises ValueError saying what a name looks like, or which chips there are."""
+    """Returns the topology of a name. Raises ValueError with the expected form, or the known chips."""
     match = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", text.strip())
     if match is None:
-        raise ValueError(f"--topology {text!r} is no topology; write CHIP:GRID, as v5e:4x8 or v5p:4x4x4")
+        raise ValueError(f"--topology {text!r} is not a topology; write CHIP:GRID, such as v5e:4x8 or v5p:4x4x4")
     name, grid = match[1], tuple(int(n) for n in match[2].split("x"))
     if name not in CHIPS:
-        raise ValueError(f"--topology {text!r}: there is no chip {name!r} in the table; there are {', '.join(CHIPS)}")
+        raise ValueError(f"--topology {text!r}: unknown chip {name!r}. Available: {', '.join(CHIPS)}")
     chip = CHIPS[name]
     if len(grid) != chip.dimensions or min(grid) < 1:
         example = f"{name}:{'x'.join(['4'] * chip.dimensions)}"

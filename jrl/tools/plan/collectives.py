@@ -1,7 +1,8 @@
 """Collectives of a program and their bytes by mesh axis, counted in the text of a compiled program.
 
 This libtpu cannot print a compiled TPU program, so the same program is compiled for as many virtual CPU devices, in a
-process of its own: `python -m jrl.tools.plan.collectives OUT.json DEVICES CONFIG [NAME=VALUE ...]`. The partitioner
+process of its own: `python -m jrl.tools.plan.collectives OUT.json DEVICES STAGE CONFIG [NAME=VALUE ...]`, an
+empty STAGE for all. The partitioner
 that places collectives is the same; what the TPU compiler merges or rewrites afterwards is not seen.
 """
 
@@ -153,13 +154,13 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
     return "+".join(name for (name, _), place in zip(sizes, places) if len(set(place.tolist())) > 1)
 
 
-def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
-    """Writes what the text of every program of a run says, compiled for virtual CPU devices: its collectives, the
+def main(out: str, devices: int, stage: str | None, config: str, bindings: Sequence[str]) -> None:
+    """Writes data from the compiled text of every program of a run on virtual CPU devices: its collectives, the
     most positions that an array of logits has, and of a sampler whether a loop carries a second cache."""
     from jrl.device.sharding import make_mesh
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
-    from jrl.tools.plan.case import Program, make_case, programs_of, with_known_shape
+    from jrl.tools.plan.case import Program, case_of, make_case, programs_of, shown_name, with_known_shape
     from jrl.tools.plan.shapes import lower
 
     resolved, parts = load_config(config, bindings)
@@ -170,23 +171,23 @@ def main(out: str, devices: int, config: str, bindings: Sequence[str]) -> None:
         model=dataclasses.replace(resolved.model, attention="reference"),
         sampler=dataclasses.replace(resolved.sampler, attention="reference"),
     )
-    case = make_case(resolved, parts, devices)
+    case = make_case(resolved, parts, devices, stage)
     known = programs_of(case)
     found = {}
-    lowered = lower(resolved, parts, make_mesh(resolved.mesh))
+    lowered = lower(resolved, parts, make_mesh(resolved.mesh), stage)
     for name, program in lowered.items():
-        kind, own = known.get(name, Program("update", case))
+        kind, own = known.get(name, Program("update", case_of(case, name)))
         text = program.compile().as_text()
-        trips = own.turns if kind == "sample" else own.micro_batches
+        trips = own.decode_steps if kind == "sample" else own.micro_batches
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         carried = waste.caches_carried(text, own)
         found[name] = {
             "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],
             "logits": waste.widest_logits(text, shares),
-            "second_cache": waste.second_cache(name, own, carried) if kind == "sample" else None,
+            "second_cache": waste.second_cache(shown_name(case, name), own, carried) if kind == "sample" else None,
         }
     Path(out).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] or None, sys.argv[4], sys.argv[5:])

@@ -2,7 +2,7 @@
 
 libtpu is one wheel: `pip install "jrl-jax[tpu]"`. The command line sets what it wants to find in the environment: see
 `jrl.tools.plan.libtpu`.
-Results are kept by program and topology: the key is the program's own text.
+Results are cached by program and topology: the key is the program's text.
 
 Memory is read from the compiler's buffer assignment, which it writes into a folder when asked. What JAX's
 `memory_analysis` calls temporary is more (libtpu 0.0.42.1): in updates about as much as the donated arguments again. By
@@ -33,19 +33,19 @@ from jrl.device.sharding import MeshShape, make_mesh
 from jrl.tools.plan.chips import Topology
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-KEPT_FORMAT = 2
+CACHE_FORMAT = 2
 HOST_COLOR = r"\bcolor 5\b"  # S(5) in a program's text; the compiler's report calls it cmem
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of one program, bytes on one device. Where it does not fit, only `needed`."""
+    """The compiler's memory report of one program, bytes on one device. If it does not fit, only `needed`."""
 
     arguments: int = 0
     outputs: int = 0  # beyond arguments that are given up for them
     temporary: int = 0
     code: int = 0
-    host: int = 0  # in the host's memory, which is no part of the total
+    host: int = 0  # in host memory, not part of the total
     needed: int | None = None  # HBM that the compiler asked for and did not find
     compile_seconds: float = 0.0
 
@@ -63,7 +63,7 @@ def libtpu_version() -> str | None:
 
 
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
-    """Returns the mesh over a topology's devices. Raises ValueError where libtpu knows no such grid."""
+    """Returns the mesh over a topology's devices. Raises ValueError for a grid that libtpu does not know."""
     grid = (*topology.grid, *[1] * (3 - len(topology.grid)))
     host = tuple(min(2, n) for n in grid[:2]) + (1,)
     try:
@@ -81,10 +81,10 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
 def compile_all(
     lowered: Mapping[str, Any], topology: Topology, announce: Callable[[str, Compiled, bool], None], at_once: int = 2
 ) -> dict[str, Compiled]:
-    """Returns what the compiler says of every program, `at_once` of them compiled at a time.
+    """Returns the compiler's report of every program, compiling `at_once` at a time.
 
     Args:
-      announce: told the name of each as it is done, what was found, and whether it was found in the cache.
+      announce: called with the name of each program, its report, and whether it came from the cache.
     """
     size = lambda name: len(lowered[name].as_text())
     order = sorted(lowered, key=size, reverse=True)  # the longest first, so that the last to end ends soon
@@ -99,14 +99,14 @@ def compile_all(
 
 
 def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
-    """Returns what the compiler says of one program, and whether an earlier plan had asked."""
-    return kept_or(compile_now, lowered, cache_file(lowered.as_text(), topology))
+    """Returns the compiler's report of one program, and whether it came from the cache."""
+    return cached_or(compile_now, lowered, cache_file(lowered.as_text(), topology))
 
 
-def kept_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) -> tuple[Compiled, bool]:
-    """Returns what is kept at `place`, or what the compiler says now, kept from now on; and whether it was."""
-    if place is not None and (kept := read_kept(place)) is not None:
-        return kept, True
+def cached_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) -> tuple[Compiled, bool]:
+    """Returns the report cached at `place`, or a new one, which is cached; and whether it was cached before."""
+    if place is not None and (cached := read_cached(place)) is not None:
+        return cached, True
     found = ask(lowered)
     if place is not None:
         paths.make_dir(place.parent)
@@ -115,7 +115,7 @@ def kept_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) ->
 
 
 def compile_now(lowered: Any) -> Compiled:
-    """Returns what the compiler says of one program, compiled to the end."""
+    """Returns the compiler's report of one program after a full compilation."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
         try:
@@ -130,12 +130,12 @@ def compile_now(lowered: Any) -> Compiled:
 
 
 def writing_to(folder: str) -> dict[str, Any]:
-    """Returns the compiler's options that make it write what it did into a folder."""
+    """Returns the compiler options that dump its reports into a folder."""
     return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
 
 
 def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
-    """Returns the HBM that a program would have used. Raises `error` where it is of something else."""
+    """Returns the HBM that a program would have used. Raises `error` if it has another cause."""
     needed = hbm_asked(str(error))
     if needed is None:
         raise error
@@ -143,8 +143,8 @@ def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
 
 
 def assignment(folder: str) -> Compiled | None:
-    """Returns the memory of a program by the buffer assignment in a folder; None where there is no whole one. Where the
-    program was compiled in pieces, that of the largest."""
+    """Returns the memory of a program by the buffer assignment in a folder; None where it is missing or incomplete. For
+    a program compiled in several modules, that of the largest."""
     found = None
     for report in Path(folder).glob("*memory-usage-report.txt"):
         buffers = report.with_name(report.name.replace("memory-usage-report", "buffer-assignment"))
@@ -158,8 +158,8 @@ def assignment(folder: str) -> Compiled | None:
 
 
 def hbm_assigned(text: str) -> Compiled:
-    """Returns what a buffer assignment puts into HBM, which is memory space 0 and has no color, and into the
-    host's memory."""
+    """Returns the bytes of a buffer assignment in HBM, which is memory space 0 and has no color, and in host
+    memory."""
     sizes, host = {"parameter": 0, "live-out": 0, "": 0}, 0
     for size, what in re.findall(r"^allocation \d+: size (\d+), (.*)$", text, re.MULTILINE):
         if "color" not in what:
@@ -170,29 +170,29 @@ def hbm_assigned(text: str) -> Compiled:
 
 
 def hbm_total(report: str) -> int | None:
-    """Returns the bytes of memory space 0 in the compiler's report; None where it does not say."""
+    """Returns the bytes of memory space 0 in the compiler's report; None where it is missing."""
     match = re.search(r"^Memory Space: \S+ \(color=0\)\nTotal bytes: (\d+)", report, re.MULTILINE)
     return int(match[1]) if match else None
 
 
 def hbm_asked(message: str) -> int | None:
-    """Returns the HBM, bytes, that a refused program would have used; None where the message is of something else."""
+    """Returns the HBM, bytes, that a refused program would have used; None where the message has another cause."""
     match = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
     return int(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | None:
-    """Returns where a result for a program's text on a topology is kept; None where there is no home to keep it."""
+    """Returns the cache file of a program's text on a topology; None without a home directory."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if not os.path.isabs(home):
         return None
     flags = os.environ.get("LIBTPU_INIT_ARGS")
-    parts = (KEPT_FORMAT, jax.__version__, libtpu_version(), topology.name, flags, what, text)
+    parts = (CACHE_FORMAT, jax.__version__, libtpu_version(), topology.name, flags, what, text)
     return Path(home) / "jrl" / "plan" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.json"
 
 
-def read_kept(place: Path) -> Compiled | None:
-    """Returns what an earlier plan found; None where nothing whole is there."""
+def read_cached(place: Path) -> Compiled | None:
+    """Returns the report cached by an earlier plan; None where it is missing or incomplete."""
     try:
         return Compiled(**json.loads(place.read_bytes()))
     except (OSError, ValueError, TypeError):

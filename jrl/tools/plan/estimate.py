@@ -7,6 +7,7 @@ Assumed, and printed with every estimate:
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -16,18 +17,19 @@ import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED, TRAIN
-from jrl.models.adapters.quantized import is_quantised
-from jrl.models.attention.kernels import filled
+from jrl.experiment import Online
+from jrl.models.adapters.quantized import is_quantized
+from jrl.models.attention.kernels import padded_length
 from jrl.models.attention.kv_cache import cache_shapes, ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.shape import Decoder
 from jrl.tools.plan import flops
-from jrl.tools.plan.case import Case, programs_of, share
+from jrl.tools.plan.case import Case, cases_of, programs_of, share
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.flops import Flops
 
-FLOAT32_PASSES = 6  # bfloat16 products of one float32 product at the precision jrl asks for, 'highest'
+FLOAT32_PASSES = 6  # bfloat16 passes of one float32 product at precision 'highest', which jrl uses
 
 ASSUMPTIONS = (
     "every unit at its peak, and the slowest alone counts: memory, links and matrix unit overlap within a program",
@@ -40,7 +42,7 @@ ASSUMPTIONS = (
 
 
 class Estimate(NamedTuple):
-    """Seconds of one call of a program on one device, by what limits it."""
+    """Seconds of one call of a program on one device, by bottleneck."""
 
     compute: float
     memory: float
@@ -56,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What one call of a program moves, on one device."""
+    """Traffic of one call of a program, on one device."""
 
     hbm: float  # bytes between HBM and the chip
     links: dict[str, float]  # bytes received over links, by mesh axis
@@ -69,40 +71,40 @@ def itemsize(dtype: str) -> int:
 def held_bytes(case: Case, rules: dict, dtype: str, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
     """Returns the bytes of the parameters that are `counted`, on one device, laid out by `rules`: as `dtype`, but those
     in few bits as they are."""
-    layers = {name: leaf for name, leaf in case.stored["layers"].items() if not is_quantised(leaf)}
+    layers = {name: leaf for name, leaf in case.stored["layers"].items() if not is_quantized(leaf)}
     leaves = filter(counted, jax.tree.leaves({**case.stored, "layers": layers}, is_leaf=is_spec))
     wide = sum(share(leaf, rules, case.sizes) for leaf in leaves) * itemsize(dtype)
-    return wide + few_bits_bytes(case, rules, counted)
+    return wide + quantized_bytes(case, rules, counted)
 
 
-def few_bits_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
-    """Returns the bytes of the matrices in few bits, their scales included, on one device; 0 where all are whole."""
-    found = [leaf.values() for leaf in case.stored["layers"].values() if is_quantised(leaf)]
+def quantized_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
+    """Returns the bytes of the quantized matrices with their scales, on one device; 0 where none are."""
+    found = [leaf.values() for leaf in case.stored["layers"].values() if is_quantized(leaf)]
     leaves = filter(counted, itertools.chain(*found))
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def trained_bytes(case: Case, rules: dict) -> int:
-    """Returns the bytes on one device of what is trained: all parameters, or the adapters to them."""
+    """Returns the bytes of the trained parameters on one device: all, or the adapters."""
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def moment_bytes(case: Case) -> int:
-    """Returns the bytes of Adam's two moments of what is trained on one device, or on the host for it."""
+    """Returns the bytes of Adam's two moments of the trained parameters on one device, or on its host."""
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    narrow = case.config.optimizer.moments == "bfloat16"
+    narrow = case.stage.optimizer.moments == "bfloat16"
     return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
 
 
 def adapter_bytes(case: Case) -> int:
-    """Returns the bytes of the adapters on one device, as they multiply; 0 where there are none."""
+    """Returns the bytes of the adapters on one device in the compute dtype; 0 where there are none."""
     leaves = jax.tree.leaves(case.adapters, is_leaf=is_spec)
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
 
 
 def gathered_over(case: Case, received: float) -> dict[str, float]:
-    """Returns what a device receives over fsdp to hold `received` bytes whole of which it had its share."""
+    """Returns the bytes that a device receives over fsdp to gather `received` bytes, of which it had its shard."""
     n = case.sizes["fsdp"]
     return {"fsdp": received * (n - 1) / n}
 
@@ -125,43 +127,43 @@ def add(*parts: dict[str, float]) -> dict[str, float]:
 
 
 def sample_traffic(case: Case) -> Traffic:
-    """Returns the traffic of sampling: weights gathered once, then read at every turn with the filled blocks of the
-    cache."""
+    """Returns the traffic of sampling: weights gathered once, then read at every decode step with the filled blocks of
+    the cache."""
     cfg = case.cfg
-    weights = turn_bytes(case) + (adapter_bytes(case) if flops.decoded_apart(case) else 0)
-    cache = kept_bytes(case, case.slots, round(flops.read_columns(case)))
+    weights = decode_step_bytes(case) + (adapter_bytes(case) if flops.decodes_unmerged(case) else 0)
+    cache = kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
     prompts = case.prompts // case.shards * case.config.data.prompt_length
     gathered = gathered_over(case, held_bytes(case, GATHERED, cfg.dtype))
-    turned = case.turns * case.slots
+    decoded = case.decode_steps * case.slots
     return Traffic(
-        hbm=2 * held_bytes(case, GATHERED, cfg.dtype) + case.turns * (weights + cache),
-        links=add(gathered, tensor_sums(case, prompts + turned, 1)),
+        hbm=2 * held_bytes(case, GATHERED, cfg.dtype) + case.decode_steps * (weights + cache),
+        links=add(gathered, tensor_sums(case, prompts + decoded, 1)),
     )
 
 
 def cache_bytes(case: Case) -> int:
-    """Returns what all slots keep of the tokens they have seen on one device, bytes."""
-    return kept_bytes(case, case.slots, kept_columns(case, case.width))
+    """Returns the bytes of the KV cache and states of all slots on one device."""
+    return kv_cache_bytes(case, case.slots, padded_columns(case, case.width))
 
 
-def kept_columns(case: Case, columns: int) -> int:
-    """Returns the columns that a cache of so many takes: for a kernel it is filled up."""
+def padded_columns(case: Case, columns: int) -> int:
+    """Returns the number of columns of a cache of `columns` columns after padding for a kernel."""
     return ends(columns, case.width, case.config.sampler.layout)[-1]
 
 
-def kept_bytes(case: Case, rows: int, columns: int) -> int:
-    """Returns the bytes of a cache on one device: keys and values of every layer that has its own, and states."""
+def kv_cache_bytes(case: Case, rows: int, columns: int) -> int:
+    """Returns the bytes of a cache on one device: keys and values of every layer that has them, and states."""
     total, whole = 0, case.config.sampler.layout == "whole"
     for stack in cache_shapes(case.cfg, rows, columns).values():
         for name, (shape, dtype, _) in stack.items():
-            wide = filled(shape[-1]) if whole and name in ("k", "v") else shape[-1]
+            wide = padded_length(shape[-1]) if whole and name in ("k", "v") else shape[-1]
             total += math.prod(shape[:-1]) * wide * dtype.itemsize
     return total // case.sizes["tensor"]
 
 
 def mlp_entries(cfg: Decoder, tensor: int) -> int:
     """Returns the entries that the widest layer's MLP makes of a token on one device: gate, up and their product. With
-    experts a token is copied to each that it goes to, and so is what comes out; an MLP beside them adds its own."""
+    experts a token and its output are copied for each expert; a shared expert adds its own entries."""
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
         dense = 3 * max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor
@@ -183,12 +185,12 @@ def widest_heads(cfg: Decoder) -> tuple[int, int]:
 
 
 def head_entries(cfg: Decoder) -> int:
-    """Returns the entries that the widest layer's attention makes of a token: queries, keys, values, the result."""
+    """Returns the entries of the widest layer's attention for a token: queries, keys, values, the result."""
     return 2 * sum(widest_heads(cfg))
 
 
-def turn_bytes(case: Case) -> float:
-    """Returns the weights that a turn of decoding reads on one device, bytes: of experts, those that a slot goes to."""
+def decode_step_bytes(case: Case) -> float:
+    """Returns the bytes of the weights that a decode step reads on one device: of experts, those used by a slot."""
     cfg = case.cfg
     own = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
     untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** case.slots
@@ -221,12 +223,12 @@ def pass_traffic(case: Case, passes: int) -> Traffic:
 
 
 def logprobs_traffic(case: Case) -> Traffic:
-    """Returns the traffic of one log-prob pass over a batch."""
+    """Returns the traffic of one pass forward over a batch, for log-probs or scores."""
     return pass_traffic(case, 1)
 
 
 def update_traffic(case: Case) -> Traffic:
-    """Returns the traffic of an optimiser step: the passes, the gradient's reduction, the optimiser's trees. Frozen
+    """Returns the traffic of an optimizer step: the passes, the gradient's reduction, the optimizer's trees. Frozen
     weights have no gradient, which is half of a backward pass."""
     backward = 2 if case.adapters is None else 1
     once = pass_traffic(case, 1 + backward + (case.cfg.remat in ("layer", "offload")))
@@ -243,12 +245,13 @@ def update_traffic(case: Case) -> Traffic:
 
 def of_programs(case: Case) -> dict[str, Traffic]:
     """Returns the traffic of one call of each program that is counted."""
-    count = {"sample": sample_traffic, "logprobs": logprobs_traffic, "update": update_traffic}
+    count = {"sample": sample_traffic, "logprobs": logprobs_traffic, "scores": logprobs_traffic,
+             "update": update_traffic}  # fmt: skip
     return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}
 
 
 def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate:
-    """Returns the least time of a program on one device."""
+    """Returns the minimum time of a program on one device."""
     devices = 1
     for size in case.sizes.values():
         devices *= size
@@ -262,19 +265,23 @@ def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate
 
 
 def calls(case: Case) -> dict[str, int]:
-    """Returns how often a step of RL calls each program. The warm start and evaluations are beside it."""
-    learner = case.config.learner
-    return {
-        "update_sft": 0,
-        "sample_eval": 0,
-        "sample": 1,
-        "logprobs": case.passes * learner.minibatches,
-        "values": case.values * learner.minibatches,
-        "update": learner.updates_per_batch,
-    }
+    """Returns how often a step of its stage calls each program. Evaluations are not counted."""
+    counts = {"sample_eval": 0}
+    for own in cases_of(case):
+        learner = own.stage.learner
+        times = {
+            "sample": 1,
+            "scores": len(own.stage.rewards) if isinstance(own.stage, Online) else 0,
+            "recompute": learner.minibatches,
+            "reference": learner.minibatches,
+            "update": learner.updates_per_batch,
+        }
+        counts |= {f"{own.name}.{part}": n for part, n in times.items()}
+    return {name: counts[name] for name in programs_of(case)}
 
 
 def step_seconds(case: Case, chip: Chip) -> float:
-    """Returns the seconds of one step of RL."""
-    counts, moved, times = flops.of_programs(case), of_programs(case), calls(case)
-    return sum(times[name] * estimate(counts[name], moved[name], case, chip).seconds for name in counts)
+    """Returns the seconds of one step of the case's stage."""
+    alone = dataclasses.replace(case, others=())
+    counts, moved, times = flops.of_programs(alone), of_programs(alone), calls(alone)
+    return sum(times[name] * estimate(counts[name], moved[name], alone, chip).seconds for name in counts)

@@ -59,9 +59,9 @@ def check_one(path: Path, name: str, say: Callable[[str], None]) -> Line:
         return Line(str(path), name, "", "", "", f"not planned: {str(error).splitlines()[0]}", False)
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.case.sizes.items() if size > 1) or "one device"
     how = "compiled" if plan.largest.compiled is not None else "by arithmetic"
+    took = f"{plan.largest.memory.total / GIB:.2f} of {plan.limit / GIB:.2f}"
     return Line(
-        str(path), topology.name, mesh,
-        f"{plan.largest.memory.total / GIB:.2f} of {plan.limit / GIB:.2f} ({plan.largest.name}, {how})",
+        str(path), topology.name, mesh, f"{took} ({plan.shown(plan.largest)}, {how})",
         f"{plan.step_seconds:.3g} s", "fits" if plan.fits else "does not fit", plan.fits,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.models.attention.kernels import cache_block, causal_share, filled
+from jrl.models.attention.kernels import cache_block, causal_share, padded_length
 from jrl.models.attention.kv_cache import ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
@@ -61,22 +61,22 @@ def adapter_weights(case: Case) -> int:
 
 
 def decoded_weights(case: Case) -> int:
-    """Returns what a token is multiplied with in the layers while it is sampled. Merging is not counted."""
-    return layers_of(case) + (adapter_weights(case) if decoded_apart(case) else 0)
+    """Returns the elements that a token is multiplied with in the layers during sampling. Merging is not counted."""
+    return layers_of(case) + (adapter_weights(case) if decodes_unmerged(case) else 0)
 
 
-def decoded_apart(case: Case) -> bool:
-    """Whether sampling multiplies with adapters beside the weights."""
+def decodes_unmerged(case: Case) -> bool:
+    """Whether sampling multiplies with adapters separately from the weights."""
     return case.adapters is not None and case.config.adapter.sampling == "unmerged"
 
 
 def head_weights(cfg: Decoder) -> int:
-    """Returns the elements of the head. The embedding's lookup multiplies nothing."""
+    """Returns the elements of the head. The embedding lookup has no products."""
     return cfg.vocab_size * cfg.width
 
 
 def input_weights(case: Case) -> int:
-    """Returns the elements of the matrix that makes every layer's own input; 0 where they have none."""
+    """Returns the elements of the matrix that computes the per-layer inputs; 0 without them."""
     leaf = case.spec.get("layer_project")
     return 0 if leaf is None else math.prod(leaf.shape)
 
@@ -110,8 +110,8 @@ def linear_attention(cfg: Decoder, length: int, states: int = 1) -> float:
 
 
 def carried(case: Case) -> int:
-    """Returns the states that linear attention carries through a packed row: branches have their own."""
-    return 2 if case.shape.samples > 1 and not case.shape.ahead else 1
+    """Returns the states that linear attention carries through a packed row: continuations have separate ones."""
+    return 2 if case.shape.samples > 1 and not case.shape.prefix_columns else 1
 
 
 def of_rows(cfg: Decoder, tokens: int, length: int, states: int = 1) -> Flops:
@@ -127,20 +127,20 @@ def plus(*parts: Flops) -> Flops:
 
 
 def read_columns(case: Case) -> float:
-    """Returns how many columns of the cache a turn reads, the mean over a completion that is as long as it may be: the
-    first turn has the prompt in view, the last all but the token that it draws, and blocks are read whole."""
+    """Returns the number of columns of the cache that a decode step reads, the mean over a completion of maximum
+    length: the first step reads the prompt, the last all tokens but the one it draws, rounded up to full blocks."""
     first, last = case.config.data.prompt_length, case.width - 1
     found = ends(case.width, case.width, case.config.sampler.layout)
     if case.config.sampler.attention == "ragged":
-        entries = heads_at_once(case) * filled(case.cfg.head_dim)
+        entries = heads_at_once(case) * padded_length(case.cfg.head_dim)
         block = cache_block(case.width, entries * jnp.dtype(case.cfg.dtype).itemsize)
-        found = tuple(range(block, filled(case.width) + 1, block))
-    turns = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
-    return sum(turns(*block) * block[1] for block in zip((0, *found), found)) / (last - first + 1)
+        found = tuple(range(block, padded_length(case.width) + 1, block))
+    steps = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
+    return sum(steps(*block) * block[1] for block in zip((0, *found), found)) / (last - first + 1)
 
 
 def heads_at_once(case: Case) -> int:
-    """Returns the heads with whose keys ragged attention multiplies a query: all of a device's."""
+    """Returns the number of heads whose keys ragged attention multiplies a query with: all heads of a device."""
     return case.cfg.kv_heads // case.sizes["tensor"]
 
 
@@ -163,15 +163,15 @@ def prefill(case: Case) -> Flops:
 
 
 def sample(case: Case) -> Flops:
-    """Returns the operations of a sampling call: every prompt once, then every turn."""
+    """Returns the operations of a sampling call: every prompt once, then every decode step."""
     return plus(prefill(case), decode(case))
 
 
 def decode(case: Case) -> Flops:
-    """Returns the operations of decoding where every completion is as long as it may be: each turn feeds one token to
+    """Returns the operations of decoding where every completion has the maximum length: each step feeds one token to
     every slot of every shard, and looks at the blocks of its cache that are filled. A kernel multiplies a
     query with the keys and values of all heads, and values of bfloat16 with weights of two such numbers."""
-    tokens, columns = case.turns * case.slots * case.shards, read_columns(case)
+    tokens, columns = case.decode_steps * case.slots * case.shards, read_columns(case)
     matrices = 2.0 * tokens * (decoded_weights(case) + head_weights(case.cfg))
     attended = stepping(case.cfg, columns)
     if case.config.sampler.attention == "reference":
@@ -182,36 +182,42 @@ def decode(case: Case) -> Flops:
 
 
 def completions_in_a_row(case: Case) -> int:
-    """Returns how many completions of the longest kind a packed row holds: as many of whole groups as fit, where these
-    share their prompt, and of one more."""
+    """Returns how many completions of maximum length a packed row holds: those of as many complete groups as fit, where
+    groups share their prompt, and of one more."""
     s = case.shape
-    trunk = case.config.data.prompt_length - 1 if s.samples > 1 else 0
-    if s.ahead:
-        return max(min(s.row_length // (s.width - trunk), s.places, s.samples), 1)
-    group = trunk + s.samples * (s.width - trunk)
-    rest = max(s.row_length % group - trunk, 0) // (s.width - trunk)
+    prefix = case.config.data.prompt_length - 1 if s.samples > 1 else 0
+    if s.prefix_columns:
+        return max(min(s.row_length // (s.width - prefix), s.places, s.samples), 1)
+    group = prefix + s.samples * (s.width - prefix)
+    rest = max(s.row_length % group - prefix, 0) // (s.width - prefix)
     return max(min(s.row_length // group * s.samples + rest, s.places), 1)
 
 
 def read_positions(case: Case) -> int:
     """Returns the positions of a full batch whose logits are computed: every chunk of a row that holds a token of a
-    completion, wanted ones moved together."""
-    s, learner = case.shape, case.config.learner
+    completion, wanted ones moved together; 0 where the objective reads no log-probs."""
+    if not case.needs.logprobs:
+        return 0
+    s, learner = case.shape, case.stage.learner
     chunk = min(learner.logprob_chunk, s.row_length)
     wanted = completions_in_a_row(case) * case.config.sampler.completion_length
     return case.micro_batches * s.rows * -(-wanted // chunk) * chunk
 
 
-def logprobs(case: Case) -> Flops:
-    """Returns the operations of one log-prob pass over a full batch of packed rows."""
+def scores(case: Case) -> Flops:
+    """Returns the operations of one pass forward over a full batch of packed rows, without logits."""
     tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers = layers_of(case) + adapter_weights(case)
-    weights = 2.0 * tokens * layers + 2.0 * read_positions(case) * head_weights(case.cfg)
-    return plus(Flops(weights, 0.0), of_rows(case.cfg, tokens, case.shape.keys, carried(case)))
+    return plus(Flops(2.0 * tokens * layers, 0.0), of_rows(case.cfg, tokens, case.shape.keys, carried(case)))
+
+
+def logprobs(case: Case) -> Flops:
+    """Returns the operations of one log-prob pass over a full batch of packed rows."""
+    return plus(scores(case), Flops(2.0 * read_positions(case) * head_weights(case.cfg), 0.0))
 
 
 def update(case: Case) -> Flops:
-    """Returns the operations of one optimiser step on a full batch: forward, backward at twice that, and forward again
+    """Returns the operations of one optimizer step on a full batch: forward, backward at twice that, and forward again
     for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made; all of the
     layers but their last product, where it keeps only their inputs (that is needed where more than a sum comes after
     it: a norm, a layer's own input, an expert's weight, whose gradient is its product with what comes back); and once
@@ -239,5 +245,5 @@ def update(case: Case) -> Flops:
 
 def of_programs(case: Case) -> dict[str, Flops]:
     """Returns the operations of one call of each program that multiplies matrices."""
-    count = {"sample": sample, "logprobs": logprobs, "update": update}
+    count = {"sample": sample, "logprobs": logprobs, "scores": scores, "update": update}
     return {name: count[p.kind](p.case) for name, p in programs_of(case).items()}

@@ -1,4 +1,4 @@
-"""A plan: every program of a run, what it takes on a topology, and whether that is there."""
+"""A plan: the memory and time of every program of a run on a topology, and whether the run fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
 from jrl.tools.plan import budget, cheaper, compiled, estimate, flops, libtpu, waste
 from jrl.tools.plan.budget import HostMemory, Memory
-from jrl.tools.plan.case import BEFORE_RL, Case, before_rl, make_case, programs_of, uncounted, with_known_shape
+from jrl.tools.plan.case import (
+    Case,
+    cases_of,
+    make_case,
+    programs_of,
+    shown_name,
+    split_name,
+    uncounted,
+    with_known_shape,
+)
 from jrl.tools.plan.cheaper import Change
 from jrl.tools.plan.chips import GIB, Topology
 from jrl.tools.plan.compiled import Compiled
@@ -25,17 +34,16 @@ from jrl.tools.plan.estimate import Estimate
 
 Say = Callable[[str], None]
 
-# Which of the trees that a run keeps are among a program's arguments. The others are on the device all the same.
-HOLDS = {"init": "nothing", "begin_rl": "state", "update": "state", "close": "state",
-         "update_sft": "state", "close_sft": "state", "sample": "weights",
-         "sample_eval": "weights", "logprobs": "weights", "values": "weights"}  # fmt: skip
+# Which trees of the run's state are arguments of a program. The others are on the device too.
+HOLDS = {"init": "nothing", "begin": "state", "update": "state", "close": "state", "sample": "weights",
+         "sample_eval": "weights", "recompute": "weights", "reference": "weights", "scores": "weights"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One program on one device."""
 
-    name: str
+    name: str  # in the program cache
     memory: Memory  # as compiled where it was, else by arithmetic
     arithmetic: Memory | None  # None where only the compiler knows
     compiled: Compiled | None
@@ -47,24 +55,28 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What `jrl plan` says of a run on a topology."""
+    """The plan of a run on a topology."""
 
     topology: Topology
-    case: Case
+    case: Case  # of the stage that `step_seconds` is of
     rows: list[Row]
     limit: int  # bytes of HBM on one device
     step_seconds: float
     changes: list[Change]  # where it does not fit
     notes: list[str]
-    wastes: list[str]  # what a program does that it should not
+    wastes: list[str]  # inefficiencies of programs
 
     @property
     def largest(self) -> Row:
         return max(self.rows, key=lambda row: row.memory.total)
 
+    def shown(self, row: Row) -> str:
+        """Returns a row's name as a text shows it."""
+        return shown_name(self.case, row.name)
+
     @property
     def host(self) -> HostMemory:
-        return budget.on_host(self.case)
+        return max(map(budget.on_host, cases_of(self.case)), key=lambda memory: memory.total)
 
     @property
     def fits(self) -> bool:
@@ -72,23 +84,31 @@ class Plan:
 
 
 def make_plan(
-    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, *, count: bool = True
+    config: Config,
+    parts: Parts,
+    topology: Topology,
+    source: Sequence[str],
+    say: Say,
+    *,
+    count: bool = True,
+    stage: str | None = None,
 ) -> Plan:
     """Returns the plan of a run. With libtpu every program is compiled; without it only arithmetic is done.
 
     Args:
       source: the configuration and bindings as the command line has them, for the process that counts collectives.
-      say: told of progress.
+      say: called with progress messages.
       count: count collectives too.
+      stage: the name of the stage that is planned alone; None: all of them.
 
     Raises: ValueError where the run cannot be laid out on the topology, or asks for a kernel of other devices.
     """
-    config, told = with_known_shape(config)
-    case = make_case(config, parts, topology.num_devices)
+    config, note = with_known_shape(config)
+    case = make_case(config, parts, topology.num_devices, stage)
     check_attention(case.cfg, "tpu")
-    notes = [line for line in (told, uncounted(config)) if line is not None]
+    notes = [line for line in (note, uncounted(config)) if line is not None]
     said: dict[str, Compiled] = {}
-    counting = Counting(source, case) if count else None
+    counting = Counting(source, case, stage) if count else None
     try:
         if compiled.libtpu_version() is None:
             notes.append("libtpu is not installed: nothing was compiled, memory is by arithmetic (pip install libtpu)")
@@ -96,11 +116,13 @@ def make_plan(
             from jrl.tools.plan.shapes import lower
 
             say(f"tracing the programs for {topology.name}")
-            lowered = lower(config, parts, compiled.topology_mesh(topology, config.mesh))
+            lowered = lower(config, parts, compiled.topology_mesh(topology, config.mesh), stage)
             say(f"compiling {len(lowered)} programs")
-            done = lambda name, found, cached: say(
-                f"{name}: {'known from an earlier plan' if cached else f'compiled in {found.compile_seconds:.0f} s'}"
-            )
+
+            def done(name: str, found: Compiled, cached: bool) -> None:
+                how = "known from an earlier plan" if cached else f"compiled in {found.compile_seconds:.0f} s"
+                say(f"{shown_name(case, name)}: {how}")
+
             said = compiled.compile_all(lowered, topology, done)
         found = counting.result(say) if counting is not None else None
     finally:
@@ -113,7 +135,8 @@ def make_plan(
     rows = rows_of(case, topology, said, counted)
     limit = topology.chip.limit_bytes
     calls = estimate.calls(case)
-    seconds = sum(calls[row.name] * row.estimate.seconds for row in rows if row.estimate is not None)
+    own = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
+    seconds = sum(calls[row.name] * row.estimate.seconds for row in own)
     plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, found or {}))
     if plan.fits:
         return plan
@@ -128,8 +151,9 @@ def rows_of(
     rows = []
     for name in [*said, "restore"] if said else known:  # nothing is compiled for a restore
         arithmetic, compiled_ = known.get(name), said.get(name)
-        beside = budget.kept(before_rl(case) if name in BEFORE_RL else case)
-        memory = arithmetic if compiled_ is None else by_kind(name, compiled_, arithmetic, beside)
+        memory = arithmetic
+        if compiled_ is not None:
+            memory = by_kind(name, compiled_, arithmetic, budget.resident_beside(case, name))
         counted = name in counts
         rows.append(
             Row(
@@ -147,7 +171,7 @@ def rows_of(
 
 
 def wastes_of(case: Case, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns what the programs do that they should not, a sentence each.
+    """Returns the inefficiencies of the programs, a sentence each.
 
     Args:
       found: what the texts of the programs say, by name; see `jrl.tools.plan.collectives`.
@@ -158,38 +182,39 @@ def wastes_of(case: Case, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if body is None:
             continue
         if kind == "sample":
-            said += waste.gathers_in_loop(name, own, body["collectives"])
+            said += waste.gathers_in_loop(shown_name(case, name), own, body["collectives"])
             said.append(body["second_cache"])
         else:
-            said.append(waste.full_logits(name, own, body["logits"]))
+            said.append(waste.full_logits(shown_name(case, name), own, body["logits"]))
     return [line for line in said if line is not None]
 
 
-def by_kind(name: str, found: Compiled, arithmetic: Memory | None, kept: Memory) -> Memory:
-    """Returns a compiled program's memory by kind, with what the run keeps beside it.
+def by_kind(name: str, found: Compiled, arithmetic: Memory | None, resident: Memory) -> Memory:
+    """Returns a compiled program's memory by kind, with the run's state.
 
     The compiler gives one number for arguments and one for what a program makes for itself. What of the latter are
     gradients, activations and cache is arithmetic; temporary is the rest.
     """
-    held = {"nothing": 0, "state": kept.total, "weights": min(kept.weights, found.arguments)}[
-        HOLDS.get(name, "nothing")
-    ]
-    others = kept.total - held if name != "init" else 0
-    total = found.total + others
-    if name == "init":
-        return Memory(weights=kept.weights, optimiser=kept.optimiser, temporary=max(total - kept.total, 0))
+    part = split_name(name)[1]
+    sizes = {"nothing": 0, "state": resident.total, "weights": min(resident.weights, found.arguments)}
+    held = sizes[HOLDS.get(part, "nothing")]
+    total = found.total + (resident.total - held if part != "init" else 0)
+    if part == "begin" and arithmetic is not None:
+        total += arithmetic.temporary  # of the stage that ends, which is not an argument
+    if part == "init":
+        return Memory(weights=resident.weights, optimiser=resident.optimiser, temporary=max(total - resident.total, 0))
     made = {kind: getattr(arithmetic, kind) if arithmetic else 0 for kind in ("gradients", "activations", "cache")}
-    left = total - kept.total
+    left = total - resident.total
     for kind, size in made.items():
         made[kind] = max(min(size, left), 0)
         left -= made[kind]
-    return Memory(weights=kept.weights, optimiser=kept.optimiser, temporary=max(left, 0), **made)
+    return Memory(weights=resident.weights, optimiser=resident.optimiser, temporary=max(left, 0), **made)
 
 
 class Counting:
-    """The process that counts collectives, beside the compiler. Close it."""
+    """A separate process that counts collectives. Must be closed."""
 
-    def __init__(self, source: Sequence[str], case: Case) -> None:
+    def __init__(self, source: Sequence[str], case: Case, stage: str | None) -> None:
         devices = 1
         for size in case.sizes.values():
             devices *= size
@@ -202,7 +227,7 @@ class Counting:
             "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
             "NPROC": str(max(16, 2 * devices)),
         }
-        command = [sys.executable, "-m", "jrl.tools.plan.collectives", self._out, str(devices), *source]
+        command = [sys.executable, "-m", "jrl.tools.plan.collectives", self._out, str(devices), stage or "", *source]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -235,7 +260,7 @@ class Counting:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Returns what `jrl plan --json` prints. Memory in GiB a device, FLOPs of all devices, bytes of one."""
+    """Returns the output of `jrl plan --json`. Memory in GiB a device, FLOPs of all devices, bytes of one."""
     return {
         "fits": plan.fits,
         "hbm_gib": plan.largest.memory.total / GIB,
@@ -246,7 +271,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "wastes": plan.wastes,
         "programs": [
             {
-                "name": row.name,
+                "name": split_name(row.name)[1],
+                "stage": split_name(row.name)[0],
                 "compiled": row.compiled is not None,
                 "hbm": {kind: size / GIB for kind, size in row.memory._asdict().items()},
                 "host": None if row.compiled is None else row.compiled.host / GIB,

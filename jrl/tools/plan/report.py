@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from jrl.experiment import Online
 from jrl.tools.plan import budget, cheaper, estimate
 from jrl.tools.plan.budget import Memory
+from jrl.tools.plan.case import Case, cases_of
 from jrl.tools.plan.chips import GIB
 from jrl.tools.plan.planning import Plan
 
@@ -19,12 +21,20 @@ def text(plan: Plan) -> str:
 def head(plan: Plan) -> str:
     topology, case = plan.topology, plan.case
     mesh = " x ".join(f"{axis} {size}" for axis, size in case.sizes.items() if size > 1) or "one device"
-    s = case.shape
-    return (
-        f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB; mesh {mesh}\n"
-        f"{case.prompts} prompts x {case.config.loop.samples} samples of at most {case.width} tokens, "
-        f"{case.slots} slots a batch shard; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}"
-    )
+    title = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB; mesh {mesh}"
+    return "\n".join([title, *map(shapes, cases_of(case))])
+
+
+def shapes(case: Case) -> str:
+    """Returns the shapes of a stage as a line, with its name where the run has several."""
+    s, name = case.shape, f"{case.name}: " if len(case.config.stages) > 1 else ""
+    batch = f"{case.prompts} stored sequences of at most {case.width} tokens"
+    if isinstance(case.stage, Online):
+        batch = (
+            f"{case.prompts} prompts x {case.samples} samples of at most {case.width} tokens, "
+            f"{case.slots} slots a batch shard"
+        )
+    return f"{name}{batch}; {case.micro_batches} micro-batches of {s.rows} rows of {s.row_length}"
 
 
 def memory(plan: Plan) -> str:
@@ -32,36 +42,36 @@ def memory(plan: Plan) -> str:
     title = ["GiB a device", *Memory._fields, "total", "compiler", "arithmetic"]
     lines = [title]
     small = []
-    least = budget.kept(plan.case).total + SMALL * GIB
     for row in plan.rows:
-        if row.arithmetic is None and row.memory.total < least:
-            small.append(row.name)
+        name, resident = plan.shown(row), budget.resident_beside(plan.case, row.name).total
+        if row.arithmetic is None and row.memory.total < resident + SMALL * GIB:
+            small.append(name)
             continue
         gib = lambda size: "-" if size is None else f"{size / GIB:.2f}"
         compiled = None if row.compiled is None else row.compiled.total
         arithmetic = None if row.arithmetic is None else row.arithmetic.total
-        lines.append([row.name, *map(gib, row.memory), gib(row.memory.total), gib(compiled), gib(arithmetic)])
-    said = table(lines)
+        lines.append([name, *map(gib, row.memory), gib(row.memory.total), gib(compiled), gib(arithmetic)])
+    text = table(lines)
     if small:
-        said += f"\nless than {SMALL} GiB beside what the run keeps: {', '.join(small)}"
+        text += f"\nless than {SMALL} GiB beyond the state of the run: {', '.join(small)}"
     if plan.host.total:
         kinds = ", ".join(f"{kind} {size / GIB:.2f}" for kind, size in plan.host._asdict().items() if size)
-        said += f"\nin the host's memory, GiB a device: {kinds}"
-    return said
+        text += f"\nhost memory, GiB a device: {kinds}"
+    return text
 
 
 def time(plan: Plan) -> str:
-    """Returns the table of operations and least times."""
+    """Returns the table of operations and minimum times."""
     lines = [["a call", "TFLOP", "HBM GB a device", "compute s", "memory s", "links s", "bound by", "calls a step"]]
     calls = estimate.calls(plan.case)
     for row in plan.rows:
         if row.estimate is not None:
             e = row.estimate
-            lines.append(
-                [row.name, f"{row.flops / 1e12:.1f}", f"{row.bytes / 1e9:.1f}", f"{e.compute:.3g}", f"{e.memory:.3g}",
-                 f"{e.links:.3g}", e.bound, str(calls[row.name])]
-            )  # fmt: skip
-    return f"{table(lines)}\na step takes at least {plan.step_seconds:.3g} s"
+            moved = [f"{row.flops / 1e12:.1f}", f"{row.bytes / 1e9:.1f}"]
+            seconds = [f"{least:.3g}" for least in e]
+            lines.append([plan.shown(row), *moved, *seconds, e.bound, str(calls[row.name])])
+    step = f"a step of {plan.case.name}" if len(plan.case.config.stages) > 1 else "a step"
+    return f"{table(lines)}\n{step} takes at least {plan.step_seconds:.3g} s"
 
 
 def links(plan: Plan) -> str:
@@ -70,19 +80,19 @@ def links(plan: Plan) -> str:
     for row in plan.rows:
         for c in row.collectives or []:
             if c["bytes"] >= 1e6:
-                lines.append([row.name, c["op"], c["axes"], str(c["count"]), f"{c['bytes'] / 1e9:.3f}"])
+                lines.append([plan.shown(row), c["op"], c["axes"], str(c["count"]), f"{c['bytes'] / 1e9:.3f}"])
     return table(lines) if len(lines) > 1 else ""
 
 
 def verdict(plan: Plan) -> str:
     row = plan.largest
     said = (
-        f"{'fits' if plan.fits else 'DOES NOT FIT'}: {row.name} takes {row.memory.total / GIB:.2f} of "
+        f"{'fits' if plan.fits else 'DOES NOT FIT'}: {plan.shown(row)} takes {row.memory.total / GIB:.2f} of "
         f"{plan.limit / GIB:.2f} GiB a device"
     )
     if not plan.fits:
         changes = [f"  {cheaper.sentence(change)}" for change in plan.changes]
-        said += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  none of one binding was found"])
+        said += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  no single binding helps"])
     return said
 
 

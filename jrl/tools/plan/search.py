@@ -1,4 +1,4 @@
-"""The layout of a run on a topology: mesh, micro-batch, what is computed again, slots. Arithmetic first, then compiled.
+"""Searches the layout of a run on a topology: mesh, micro-batch, remat, slots. By arithmetic first, then compiled.
 
 Every candidate has a time, or the reason why it is refused. The fastest are compiled, and what the compiler says does
 not fit is refused too.
@@ -11,17 +11,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jrl.experiment import Config
+from jrl.experiment import Config, Online
 from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
 from jrl.tools.plan import assigned, budget, compiled, estimate
 from jrl.tools.plan.case import (
-    BEFORE_RL,
     Case,
-    before_rl,
     decoder_of_run,
     make_case,
     programs_of,
+    shown_name,
+    split_name,
     uncounted,
     with_known_shape,
 )
@@ -37,24 +37,24 @@ BEST = 5  # layouts that are shown
 COMPILED = 2  # layouts that must pass the compiler before the search of a named topology ends
 TRIES = 6  # layouts that are compiled at most
 
-# Programs that have no slots; the others have no micro-batches.
-LEARNING = ("update", "update_sft", "logprobs", "values")
+# Programs that have no micro-batches; the others have no slots.
+SAMPLING = ("sample", "sample_eval")
 
 Say = Callable[[str], None]
 
 
 class Candidate(NamedTuple):
-    """One layout: what it sets, its time where arithmetic lets it stand, or why it was refused."""
+    """One layout: its bindings, and its time, or why it was refused."""
 
     bindings: Mapping[str, Any]
-    gib: float | None  # of the largest program on one device; None: it cannot be laid out
+    gib: float | None  # of the largest program on one device; None: it cannot be sharded
     step_seconds: float | None
     refused: str | None
-    compiled: bool = False  # the compiler has agreed that it fits
+    compiled: bool = False  # the compiler confirmed that it fits
 
 
 class Search(NamedTuple):
-    """What was found on one topology."""
+    """The result of a search on one topology."""
 
     topology: Topology
     default: Candidate  # the configuration's own layout
@@ -63,29 +63,29 @@ class Search(NamedTuple):
 
 
 def search(
-    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, wanted: int = COMPILED
+    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, max_found: int = COMPILED
 ) -> Search:
     """Returns every layout of a run on a topology; the compiler has assigned the memory of the best of them where
     libtpu is installed.
 
     Args:
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
-      wanted: layouts that must pass the compiler before the search ends.
+      max_found: layouts that must pass the compiler before the search ends.
 
     Raises: ValueError where the run asks for a kernel of other devices.
     """
-    config, told = with_known_shape(config)
+    config, note = with_known_shape(config)
     check_attention(decoder_of_run(config), "tpu")
-    for line in (told, uncounted(config)):
+    for line in (note, uncounted(config)):
         if line is not None:
             say(line)
-    say(f"judging layouts for {topology.name}")
+    say(f"searching layouts for {topology.name}")
     all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
     refused = [c for c in all_ if c.refused is not None]
     found = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
     say(f"{len(found)} of {len(all_)} layouts fit by arithmetic")
     if found and compiled.libtpu_version() is not None:
-        found, rejected = confirmed(config, parts, topology, found, source, say, wanted)
+        found, rejected = confirmed(config, parts, topology, found, source, say, max_found)
         refused += rejected
     return Search(topology, judged(config, parts, topology, {}), found, refused)
 
@@ -96,7 +96,7 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
     Where libtpu is installed, the compiler must have agreed to the best layout; it is asked about no other.
     """
     for grid in chip.slices:
-        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, wanted=1)
+        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, max_found=1)
         if done.found:
             return done
     return done
@@ -104,7 +104,7 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
 
 def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
-    model = type(config.model).__name__
+    model, samples = type(config.model).__name__, any(isinstance(stage, Online) for stage in config.stages)
     for mesh in meshes(topology.num_devices):
         over = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
         try:
@@ -114,9 +114,9 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             continue
         local = case.sequences // case.shards
         own = case.cfg.attention_block
-        whole = (case.shape.samples + 1,) if case.shape.ahead else ()  # of a group: its prompt, and each sample
+        whole = (case.shape.samples + 1,) if case.shape.prefix_columns else ()  # a group's prompt, and each sample
         rows = sorted({min(n, local) for n in (*ROWS, *whole)})
-        slots = sorted({min(n, local) for n in SLOTS})
+        slots = sorted({min(n, local) for n in SLOTS}) if samples else [config.sampler.slots]
         blocked = case.cfg.attention == "reference" and case.shape.row_length > BLOCK
         blocks = {None, BLOCK, own} if blocked else {own}
         for row, remat, block, slot in itertools.product(
@@ -150,7 +150,7 @@ def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[s
     limit, seconds = topology.chip.limit_bytes, estimate.step_seconds(case, topology.chip)
     refused = None
     if size > limit:
-        refused = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, by arithmetic"
+        refused = f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, by arithmetic"
     return Candidate(bindings, size / GIB, seconds, refused)
 
 
@@ -161,23 +161,23 @@ def confirmed(
     found: Sequence[Candidate],
     source: Sequence[str],
     say: Say,
-    wanted: int,
+    max_found: int,
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Returns (layouts that still stand, layouts that the compiler refused), after it was asked about the fastest."""
     good, bad = [], []
-    known: dict[tuple, str] = {}  # what the compiler has refused, by program and the bindings it depends on
+    known: dict[tuple, str] = {}  # the compiler's refusals, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
     rest, tried = list(found), 0
-    over: dict[str, float] = {}  # what the compiler said over arithmetic, by program that it refused
+    over: dict[str, float] = {}  # the compiler's bytes over arithmetic, by refused program
     later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
-    # A few small programs aside, all that a run compiles. The first state is no larger.
+    # All programs of a run except a few small ones. The initial state is no larger.
     deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
-    while (rest or later) and len(good) < wanted and tried < TRIES:
+    while (rest or later) and len(good) < max_found and tried < TRIES:
         first_time = bool(rest)
         candidate = (rest or later).pop(0)
-        told = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
-        if told:
-            bad.append(candidate._replace(refused=told[0]))
+        refusals = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
+        if refusals:
+            bad.append(candidate._replace(refused=refusals[0]))
             continue
         case = make_case(applied(config, candidate.bindings), parts, topology.num_devices)
         arithmetic = budget.of_programs(case)
@@ -188,10 +188,10 @@ def confirmed(
         tried += 1
         said = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
         for name, result in said.items():
-            say(f"  {name}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
+            say(f"  {shown_name(case, name)}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
         name, size = largest(said, case)
         if size > limit:
-            why = f"{name} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
+            why = f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
             known[depends_on(name, candidate.bindings)] = why
             over[name] = max(over.get(name, 1.0), size / arithmetic[name].total)
             bad.append(candidate._replace(gib=size / GIB, refused=why))
@@ -206,17 +206,17 @@ def confirmed(
 
 def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
     """Returns the bindings that a program's memory depends on: an update has no slots, a sampler no micro-batch."""
-    strange = "Sampler." if program in LEARNING else "Learner."
+    strange = "Learner." if split_name(program)[1] in SAMPLING else "Sampler."
     return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
 
 
 def largest(said: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
-    """Returns the program that takes the most, and its bytes with what the run keeps beside it, the optimiser too."""
+    """Returns the program that needs the most memory, and its bytes including the run's state."""
 
     def total(name: str) -> int:
         found = said[name]
-        kept = budget.kept(before_rl(case) if name in BEFORE_RL else case).total
-        return max(found.total, kept + found.temporary + found.outputs + found.code)
+        resident = budget.resident_beside(case, name).total
+        return max(found.total, resident + found.temporary + found.outputs + found.code)
 
     name = max(said, key=total)
     return name, total(name)
@@ -233,7 +233,7 @@ def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
 
 
 def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
-    """Returns the winner as a configuration of its own: the searched one, what was bound over it, and the layout.
+    """Returns the winner as a configuration of its own: the searched one, its bindings, and the layout.
 
     Args:
       source: the searched configuration, as a file in the winner's folder includes it.
@@ -246,7 +246,7 @@ def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
 
 
 def text(done: Search) -> str:
-    """Returns the search as a page: the best layouts beside the configuration's own, and why the others are refused."""
+    """Returns the search as text: the best layouts, the configuration's own, and why the others are refused."""
     topology, best = done.topology, done.found[:BEST]
     head = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB"
     lines = [head, "", "a step at least, GiB a device"]
@@ -254,11 +254,11 @@ def text(done: Search) -> str:
     if own.step_seconds is None:
         lines.append(f"  as configured: {own.refused}")
     else:
-        told = "" if own.refused is None else f": {own.refused}"
-        lines.append(f"  {own.step_seconds:8.3g} s  {own.gib:6.2f}  as configured{told}")
+        reason = "" if own.refused is None else f": {own.refused}"
+        lines.append(f"  {own.step_seconds:8.3g} s  {own.gib:6.2f}  as configured{reason}")
     for c in best:
-        told = "compiled" if c.compiled else "by arithmetic"
-        lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({told})")
+        source = "compiled" if c.compiled else "by arithmetic"
+        lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({source})")
     if not best:
         lines.append("  no layout fits")
     return "\n".join([*lines, "", f"refused: {len(done.refused)}", *why_refused(done.refused)])
@@ -279,7 +279,7 @@ def why_refused(refused: Sequence[Candidate]) -> list[str]:
 
 
 def to_json(done: Search) -> dict[str, Any]:
-    """Returns what `jrl plan --search --json` prints."""
+    """Returns the output of `jrl plan --search --json`."""
     row = lambda c: {"bindings": words(c.bindings), "hbm_gib": c.gib, "step_seconds": c.step_seconds,
                      "compiled": c.compiled, "refused": c.refused}  # fmt: skip
     return {

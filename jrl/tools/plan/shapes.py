@@ -1,26 +1,25 @@
-"""A run that is never opened: its programs and their arguments as shapes, on a mesh of devices that need not exist."""
+"""The programs of a run and their arguments as shapes, on a mesh of devices that need not exist."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.algos.contract import Algorithm
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.experiment import Config, row_of
-from jrl.learning.pack import Shape
+from jrl.experiment import Config, stage_names
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.stop_strings import StopTable
 from jrl.run import precompile, programs
-from jrl.run.programs import Programs
-from jrl.tools.plan.case import decoder_of_run
-from jrl.types import PyTree
+from jrl.run.job import stage_arrays
+from jrl.run.precompile import Inputs
+from jrl.tools.plan.case import decoder_of_run, evaluates
 
 
 class Lowered(Program):
@@ -44,7 +43,7 @@ class Lowering(ProgramCache):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What programs ask of a tokenizer. Which ids end and pad changes no shape."""
+    """The tokenizer fields that programs read. The end and pad ids change no shape."""
 
     vocab_size: int
     filled: int = 0  # ids in use; the embedding may have more rows
@@ -52,65 +51,48 @@ class Vocabulary:
     pad_id: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-    """What `jrl.run.precompile` asks of a job, where nothing is open. Numbers stand for arrays of their shape."""
-
-    config: Config
-    mesh: Mesh
-    algorithm: Algorithm
-    programs: Programs
-    key: jax.ShapeDtypeStruct
-    sampling_params: SamplingParams
-    eval_sampling_params: SamplingParams | None
-    stop_table: StopTable | None
-    algo: PyTree
-    adamw: PyTree
-    sft_adamw: PyTree | None
-    router: PyTree | None
-    shape: Shape
-    sft_shape: Shape | None
-
-
-def lower(config: Config, parts: Parts, mesh: Mesh) -> dict[str, Any]:
+def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) -> dict[str, Any]:
     """Returns the lowered programs of a run's steps and of its start, by name: the functions that `jrl train` runs.
+
+    Args:
+      stage: the name of the stage whose programs are lowered; None: those of all.
 
     Raises: ValueError where shapes do not divide over the mesh.
     """
-    program_cache = Lowering()
-    algorithm = row_of(parts.tables, "algos", config.algo)
-    numbers = lambda tree: jax.tree.map(np.float32, tree)
-    vocab_size = decoder_of_run(config).vocab_size
-    model = programs.model_of(config, parts.tables)
-    built = programs.build(config, algorithm, model, Vocabulary(vocab_size), mesh, program_cache)
-    run = Shapes(
-        config=config,
-        mesh=mesh,
-        algorithm=algorithm,
-        programs=built,
-        key=jax.eval_shape(jax.random.key, 0),
-        sampling_params=sampling_params_shape(config),
-        eval_sampling_params=None
-        if config.eval is None
-        else SamplingParams(_number(config.eval.temperature), None, None, None),
-        stop_table=stop_shape(config, vocab_size),
-        algo=numbers(config.algo),
-        adamw=numbers(config.optimizer),
-        sft_adamw=None if config.sft is None else numbers(config.sft.optimizer),
-        router=numbers(config.learner.router),
-        shape=programs.train_shape(config, mesh),
-        sft_shape=None if config.sft is None else programs.sft_shape(config, mesh),
-    )
+    program_cache, names = Lowering(), stage_names(config.stages)
+    planned = [stage is None or name == stage for name in names]
     # The precision of a run; see job.open_policy.
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
-        state = built.init.compile(programs.abstract(run.key, mesh))
-        if config.sft is not None:
-            precompile.compile_sft(run, state)
-        state = built.begin_rl.compile(state)
-        precompile.compile_rl(run, state)
-        if config.eval is not None:
-            precompile.compile_eval(run, state)
-    return {name: p.lowered for name, p in program_cache.programs.items() if p.lowered is not None}
+        inputs = inputs_of(config, parts, mesh, program_cache)
+        state = inputs.programs.init.compile(inputs.key)
+        for i, wanted in enumerate(planned):
+            if wanted:
+                state = precompile.compile_stage(inputs, i, state, begun=False)
+            else:
+                state = inputs.programs.stages[i].begin.shape(state)
+        if evaluates(config, itertools.compress(config.stages, planned)):
+            precompile.compile_eval(inputs, state)
+    lowered = {name: p.lowered for name, p in program_cache.programs.items() if p.lowered is not None}
+    return {"init": lowered.pop("init"), **lowered}
+
+
+def inputs_of(config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCache) -> Inputs:
+    """Returns the abstract inputs of a run's programs. Numbers stand for arrays of their shape."""
+    vocab_size = decoder_of_run(config).vocab_size
+    model = programs.model_of(config, parts.tables)
+    built = programs.build(config, parts.tables, model, Vocabulary(vocab_size), mesh, program_cache)
+    evaluation = config.eval and SamplingParams(_number(config.eval.temperature), None, None, None)
+    return Inputs(
+        config=config,
+        mesh=mesh,
+        programs=built,
+        key=programs.abstract(jax.eval_shape(jax.random.key, 0), mesh),
+        sampling_params=sampling_params_shape(config),
+        eval_params=evaluation,
+        stop_table=stop_shape(config, vocab_size),
+        arrays=tuple(stage_arrays(stage, np.float32) for stage in config.stages),
+        shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
+    )
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""What a program should not do: hold logits of whole rows, keep a second cache, gather weights in the decode loop."""
+"""Checks for wasteful programs: logits of full rows, a second KV cache, weights gathered in the decode loop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def widest_logits(text: str, vocab_sizes: set[int]) -> int:
 
 
 def full_logits(name: str, case: Case, positions: int) -> str | None:
-    """Returns what is wrong with a learner's program that holds logits of `positions` at once on one device."""
-    chunk = min(case.config.learner.logprob_chunk, case.shape.row_length)
+    """Returns the problem of a learner program that holds logits of `positions` at once on one device."""
+    chunk = min(case.stage.learner.logprob_chunk, case.shape.row_length)
     if positions <= case.rows * chunk:
         return None
     return (
@@ -40,25 +40,25 @@ def full_logits(name: str, case: Case, positions: int) -> str | None:
 
 def caches_carried(text: str, case: Case) -> int:
     """Returns how many blocks of a layer's cache, or of a stack of layers', a loop of a compiled sampler carries at
-    most. Blocks of prompts count too where as many prompts are at hand as there are slots: they look the same."""
+    most. Blocks of prompts count too where there are as many prompts in flight as slots: they have the same shape."""
     shapes = set()
     for layers, rows, heads, entries in _stacks(case):
         for columns in _blocks(case):
-            for one in (f"{rows},{heads},{columns},{entries}]", f"{rows},{heads},{entries},{columns}]"):
-                shapes |= {f"[{one}", f"[{layers},{one}"}
+            for shape in (f"{rows},{heads},{columns},{entries}]", f"{rows},{heads},{entries},{columns}]"):
+                shapes |= {f"[{shape}", f"[{layers},{shape}"}
     return max((sum(line.count(shape) for shape in shapes) for line in _WHILE.findall(text)), default=0)
 
 
 def second_cache(name: str, case: Case, carried: int) -> str | None:
-    """Returns what is wrong with a sampler whose loop carries more than keys and values once."""
+    """Returns the problem of a sampler whose loop carries keys and values more than once."""
     slots = _blocks(case)
     prompts = [n for n in _blocks(case, case.config.data.prompt_length) if n in slots]
-    blocks = len(slots) + (len(prompts) if budget.resident(case) == case.slots else 0)
+    blocks = len(slots) + (len(prompts) if budget.prompts_in_flight(case) == case.slots else 0)
     scanned = case.config.sampler.layers == "scanned"
     once = 2 * blocks * sum(1 if scanned else layers for layers, *_ in _stacks(case))
     if carried <= once:
         return None
-    return f"{name} carries {carried} blocks of the cache through a loop, where {once} hold it once"
+    return f"{name} carries {carried} blocks of the KV cache through a loop; one copy has {once}"
 
 
 def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
@@ -69,14 +69,15 @@ def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
 
 
 def _blocks(case: Case, columns: int | None = None) -> tuple[int, ...]:
-    """Returns the columns of every block that the sampler's cache lies in, or one of its first `columns`."""
+    """Returns the columns of every block of the sampler's cache, or of its first `columns`."""
     columns = case.width if columns is None else columns
     found = ends(columns, case.width, case.config.sampler.layout)
     return tuple(end - start for start, end in zip((0, *found), found))
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:
-    """Returns what is wrong with a decode loop that crosses batch axes, or gathers more than a turn's activations."""
+    """Returns the problems of a decode loop that crosses batch axes, or gathers more than a decode step's
+    activations."""
     found = []
     offload_buffer_bytes = case.slots * (case.cfg.vocab_size + case.cfg.width * (2 * case.cfg.layers + 1)) * 4
     for row in rows:
@@ -84,8 +85,9 @@ def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[s
             continue
         if set(row["axes"].split("+")) & {"data", "fsdp"}:
             found.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
-        elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.turns * offload_buffer_bytes:
+        elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * offload_buffer_bytes:
             found.append(
-                f"{name}: the decode loop gathers {row['bytes'] / case.turns / 1e6:.1f} MB a turn over {row['axes']}"
+                f"{name}: the decode loop gathers {row['bytes'] / case.decode_steps / 1e6:.1f} MB a step "
+                f"over {row['axes']}"
             )
     return found

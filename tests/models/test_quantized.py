@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampled import adapted, agree_on_every_mesh, fresh, learned, one_device
+from sampled import adapted, agree_on_every_mesh, fresh, learned, one_device, places_of
 
-from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.adapters.lora import LoRA, merge
 from jrl.models.adapters.matrices import MATRICES
-from jrl.models.adapters.quantized import KINDS, NF4, check_bytes, quantise
-from jrl.models.adapters.quantized import whole as whole_matrix
+from jrl.models.adapters.quantized import KINDS, NF4, check_bytes, dequantize, quantize
 from jrl.models.attention.linear import Linear
-from jrl.models.contract import ADAPTER, axes, split, whole
+from jrl.models.contract import axes, merge_params, split_params
 from jrl.models.decoder import MODEL
 from jrl.models.experts import Experts
 from jrl.models.shape import Decoder, FullHeads
@@ -44,7 +43,7 @@ def logits(params, model=MODEL, cfg=CFG):
 
 @functools.partial(jax.jit, static_argnames=("model", "cfg"))
 def loss(adapters, base, model, cfg):
-    return (logits(whole(base, adapters), model, cfg) ** 2).mean()
+    return (logits(merge_params(base, adapters), model, cfg) ** 2).mean()
 
 
 gradient = functools.partial(jax.jit, static_argnames=("model", "cfg"))(jax.value_and_grad(loss))
@@ -62,8 +61,8 @@ def drawn(config, cfg):
 def by_hand(kind, column):
     """Returns (values, scale, the matrix they stand for) of one output with the inputs of `column`."""
     weight = jnp.asarray(column, jnp.float32).reshape(1, -1, 1)
-    found = quantise(weight, "up", kind, ("layers", "embed", "mlp"))
-    stood_for = whole_matrix(jax.tree.map(lambda leaf: leaf[0], found), "up", jnp.float32, None)
+    found = quantize(weight, "up", kind, ("layers", "embed", "mlp"))
+    stood_for = dequantize(jax.tree.map(lambda leaf: leaf[0], found), "up", jnp.float32, None)
     return found[kind][0, :, 0].tolist(), found["scale"][0, :, 0].tolist(), stood_for[:, 0]
 
 
@@ -100,11 +99,11 @@ SCALES = {("o", "int8"): (2, 1, 1, 6), ("o", "int4"): (2, 2, 2, 6), ("o", "nf4")
 def test_every_weight_is_within_half_a_step_and_what_qwix_makes_of_it(name, kind):
     shape, names = LAID[name]
     weight = jax.random.normal(jax.random.key(0), shape)
-    found = quantise(weight, name, kind, names)
+    found = quantize(weight, name, kind, names)
     # A scale for all inputs of an output, or for 64 (of 96 inputs: 32, which divides them) of one head or expert.
     assert found["scale"].shape == SCALES[name, kind]
     first = jax.tree.map(lambda leaf: leaf[0], found)
-    stood_for = whole_matrix(first, name, jnp.float32, None)
+    stood_for = dequantize(first, name, jnp.float32, None)
     # Between neighbouring levels lies 1, or of the quantiles at most -0.696 + 1.
     step = 1 if kind != "nf4" else max(b - a for a, b in itertools.pairwise(NF4))
     tiles = [n // s for n, s in zip(shape[1:], first["scale"].shape)]
@@ -139,14 +138,14 @@ def test_every_matrix_has_its_inputs_named(cfg):
 
 def test_the_model_computes_with_the_weights_that_they_stand_for():
     model, params, cfg = drawn(*CASES[0])
-    params = {**params, ADAPTER: jax.tree.map(np.zeros_like, params[ADAPTER])}  # nothing comes of the adapters
+    params = params._replace(adapters=jax.tree.map(np.zeros_like, params.adapters))  # nothing comes of the adapters
     with jax.enable_x64(True):
         bare = fresh(MODEL, cfg)
-        np.testing.assert_array_equal(params["embed"], bare["embed"])
-        meant = dict(params["layers"])
+        np.testing.assert_array_equal(params.base["embed"], bare["embed"])
+        meant = dict(params.base["layers"])
         for name in meant.keys() & MATRICES.keys():
             stacks = meant[name]
-            layers = [whole_matrix(jax.tree.map(lambda x, i=i: x[i], stacks), name, "float64", None) for i in range(2)]
+            layers = [dequantize(jax.tree.map(lambda x, i=i: x[i], stacks), name, "float64", None) for i in range(2)]
             meant[name] = np.stack(layers)
         with jax.set_mesh(one_device()):
             found, without = logits(params, model=model, cfg=cfg), logits(bare, cfg=cfg)
@@ -162,14 +161,14 @@ def test_merged_weights_compute_what_adapters_do(config, cfg):
         merged = jax.jit(lambda p: merge(p, config, axes(model.spec(cfg)), dtype="float64"))(params)
         assert not any(isinstance(leaf, dict) for leaf in merged["layers"].values())
         found, expected = logits(params, model=model, cfg=cfg), logits(merged, cfg=cfg)
-        still = logits({**params, ADAPTER: jax.tree.map(np.zeros_like, params[ADAPTER])}, model=model, cfg=cfg)
+        still = logits(params._replace(adapters=jax.tree.map(np.zeros_like, params.adapters)), model=model, cfg=cfg)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
     assert np.abs(found - still).max() > 0.01
 
 
 def test_the_gradient_of_adapters_is_that_of_the_loss():
     model, params, cfg = drawn(*CASES[1])
-    base, adapters = split(params)
+    base, adapters = split_params(params)
     with jax.enable_x64(True), jax.set_mesh(one_device()):
         slope = gradient(adapters, base, model, cfg)[1]
         rng = np.random.default_rng(2)
@@ -184,14 +183,14 @@ def test_the_gradient_of_adapters_is_that_of_the_loss():
 @pytest.mark.parametrize("config, cfg", CASES, ids=IDS)
 def test_a_mesh_changes_neither_policy_nor_gradient(config, cfg):
     model, params, cfg = drawn(config, cfg)
-    base, adapters = split(params)
+    base, adapters = split_params(params)
     with jax.enable_x64(True):
         with jax.set_mesh(one_device()):
             expected = jax.tree.map(np.asarray, gradient(adapters, base, model, cfg))
         mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
         with jax.set_mesh(mesh):
-            places = shardings(axes(model.spec(cfg)), mesh, TRAIN)
-            base, adapters = split(jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places))
+            places = places_of(model, cfg, mesh)
+            base, adapters = split_params(jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places))
             values = next(iter(base["layers"]["q"].values()))
             assert values.addressable_shards[0].data.size * 4 == values.size  # cut as the whole matrix is
             value, slope = gradient(adapters, base, model, cfg)
@@ -213,7 +212,7 @@ def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(case, layers):
 
 
 def test_a_merged_copy_is_refused():
-    with pytest.raises(ValueError, match=r"LoRA\.sampling = 'merged' makes every matrix whole"):
+    with pytest.raises(ValueError, match=r"LoRA\.sampling = 'merged' dequantizes every matrix"):
         LoRA(base="int8", sampling="merged")
 
 
@@ -221,7 +220,7 @@ def test_a_merged_copy_is_refused():
 def test_bytes_that_do_not_divide_are_refused(kind):
     mesh = make_mesh(MeshShape(fsdp=8), jax.devices()[:8])
     cfg = dataclasses.replace(CFG, width=8)  # 8 inputs over 8 devices, but 4 bytes
-    found = adapted(MODEL, LoRA(base=kind)).spec(cfg)
+    found = adapted(MODEL, LoRA(base=kind)).spec(cfg).base
     if kind == "int8":
         return check_bytes(found, mesh)
     with pytest.raises(ValueError, match=r"4 bytes do not divide over MeshShape.fsdp = 8; 'int8' does"):

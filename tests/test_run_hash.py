@@ -11,7 +11,7 @@ import pytest
 
 from jrl.run import run_hash
 from jrl.run.checkpoints import run_state
-from jrl.types import TrainState
+from jrl.types import ModelState, TrainState
 
 HOST = {
     "done": 3,
@@ -26,15 +26,20 @@ def state(seed=0):
     weights = jnp.asarray(np.random.default_rng(seed).normal(size=(4, 6)), jnp.float32)
     return TrainState(
         step=jnp.int32(3),
-        version=jnp.int32(3),
-        params={"w": weights},
-        opt_state=({"mu": weights * 2}, ()),
+        models={"policy": model({"w": weights}, opt_state=({"mu": weights * 2}, ()))},
+        objective={"baseline": jnp.float32(jnp.nan)},
         key=jax.random.key(7),
-        baseline=jnp.float32(jnp.nan),
-        reference=None,
-        behaviour=None,
         skipped=jnp.int32(0),
     )
+
+
+def model(params, frozen=None, heads=None, opt_state=None):
+    return ModelState(params=params, frozen=frozen, heads=heads or {}, opt_state=opt_state, version=jnp.int32(3))
+
+
+def with_models(**models):
+    """Returns the state with other models beside or in place of its own."""
+    return state().replace(models={**state().models, **models})
 
 
 def saved(folder, tree=None, host=HOST, rows=({"step": 3, "loss": 0.5, "time/step_seconds": 1.0},)):
@@ -61,12 +66,23 @@ def test_rows_after_the_step_are_no_part_of_it(folder):
     assert saved(folder(), rows=rows) == saved(folder())
 
 
+POLICY = state().models["policy"]
+
+
+def test_a_model_under_another_role_moves_weights_and_counters(folder):
+    before, after = saved(folder()), saved(folder(), tree={"state": with_models(reference=model(POLICY.params))})
+    assert {name for name in before if before[name] != after[name]} == {"params", "opt_state", "total"}
+
+
 @pytest.mark.parametrize(
     ("section", "change"),
     [
-        ("params", dict(tree={"state": state().replace(params={"w": jnp.zeros((4, 6))})})),
-        ("params", dict(tree={"state": state().replace(reference=state().params)})),
-        ("opt_state", dict(tree={"state": state().replace(baseline=jnp.float32(0))})),
+        ("params", dict(tree={"state": with_models(policy=POLICY.replace(params={"w": jnp.zeros((4, 6))}))})),
+        ("params", dict(tree={"state": with_models(policy=POLICY.replace(frozen={"w": jnp.zeros((4, 6))}))})),
+        ("params", dict(tree={"state": with_models(policy=POLICY.replace(heads={"value": jnp.zeros((1, 6, 1))}))})),
+        ("opt_state", dict(tree={"state": with_models(policy=POLICY.replace(opt_state=None))})),
+        ("opt_state", dict(tree={"state": with_models(policy=POLICY.replace(version=jnp.int32(4)))})),
+        ("opt_state", dict(tree={"state": state().replace(objective={"baseline": jnp.float32(0)})})),
         ("keys", dict(tree={"state": state().replace(key=jax.random.key(8))})),
         ("data", dict(host={**HOST, "data": {"train": {"position": 32}}})),
         ("data", dict(tree={"state": state(), "waiting": {"tokens": jnp.zeros((2, 3), jnp.int32)}})),
@@ -80,8 +96,8 @@ def test_each_content_moves_its_own_hash_and_the_total_only(folder, section, cha
 
 def test_the_sharding_of_the_saved_arrays_does_not_matter(folder):
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
-    cut = jax.device_put(state().params, jax.NamedSharding(mesh, jax.P("data")))
-    assert saved(folder(), tree={"state": state().replace(params=cut)}) == saved(folder())
+    cut = jax.device_put(POLICY.params, jax.NamedSharding(mesh, jax.P("data")))
+    assert saved(folder(), tree={"state": with_models(policy=POLICY.replace(params=cut))}) == saved(folder())
 
 
 def test_a_folder_that_is_no_run_and_a_step_that_is_not_saved_are_named(folder):

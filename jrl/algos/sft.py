@@ -1,0 +1,28 @@
+"""SFT: maximum likelihood of given completions.
+
+    l_t = -log pi(y_t | y_<t),  L = mean over all tokens of the step                                      G1
+
+Source: maximum likelihood of the given tokens, reduced as G1.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos.contract import Objective, Tokens
+from jrl.ops import reduce
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class SFT:
+    """Learns to say what the rows say. It has no numbers of its own."""
+
+
+def token_loss(config: SFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    return -reduce.masked(tokens.logprobs, tokens.mask), {}
+
+
+OBJECTIVE = Objective(config=SFT, token_loss=token_loss)

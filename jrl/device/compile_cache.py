@@ -1,0 +1,42 @@
+"""JAX's persistent cache of compiled programs: the same folder for the commands and for calls from Python.
+
+Imports no JAX at its top: the commands set the environment before JAX starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+FOLDER, MIN_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+ENABLED = "JAX_ENABLE_COMPILATION_CACHE"
+
+
+def cache_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that switch the cache on, without those that `environment` sets already.
+
+    {} where there is no home directory for compiled programs, or the cache is switched off.
+    """
+    home = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if not os.path.isabs(home) or environment.get(ENABLED, "").lower() in ("0", "false"):
+        return {}
+    settings = {FOLDER: os.path.join(home, "jrl", "xla"), MIN_SECONDS: "0.2"}
+    return {name: value for name, value in settings.items() if name not in environment}
+
+
+def use_compile_cache() -> None:
+    """Switches the cache on in a process where JAX has been imported. Settings of the user stay."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings = cache_settings(os.environ)
+    if FOLDER not in settings or jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return
+    # With fewer threads than virtual devices, an executable from the cache deadlocks in its collectives, and the
+    # number of threads can no longer be raised.
+    if jax.default_backend() == "cpu" and jax.device_count() > 1 and "NPROC" not in os.environ:
+        return
+    jax.config.update("jax_compilation_cache_dir", settings[FOLDER])
+    if MIN_SECONDS in settings and jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # JAX's default
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", float(settings[MIN_SECONDS]))
+    compilation_cache.reset_cache()  # a program compiled earlier has recorded that there is no cache

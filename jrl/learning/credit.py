@@ -1,0 +1,173 @@
+"""Credit: what rewards and labels say about every token and every sequence of a batch, before and after packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jrl.algos.contract import Groups, Objective
+from jrl.learning.pack import PackingPlan, by_place, pack, unpack
+from jrl.ops.reduce import masked_mean
+from jrl.ops.values import explained_variance
+from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
+
+
+class Credit(NamedTuple):
+    """What the rewards say about every token of the batch."""
+
+    advantages: Array  # [N, T] float32
+    loss_mask: Array  # [N, T] bool
+    loss_weights: Array  # [N, T] float32
+    state: PyTree  # the objective's, to be stored once the update is known to be sound
+    metrics: dict[str, Array]
+    returns: Array | None = None  # [N, T] float32, where the objective has a value head
+
+
+def groups_of(
+    rollout: Rollout, scores: Scores, num_groups: int, max_completion: int, values: Array | None = None
+) -> Groups:
+    """Returns what objectives judge rows by. Groups may lie on different shards, so every shard gets all of it."""
+    return Groups(
+        reward=_everywhere(scores.reward),
+        outcome=_everywhere(scores.outcome),
+        valid=_everywhere(scores.valid),
+        group=_everywhere(rollout.group),
+        num_groups=num_groups,
+        action_mask=_everywhere(rollout.action_mask),
+        finish=_everywhere(rollout.finish),
+        max_completion=max_completion,
+        values=None if values is None else _everywhere(values),
+    )
+
+
+def kept_rows(
+    rollout: Rollout, scores: Scores, config: PyTree, *, objective: Objective, num_groups: int, max_completion: int
+) -> Array:
+    """Returns the rows that the objective would learn from, [N] bool."""
+    groups = groups_of(rollout, scores, num_groups, max_completion)
+    return objective.keep(config, groups) & groups.valid
+
+
+def credit(
+    rollout: Rollout,
+    scores: Scores,
+    state: PyTree,
+    config: PyTree,
+    old_values: Sequence[tuple[Array, Array]] = (),
+    *,
+    objective: Objective,
+    num_groups: int,
+    max_completion: int,
+) -> Credit:
+    """Returns advantages and loss weights of every token. Group statistics see the whole batch.
+
+    Args:
+      state, config: the objective's.
+      old_values: of every minibatch (Recomputed.old_values, PackingPlan.source), where there is a value head.
+    """
+    by_row = [unpack(packed, source, *rollout.tokens.shape[::-1]) for packed, source in old_values]
+    groups = groups_of(rollout, scores, num_groups, max_completion, sum(by_row) if by_row else None)
+    action_mask = groups.action_mask
+    reward = objective.shape(config, groups)
+    advantages, state, counters = objective.advantages(config, groups, reward, state)
+    keep = objective.keep(config, groups) & groups.valid
+    loss_mask = action_mask & keep[:, None]
+    weights = objective.weights(config, loss_mask, max_completion)
+    length = action_mask.sum(-1)
+    rows = jnp.maximum((groups.valid).sum(), 1)
+    over_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
+    mean = over_valid(groups.reward)
+    metrics = {
+        "reward/mean": mean,
+        "reward/std": jnp.sqrt(over_valid((groups.reward - mean) ** 2)),
+        "reward/shaped": over_valid(reward),
+        "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
+        "rollout/valid_share": groups.valid.sum() / jnp.maximum((length > 0).sum(), 1),
+        "loss/rows": keep.sum().astype(jnp.float32),
+        "loss/tokens": loss_mask.sum().astype(jnp.float32),
+        **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
+    }
+    returns = None
+    if objective.returns is not None:
+        returns = objective.returns(config, groups, reward)
+        metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
+        metrics["value/return"] = masked_mean(returns, loss_mask)
+    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), state, metrics, returns)
+
+
+def finish_sampled(
+    packed: PackedBatch,
+    recomputed: Recomputed,
+    plan: PackingPlan,
+    credit: Credit,
+    config: PyTree,
+    *,
+    objective: Objective,
+    max_completion: int,
+) -> TrainBatch:
+    """Returns the train batch of one minibatch of sampled rows, with what the rewards say in it."""
+    mask = credit.loss_mask & plan.member[:, None]
+    return TrainBatch(
+        packed=packed,
+        recomputed=recomputed,
+        loss_mask=pack(credit.loss_mask, plan.source),
+        loss_weights=pack(credit.loss_weights, plan.source),
+        advantages=pack(credit.advantages, plan.source),
+        returns=None if credit.returns is None else pack(credit.returns, plan.source),
+        targets=None,
+        denominator=objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+    )
+
+
+class StoredLabels(NamedTuple):
+    """What is known of stored rows beside their tokens."""
+
+    mask: Array  # [N, T] bool, tokens that enter the loss
+    label: Array  # [N] float32, 1: preferred, 0: not
+    weight: Array  # [N] float32
+    unit: Array  # [N] int32, the comparison a row is part of; those of one are adjacent
+
+
+def finish_stored(
+    packed: PackedBatch,
+    recomputed: Recomputed,
+    plan: PackingPlan,
+    labels: StoredLabels,
+    config: PyTree,
+    *,
+    objective: Objective,
+    max_completion: int,
+) -> TrainBatch:
+    """Returns the train batch of one minibatch of stored rows: every action enters the loss."""
+    targets = None
+    mask = _everywhere(labels.mask) & plan.member[:, None]
+    weights = objective.weights(config, labels.mask, max_completion)
+    if objective.sequence_loss is not None:
+        targets = SequenceTargets(
+            counts=by_place(plan.member, packed.sequence),
+            label=by_place(labels.label, packed.sequence),
+            weight=by_place(labels.weight, packed.sequence),
+            unit=by_place(labels.unit + 1, packed.sequence) - 1,
+            denominator=objective.sequence_denominator(config, _everywhere(plan.member), _everywhere(labels.unit)),
+        )
+    return TrainBatch(
+        packed=packed,
+        recomputed=recomputed,
+        loss_mask=packed.action_mask,
+        loss_weights=pack(jnp.where(labels.mask, weights, 0), plan.source),
+        advantages=None,
+        returns=None,
+        targets=targets,
+        denominator=targets.denominator
+        if objective.token_loss is None
+        else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+    )
+
+
+def _everywhere(x: Array) -> Array:
+    """Returns the array on every shard."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(x, PartitionSpec())

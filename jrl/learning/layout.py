@@ -1,0 +1,100 @@
+"""How a batch of sequences is laid out for learning: rows, micro-batches, optimiser steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jrl.learning.pack import Shape
+from jrl.learning.prefix_packing import max_micro_batches, max_prefix_rows
+from jrl.types import traced
+
+
+@traced
+class RouterLoss:
+    """Terms added to the loss of a mixture of experts, over the tokens that are learned from, mean over sparse layers.
+    None switches a term off."""
+
+    balance: float | None = None  # weight of the load-balancing loss, which is 1 where load is even
+    z: float | None = None  # weight of the squared logsumexp of the router's logits
+
+    def __post_init__(self) -> None:
+        for name, value in (("balance", self.balance), ("z", self.z)):
+            if isinstance(value, (int, float)) and not value > 0:
+                raise ValueError(f"RouterLoss.{name} must be above 0, or None for off; got {value}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner:
+    """How a batch of sequences is learned from."""
+
+    row_length: int | None = None  # L, tokens of a packed row; None: the longest that lies in one, at least 128
+    micro_batch_tokens: int = 8192  # tokens computed at once, over all batch shards
+    sequences_per_row: int = 32  # S, most sequences of a packed row
+    minibatches: int = 1  # optimiser steps in one pass over a batch
+    epochs: int = 1  # passes over a batch
+    logprob_chunk: int = 128  # positions of a row whose logits exist at once
+    layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
+    # A group's prompt is computed with each sample; once a row of them; or once, seen from all rows of a micro-batch.
+    prefix_sharing: Literal["none", "in_row", "cross_row"] = "none"
+    router: RouterLoss | None = None  # what a mixture of experts adds to the loss; None: nothing
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"Learner.{field.name} must be at least 1; got {value}")
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.minibatches * self.epochs
+
+
+def packed_shape(
+    config: Learner, sequences: int, width: int, shards: int, *, prompt_length: int = 0, samples: int = 1, unit: int = 1
+) -> Shape:
+    """Returns the shape of one optimiser step on `sequences` rows of `width` tokens.
+
+    Args:
+      prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.
+      unit: adjacent sequences that are compared, which lie in one row whatever their lengths.
+
+    Raises: ValueError where sequences do not divide over shards and minibatches, or do not fit a row.
+    """
+    if sequences % (shards * config.minibatches * unit):
+        raise ValueError(
+            f"{sequences // unit} {'sequences' if unit == 1 else 'comparisons'} a step do not divide into {shards} "
+            f"batch shards x {config.minibatches} minibatches"
+        )
+    cross_row = config.prefix_sharing == "cross_row" and samples > 1
+    prefix = prompt_length - 1
+    longest = max(prefix, width - prefix) if cross_row else width * unit
+    row_length = max(longest, 128) if config.row_length is None else config.row_length
+    if row_length < longest:
+        what = "prompt or completion" if cross_row else "sequence" if unit == 1 else f"comparison of {unit} sequences"
+        raise ValueError(f"Learner.row_length={row_length} is shorter than the longest {what}, {longest} tokens")
+    local = sequences // (shards * config.minibatches)
+    places = min(config.sequences_per_row, local)
+    if places < unit:
+        raise ValueError(f"Learner.sequences_per_row={places} holds no comparison of {unit} sequences")
+    # A minibatch may begin and end inside a group.
+    groups = local // samples + (2 if local % samples else 0)
+    fewest = 2 if cross_row and row_length < width else 1  # a prefix, and a continuation that does not fit after it
+    together = max(fewest, config.micro_batch_tokens // (row_length * shards))
+    if cross_row:
+        held = dict(row_length=row_length, max_per_row=places)
+        one = max_prefix_rows(groups, samples, prefix, width - prefix, **held)
+        rows = min(together, one)
+        micro_batches = max_micro_batches(groups, samples, prefix, width - prefix, rows=rows, **held)
+        ahead = max(prefix, 1)
+        return Shape(sequences, width, row_length, rows * shards, micro_batches, places, shards, samples, ahead)
+    # Rows that the worst lengths can need: every row but one holds at least `full` sequences of the longest kind.
+    full = min(row_length // (width * unit), places // unit) * unit
+    capacity = -(-local // full)
+    shared = samples if config.prefix_sharing == "in_row" else 1
+    if shared > 1:
+        # A bundle holds at least so many samples, the last of each group aside.
+        fit = max(1, min((row_length - prefix) // (width - prefix), places))
+        capacity = min(local, (local + groups * (fit - 1)) // fit)
+    rows = min(capacity, together)
+    return Shape(sequences, width, row_length, rows * shards, -(-capacity // rows), places, shards, shared, unit=unit)

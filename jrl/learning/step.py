@@ -1,0 +1,125 @@
+"""One step's learning, written once as calls of device programs: recompute, credit, finish, update, close.
+
+A run calls the programs; a compilation ahead of time and a plan call them in their abstract form, so that what is
+compiled and planned is what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jrl.learning.credit import Credit, StoredLabels
+from jrl.learning.learner import weights_of
+from jrl.learning.pack import PackingPlan
+from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, TrainBatch, TrainState
+
+
+class StagePrograms(NamedTuple):
+    """What a stage calls, jitted functions of arrays. Hyper-parameters travel as arrays, so that changing one never
+    recompiles. `jrl.learning.step` composes them; a run calls them, a compilation ahead of time and a plan call
+    `Program.compile` in their place (`to_compile`)."""
+
+    begin: Callable[[TrainState], TrainState]  # the state before the stage -> the state that it begins with
+    sample: Callable[..., Rollout] | None  # (params, prompts, key, stream, version, sampling_params, stop_table, None)
+    pack: Callable[
+        ..., PackedBatch
+    ]  # (rollout, plan, temperature), or of stored rows (tokens, mask, plan, temperature)
+    recompute: Callable[..., dict[str, Array]] | None  # (weights, packed) -> fields of Recomputed; None: no need
+    reference: Callable[..., Array] | None  # (weights, packed) -> log-probs under the reference; None: no need
+    scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
+    credit: Callable[..., Credit] | None  # (rollout, scores, state, config, old values by minibatch); None: stored rows
+    finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
+    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, adamw, router)
+    close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
+    keep: Callable[..., Array] | None  # (rollout, scores, config) -> [N] bool; None: never refilled
+    before: Callable[[Array], Array]  # version -> max(0, version - 1)
+    mean: Callable[[list[dict[str, Array]]], dict[str, Array]]
+    copy: Callable[[PyTree], PyTree]
+
+    def to_compile(self) -> StagePrograms:
+        """Returns the programs with every call in its abstract form: a compilation begins, shapes come back."""
+        return StagePrograms(*(program and program.compile for program in self))
+
+
+class StageArrays(NamedTuple):
+    """A stage's hyper-parameters as arrays."""
+
+    objective: PyTree
+    adamw: PyTree
+    router: PyTree | None  # terms of a mixture of experts
+
+
+class Minibatch(NamedTuple):
+    """The rows of one optimiser step, packed, and what the weights before the step say of them."""
+
+    plan: PackingPlan
+    packed: PackedBatch
+    recomputed: Recomputed
+
+
+def prepare(p: StagePrograms, state: TrainState, role: str, packed: PackedBatch, plan: PackingPlan) -> Minibatch:
+    """Returns a minibatch of the role that learns, before rewards are known."""
+    recomputed = Recomputed()
+    if p.recompute is not None:
+        recomputed = recomputed.replace(**p.recompute(weights_of(state.models, role), packed))
+    if p.reference is not None:
+        recomputed = recomputed.replace(ref_logprobs=p.reference(weights_of(state.models, "reference"), packed))
+    return Minibatch(plan, packed, recomputed)
+
+
+def learn_from_sampled(
+    p: StagePrograms,
+    state: TrainState,
+    minibatches: Sequence[Minibatch],
+    rollout: Rollout,
+    scores: Scores,
+    arrays: StageArrays,
+    *,
+    epochs: int,
+) -> tuple[TrainState, dict[str, Array]]:
+    """Returns the state after every update on a scored batch, and the means of their metrics, still on the device."""
+    values = [(m.recomputed.old_values, m.plan.source) for m in minibatches if m.recomputed.old_values is not None]
+    credit = p.credit(rollout, scores, state.objective, arrays.objective, values)
+    batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
+    return _learn(p, state, batches, credit.state, arrays, credit.metrics, role="policy", epochs=epochs)
+
+
+def learn_from_stored(
+    p: StagePrograms,
+    state: TrainState,
+    minibatches: Sequence[Minibatch],
+    labels: StoredLabels,
+    arrays: StageArrays,
+    *,
+    role: str,
+    epochs: int,
+) -> tuple[TrainState, dict[str, Array]]:
+    """Returns the state after every update on a batch of stored rows, and the means of their metrics."""
+    batches = [p.finish(m.packed, m.recomputed, m.plan, labels, arrays.objective) for m in minibatches]
+    return _learn(p, state, batches, state.objective, arrays, {}, role=role, epochs=epochs)
+
+
+def _learn(
+    p: StagePrograms,
+    state: TrainState,
+    batches: Sequence[TrainBatch],
+    objective_state: PyTree,
+    arrays: StageArrays,
+    known: dict[str, Array],
+    *,
+    role: str,
+    epochs: int,
+) -> tuple[TrainState, dict[str, Array]]:
+    """Returns the state after every update, and the step's metrics: `known`, and means over the updates."""
+    # Copies, since the update takes the state's own arrays for its result.
+    objective_state, skipped = p.copy((objective_state, state.skipped))
+    previous = p.copy(state.models[role].params) if "previous" in state.models else None
+    metrics: list[dict[str, Array]] = []
+    for _ in range(epochs):
+        for batch in batches:
+            state, found = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
+            metrics.append(found)
+    together = {**known, **p.mean(metrics)}
+    state = p.close(state, previous, objective_state, together, arrays.objective, skipped)
+    return state, together

@@ -1,0 +1,89 @@
+"""Sources of rewards beside the verifiers: a published reward model, a role of the run. Each takes a batch and returns
+at once; none waits for another, and each part of the reward is logged by its own name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.rollout.scoring import HostScores
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.verdict import Status
+from jrl.types import Array, PackedBatch, TrainState
+
+
+class Completions(NamedTuple):
+    """A batch of completions to be scored, rows of a prompt adjacent."""
+
+    visits: Sequence[Visit]  # one for each prompt
+    texts: Sequence[str]  # [N], samples of a prompt adjacent
+    samples: int
+    packed: Callable[[], Sequence[PackedBatch]]  # the same rows on the device, packed by minibatch
+    state: TrainState
+
+
+class LearnedScores(NamedTuple):
+    """What a model says of N completions."""
+
+    names: tuple[str, ...]  # of its objectives, as metrics name them
+    weights: tuple[float, ...]  # of each in the reward
+    values: np.ndarray  # [N, objectives] float32, NaN where a row could not be scored
+    problems: Sequence[str]  # [N], why a row could not be scored; "" mostly
+
+
+class RewardSource(NamedTuple):
+    """One source of rewards beside the verifiers."""
+
+    submit: Callable[[Completions], Any]  # begins, and returns a ticket at once
+    collect: Callable[[Any], LearnedScores]  # waits for the ticket's scores
+
+
+def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
+    """Returns scores with the weighted sum of a model's added. A row that it could not score is masked."""
+    judged = np.array([not problem for problem in learned.problems], bool)
+    valid = scores.valid & judged
+    # In float64, so that the order of the sum is all that decides it.
+    added = np.where(judged[:, None], learned.values, 0).astype(np.float64) @ np.asarray(learned.weights)
+    verdict = np.where(scores.valid & ~judged, np.int8(Status.FORBIDDEN), scores.verdict)
+    source = learned.names[0].split("/")[0]
+    details = [
+        "; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, learned.problems)
+    ]
+    return dataclasses.replace(
+        scores,
+        reward=np.where(valid, scores.reward + added, 0).astype(np.float32),
+        valid=valid,
+        verdict=verdict.astype(np.int8),
+        outcome=np.where(valid, scores.outcome, 0).astype(np.float32),
+        components={**scores.components, **{name: learned.values[:, i] for i, name in enumerate(learned.names)}},
+        details=details,
+        counts={status.name: int((verdict == status).sum()) for status in Status},
+    )
+
+
+def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBatch], Array]) -> RewardSource:
+    """Returns a source that reads the reward head of a role.
+
+    Args:
+      scores: (state, packed) -> [M, R, S] on the device.
+    """
+
+    def submit(batch: Completions) -> tuple[int, list[tuple[Array, Array]]]:
+        return len(batch.texts), [(packed.sequence, scores(batch.state, packed)) for packed in batch.packed()]
+
+    def collect(ticket: tuple[int, list[tuple[Array, Array]]]) -> LearnedScores:
+        count, dispatched = ticket
+        values = np.full(count, np.nan, np.float32)
+        for sequence, found in jax.device_get(dispatched):
+            placed = sequence < count
+            values[sequence[placed]] = found[placed]
+        problems = ["" if np.isfinite(value) else f"its score is {value}" for value in values]
+        return LearnedScores(
+            (f"role/{role}",), (weight,), np.where(np.isfinite(values), values, np.nan)[:, None], problems
+        )
+
+    return RewardSource(submit, collect)

@@ -1,0 +1,69 @@
+"""A new run that begins with the weights of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jrl import paths
+from jrl.run.checkpoints.run_state import restore_step, verify_step
+from jrl.run.identity import RefusedIdentity
+from jrl.run.programs import Programs
+from jrl.run.report.manifest import read_manifest
+from jrl.run.run_hash import newest
+from jrl.types import Array, TrainState
+
+
+class Origin(NamedTuple):
+    """The run and the step whose weights another begins with."""
+
+    run: Path
+    step: int
+
+
+def origin_of(folder: Path, begin_from: Path | None) -> Origin | None:
+    """Returns where a run's weights come from: as its manifest has it, else as asked; None: from its configuration.
+
+    Raises: RefusedIdentity where the run began with another's weights; ValueError where the other holds no run.
+    """
+    known = read_manifest(folder / "manifest.json") if paths.exists(folder / "manifest.json") else None
+    if known is None:
+        return None if begin_from is None else Origin(paths.normalize(begin_from), newest(begin_from))
+    recorded = known.get("from")
+    if begin_from is not None and (recorded is None or Path(recorded["run"]) != paths.normalize(begin_from)):
+        raise RefusedIdentity(f"{folder} did not begin with the weights of {begin_from}; use another --run, or leave "
+                              "--from out")  # fmt: skip
+    return None if recorded is None else Origin(Path(recorded["run"]), recorded["step"])
+
+
+def manifest_entry(origin: Origin | None) -> dict[str, Any]:
+    """Returns what a manifest says of where the weights come from."""
+    return {} if origin is None else {"from": {"run": str(origin.run), "step": origin.step}}
+
+
+def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key: jax.ShapeDtypeStruct) -> TrainState:
+    """Returns the state before the first step with the weights of another run's policy. A run with adapters trains new
+    ones over another's whole weights, or goes on with its adapters.
+
+    Raises: ValueError where the other has adapters and this run has none; StateMismatch for another shape of model.
+    """
+    state = programs.init.shape(abstract_key)
+    own = state.models["policy"]
+    leaves = verify_step(origin.run / "checkpoints", origin.step)["leaves"]
+    adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
+    if adapted and own.frozen is None:
+        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and begin with that folder, "
+                         "or set Config.adapter as it did")  # fmt: skip
+    if adapted:
+        wanted = {"params": own.params, "frozen": own.frozen}
+    else:
+        wanted = {"params": own.params if own.frozen is None else own.frozen}
+    tree = {"state": {"models": {"policy": wanted}}}
+    found = restore_step(origin.run / "checkpoints", tree, origin.step, part=True)[1]["state"]["models"]["policy"]
+    if not adapted:
+        return programs.init_from(found["params"], key)
+    begun = programs.init_from(found["frozen"], key)
+    policy = begun.models["policy"].replace(params=found["params"])
+    return begun.replace(models={"policy": policy})

@@ -1,0 +1,64 @@
+"""What of a configuration a model, a mesh or a machine cannot do: refused before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jrl.device.host_memory import check_host_memory
+from jrl.experiment import Config, Online
+from jrl.models.attention.kernels import check_ragged
+from jrl.models.shape import Decoder
+
+
+def check_host(config: Config, mesh: Mesh) -> None:
+    """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
+    wanted = ["AdamW.memory='host'"] * any(stage.optimizer.memory == "host" for stage in config.stages)
+    if getattr(config.model, "remat", None) == "offload":
+        wanted.append(f"{type(config.model).__name__}.remat='offload'")
+    for said in wanted:
+        check_host_memory(said, mesh.devices.flat[0])
+
+
+def check_router(config: Config, cfg: Any) -> None:
+    """Raises ValueError for a loss of routers where the model has none."""
+    if any(stage.learner.router is not None for stage in config.stages) and getattr(cfg, "experts", None) is None:
+        raise ValueError("Learner.router is a loss of a mixture of experts, and this model is none; leave it out")
+
+
+def check_shared(config: Config, cfg: Any) -> None:
+    """Raises ValueError for prompts computed once where the attention cannot see them."""
+    for stage in config.stages:
+        if isinstance(stage, Online):
+            check_prefix_sharing(stage.learner.prefix_sharing, cfg)
+
+
+def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
+    """Raises ValueError for a way to share prefixes that the model's attention does not have."""
+    attention = getattr(cfg, "attention", "reference")
+    if prefix_sharing != "none" and attention == "splash":
+        raise ValueError(
+            f"Learner.prefix_sharing={prefix_sharing!r} needs attention='reference', or 'cudnn' on GPUs: with "
+            f"{attention!r} a token sees its own segment only"
+        )
+    if prefix_sharing == "cross_row" and not isinstance(cfg, Decoder):
+        raise ValueError("Learner.prefix_sharing='cross_row' needs jrl's decoder: a module of your own sees one row; "
+                         "use 'in_row'")  # fmt: skip
+    if prefix_sharing == "cross_row" and cfg.linear is not None:
+        raise ValueError("Learner.prefix_sharing='cross_row' is not known to linear attention, which sees one row; "
+                         "use 'in_row'")  # fmt: skip
+
+
+def check_cache(config: Config, cfg: Any, tensor: int) -> None:
+    """Raises ValueError for a layout of the cache, or a kernel over it, that the model does not have on a mesh with so
+    many devices along its tensor axis."""
+    kv_layout, attention = config.sampler.kv_layout, config.sampler.attention
+    if kv_layout != "token_major" and not isinstance(cfg, Decoder):
+        raise ValueError(f"Sampler.kv_layout={kv_layout!r} lays out jrl's own cache; this model keeps its own")
+    if attention != "reference" and not isinstance(cfg, Decoder):
+        raise ValueError(f"Sampler.attention={attention!r} reads jrl's own cache; this model keeps its own")
+    if attention != "reference" and cfg.dtype == "float64":
+        raise ValueError(f"Sampler.attention={attention!r} computes in float32; float64 needs 'reference'")
+    if attention == "ragged":
+        check_ragged(cfg, tensor)

@@ -1,0 +1,174 @@
+"""What makes a run the same run: its manifest, and what is refused in a folder of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl import config as gin
+from jrl import paths
+from jrl.experiment import FREE, ROUNDED, Config, config_classes
+from jrl.models.pretrained.published import Published, companions_of
+from jrl.plugins import Parts, part_files
+from jrl.run.checkpoints.run_state import list_steps
+from jrl.run.report.manifest import compare, make_manifest, read_manifest, write_manifest
+from jrl.tasks.envs.contract import Source
+
+_log = logging.getLogger(__name__)
+
+PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
+REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
+
+
+class RefusedIdentity(ValueError):
+    """The folder belongs to another run. The message lists what differs."""
+
+
+def with_kept_model(config: Config, folder: Path) -> Config:
+    """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights.
+
+    Before the manifest a folder belongs to no run, and keeps nothing.
+    """
+    if not isinstance(config.model, Published) or not paths.exists(folder / "manifest.json"):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder / PUBLISHED)))
+
+
+def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
+    """Returns the manifest: what the run is, and where it runs."""
+    return make_manifest(
+        config_identity=gin.identity(without_last_steps(config), FREE),
+        config=gin.to_json(config),
+        tokenizer=tokenizer.fingerprint,
+        data=getattr(source, "fingerprint", ""),
+        parts=parts.hashes,
+        seed=config.run.seed,
+        mesh=dataclasses.asdict(config.mesh),
+    )
+
+
+def check_not_foreign(folder: Path) -> None:
+    """Raises RefusedIdentity for a folder that is not a run's and is not empty; hidden files do not count.
+
+    A run's first file is its lock, so a folder with that and no manifest is what a run left that did not get far.
+    """
+    found = set(paths.list_dir(folder)) if paths.exists(folder) else set()
+    if found & {"manifest.json"}:
+        return
+    taken = sorted(name for name in found if not name.startswith("."))
+    if taken and "lock" not in found:
+        rest = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
+        raise RefusedIdentity(
+            f"{folder} is not a run directory and already contains {', '.join(taken[:3])}{rest}; choose another --run"
+        )
+    if "checkpoints" in found and list_steps(folder / "checkpoints"):
+        raise RefusedIdentity(
+            f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
+            "another folder with --run"
+        )
+
+
+def without_last_steps(config: Config) -> Config:
+    """Returns the configuration with one step in the last stage, which may go on for any number of them."""
+    *before, last = config.stages
+    return dataclasses.replace(config, stages=(*before, dataclasses.replace(last, steps=1)))
+
+
+def places_of(names: Sequence[str], config: Config) -> list[str]:
+    """Returns named fields ("Online.lag", "AdamW.*") as places in the configuration, all that there are:
+    "stages.1.lag", "stages.0.optimizer.*"."""
+
+    def sections(part: Any, place: str) -> Iterator[tuple[str, str]]:
+        if isinstance(part, tuple):
+            for i, item in enumerate(part):
+                yield from sections(item, f"{place}{i}.")
+        elif dataclasses.is_dataclass(part):
+            yield type(part).__name__, place
+            for field in dataclasses.fields(part):
+                yield from sections(getattr(part, field.name), f"{place}{field.name}.")
+
+    at = list(sections(config, ""))
+    split = [name.split(".") for name in names]
+    return [place + field for section, field in split for name, place in at if name == section]
+
+
+def free_places(config: Config) -> list[str]:
+    """Returns the places in a configuration that may differ when its run goes on: FREE, and the last stage's steps."""
+    return [*places_of(FREE, config), f"stages.{len(config.stages) - 1}.steps"]
+
+
+def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, accept_change: bool = False) -> list[str]:
+    """Raises RefusedIdentity where the folder holds another run; warns of another machine, and of ROUNDED fields.
+
+    Args:
+      accept_change: differences are returned, a line each, and not refused.
+    """
+    if not paths.exists(folder / "manifest.json"):
+        return []
+    begun = read_manifest(folder / "manifest.json")
+    identity, environment = compare(begun, manifest, free_places(config), places_of(ROUNDED, config))
+    configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
+    if identity and accept_change:
+        for line in identity:
+            _log.warning("accepted: %s; bit-identity is no longer promised", line)
+        return identity
+    if identity and configured and all(": not there, now " in line for line in identity):
+        raise RefusedIdentity(
+            f"{folder} was begun by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
+            "Go on with that version, or name another folder with --run"
+        )
+    if identity:
+        raise RefusedIdentity(
+            f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
+            f"Use another --run, or what it began with ({folder / 'config.gin'}), or continue with the change: "
+            "--accept-change. To start a new run from its weights: --from"
+        )
+    if isinstance(config.model, Published):
+        theirs = Path(config.model.path) / "config.json"
+        if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
+            raise RefusedIdentity(
+                f"{theirs} is not what {folder} began with, which is kept in {folder / PUBLISHED}; name another folder "
+                "with --run, or put that back"
+            )
+    for line in environment:
+        _log.warning("other than when it began: %s; bit-identity is not promised across this", line)
+    return []
+
+
+def record_change(
+    config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], step: int, changes: Sequence[str]
+) -> None:
+    """Writes what the run is from now on, with what changed and after which step in the manifest's history."""
+    before = read_manifest(folder / "manifest.json")
+    history = [*before.get("history", []), {"after_step": step, "changes": list(changes)}]
+    kept = {name: before[name] for name in ("from",) if name in before}
+    write_configuration(config, parts, folder)
+    write_manifest(folder / "manifest.json", {**manifest, **kept, "history": history, "promise": CHANGED})
+
+
+CHANGED = "the run was continued with changes (history): bit-identity with an uninterrupted run is not promised"
+
+
+def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes what the run is into a folder that is new, once everything could be opened: the manifest last."""
+    paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
+    if isinstance(config.model, Published):
+        paths.make_dir(folder / PUBLISHED)
+        kept = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
+        for name, data in {**kept, **companions_of(config.model.path)}.items():
+            paths.write_bytes_atomic(folder / PUBLISHED / name, data)
+    write_configuration(config, parts, folder)
+    write_manifest(folder / "manifest.json", manifest)
+
+
+def write_configuration(config: Config, parts: Parts, folder: Path) -> None:
+    """Writes the resolved configuration and the sources of the run's parts."""
+    for name, text in part_files(parts).items():
+        paths.make_dir(folder / "parts")
+        paths.write_bytes_atomic(folder / "parts" / name, text.encode())
+    paths.write_bytes_atomic(folder / "config.gin", gin.to_gin(config, config_classes(parts.tables)).encode())
+    paths.write_bytes_atomic(folder / "config.json", (json.dumps(gin.to_json(config), indent=2) + "\n").encode())

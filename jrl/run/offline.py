@@ -1,0 +1,86 @@
+"""One step of an Offline stage: the next stored rows, packed, prepared, updated on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jrl.algos.contract import Objective
+from jrl.device.sharding import batch_sharding, replicated
+from jrl.experiment import Offline
+from jrl.learning.credit import StoredLabels
+from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.step import StageArrays, StagePrograms, learn_from_stored, prepare
+from jrl.run.batches import pack_plans
+from jrl.tasks.data.stored import StoredSource, padded_rows
+from jrl.tasks.data.stream import Stream
+from jrl.types import Array, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineStage:
+    """An Offline stage that is open."""
+
+    name: str
+    config: Offline
+    objective: Objective
+    programs: StagePrograms
+    arrays: StageArrays
+    shape: Shape  # packed, of one optimiser step
+    stream: Stream
+    source: StoredSource
+    tokenizer: Any
+    mesh: Mesh
+    temperature: Array  # 1
+
+
+def step(
+    stage: OfflineStage, state: TrainState, phase: Callable[[str], None]
+) -> tuple[TrainState, dict[str, Array | float]]:
+    """Returns the state after one step on stored rows of the training split, and its metrics."""
+    config, role = stage.config, stage.config.trains
+    phase("learning from stored rows")
+    visits = stage.stream.next(config.batch_size)
+    rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
+    rows = padded_rows(rows, stage.shape.sequences)
+    prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
+    plans = pack_plans(stage.shape, config.learner.minibatches, rows.length, prompts, stage.mesh)
+    by_row = lambda x: jax.device_put(x, batch_sharding(stage.mesh, x.ndim))
+    tokens, action_mask = by_row(rows.tokens), by_row(rows.action_mask)
+    minibatches = [
+        prepare(stage.programs, state, role, stage.programs.pack(tokens, action_mask, plan, stage.temperature), plan)
+        for plan in plans
+    ]
+    everywhere = lambda x: jax.device_put(x, replicated(stage.mesh))
+    labels = StoredLabels(action_mask, everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit))
+    state, metrics = learn_from_stored(
+        stage.programs, state, minibatches, labels, stage.arrays, role=role, epochs=config.learner.epochs
+    )
+    return state, {**metrics, **{f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}}
+
+
+def abstract_step(
+    p: StagePrograms,
+    config: Offline,
+    state: TrainState,
+    plan: PackingPlan,
+    arrays: StageArrays,
+    shape: Shape,
+    mesh: Mesh,
+) -> None:
+    """Calls every program of a step as `step` does, in abstract form: `p` takes and returns shapes."""
+    role = config.trains
+    rows = (shape.sequences, shape.width)
+    by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(mesh, 2))
+    whole = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=replicated(mesh))
+    packed = p.pack(by_row(np.int32), by_row(bool), plan, whole((), np.float32))
+    minibatch = prepare(p, state, role, packed, plan)
+    count = (shape.sequences,)
+    labels = StoredLabels(by_row(bool), whole(count, np.float32), whole(count, np.float32), whole(count, np.int32))
+    minibatches = [minibatch] * config.learner.minibatches
+    learn_from_stored(p, state, minibatches, labels, arrays, role=role, epochs=config.learner.epochs)

@@ -1,0 +1,167 @@
+"""One step of an Online stage, from top to bottom: draw, submit, prepare, wait for scores, credit, update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.algos.contract import Objective
+from jrl.experiment import Online
+from jrl.learning.learner import weights_of
+from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.step import Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
+from jrl.rollout.collect import Collected, Draw, PromptSampler, Submitted, collect, draw, refilled, submit
+from jrl.rollout.scoring import Scorer
+from jrl.rollout.sources import Completions, RewardSource
+from jrl.run.batches import pack_plans
+from jrl.tasks.stopping import Stop
+from jrl.types import Array, PackedBatch, PyTree, Rollout, Scores, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineStage:
+    """An Online stage that is open."""
+
+    name: str
+    config: Online
+    objective: Objective
+    programs: StagePrograms
+    arrays: StageArrays
+    shape: Shape  # packed, of one optimiser step
+    sampler: PromptSampler
+    scorer: Scorer
+    sources: Sequence[RewardSource]  # of rewards, beside the verifiers
+    temperature: Array
+
+
+class Stepped(NamedTuple):
+    """What a step left behind."""
+
+    state: TrainState
+    waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
+    metrics: dict[str, Array | float]
+    batch: Collected | None  # None: nothing was sampled
+
+
+def step(
+    stage: OnlineStage,
+    state: TrainState,
+    waiting: Draw | None,
+    draws_next: bool,
+    phase: Callable[..., None],
+    stop: Stop,
+) -> Stepped:
+    """Returns the state after one step, with what it sampled.
+
+    Args:
+      waiting: the completions to learn from, where they are already being drawn; None: they are drawn now.
+      draws_next: the completions of the next step are drawn before this one is learned from (lag = 1).
+      phase: told what the step does, and (done, total) of it where that is counted.
+      stop: asked while completions are scored.
+
+    Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
+    """
+    phase("sampling")
+    version = state.models["policy"].version
+    current = waiting or draw(stage.sampler, weights_of(state.models, "policy").params, version)
+    following = draw(stage.sampler, weights_of(state.models, "policy").params, version) if draws_next else None
+
+    submitted = send(stage, state, current)
+    phase("scoring", done=0, total=len(submitted.texts))
+    minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
+    progress = lambda done, total: phase("scoring", done=done, total=total)
+    wait = lambda sent: collect(
+        sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler.mesh, stop, progress
+    )
+    batch = wait(submitted)
+    most = stage.objective.refill(stage.config.objective)
+    if most is not None:
+        refill = lambda: wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state))))
+        keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
+        filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler.mesh)
+        if filled.rollout is not batch.rollout:
+            minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
+        batch = filled
+
+    phase("updating")
+    epochs = stage.config.learner.epochs
+    state, metrics = learn_from_sampled(
+        stage.programs, state, minibatches, batch.rollout, batch.scores, stage.arrays, epochs=epochs
+    )
+    return Stepped(state, following, {**metrics, **batch.metrics}, batch)
+
+
+def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array]:
+    """Returns the policy's parameters that refills of a step are drawn with, and their version: with lag 1 those of the
+    version before."""
+    version = state.models["policy"].version
+    if stage.config.lag:
+        return weights_of(state.models, "previous").params, stage.programs.before(version)
+    return weights_of(state.models, "policy").params, version
+
+
+def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
+    """Waits for a draw and hands it to every source of rewards."""
+
+    def completions(drawn: Draw, host: dict[str, np.ndarray], texts: list[str]) -> Completions:
+        packed = lambda: [p for _, p in packed_minibatches(stage, drawn.rollout, host)]
+        return Completions(drawn.visits, texts, stage.config.samples, packed, state)
+
+    sampler = stage.sampler
+    return submit(drawn, stage.config.samples, sampler.tokenizer, stage.scorer, stage.sources, completions)
+
+
+def packed_minibatches(
+    stage: OnlineStage, rollout: Rollout, host: dict[str, np.ndarray]
+) -> list[tuple[PackingPlan, PackedBatch]]:
+    """Returns (plan, packed batch) of every minibatch of sampled rows."""
+    lengths, acts = host["length"], host["action_mask"]
+    prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
+    plans = pack_plans(stage.shape, stage.config.learner.minibatches, lengths, prompts, stage.sampler.mesh)
+    return [(plan, stage.programs.pack(rollout, plan, stage.temperature)) for plan in plans]
+
+
+def pack_and_prepare(
+    stage: OnlineStage, state: TrainState, rollout: Rollout, host: dict[str, np.ndarray]
+) -> list[Minibatch]:
+    """Returns the minibatches of a batch with what the weights before the step say of them."""
+    return [
+        prepare(stage.programs, state, "policy", packed, plan)
+        for plan, packed in packed_minibatches(stage, rollout, host)
+    ]
+
+
+def abstract_step(
+    p: StagePrograms, config: Online, state: TrainState, plan: PackingPlan, inputs: AbstractInputs
+) -> None:
+    """Calls every program of a step as `step` does, in abstract form: `p` takes and returns shapes.
+
+    Args:
+      plan: the packing of one minibatch, as shapes.
+    """
+    policy = state.models["policy"]
+    rollout = p.sample(weights_of(state.models, "policy").params, *inputs.sampling(policy.version))
+    packed = p.pack(rollout, plan, inputs.temperature)
+    for role in config.rewards:
+        p.scores(weights_of(state.models, role), packed)
+    minibatch = prepare(p, state, "policy", packed, plan)
+    scores = inputs.scores(rollout)
+    if p.keep is not None:
+        p.keep(rollout, scores, inputs.arrays.objective)
+        if config.lag:
+            p.before(policy.version)
+    minibatches = [minibatch] * config.learner.minibatches
+    learn_from_sampled(p, state, minibatches, rollout, scores, inputs.arrays, epochs=config.learner.epochs)
+
+
+class AbstractInputs(NamedTuple):
+    """What the programs of a step are given from outside, as shapes."""
+
+    arrays: StageArrays
+    temperature: jax.ShapeDtypeStruct
+    sampling: Callable[[jax.ShapeDtypeStruct], tuple]  # version -> the sampler's arguments behind its weights
+    scores: Callable[[Rollout], Scores]

@@ -1,0 +1,107 @@
+"""The sentences a run says to a person. No JAX, no effects."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.run.report.text import duration, percent, printable
+
+SCORED_ENOUGH = 0.9  # share of completions scored, below which a run warns
+_DETAIL_WIDTH = 300
+_SKIPPED = {"too_long": "exceed Data.prompt_length", "empty": "are empty"}
+
+
+def resume_message(done: int, total: int) -> str:
+    """Returns where a run continues, or that it has all the steps asked for."""
+    if done < total:
+        return f"Resumed after step {done} of {total}."
+    if done == total:
+        return f"This run already has all {total} steps. Nothing to do."
+    return f"This run already has {done} steps; you asked for {total}. Nothing to do."
+
+
+def saved_message(done: int, total: int) -> str:
+    """Returns what a run that was asked to stop says when it leaves."""
+    return f"Saved after step {done} of {total}. Run the same command to continue."
+
+
+def scoring_warning(valid_share: float, detail: str) -> str | None:
+    """Returns a warning that too few completions were scored; None where enough were.
+
+    Args:
+      valid_share: scored completions over all completions of a step.
+      detail: what the verifier said of the first completion that was not scored; '' where it said nothing.
+    """
+    if not valid_share < SCORED_ENOUGH:
+        return None
+    first = printable(detail, _DETAIL_WIDTH) if detail else "the verifier gave no detail"
+    if valid_share == 0:
+        return f"Warning: no completion was scored, so there is no reward. First failure: {first}"
+    share = percent(valid_share)
+    return f"Warning: only {share} of completions were scored; the reward is their mean. First failure: {first}"
+
+
+def no_signal_warning(num_steps: int) -> str:
+    """Returns the likely causes of a run in which every completion of a prompt gets the same reward.
+
+    Args:
+      num_steps: steps so far, none with a group whose rewards differ. A run that had a signal and lost it may have
+        learned all there is: that is no reason to warn.
+    """
+    return (
+        f"Warning: no learning signal in {num_steps} step{'' if num_steps == 1 else 's'}. In every group all "
+        "completions got the same reward, so all advantages are 0 and the policy does not change. Likely causes:\n"
+        "  - the verifier is too strict or too lenient: read completions and rewards in RUN/rollouts\n"
+        "  - the prompts are too hard or too easy for this policy\n"
+        "  - too few samples per prompt (Online.samples)\n"
+        "  - sampling is nearly greedy (Sampler.temperature)"
+    )
+
+
+def skipped_prompts(counts: Mapping[str, int], total: int) -> list[str]:
+    """Returns one line for each cause that prompts were skipped for.
+
+    Args:
+      counts: prompts skipped, by cause. total: prompts of the data.
+    """
+    lines = []
+    for cause, count in sorted(counts.items()):
+        why = f"{_SKIPPED[cause]} and were skipped" if cause in _SKIPPED else f"were skipped: {cause.replace('_', ' ')}"
+        lines.append(f"{count} of {total} prompts {why}")
+    return lines
+
+
+def evaluation_line(name: str, result: Mapping[str, Any]) -> str:
+    """Returns an evaluation as one line.
+
+    Args:
+      name: when it was done ('before RL'). result: mean, low, high, n as in summary.json.
+    """
+    if result["mean"] is None:
+        return f"{name}: no held-out completion could be scored"
+    low, high = 100 * result["low"], 100 * result["high"]
+    return f"{name}: {100 * result['mean']:.1f} % of {result['n']} held-out prompts [{low:.1f}, {high:.1f}]"
+
+
+def closing_message(
+    run: str | os.PathLike[str],
+    *,
+    steps: int,
+    seconds: float,
+    final_reward: float | None,
+    steps_without_signal: int = 0,
+) -> str:
+    """Returns what stands below the last panel of a run that has ended.
+
+    Args:
+      final_reward: mean reward of the last step; None where none was scored.
+      steps_without_signal: all steps of a run in which no group ever had rewards that differ; 0 for any other.
+    """
+    reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
+    ended = f"Done: {steps} steps in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
+    if steps_without_signal:
+        return f"{ended}\n{no_signal_warning(steps_without_signal)}"
+    return f"{ended}\nTry the policy: jrl sample {run}"

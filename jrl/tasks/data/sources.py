@@ -1,0 +1,11 @@
+"""The sources of stored rows: one file each, one row here. The name is the config class's name."""
+
+from __future__ import annotations
+
+from jrl.tasks.data import demonstrations, preferences
+from jrl.tasks.data.stored import StoredSource
+
+SOURCES: dict[str, StoredSource] = {
+    "Demonstrations": demonstrations.SOURCE,
+    "Preferences": preferences.SOURCE,
+}

@@ -1,0 +1,76 @@
+"""Stored rows, from which an Offline stage learns. Plain numpy on the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.tasks.data.prompts import Visit
+
+
+class StoredRows(NamedTuple):
+    """Sequences left-aligned from column 0, prompt then completion. Rows that are compared are adjacent."""
+
+    tokens: np.ndarray  # [n, T] int32, pad_id beyond length
+    length: np.ndarray  # [n] int32, prompt and completion; 0: no row
+    action_mask: np.ndarray  # [n, T] bool, the completion and its end token
+    label: np.ndarray  # [n] float32, 1: preferred, or alone; 0: not preferred
+    weight: np.ndarray  # [n] float32
+    unit: np.ndarray  # [n] int32, the comparison a row is part of
+
+
+class StoredSource(NamedTuple):
+    """A row of SOURCES: how examples of the run's task become stored rows."""
+
+    config: type
+    # (config, visits, tokenizer, width) -> rows, {cause: how many visits gave none}
+    rows: Callable[..., tuple[StoredRows, dict[str, int]]]
+    unit_size: int = 1  # rows that a visit gives, to be compared
+
+
+def stack(sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], unit_size: int, pad_id: int, width: int):
+    """Returns StoredRows of (prompt ids, completion ids, label) triples, those of a comparison adjacent.
+
+    Args:
+      width: T, at least as many columns as the longest sequence has tokens.
+    """
+    count = len(sequences)
+    tokens = np.full((count, width), pad_id, np.int32)
+    length = np.zeros(count, np.int32)
+    action_mask = np.zeros((count, width), bool)
+    for i, (prompt, completion, _) in enumerate(sequences):
+        length[i] = len(prompt) + len(completion)
+        tokens[i, : length[i]] = [*prompt, *completion]
+        action_mask[i, len(prompt) : length[i]] = True
+    label = np.array([label for _, _, label in sequences], np.float32)
+    unit = np.arange(count, dtype=np.int32) // unit_size
+    return StoredRows(tokens, length, action_mask, label, np.ones(count, np.float32), unit)
+
+
+def padded_rows(rows: StoredRows, count: int) -> StoredRows:
+    """Returns the rows followed by empty ones, `count` in all. Empty rows are part of no comparison."""
+    missing = count - len(rows.length)
+    zeros = lambda x, fill=0: np.concatenate([x, np.full((missing, *x.shape[1:]), fill, x.dtype)])
+    return StoredRows(*(zeros(x) for x in rows[:-1]), zeros(rows.unit, -1))
+
+
+class Template:
+    """A text with {places} to be filled from an example: {answer}, or a text of its info by name."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.text = text
+        self.names = tuple(re.findall(r"\{(\w+)\}", text))
+        if not self.names:
+            raise ValueError(f"{where} is {text!r}; it must hold a place such as {{answer}}")
+
+    def fill(self, visit: Visit) -> tuple[str | None, str | None]:
+        """Returns (text, None), or (None, "no_NAME") where the example lacks what a place asks for. Every place is
+        filled at once: what is inside a value stays text."""
+        values: Mapping[str, Any] = {**visit.example.info, "answer": visit.example.answer}
+        for name in self.names:
+            if not isinstance(values.get(name), str):
+                return None, f"no_{name}"
+        return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text), None

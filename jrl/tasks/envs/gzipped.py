@@ -1,0 +1,95 @@
+"""The text of a gzip file, read from any place without holding it: the decompressor's state is saved every SPAN bytes.
+
+A state is about 40 KiB, so an open file keeps 4 % of its text's size; a place is reached by decompressing at most SPAN
+bytes before it, a few milliseconds. No JAX.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import os
+import zlib
+from typing import Any, NamedTuple
+
+from jrl import paths
+
+SPAN = 1 << 20  # bytes of text between two saved states
+CHUNK = 1 << 16
+GZIP = 31  # zlib's code for a gzip header and trailer
+
+
+class State(NamedTuple):
+    """Where decompression can go on: what comes next in the file, and what the decompressor remembers."""
+
+    text: int  # bytes of text before it
+    file: int  # bytes of the file before it
+    decompressor: Any
+
+
+class GzipText:
+    """The places of a gzip file from which its text can be read. `open` at 0 and reading to the end finds them."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._states = [State(0, 0, zlib.decompressobj(GZIP))]
+
+    def open(self, place: int) -> io.BufferedReader:
+        """Returns the text from byte `place` on. Must be closed.
+
+        Raises: OSError where the file cannot be opened; ValueError, when it is read, where it is damaged.
+        """
+        state = self._states[bisect.bisect_right(self._states, place, key=lambda saved: saved.text) - 1]
+        text = io.BufferedReader(_Text(open(paths.local(self._path), "rb"), state, self._states), CHUNK)
+        skipped = state.text
+        while skipped < place and (data := text.read(min(CHUNK, place - skipped))):
+            skipped += len(data)
+        return text
+
+
+class _Text(io.RawIOBase):
+    """The text behind a state, as a stream. Adds the states it comes by to `states`."""
+
+    def __init__(self, file: io.BufferedReader, state: State, states: list[State]) -> None:
+        self.name, self._file, self._states = file.name, file, states
+        self._text, self._place = state.text, state.file
+        self._decompressor = state.decompressor.copy()
+        self._data = b""  # of the file, not decompressed yet
+        file.seek(state.file)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = b""
+        while not chunk:
+            if not self._data:
+                self._save_state()
+                self._data = self._file.read(CHUNK)
+                self._place += len(self._data)
+            ended = not self._data
+            if self._decompressor.eof:
+                if ended:
+                    return 0
+                self._decompressor = zlib.decompressobj(GZIP)  # a file may be several, one after another
+            try:
+                chunk = self._decompressor.decompress(self._data, len(buffer))
+            except zlib.error as error:
+                raise ValueError(f"{self.name} is damaged, or no gzip file: {error}") from error
+            self._data = self._decompressor.unconsumed_tail or self._decompressor.unused_data
+            if ended and not chunk and not self._decompressor.eof:
+                raise ValueError(f"{self.name} is damaged: its compressed data ends too early")
+        buffer[: len(chunk)] = chunk
+        self._text += len(chunk)
+        return len(chunk)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _save_state(self) -> None:
+        if self._text >= self._states[-1].text + SPAN:
+            self._states.append(State(self._text, self._place, self._decompressor.copy()))

@@ -1,0 +1,83 @@
+"""The same rows compressed: equal examples from any place, small memory, damage named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import time
+import tracemalloc
+
+import pytest
+
+from jrl.tasks.envs.gzipped import SPAN
+from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+
+
+def rows(count: int, width: int = 10) -> bytes:
+    draw = random.Random(0)
+    return b"".join(
+        json.dumps({"prompt": f"{i} " + draw.randbytes(width).hex(), "answer": str(i)}).encode() + b"\n"
+        for i in range(count)
+    )
+
+
+def test_examples_are_those_of_the_plain_file(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + rows(50) + b"\n")
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + rows(50) + b"\n"))
+    plain, packed = (open_jsonl(Jsonl(path=str(tmp_path / name))) for name in ("rows.jsonl", "rows.jsonl.gz"))
+    assert len(packed) == 50
+    assert packed.reader.digest() == plain.reader.digest()
+    for i in (49, 0, 7, 3):
+        assert packed[i].messages == plain[i].messages
+        assert (packed[i].id, packed[i].task) == (f"rows.jsonl.gz/{i + 1}", "rows")
+
+
+def test_the_fingerprint_is_of_the_text_and_not_of_how_it_was_compressed(tmp_path):
+    found = []
+    for level, when in ((1, 0), (9, 1)):
+        (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows(50), level, mtime=when))
+        found.append(open_jsonl(Jsonl(path=str(tmp_path / "rows.jsonl.gz"))).fingerprint)
+    assert found[0] == found[1]
+
+
+def test_rows_far_into_a_file_of_several_members_are_found_in_any_order_and_soon(tmp_path):
+    text = rows(3000, width=1000)
+    assert len(text) > 5 * SPAN
+    half = len(text) // 2
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(text[:half]) + gzip.compress(b"") + gzip.compress(text[half:]))
+    source = open_jsonl(Jsonl(path=str(path)))
+    order = random.Random(1).sample(range(3000), 40)
+    start = time.process_time()
+    assert [source[i].answer for i in order] == [str(i) for i in order]
+    assert time.process_time() - start < 2.0  # from the beginning, each would take 3 MB of text
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress((b'{"prompt": "' + b"x" * 20_000 + b'", "answer": "1"}\n') * 1000))
+    tracemalloc.start()
+    source = open_jsonl(Jsonl(path=str(path)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(source) == 1000
+    assert peak < 4_000_000  # the text has 20 MB
+
+
+@pytest.mark.parametrize("change", [lambda d: b"", lambda d: d[:-1], lambda d: d[: len(d) // 2], lambda d: b"{}" + d,
+                                    lambda d: d[:40] + b"\xff" * 8 + d[48:], lambda d: d + b"x"])  # fmt: skip
+def test_a_damaged_file_is_refused_by_name(tmp_path, change):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(change(gzip.compress(rows(500))))
+    with pytest.raises(ValueError, match=r"rows\.jsonl\.gz is damaged"):
+        open_jsonl(Jsonl(path=str(path)))
+
+
+def test_a_file_that_changes_under_the_run_is_noticed(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(rows(5)))
+    source = open_jsonl(Jsonl(path=str(path)))
+    path.write_bytes(gzip.compress(rows(6)))
+    with pytest.raises(ValueError, match="changed"):
+        source[0]

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from jrl.run.report.messages import (
+    closing_message,
+    evaluation_line,
+    no_signal_warning,
+    resume_message,
+    saved_message,
+    scoring_warning,
+    skipped_prompts,
+)
+from jrl.run.report.text import percent
+
+
+def test_a_finished_run_says_that_there_is_nothing_to_do():
+    assert resume_message(12, 30) == "Resumed after step 12 of 30."
+    assert resume_message(30, 30) == "This run already has all 30 steps. Nothing to do."
+    assert resume_message(60, 30) == "This run already has 60 steps; you asked for 30. Nothing to do."
+    assert saved_message(5, 30) == "Saved after step 5 of 30. Run the same command to continue."
+
+
+def test_a_small_scored_share_is_warned_of_with_the_first_failure():
+    assert scoring_warning(1.0, "") is None and scoring_warning(0.9, "x") is None
+    assert scoring_warning(0.125, "ValueError: no number\x1b[2J") == (
+        "Warning: only 12 % of completions were scored; the reward is their mean. "
+        "First failure: ValueError: no number\\x1b[2J"
+    )
+    assert scoring_warning(0.0, "") == (
+        "Warning: no completion was scored, so there is no reward. First failure: the verifier gave no detail"
+    )
+    assert len(scoring_warning(0.5, "x" * 5000)) < 600
+
+
+def test_a_run_without_signal_names_the_likely_causes():
+    text = no_signal_warning(20)
+    assert text.startswith("Warning: no learning signal in 20 steps.") and "in 1 step." in no_signal_warning(1)
+    for cause in ("too strict or too lenient", "too hard or too easy", "Online.samples", "Sampler.temperature"):
+        assert cause in text
+
+
+def test_skipped_prompts_are_counted_by_cause():
+    assert skipped_prompts({"too_long": 24, "empty": 1, "no_answer": 2}, 40) == [
+        "1 of 40 prompts are empty and were skipped",
+        "2 of 40 prompts were skipped: no answer",
+        "24 of 40 prompts exceed Data.prompt_length and were skipped",
+    ]
+    assert skipped_prompts({}, 40) == []
+
+
+def test_an_evaluation_is_one_line():
+    result = {"mean": 0.5, "low": 0.412, "high": 0.588, "n": 120}
+    assert evaluation_line("after RL", result) == "after RL: 50.0 % of 120 held-out prompts [41.2, 58.8]"
+    unscored = {"mean": None, "low": None, "high": None, "n": 0}
+    assert evaluation_line("before RL", unscored) == "before RL: no held-out completion could be scored"
+
+
+def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
+    assert closing_message("runs/a", steps=240, seconds=185.0, final_reward=0.9341) == (
+        "Done: 240 steps in 3 min 05 s, final reward 0.934. Metrics, rollouts and checkpoints are in runs/a\n"
+        "Try the policy: jrl sample runs/a"
+    )
+    unscored = closing_message("runs/a", steps=3, seconds=1.0, final_reward=float("nan"))
+    assert unscored.startswith("Done: 3 steps in 1 s. Metrics")
+
+
+def test_the_closing_message_of_a_run_without_signal_warns_and_does_not_offer_the_policy():
+    text = closing_message("runs/a", steps=30, seconds=1.0, final_reward=0.0, steps_without_signal=30)
+    assert no_signal_warning(30) in text and "Try the policy" not in text
+
+
+def test_only_all_is_100_percent_and_only_nothing_is_0():
+    assert [percent(x) for x in (0.0, 0.001, 0.12, 0.29, 0.5, 0.999, 1.0)] == [
+        "0 %", "<1 %", "12 %", "29 %", "50 %", "99 %", "100 %",
+    ]  # fmt: skip

@@ -1,0 +1,68 @@
+"""Compiled programs are kept between processes, for the commands and for calls from Python alike."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import jrl
+from jrl.device.compile_cache import cache_settings
+
+CHILD = """
+import os, sys
+import jax
+jax.jit(lambda x: x + 1)(1.0).block_until_ready()  # a program before jrl: JAX has seen no cache
+mine = sys.argv[1]
+if mine:
+    jax.config.update("jax_compilation_cache_dir", mine)
+from jrl.device.compile_cache import use_compile_cache
+use_compile_cache()
+jax.jit(lambda x: x * 2 - 1)(1.0).block_until_ready()
+print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+def child(folder, mine="", **variables):
+    """Runs CHILD; returns (the cache's folder that JAX was told, whether it holds a program)."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "NPROC"))}
+    environment |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(folder), **variables}
+    environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(mine)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.strip()
+    return told, os.path.isdir(told) and bool(os.listdir(told))
+
+
+def test_the_settings_leave_out_what_the_user_set():
+    folder, seconds = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    assert cache_settings({"XDG_CACHE_HOME": "/c"}) == {folder: "/c/jrl/xla", seconds: "0.2"}
+    assert cache_settings({"XDG_CACHE_HOME": "/c", folder: "/mine"}) == {seconds: "0.2"}
+    assert cache_settings({"XDG_CACHE_HOME": "/c", seconds: "9"}) == {folder: "/c/jrl/xla"}
+    assert cache_settings({"XDG_CACHE_HOME": "/c", "JAX_ENABLE_COMPILATION_CACHE": "False"}) == {}
+
+
+def test_a_call_from_python_keeps_its_programs_where_the_commands_do(tmp_path):
+    assert child(tmp_path) == (str(tmp_path / "jrl" / "xla"), True)
+
+
+@pytest.mark.parametrize("how", ["config", "environment"])
+def test_a_cache_that_the_user_set_stays(tmp_path, how):
+    mine = tmp_path / "mine"
+    told, _ = child(tmp_path, mine) if how == "config" else child(tmp_path, JAX_COMPILATION_CACHE_DIR=str(mine))
+    assert told == str(mine) and not (tmp_path / "jrl").exists()
+
+
+def test_virtual_devices_without_threads_for_them_get_no_cache(tmp_path):
+    flags = "--xla_force_host_platform_device_count=4"
+    assert child(tmp_path, XLA_FLAGS=flags) == ("None", False)
+    assert child(tmp_path, XLA_FLAGS=flags, NPROC="16")[1]
+
+
+def test_dir_lists_the_api():
+    assert {"load_config", "steps", "train", "__version__"} <= set(dir(jrl))
+    assert "Any" not in dir(jrl)

@@ -1,0 +1,67 @@
+"""Runs that go on with a change, and runs that begin with another's weights."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import jrl
+from jrl.run.identity import RefusedIdentity
+from jrl.run.run_hash import read_step
+
+TINY = ["Online.steps=2", "Online.prompts=4", "Online.samples=2", "Decoder.width=16", "Decoder.heads=2",
+        "Decoder.kv_heads=1", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=1"]  # fmt: skip
+PART = (
+    "def says_seven(completion, example):\n    return '7' in completion\n\n\nVERIFIERS = {'says_seven': says_seven}\n"
+)
+
+
+def policy(folder, step):
+    return read_step(folder, step)[0]["state"]["models"]["policy"]["params"]
+
+
+def test_a_comment_in_a_verifier_is_refused_and_can_be_accepted(tmp_path, caplog):
+    part, run = tmp_path / "seven.py", tmp_path / "run"
+    part.write_text(PART)
+    judged = [*TINY[1:], "Scoring.verifiers = [@says_seven()]"]
+    train = lambda steps, **how: jrl.train(
+        "configs/tiny.gin", [*judged, f"Online.steps={steps}"], run=run, parts=[part], **how
+    )
+    train(2)
+    part.write_text("# judges by one digit\n" + PART)
+    with pytest.raises(RefusedIdentity, match="--accept-change"):
+        train(3)
+    train(3, accept_change=True)
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["history"][0]["after_step"] == 2 and "seven.py" in manifest["history"][0]["changes"][0]
+    assert "not promised" in manifest["promise"] and "bit-identity is no longer promised" in caplog.text
+    assert "# judges by one digit" in next((run / "parts").glob("*.py")).read_text()
+    train(4)  # what was accepted is the run from now on
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_new_run_begins_with_the_weights_and_tokenizer_of_another(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    jrl.train("configs/tiny.gin", TINY, run=first)
+    still = [*TINY, "AdamW.learning_rate=1e-30", "Run.seed=5"]
+    jrl.train("configs/tiny.gin", still, run=second, begin_from=first)
+    for name, leaf in policy(first, 2)["layers"].items():
+        np.testing.assert_allclose(policy(second, 1)["layers"][name], leaf, atol=1e-20)
+    assert json.loads((second / "manifest.json").read_text())["from"] == {"run": str(first), "step": 2}
+    jrl.train("configs/tiny.gin", [*still[1:], "Online.steps=3"], run=second)  # goes on without being told again
+    with pytest.raises(RefusedIdentity, match="did not begin with the weights of"):
+        jrl.train("configs/tiny.gin", TINY, run=first, begin_from=second)
+
+
+def test_new_adapters_begin_on_the_weights_of_another_run(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    jrl.train("configs/tiny.gin", TINY, run=first)
+    adapters = [*TINY, "Config.adapter = @LoRA()", "LoRA.rank = 2"]
+    jrl.train("configs/tiny.gin", adapters, run=second, begin_from=first)
+    frozen = read_step(second, 2)[0]["state"]["models"]["policy"]["frozen"]
+    for name, leaf in policy(first, 2)["layers"].items():
+        np.testing.assert_array_equal(frozen["layers"][name], leaf)
+    with pytest.raises(ValueError, match="trained adapters, and this run has none"):
+        jrl.train("configs/tiny.gin", TINY, run=tmp_path / "third", begin_from=second)

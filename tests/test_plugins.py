@@ -1,0 +1,203 @@
+"""A user's own parts: what is refused when they are loaded, and what of them travels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import types
+
+import pytest
+
+from jrl.plugins import PartError, load_parts, part_files, saved_parts
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import Row
+from jrl.tasks.verifiers.pool import Item, Pool
+from jrl.tasks.verifiers.source import PartSource
+
+
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder / f"{next(iter(files))}.py"
+
+
+def test_a_verifier_that_takes_one_argument_is_refused_when_it_is_loaded(tmp_path):
+    path = write(tmp_path, mine="def short(completion):\n    return 1.0\nVERIFIERS = {'short': short}\n")
+    with pytest.raises(PartError) as refused:
+        load_parts([path])
+    assert "'short' is defined as short(completion) (" in str(refused.value)
+    assert f"{path}:1" in str(refused.value)
+    assert "is called with (completion, example)" in str(refused.value)
+
+
+def needs_three(completion, example, threshold):
+    return 1.0
+
+
+def keyword_only(completion, example, *, threshold):
+    return 1.0
+
+
+@pytest.mark.parametrize("function", [needs_three, keyword_only])
+def test_a_function_with_too_many_arguments_is_refused_by_name(function):
+    with pytest.raises(PartError, match=rf"'{function.__name__}' is defined as .*test_plugins.py.*'threshold'"):
+        load_parts([function])
+
+
+def test_a_row_whose_score_lacks_the_config_is_refused(tmp_path):
+    text = """
+import dataclasses
+from jrl.tasks.verifiers import Verifier
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mine:
+    weight: float = 1.0
+VERIFIERS = {"Mine": Verifier(Mine, lambda completion, example: 1.0)}
+"""
+    with pytest.raises(PartError, match=r"'Mine' is defined .* is called with \(config, completion, example\)"):
+        load_parts([write(tmp_path, mine=text)])
+
+
+def test_defaults_and_star_arguments_are_fine(tmp_path):
+    text = """
+def with_default(completion, example, threshold=0.5): return 1.0
+def any_arguments(*arguments, **options): return True
+VERIFIERS = {"with_default": with_default, "any_arguments": any_arguments}
+"""
+    assert load_parts([write(tmp_path, mine=text)]).added["verifiers"] == ("with_default", "any_arguments")
+
+
+MINE = """
+import json
+from half import halved
+def score(completion, example):
+    import late_constants
+    return halved(len(json.loads(completion))) + late_constants.BONUS
+VERIFIERS = {"score": score}
+"""
+HALF = "import constants\ndef halved(x):\n    return x / constants.TWO\n"
+FILES = {"mine": MINE, "half": HALF, "constants": "TWO = 2\n", "late_constants": "BONUS = 10\n", "unused": "1 / 0\n"}
+EXAMPLE = Example("e", (Message("user", "q"),), answer="1")
+
+
+@pytest.fixture(autouse=True)
+def no_neighbor_outlives_its_test():
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if hasattr(sys.modules[name], "__jrl_neighbor__"):
+            del sys.modules[name]
+
+
+def score_of(parts) -> float:
+    return parts.tables["verifiers"]["score"].score(None, "[1, 2, 3]", EXAMPLE)
+
+
+def test_a_part_can_import_its_neighbors_and_they_theirs(tmp_path):
+    parts = load_parts([write(tmp_path, **FILES)])
+    assert score_of(parts) == 11.5  # 3 / 2 + 10
+    assert [n.name for n in parts.texts[0].neighbors] == ["constants", "half", "late_constants"]
+
+
+def test_neighbors_reach_the_verifier_workers_as_text(tmp_path):
+    parts = load_parts([write(tmp_path, **FILES)])
+    for name in FILES:
+        (tmp_path / f"{name}.py").unlink()
+    with Pool([Row("score", {})], parts.sources, workers=1, cpu_seconds=2, wall_seconds=10, memory_mb=512) as pool:
+        ((verdict,),) = pool.collect(pool.submit([Item("[1, 2, 3]", EXAMPLE, (0,))]))
+    assert (verdict.status, verdict.reward) == (Status.CORRECT, 11.5)
+
+
+def test_neighbors_are_hashed_by_file(tmp_path):
+    path = write(tmp_path, **FILES)
+    hashes = load_parts([path]).hashes
+    wanted = ("mine", "constants", "half", "late_constants")
+    assert hashes == {str(tmp_path / f"{n}.py"): hashlib.sha256(FILES[n].encode()).hexdigest() for n in wanted}
+
+
+def test_parts_kept_in_a_folder_load_again_in_their_order_with_their_neighbors(tmp_path):
+    (tmp_path / "a").mkdir()
+    others = [write(tmp_path, **{f"other{i}": f"ENVS = {{}}\nNUMBER = {i}\n"}) for i in range(11)]
+    parts = load_parts([*others, write(tmp_path / "a", **FILES)])
+    (tmp_path / "kept").mkdir()
+    for name, text in part_files(parts).items():
+        (tmp_path / "kept" / name).write_text(text)
+    again = load_parts(saved_parts(tmp_path / "kept"))
+    assert [part.source for part in again.texts] == [part.source for part in parts.texts]
+    assert score_of(again) == 11.5
+    assert saved_parts(tmp_path / "none") == []
+
+
+def test_a_neighbor_that_was_edited_is_run_anew_with_all_that_import_it(tmp_path):
+    path = write(tmp_path, **FILES)
+    assert score_of(load_parts([path])) == 11.5
+    (tmp_path / "constants.py").write_text("TWO = 4\n")
+    assert score_of(load_parts([path])) == 10.75
+
+
+def test_two_parts_share_a_neighbor(tmp_path):
+    first = write(tmp_path, first="import shared\nENVS = {}\n", shared="THING = object()\n")
+    second = write(tmp_path, second="import shared\nENVS = {}\n")
+    load_parts([first, second])
+    assert sys.modules["jrl_part_0"].shared.THING is sys.modules["jrl_part_1"].shared.THING
+
+
+def test_neighbors_of_one_name_in_two_folders_are_refused(tmp_path):
+    paths = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        text = {f"mine_{folder}": "import shared\nENVS = {}\n", "shared": f"# {folder}\n"}
+        paths.append(write(tmp_path / folder, **text))
+    with pytest.raises(PartError, match=r"a/shared\.py would be one module, 'shared'; rename one"):
+        load_parts(paths)
+
+
+def test_a_neighbor_with_the_name_of_a_loaded_module_is_refused(tmp_path):
+    with pytest.raises(PartError, match=r"numpy\.py has the name of another module that is loaded, .*numpy/__init__"):
+        load_parts([write(tmp_path, mine="import numpy\nENVS = {}\n", numpy="")])
+
+
+def test_a_file_named_like_the_standard_library_is_no_neighbor(tmp_path):
+    parts = load_parts([write(tmp_path, mine="import json\nENVS = {}\n", json="1 / 0\n")])
+    assert parts.texts[0].neighbors == () and sys.modules["json"] is json
+
+
+def test_a_file_that_the_program_has_imported_itself_stays_as_it_is(tmp_path, monkeypatch):
+    path = write(tmp_path, mine="import shared\nENVS = {}\n", shared="")
+    module = types.ModuleType("shared")
+    module.__file__ = str(tmp_path / "shared.py")
+    monkeypatch.setitem(sys.modules, "shared", module)
+    load_parts([path])
+    assert sys.modules["jrl_part_0"].shared is module
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"mine": "import a\nENVS = {}", "a": "import b", "b": "import a"}, r"b\.py and .*a\.py import each other"),
+        ({"mine": "import a\nENVS = {}", "a": "import mine"}, "a.py and .*mine.py import each other"),
+        ({"mine": "import a\nENVS = {}", "a": "def f(:"}, r"SyntaxError.*a\.py"),
+        ({"mine": "import a\nENVS = {}", "a": "1 / 0"}, "mine.py: ZeroDivisionError"),
+        ({"mine": "import sys\nsys.exit(3)"}, r"mine.py: it calls sys.exit\(3\) when it is imported"),
+    ],
+)
+def test_a_part_that_does_not_load_is_refused_by_name(tmp_path, files, message):
+    with pytest.raises(PartError, match=message):
+        load_parts([write(tmp_path, **files)])
+
+
+def test_a_pipe_given_as_a_part_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "mine.py")
+    with pytest.raises(PartError, match=r"mine\.py' is a named pipe, not a file"):
+        load_parts([tmp_path / "mine.py"])
+
+
+def test_a_part_crosses_to_the_workers_unchanged():
+    part = load_parts([needs_nothing]).texts[0]
+    assert PartSource.from_json(json.loads(json.dumps(part.to_json()))) == part
+
+
+def needs_nothing(completion, example):
+    return True

@@ -1,0 +1,394 @@
+"""Losses of sequences: by hand from rows that lie alone, and the same in every layout; pairs are never cut."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Needs, Objective, other_of_pair
+from jrl.algos.sft import token_loss
+from jrl.device.sharding import (
+    BATCH_AXES,
+    TRAIN,
+    MeshShape,
+    batch_sharding,
+    batch_shards,
+    make_mesh,
+    replicated,
+    shardings,
+)
+from jrl.learning import learner
+from jrl.learning.credit import StoredLabels, finish_stored
+from jrl.learning.layout import Learner, packed_shape
+from jrl.learning.learner import Weights, loss_sums
+from jrl.learning.optimizer import AdamW, begin
+from jrl.learning.pack import by_place, pack_tokens, plan
+from jrl.models.contract import axes, init
+from jrl.models.decoder import MODEL
+from jrl.models.heads import REWARD
+from jrl.models.shape import Decoder
+from jrl.types import ModelState, Recomputed, TrainState, traced
+
+N, T, V, PAD_PAIRS = 16, 12, 40, 1
+BETA = 0.5
+
+
+@traced
+class PairLoss:
+    beta: float = BETA
+
+
+def pair_loss(config, sequences, state):
+    """Returns -log sigmoid(beta (g_w - g_l)), g the log-ratio to the reference of either sequence, and g_w - g_l."""
+    gain = jnp.where(sequences.mask, sequences.logprob - sequences.ref_logprob, 0)
+    preferred = sequences.mask & (sequences.label > 0.5)
+    difference = jnp.where(preferred, gain - other_of_pair(gain, sequences), 0)
+    return jnp.where(preferred, jax.nn.softplus(-config.beta * difference), 0), {"pair/gain": difference}
+
+
+PAIRS = Objective(config=PairLoss, needs=lambda config: Needs(reference=True), sequence_loss=pair_loss, unit_size=2)
+OBJECTIVES = {
+    "BradleyTerry": ALGOS["BradleyTerry"],
+    "pairs": PAIRS,
+    "tokens": Objective(config=PairLoss, token_loss=token_loss),
+    "pairs and tokens": PAIRS._replace(token_loss=token_loss),
+}
+
+
+def model_config(dtype):
+    return Decoder(
+        vocab_size=V, layers=2, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32, dtype=dtype, param_dtype=dtype
+    )
+
+
+class Stored(NamedTuple):
+    """Rows as a source gives them, and what is known of them."""
+
+    tokens: np.ndarray
+    action_mask: np.ndarray
+    length: np.ndarray
+    labels: StoredLabels
+
+
+def stored(dtype="float32"):
+    """Returns random pairs, the preferred one first or second, each with a weight; the last pair is padding."""
+    rng = np.random.default_rng(0)
+    real = np.arange(N) < N - 2 * PAD_PAIRS
+    prompt = rng.integers(1, 5, N // 2).repeat(2)
+    length = np.where(real, prompt + rng.integers(1, T - 4, N), 0)
+    column = np.arange(T)
+    first = rng.integers(0, 2, N // 2)
+    label = np.stack([first, 1 - first], axis=1).reshape(-1) * real
+    action_mask = (column >= prompt[:, None]) & (column < length[:, None])
+    return Stored(
+        tokens=np.where(column < length[:, None], rng.integers(0, V, (N, T)), 0).astype(np.int32),
+        action_mask=action_mask,
+        length=length.astype(np.int32),
+        labels=StoredLabels(
+            mask=action_mask,
+            label=label.astype(np.float32),
+            weight=(rng.uniform(0.5, 2, N // 2).repeat(2) * real).astype(np.float32),
+            unit=np.where(real, np.arange(N) // 2, -1).astype(np.int32),
+        ),
+    )
+
+
+def in_order(rows, order):
+    """Returns the pairs in another order, the padding where it was."""
+    take = np.array([2 * pair + i for pair in order for i in range(2)])
+    action_mask = rows.action_mask[take]
+    labels = StoredLabels(action_mask, rows.labels.label[take], rows.labels.weight[take], rows.labels.unit)
+    return Stored(rows.tokens[take], action_mask, rows.length[take], labels)
+
+
+@functools.cache
+def drawn(dtype, seed):
+    """Returns random weights with a reward head, as numpy."""
+    cfg = model_config(dtype)
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        params = jax.tree.map(np.asarray, jax.jit(lambda k: init(k, MODEL.spec(cfg)))(jax.random.key(seed)))
+    return Weights(params, {REWARD: np.random.default_rng(seed).normal(size=(1, 16, 1)).astype(dtype)})
+
+
+def placed(weights, cfg, mesh):
+    params = jax.tree.map(jax.device_put, weights.params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
+    heads = jax.device_put(weights.heads, shardings(dict.fromkeys(weights.heads, (None, "norm", None)), mesh, TRAIN))
+    return Weights(params, heads)
+
+
+@functools.cache
+def program(mesh_shape, config, dtype):
+    """Returns (mesh, jitted (weights, reference, rows, plan) -> {objective: loss, magnitude, gradient}); compiled
+    once."""
+    mesh = make_mesh(mesh_shape, jax.devices()[: np.prod(mesh_shape.sizes(8))])
+    static = dict(model=MODEL, cfg=model_config(dtype), chunk=config.logprob_chunk)
+
+    @jax.jit
+    def run(weights, reference, rows, packing):
+        packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
+        recomputed = Recomputed(ref_logprobs=learner.logprobs(reference, packed, **static))
+        found = {}
+        for name, objective in OBJECTIVES.items():
+            hyper = jax.tree.map(jnp.float32, objective.config())
+            batch = finish_stored(
+                packed, recomputed, packing, rows.labels, hyper, objective=objective, max_completion=T
+            )
+            sums = loss_sums(weights, batch, hyper, (), objective=objective, **static)
+            gradient = jax.tree.map(lambda g, by=batch.denominator: g / by.astype(g.dtype), sums.gradient)
+            found[name] = sums.loss / batch.denominator, sums.magnitude / batch.denominator, gradient
+        return found
+
+    return mesh, run
+
+
+def place_plan(packing, mesh):
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, BATCH_AXES))
+    return jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
+
+
+def place_rows(rows, mesh):
+    by_row = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
+    action_mask = by_row(rows.action_mask)
+    labels = StoredLabels(action_mask, *(jax.device_put(x, replicated(mesh)) for x in rows.labels[1:]))
+    return Stored(by_row(rows.tokens), action_mask, by_row(rows.length), labels)
+
+
+def planned(rows, config, shards):
+    return plan(rows.length, packed_shape(config, N, T, shards, unit=2), 0, 1)
+
+
+@functools.cache
+def step_sums(mesh_shape, config, dtype="float32", order=None):
+    """Returns {objective: (loss, magnitude, gradient)} of one optimiser step, as numpy."""
+    mesh, run = program(mesh_shape, config, dtype)
+    rows = stored() if order is None else in_order(stored(), order)
+    cfg = model_config(dtype)
+    with jax.set_mesh(mesh):
+        packing = place_plan(planned(rows, config, batch_shards(mesh)), mesh)
+        weights, reference = (placed(drawn(dtype, seed), cfg, mesh) for seed in (3, 4))
+        return jax.tree.map(np.asarray, run(weights, reference, place_rows(rows, mesh), packing))
+
+
+@functools.cache
+def alone(dtype, seed):
+    """Returns (log-probs [N, T], scores [N]) of a plain forward pass over rows that lie alone, float64."""
+    rows, cfg, weights = stored(), model_config(dtype), drawn(dtype, seed)
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+
+        @jax.jit
+        def forward(params, tokens):
+            hidden, _ = MODEL.forward(params, tokens, jnp.broadcast_to(jnp.arange(T)[None], (N, T)), None, cfg)
+            return hidden, MODEL.unembed(params, hidden, cfg)
+
+        hidden, logits = (np.asarray(x, np.float64) for x in forward(weights.params, rows.tokens))
+    over = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logprobs = np.zeros((N, T))
+    logprobs[:, 1:] = np.take_along_axis(over[:, :-1], rows.tokens[:, 1:, None], -1)[..., 0]
+    scores = (hidden @ weights.heads[REWARD][0].astype(np.float64))[..., 0]
+    return logprobs, scores[np.arange(N), np.maximum(rows.length - 1, 0)]
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+def expected(dtype="float32"):
+    """Returns {objective: loss} by the formulas, from rows that lie alone.
+
+    Of a pair (w, l) with weight a: BradleyTerry a log(1 + exp(-(s_w - s_l))); pairs a log(1 + exp(-beta (g_w - g_l))),
+    g the summed log-ratio to the reference; both over the number of pairs, 7. Tokens: -log p over their number.
+    """
+    rows = stored()
+    (logprobs, scores), (before, _) = alone(dtype, 3), alone(dtype, 4)
+    gain = np.where(rows.action_mask, logprobs - before, 0).sum(-1)
+    pairs = N // 2 - PAD_PAIRS
+    found = {"BradleyTerry": 0.0, "pairs": 0.0}
+    for pair in range(pairs):
+        w, l = sorted((2 * pair, 2 * pair + 1), key=lambda i: -rows.labels.label[i])
+        found["BradleyTerry"] += rows.labels.weight[w] * softplus(scores[l] - scores[w]) / pairs
+        found["pairs"] += rows.labels.weight[w] * softplus(BETA * (gain[l] - gain[w])) / pairs
+    found["tokens"] = -logprobs[rows.action_mask].sum() / rows.action_mask.sum()
+    return found | {"pairs and tokens": found["pairs"] + found["tokens"]}
+
+
+def distance(a, b):
+    """Returns |a - b| / |a| in norm over whole trees."""
+    square = lambda tree: sum(float((np.asarray(x, np.float64) ** 2).sum()) for x in jax.tree.leaves(tree))
+    return np.sqrt(square(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - y, a, b)) / square(a))
+
+
+ONE_PAIR_A_ROW = MeshShape(), Learner(row_length=2 * T, sequences_per_row=2, micro_batch_tokens=10_000)
+LAYOUTS = {
+    "one pair a micro-batch": (MeshShape(), Learner(row_length=2 * T, sequences_per_row=2, micro_batch_tokens=2 * T)),
+    "packed, micro-batches": (MeshShape(), Learner(row_length=40, micro_batch_tokens=80, logprob_chunk=5)),
+    "data 4": (MeshShape(data=4), Learner(row_length=40, micro_batch_tokens=160)),
+    "fsdp 4": (MeshShape(fsdp=4), Learner(row_length=128)),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_loss_is_that_of_the_formula_on_rows_that_lie_alone(name):
+    loss, magnitude, _ = step_sums(*ONE_PAIR_A_ROW)[name]
+    assert abs(loss - expected()[name]) <= 1e-6 * magnitude
+    assert magnitude > 0.01
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradient_of_sequences_do_not_depend_on_layout(layout):
+    one, other = step_sums(*ONE_PAIR_A_ROW), step_sums(*LAYOUTS[layout])
+    for name, (loss, magnitude, gradient) in one.items():
+        assert abs(other[name][0] - loss) <= 1e-6 * magnitude, name
+        assert distance(gradient, other[name][2]) <= 1e-5, name
+
+
+def test_loss_and_gradient_of_sequences_do_not_depend_on_the_order_of_pairs():
+    order = (3, 0, 6, 2, 5, 1, 4, 7)  # the last is padding
+    one, other = step_sums(*ONE_PAIR_A_ROW), step_sums(*LAYOUTS["packed, micro-batches"], order=order)
+    for name, (loss, magnitude, gradient) in one.items():
+        assert abs(other[name][0] - loss) <= 1e-6 * magnitude, name
+        assert distance(gradient, other[name][2]) <= 1e-5, name
+
+
+def test_in_float64_only_a_wrong_formula_can_differ():
+    with jax.enable_x64(True):
+        one, by_hand = step_sums(*ONE_PAIR_A_ROW, dtype="float64"), expected("float64")
+        other = step_sums(*LAYOUTS["data 4"], dtype="float64")
+        for name, (loss, magnitude, gradient) in one.items():
+            assert abs(loss - by_hand[name]) <= 1e-12 * magnitude, name
+            assert abs(other[name][0] - loss) <= 1e-12 * magnitude, name
+            assert distance(gradient, other[name][2]) <= 1e-12, name
+
+
+def test_terms_of_tokens_and_sequences_add_up_each_over_its_own_denominator():
+    found = step_sums(*ONE_PAIR_A_ROW)
+    (pairs, pair_size, pair_gradient), (tokens, token_size, token_gradient) = found["pairs"], found["tokens"]
+    loss, magnitude, gradient = found["pairs and tokens"]
+    assert abs(loss - (pairs + tokens)) <= 1e-6 * magnitude
+    assert magnitude == pytest.approx(pair_size + token_size, rel=1e-6)
+    assert distance(gradient, jax.tree.map(np.add, pair_gradient, token_gradient)) <= 1e-5
+    assert distance(gradient, token_gradient) > 0.05  # neither hides behind the other
+    assert distance(gradient, pair_gradient) > 0.05
+
+
+def test_the_pair_loss_pulls_the_head_and_the_layers_under_it():
+    _, _, gradient = step_sums(*ONE_PAIR_A_ROW)["BradleyTerry"]
+    assert np.abs(gradient.heads[REWARD]).max() > 1e-3 and np.abs(gradient.params["layers"]["down"][0]).max() > 1e-4
+    assert not step_sums(*ONE_PAIR_A_ROW)["pairs"][2].heads[REWARD].any()  # which reads no score
+
+
+@pytest.mark.parametrize("layout", ["packed, micro-batches", "data 4"])
+def test_a_score_is_read_at_the_last_token_of_a_sequence_among_others(layout):
+    mesh_shape, config = LAYOUTS[layout]
+    mesh, rows, cfg = (
+        make_mesh(mesh_shape, jax.devices()[: np.prod(mesh_shape.sizes(8))]),
+        stored(),
+        model_config("float32"),
+    )
+    with jax.set_mesh(mesh):
+        packing = planned(rows, config, batch_shards(mesh))
+        assert (packing.sequence < N).sum(-1).max() > 2  # rows hold more than a pair
+
+        @jax.jit
+        def scores(weights, rows, packing):
+            packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
+            return learner.sequence_scores(weights, packed, model=MODEL, cfg=cfg)
+
+        found = scores(placed(drawn("float32", 3), cfg, mesh), place_rows(rows, mesh), place_plan(packing, mesh))
+    there = packing.sequence < N
+    by_sequence = np.full(N, np.nan)
+    by_sequence[packing.sequence[there]] = np.asarray(found)[there]
+    real = rows.length > 0
+    np.testing.assert_allclose(by_sequence[real], alone("float32", 3)[1][real], rtol=0, atol=1e-5)
+    assert np.isnan(by_sequence[~real]).all()
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool"])
+def test_by_place_is_what_numpy_picks(shards, dtype):
+    mesh = make_mesh(MeshShape(data=shards), jax.devices()[:shards])
+    packing = planned(stored(), Learner(row_length=40, micro_batch_tokens=40 * shards), shards)
+    x = np.random.default_rng(1).integers(-3, 4, N).astype(dtype)
+    with jax.set_mesh(mesh):
+        found = jax.jit(by_place)(jax.device_put(x, replicated(mesh)), place_plan(packing, mesh).sequence)
+    np.testing.assert_array_equal(found, np.append(x, np.zeros(1, dtype))[packing.sequence])
+    assert found.dtype == x.dtype
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_the_packer_never_cuts_a_pair(shards, minibatches):
+    width, pairs = 9, 16
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        config = Learner(
+            row_length=int(rng.integers(2 * width, 6 * width)), sequences_per_row=int(rng.integers(2, 9)),
+            micro_batch_tokens=int(rng.integers(1, 400)), minibatches=minibatches,
+        )  # fmt: skip
+        shape = packed_shape(config, 2 * pairs, width, shards, unit=2)
+        # The longest of all, or any; some pairs are padding.
+        lengths = np.full(2 * pairs, width) if seed % 4 == 0 else rng.integers(1, width + 1, 2 * pairs)
+        lengths = lengths * (rng.random(pairs) < 0.9).repeat(2)
+        taken, members = np.zeros((2 * pairs, width), int), np.zeros(2 * pairs, int)
+        for k in range(minibatches):
+            found = plan(lengths, shape, k, minibatches)
+            assert found.num_real <= shape.micro_batches
+            members += found.member
+            own = shape.rows // shards
+            for micro, row in np.ndindex(shape.micro_batches, shape.rows):
+                here = found.sequence[micro, row]
+                here = here[here < 2 * pairs]
+                assert np.array_equal(here ^ 1, here.reshape(-1, 2)[:, ::-1].reshape(-1))  # a pair side by side
+                assert len(here) <= shape.places and (lengths[here] > 0).all()
+                assert micro < found.num_real or not len(here)
+                source, segment = found.source[micro, row], found.segment[micro, row]
+                for t in np.flatnonzero(source >= 0):
+                    sequence = row // own * (2 * pairs // shards) + source[t] // width
+                    assert found.sequence[micro, row, segment[t]] == sequence
+                    taken[sequence, source[t] % width] += 1
+        np.testing.assert_array_equal(taken, np.arange(width) < lengths[:, None])
+        np.testing.assert_array_equal(members, lengths > 0)
+
+
+def test_rows_that_hold_no_pair_are_refused():
+    with pytest.raises(ValueError, match="row_length=23 is shorter than the longest comparison of 2 sequences, 24"):
+        packed_shape(Learner(row_length=23), N, T, 1, unit=2)
+    with pytest.raises(ValueError, match="sequences_per_row=1 holds no comparison of 2 sequences"):
+        packed_shape(Learner(sequences_per_row=1), N, T, 1, unit=2)
+    with pytest.raises(ValueError, match="8 comparisons a step do not divide into 8 batch shards x 2 minibatches"):
+        packed_shape(Learner(minibatches=2), N, T, 8, unit=2)
+
+
+def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):
+    rows, cfg, objective = stored(), model_config("float32"), ALGOS["BradleyTerry"]
+    hyper, adamw = jax.tree.map(jnp.float32, (objective.config(), AdamW(learning_rate=1e-2)))
+    own, zero = jax.tree.map(jnp.asarray, drawn("float32", 3)), jnp.int32(0)
+    reward = ModelState(params=own.params, frozen=None, heads=own.heads, opt_state=begin(adamw, own), version=zero)
+    policy = ModelState(params=own.params, frozen=None, heads={}, opt_state=None, version=zero)
+    state = TrainState(
+        step=zero, models={"policy": policy, "reward": reward}, objective=(), key=jax.random.key(0), skipped=zero
+    )
+    packing = planned(rows, Learner(row_length=40), 1)
+    static = dict(objective=objective, model=MODEL, cfg=cfg, chunk=16)
+
+    @jax.jit
+    def update(state, rows, packing):
+        packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
+        judged = dict(objective=objective, max_completion=T)
+        batch = finish_stored(packed, Recomputed(), packing, rows.labels, hyper, **judged)
+        return learner.update(state, batch, hyper, adamw, role="reward", **static)
+
+    after, metrics = update(state, jax.tree.map(jnp.asarray, rows), packing)
+    scores = alone("float32", 3)[1][: -2 * PAD_PAIRS].reshape(-1, 2)
+    preferred = rows.labels.label[: -2 * PAD_PAIRS].reshape(-1, 2) > 0.5
+    margin = scores[preferred] - scores[~preferred]  # row by row: one of each pair
+    assert float(metrics["reward_model/accuracy"]) == pytest.approx((margin > 0).mean(), rel=1e-6)
+    assert float(metrics["reward_model/margin"]) == pytest.approx(margin.mean(), abs=1e-5)
+    assert float(metrics["loss"]) == pytest.approx(expected()["BradleyTerry"], rel=1e-5)
+    assert int(metrics["update/tokens"]) == rows.action_mask.sum() and int(after.skipped) == 0
+    same = lambda a, b: all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
+    assert same(after.models["policy"], state.models["policy"])
+    assert not same(after.models["reward"].heads, own.heads) and not same(after.models["reward"].params, own.params)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+
+import pytest
+
+from jrl.run.signals import StopRequest, leave_on_second_interrupt, stop_on_signals, stopping
+
+CTRL_C = "Stopping: ending this step and saving. Press Ctrl-C again to leave now without saving."
+
+
+def test_the_message_fits_the_signal():
+    assert stopping(signal.SIGINT) == CTRL_C
+    assert stopping(signal.SIGTERM) == CTRL_C.replace(" again", "")
+
+
+def test_a_stop_request_speaks_through_the_display_while_it_is_open(capfd):
+    stop, shown = StopRequest(), []
+    stop.say("before")
+    with stop.routed_to(shown.append):
+        stop.say("inside")
+    stop.say("after")
+    assert shown == ["inside"]
+    assert capfd.readouterr().err == "\njrl: before\n\njrl: after\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_watcher_says_what_the_stop_request_was_given(number, capfd):
+    stop, shown = StopRequest(), queue.SimpleQueue()
+    with stop_on_signals(stop), leave_on_second_interrupt(stop.say), stop.routed_to(shown.put):
+        signal.raise_signal(number)
+        assert shown.get(timeout=30) == stopping(number) and stop.is_set()
+    assert shown.empty() and capfd.readouterr().err == ""
+
+
+def test_without_a_watcher_the_handler_says_it_once_and_from_another_thread():
+    stop, shown = threading.Event(), queue.SimpleQueue()
+    with stop_on_signals(stop, lambda text: shown.put((text, threading.current_thread()))):
+        signal.raise_signal(signal.SIGINT)
+        text, thread = shown.get(timeout=30)
+        assert text == CTRL_C and thread is not threading.main_thread()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert shown.empty()
+
+
+def test_signals_that_stop_nothing_are_not_announced(capfd):
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        with leave_on_second_interrupt():
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert capfd.readouterr().err == ""

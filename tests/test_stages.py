@@ -1,0 +1,114 @@
+"""Runs of several stages: what each leaves to the next, and that cutting one anywhere changes no bit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import jrl
+from jrl import cli
+from jrl.config import ConfigError
+from jrl.run.policy import open_trained
+from jrl.run.run_hash import read_step, run_fingerprint
+from jrl.tools.score import score_rewards
+
+CONFIG = "configs/rlhf-tiny.gin"
+SHORT = ["warm/Offline.steps=3", "judge/Offline.steps=3", "Online.steps=3", "Online.prompts=4", "Online.samples=2",
+         "warm/Offline.batch_size=8", "judge/Offline.batch_size=8", "Decoder.width=16", "Decoder.heads=2",
+         "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=2", "Checkpoint.keep=9"]  # fmt: skip
+NAMES = ["sft"] * 3 + ["judge"] * 3 + ["rl"] * 3
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["lag 0", "lag 1"])
+def straight(request, tmp_path_factory):
+    """(bindings, folder) of a run that was not cut."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    bindings = [*SHORT, f"Online.lag={request.param}"]
+    jrl.train(CONFIG, bindings, run=folder)
+    return bindings, folder
+
+
+def test_steps_are_counted_over_all_stages_and_carry_their_stage(straight):
+    assert [(row["step"], row["phase"]) for row in rows(straight[1])] == list(enumerate(NAMES, start=1))
+
+
+def test_a_stage_leaves_its_roles_to_the_next_ones(straight):
+    folder = straight[1]
+    models = lambda step: read_step(folder, step)[0]["state"]["models"]
+    assert models(3).keys() == {"policy"} and models(4).keys() == models(9).keys() == {"policy", "reward"}
+    same = lambda a, b: all(np.array_equal(a["layers"][name], b["layers"][name]) for name in a["layers"])
+    # The stage `judge` trains the reward model alone, which began as the policy; RL trains the policy alone.
+    assert same(models(3)["policy"]["params"], models(6)["policy"]["params"])
+    assert not same(models(4)["reward"]["params"], models(6)["reward"]["params"])
+    assert same(models(6)["reward"]["params"], models(9)["reward"]["params"])
+    np.testing.assert_array_equal(models(6)["reward"]["heads"]["reward"], models(9)["reward"]["heads"]["reward"])
+    assert not same(models(6)["policy"]["params"], models(9)["policy"]["params"])
+    assert "opt_state" not in models(9)["reward"] and "opt_state" not in models(6)["policy"]
+
+
+def test_the_reward_is_the_verifiers_and_the_weighted_roles(straight):
+    for row in rows(straight[1])[6:]:
+        if row["rollout/valid_share"] == 1:
+            parts = row["reward_part/Regex"] + 0.5 * row["reward_part/role/reward"]
+            np.testing.assert_allclose(row["reward/mean"], parts, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 6, 7])
+def test_a_run_that_is_left_anywhere_goes_on_to_the_same_bits(straight, tmp_path, cut):
+    bindings, folder = straight
+    for step in jrl.steps(CONFIG, bindings, run=tmp_path):
+        if step.step == cut:
+            break
+    jrl.train(CONFIG, bindings, run=tmp_path)
+    assert run_fingerprint(tmp_path) == run_fingerprint(folder)
+
+
+def test_a_role_and_a_stage_of_a_run_can_be_opened(straight):
+    folder = straight[1]
+    judge = open_trained(folder, stage="judge", role="reward")
+    assert judge.step == 6 and judge.heads["reward"].shape == (1, 16, 1)
+    assert open_trained(folder).step == 9 and open_trained(folder, stage="sft").step == 3
+    with pytest.raises(ValueError, match=r"no stage 'warm'\. Available: sft, judge, rl"):
+        open_trained(folder, stage="warm")
+    with pytest.raises(ValueError, match=r"no role 'critic'\. Available: policy, reward"):
+        open_trained(folder, role="critic")
+
+
+@pytest.mark.parametrize(
+    ("binding", "message"),
+    [
+        ("Online.rewards={'critic': 1.0}", "names the role 'critic', which no earlier stage trains"),
+        ("judge/Offline.objective=@SFT()", "SFT takes single rows, and Preferences gives pairs"),
+        ("judge/Offline.objective=@GRPO()", "GRPO learns from sampled rows; use it in an Online stage"),
+        ("Online.objective=@BradleyTerry()", "BradleyTerry learns from stored rows"),
+        ("judge/Offline.trains='reference'", "Offline.trains is 'reference'"),
+        ("judge/Offline.batch_size=0", "Offline.batch_size must be 1 to"),
+        ("Online.prompts=100000000", "Online.prompts must be 1 to"),
+    ],
+)
+def test_stages_that_cannot_run_are_refused_before_anything_is_made(binding, message):
+    with pytest.raises(ConfigError, match=message):
+        jrl.load_config(CONFIG, [binding])
+
+
+def test_pairs_that_the_data_do_not_hold_are_refused_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"stage judge: none of the first 16 examples gives a row .*no_wrong"):
+        jrl.train(CONFIG, [*SHORT, "Preferences.rejected='{wrong}'"], run=tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_reward_role_scores_texts_from_the_command_line(straight, tmp_path, capsys):
+    rows_file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows_file.write_text('{"tokens": [49, 43, 50, 61, 51]}\n{"tokens": [49]}\n')
+    assert cli.main(["score", str(straight[1]), str(rows_file), "--out", str(out), "--role", "reward"]) == 0
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [len(row["tokens"]) for row in found] == [5, 1] and all(np.isfinite(row["reward"]) for row in found)
+    alone = score_rewards(open_trained(straight[1], role="reward"), [[49]])
+    np.testing.assert_allclose(found[1]["reward"], alone[0], atol=1e-6)  # its neighbour does not matter
+    capsys.readouterr()
