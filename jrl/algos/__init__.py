@@ -3,7 +3,7 @@ gin."""
 
 from __future__ import annotations
 
-from jrl.algos import bradley_terry, dapo, dpo, dr_grpo, grpo, ppo, reinforce, sft
+from jrl.algos import adaptive_kl_grpo, bradley_terry, dapo, dpo, dr_grpo, grpo, ppo, reinforce, sft
 from jrl.algos.contract import Objective
 
 ALGOS: dict[str, Objective] = {
@@ -15,4 +15,5 @@ ALGOS: dict[str, Objective] = {
     "SFT": sft.OBJECTIVE,
     "BradleyTerry": bradley_terry.OBJECTIVE,
     "DPO": dpo.OBJECTIVE,
+    "AdaptiveKLGRPO": adaptive_kl_grpo.OBJECTIVE,
 }
