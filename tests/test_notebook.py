@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import jrl
-from jrl.experiment import Config
 
 ROOT = Path(__file__).parents[1]
 CELLS = [
@@ -60,7 +59,6 @@ def test_running_it_again_plots_the_same(plots):
     assert plots == [(list(range(1, 11)), [step / 10 for step in range(1, 11)])] * 2
 
 
-@pytest.mark.skipif("stages" not in Config.__dataclass_fields__, reason="the notebook is written for Config.stages")
 def test_its_bindings_are_those_of_the_bundled_configuration(plots):
     space: dict = {"__name__": "notebook"}
     for number, cell in enumerate(CELLS[:-1]):

@@ -216,8 +216,9 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     assert cli.main(["score", str(folder), str(rows), "--out", str(out)]) == 0
     said = [json.loads(line) for line in out.read_text().splitlines()]
     assert said[0]["rewards"].keys() == {"helpful", "honest"}
-    expected = judge(opened(folder), [row["tokens"] for row in said])
-    np.testing.assert_allclose([list(row["rewards"].values()) for row in said], expected, atol=1e-5)
+    # In the shape that the command computes: another one rounds otherwise, by 2e-6 on some machines.
+    expected = judge(opened(folder, length=128, batch=64), [row["tokens"] for row in said])
+    np.testing.assert_allclose([list(row["rewards"].values()) for row in said], expected, atol=1e-6)
     tokenizer = opened(folder).tokenizer
     assert tokenizer.spelled(said[1]["tokens"]) == "<|user|>\n1+1?<|eot_id|>\n<|assistant|>\n2<|eot_id|>\n<|eot_id|>"
     found = list(recognised(folder))

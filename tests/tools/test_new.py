@@ -11,7 +11,6 @@ import pytest
 import jrl
 from jrl import cli
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.experiment import Config
 from jrl.plugins import load_parts
 from jrl.tasks.envs.columns import Jsonl
 from jrl.tasks.envs.jsonl import open_jsonl
@@ -84,7 +83,6 @@ def test_a_folder_that_exists_is_refused_and_left_alone(task, capsys):
     assert (task / "sums.gin").read_text() == "mine"
 
 
-@pytest.mark.skipif("stages" not in Config.__dataclass_fields__, reason="the template is written for Config.stages")
 def test_it_trains_as_it_is(task):
     with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
         summary = jrl.train("sums/sums.gin", ["warm/Offline.steps=1", "Online.steps=2", "Log.writers=()"], run="run")
