@@ -38,7 +38,13 @@ class Groups:
     finish: Array  # [N] int8, a Finish
     num_groups: int = struct.field(pytree_node=False)
     max_completion: int = struct.field(pytree_node=False)  # tokens, as configured
-    values: Array | None = None  # [N, T] float32, of the value head before the update; None without one, and in refills
+    # None without them, and where groups are judged for a refill:
+    values: Array | None = None  # [N, T] float32, of the value head before the update
+    token_reward: Array | None = None  # [N, T] float32, as scored, on sampled tokens
+    components: dict[str, Array] | None = None  # {name: [N] float32}, what the reward was summed of
+    old_logprobs: Array | None = None  # [N, T] float32; these three where Needs.credit_logprobs
+    behaviour_logprobs: Array | None = None  # [N, T] float32
+    ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
 
 
 @struct.dataclass
@@ -81,6 +87,7 @@ class Needs(NamedTuple):
     values: bool = False  # a value head on the trained model
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
+    credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
 
     @property
     def heads(self) -> tuple[str, ...]:

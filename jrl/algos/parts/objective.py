@@ -1,0 +1,112 @@
+"""The functions of an objective (jrl.algos.contract.Objective)."""
+
+from __future__ import annotations
+
+from jrl.algos.parts.part import Part
+
+OBJECTIVE_FUNCTIONS: list[Part] = [
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.check",
+        "inputs": ["config", "facts"],
+        "output": "None; raises ValueError for an illegal combination",
+        "tests": ["tests/contracts/test_algos.py::test_defaults_and_all_options_pass_the_check"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.needs",
+        "inputs": ["config"],
+        "output": "Needs: a reference, a value head, a reward head, the entropy's gradient",
+        "tests": ["tests/contracts/test_algos.py::test_the_entropy_gradient_is_asked_for_where_there_is_a_bonus"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.init_state",
+        "inputs": ["config"],
+        "output": "state: a tree of arrays, part of the checkpoint",
+        "tests": [
+            "tests/algos/test_reinforce.py::test_the_first_batch_is_compared_with_its_own_mean",
+            "tests/contracts/test_algos.py::test_defaults_keep_the_promise",
+        ],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.keep",
+        "inputs": ["config", "groups"],
+        "output": "keep [N] bool, rows that enter the loss",
+        "tests": ["tests/algos/test_dapo.py::test_overlong_rows_leave_the_loss_and_stay_in_the_statistics"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.refill",
+        "inputs": ["config"],
+        "output": "most rounds of fresh prompts for groups without signal, or None",
+        "tests": ["tests/algos/test_dapo.py::test_the_rounds_of_refill_are_the_configured_ones"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.shape",
+        "inputs": ["config", "groups"],
+        "output": "reward [N] float32, what advantages are taken of",
+        "tests": ["tests/algos/test_dapo.py::test_the_reward_falls_over_the_last_tokens_before_the_limit"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.advantages",
+        "inputs": ["config", "groups", "reward", "state"],
+        "output": "(advantages [N, T] float32, next state, counters {name: []})",
+        "tests": ["tests/contracts/test_algos.py::test_it_learns_a_word_of_two_letters"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.returns",
+        "inputs": ["config", "groups", "reward"],
+        "output": "returns [N, T] float32, targets of the value head",
+        "tests": ["tests/algos/test_ppo.py::test_with_trace_and_discount_one_the_return_is_the_reward_on_every_token"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": [
+            "tests/contracts/test_algos.py::test_it_learns_a_word_of_two_letters",
+            "tests/contracts/test_algos.py::test_it_learns_to_say_a_stored_word",
+        ],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.weights",
+        "inputs": ["config", "loss_mask", "max_completion"],
+        "output": "weights [N, T] float32, of a token's loss in the sum",
+        "tests": ["tests/algos/test_grpo.py::test_sequences_weigh_alike"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.denominator",
+        "inputs": ["config", "loss_mask", "rows", "max_completion"],
+        "output": "denominator [] float32, at least 1",
+        "tests": ["tests/algos/test_dr_grpo.py::test_the_denominator_is_the_configured_constant"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": ["tests/contracts/test_algos.py::test_it_learns_which_of_two_is_preferred"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.sequence_denominator",
+        "inputs": ["config", "mask", "unit"],
+        "output": "denominator [] float32, at least 1: comparisons of the step",
+        "tests": ["tests/algos/test_bradley_terry.py::test_the_step_is_a_mean_over_pairs"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.next_state",
+        "inputs": ["config", "state", "metrics"],
+        "output": "state after the updates of a step, from the means of their metrics",
+        "tests": ["tests/contracts/test_algos.py::test_defaults_keep_the_promise"],
+    },
+]

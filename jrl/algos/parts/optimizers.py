@@ -1,0 +1,7 @@
+"""Optimizers: section O of docs/algorithms.md."""
+
+from __future__ import annotations
+
+from jrl.algos.parts.part import Part
+
+PARTS: list[Part] = []

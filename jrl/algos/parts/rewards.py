@@ -1,0 +1,22 @@
+"""Rewards and their shaping: section R of docs/algorithms.md."""
+
+from __future__ import annotations
+
+from jrl.algos.parts.part import Part
+
+PARTS: list[Part] = [
+    {
+        "id": "R7",
+        "function": "jrl.ops.shaping:soft_overlong",
+        "inputs": ["length", "max_completion", "buffer", "penalty"],
+        "output": "reward [N] float32, to be added",
+        "tests": ["tests/ops/test_shaping.py::test_soft_overlong_by_hand"],
+    },
+    {
+        "id": "R17",
+        "function": "jrl.ops.shaping:kl_in_reward",
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "beta"],
+        "output": "token_reward [N, T] float32",
+        "tests": ["tests/ops/test_shaping.py::test_kl_in_the_reward_by_hand"],
+    },
+]
