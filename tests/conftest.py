@@ -18,7 +18,6 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
-        # A run's programs are compiled as ever, by program_cache.COMPILER_OPTIONS; others as quickly as can be.
         "--xla_backend_optimization_level=1",
         "--xla_cpu_use_fusion_emitters=false",
         "--xla_cpu_collective_call_terminate_timeout_seconds=900",
@@ -27,6 +26,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 # Without it an executable from the compilation cache deadlocks in its collectives when devices outnumber cores.
 os.environ["NPROC"] = "16"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # operations without their lines of code are lowered faster
 if "PYTEST_XDIST_WORKER" not in os.environ:  # else the folder is that of the process that started this one
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jrl-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
@@ -37,6 +37,7 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+from jrl.device import program_cache
 from jrl.device.sharding import MeshShape, make_mesh
 
 
@@ -64,17 +65,39 @@ def programs_put_away():
         gc.collect()
 
 
-# Folders of formulas, models and their files: what is tested there holds however it is compiled.
-FORMULAS = ("algos", "checkpoints", "contracts", "families", "models", "ops")
+# Files and folders whose programs are compiled as a user's are: bits of whole runs are compared there, or what the
+# compiler made of a program is. All else holds however it is compiled, and compiling is most of a test's time.
+COMPILED_AS_SHIPPED = ("plan", "test_loop.py", "test_program_cache.py", "trials")
+SHIPPED = program_cache.COMPILER_OPTIONS["cpu"]
+QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_quickly(request):
-    """Without the compiler's optimizations, where they cost most of a test's time and no bits of a run are compared."""
-    folder = request.path.relative_to(Path(__file__).parent).parts[0]
-    jax.config.update("jax_disable_most_optimizations", folder in FORMULAS)
-    yield
+    """Without the compiler's optimizations, those of a run's own programs (program_cache.COMPILER_OPTIONS) too."""
+    first = request.path.relative_to(Path(__file__).parent).parts[0]
+    if first in COMPILED_AS_SHIPPED:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(program_cache.COMPILER_OPTIONS, "cpu", QUICKLY)
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def compiled_as_shipped(monkeypatch):
+    """For a test that reads what the compiler made of a program."""
+    quickly = jax.config.jax_disable_most_optimizations
+    monkeypatch.setitem(program_cache.COMPILER_OPTIONS, "cpu", SHIPPED)
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", quickly)
 
 
 @pytest.fixture(scope="module")
@@ -106,23 +129,24 @@ def mesh():
 # (pyproject.toml: a file to a worker), so that none is left with a long one at the end. All others make up the fast
 # set, `pytest -m fast`.
 LONG = (
+    "models/test_decoder_options.py",
     "test_learner.py",
-    "test_cli.py",
+    "test_sampler.py",
+    "models/test_quantized.py",
+    "test_sequence_loss.py",
     "test_lora_run.py",
+    "models/test_lora.py",
+    "contracts/test_models.py",
+    "test_ppo_run.py",
+    "test_cli.py",
+    "models/test_experts.py",
     "test_loop.py",
     "test_stages.py",
-    "test_ppo_run.py",
-    "models/test_decoder_options.py",
-    "test_sampler.py",
     "contracts/test_algos.py",
     "test_export.py",
     "checkpoints/test_run_state.py",
-    "contracts/test_models.py",
     "models/test_linear.py",
     "test_rewards.py",
-    "models/test_experts.py",
-    "models/test_lora.py",
-    "models/test_quantized.py",
     "families/test_families.py",
     "ops/test_router.py",
     "plan/test_flops.py",
@@ -148,6 +172,9 @@ LONG = (
     "tokenizers/test_template.py",
     "verifiers/test_launch.py",
     "verifiers/test_pool.py",
+    "test_continue.py",
+    "tools/test_new.py",
+    "ops/test_advantages.py",
 )
 
 
@@ -166,6 +193,13 @@ REPEATS = (
     "test_lora_run.py::test_an_adapter_written_apart_*[lora]",
     "test_lora_run.py::test_an_adapter_written_apart_*[rslora]",
 )  # fmt: skip
+
+
+def pytest_collection_finish(session):
+    """Tracing makes many objects that live long; the collector need not look at them, nor at the modules, so often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
 
 
 def pytest_collection_modifyitems(config, items):

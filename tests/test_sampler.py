@@ -411,6 +411,7 @@ def test_the_cache_is_held_once():
     assert cache <= temporary < 1.5 * cache
 
 
+@pytest.mark.usefixtures("compiled_as_shipped")
 def test_the_last_sequences_have_half_the_cache_and_then_half_of_that():
     columns = 1000
     program = compiled(one_device(), completion_length=columns, max_batch_compactions=2)
