@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -70,6 +71,13 @@ def check_not_foreign(folder: Path) -> None:
             f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
             "another folder with --run"
         )
+
+
+def remove_unbegun(folder: Path) -> None:
+    """Removes a new folder whose run was refused before it had a manifest. Call it with the run's lock held."""
+    if not paths.exists(folder / "manifest.json"):
+        with contextlib.suppress(OSError):  # what refused the run is what its user must read
+            paths.remove_tree(folder)
 
 
 def without_last_steps(config: Config) -> Config:
