@@ -148,7 +148,7 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
 
 
 def record_change(
-    config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], step: int, changes: Sequence[str]
+    config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], changes: Sequence[str], step: int
 ) -> None:
     """Writes what the run is from now on, with what changed and after which step in the manifest's history."""
     before = read_manifest(folder / "manifest.json")

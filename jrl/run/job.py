@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,6 +119,7 @@ class Job:
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
+    record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
     config = property(lambda self: self.policy.config)
     mesh = property(lambda self: self.policy.mesh)
@@ -275,7 +277,7 @@ def open_job(
             preflight_data(job)
             write_run_metadata(started, parts, folder, manifest)
         elif changes:
-            record_change(started, parts, folder, manifest, max(run_state.steps(), default=0), changes)
+            job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)
         try:
             yield job
         finally:
