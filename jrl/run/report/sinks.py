@@ -22,7 +22,7 @@ EXTRAS = {"tensorboard": "log"}
 
 
 def check_writers(writers: Sequence[str]) -> None:
-    """Raises ValueError for an unknown name, ModuleNotFoundError naming the extra for a writer that is not installed."""
+    """Raises ValueError for an unknown name; ModuleNotFoundError, naming the extra, for one that is not installed."""
     for writer in writers:
         if writer not in SINKS:
             raise ValueError(f"there is no metrics writer {writer!r}; there are {', '.join(SINKS)}")
