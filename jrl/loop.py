@@ -21,6 +21,7 @@ from jrl.models import decoder
 from jrl.models.contract import num_params, split_params
 from jrl.rollout.evaluate import measure, numbers
 from jrl.run import offline, online, records
+from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run, stage_at, starts
@@ -38,7 +39,7 @@ def steps(job: Job) -> Iterator[Step]:
     """
     expected = max(job.run_state.steps(), default=0)
     precompile(job, expected)
-    progress = records.restore(job)
+    progress = resume(job)
     if job.done < expected:  # a damaged checkpoint
         precompile(job, job.done)
     job.display.note(shapes(job))
@@ -89,6 +90,24 @@ def steps(job: Job) -> Iterator[Step]:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
     records.summarise(job)
+
+
+def resume(job: Job) -> Progress:
+    """Returns the progress that the run continues from. Accepted changes are written down once it is restored.
+
+    Raises: StateMismatch where the checkpoint does not fit the changed configuration; the folder is as it was.
+    """
+    try:
+        progress = records.restore(job)
+    except StateMismatch as error:
+        if job.record_change is None:
+            raise
+        raise StateMismatch(
+            f"--accept-change cannot continue with this change: {error}. Nothing was changed in {job.folder}"
+        ) from error
+    if job.record_change is not None:
+        job.record_change(job.done)
+    return progress
 
 
 def precompile(job: Job, done: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.identity import RefusedIdentity
 from jrl.run.run_hash import read_step
 
@@ -40,6 +41,19 @@ def test_a_comment_in_a_verifier_is_refused_and_can_be_accepted(tmp_path, caplog
     assert "# judges by one digit" in next((run / "parts").glob("*.py")).read_text()
     train(4)  # what was accepted is the run from now on
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_change_that_the_checkpoint_does_not_fit_changes_nothing(tmp_path):
+    run = tmp_path / "run"
+    jrl.train("configs/tiny.gin", TINY, run=run)
+    before = {path: path.read_bytes() for path in run.iterdir() if path.suffix in (".json", ".gin", ".jsonl")}
+    warm = ["Config.stages = [@warm/Offline(), @Online()]", "warm/Offline.source = @Demonstrations()",
+            "warm/Offline.objective = @SFT()", "warm/Offline.steps = 2"]  # fmt: skip
+    for change in (["Decoder.layers=3"], ["Online.lag=1"], warm):
+        with pytest.raises(StateMismatch, match=r"--accept-change cannot continue with this change: .*Nothing was"):
+            jrl.train("configs/tiny.gin", [*TINY[1:], "Online.steps=3", *change], run=run, accept_change=True)
+        assert {path: path.read_bytes() for path in before} == before
+    jrl.train("configs/tiny.gin", [*TINY[1:], "Online.steps=3"], run=run)
 
 
 def test_a_new_run_begins_with_the_weights_and_tokenizer_of_another(tmp_path):

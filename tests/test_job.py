@@ -1,15 +1,17 @@
 """What a folder is told before a run touches it."""
 
 import signal
+import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+import jrl
 from jrl.config import load, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
 from jrl.plugins import load_parts
-from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another
+from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
@@ -36,6 +38,35 @@ def test_a_folder_with_files_of_someone_else_is_refused_and_left_alone(tmp_path)
     assert len(list(tmp_path.iterdir())) == 6
     (tmp_path / "lock").touch()  # a run that was killed before it wrote its manifest
     check_not_foreign(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("binding", "refusal"),
+    [("Log.writers=['tensorboard']", r"pip install 'jrl-jax\[log\]'"),
+     ("Data.prompt_length=3", "prompt_length|tokens|longer|prompts"),
+     ("Jsonl.path='nosuch.jsonl'", "nosuch.jsonl")],
+)  # fmt: skip
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path, monkeypatch, binding, refusal):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    task = ["Config.task=@Jsonl()"] if "Jsonl" in binding else []
+    with pytest.raises((ValueError, OSError, ImportError), match=refusal):
+        jrl.train("tiny", [*task, binding], run=tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_stays_with_a_refused_run(tmp_path):
+    with pytest.raises((ValueError, OSError), match="nosuch"):
+        jrl.train("tiny", ["Config.task=@Jsonl()", "Jsonl.path='nosuch.jsonl'"], run=tmp_path)
+    assert tmp_path.exists()
+
+
+def test_only_a_run_without_a_manifest_is_removed(tmp_path):
+    for name in ("begun", "unbegun"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "begun" / "manifest.json").touch()
+    for name in ("begun", "unbegun"):
+        remove_unbegun(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]
 
 
 def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_path):

@@ -90,6 +90,13 @@ def test_the_compiler_is_told_what_suits_the_kind_of_device(mesh):
         refused.program("double", lambda x: x * 2)(jnp.ones(3))
 
 
+def test_options_that_the_compiler_no_longer_has_are_left_out(mesh, monkeypatch):
+    monkeypatch.setitem(COMPILER_OPTIONS, "cpu", {"no_such_option": True, "xla_backend_optimization_level": 1})
+    program_cache = ProgramCache(platform="cpu")
+    assert program_cache.options == {"xla_backend_optimization_level": 1}
+    np.testing.assert_array_equal(program_cache.program("double", lambda x: x * 2)(jnp.ones(3)), 2)
+
+
 def test_a_run_is_compiled_to_the_same_bits_whatever_its_process_has_chosen(mesh):
     x = jax.random.normal(jax.random.key(0), (7, 501))  # long enough that the order of a sum depends on the compiler
     results = []

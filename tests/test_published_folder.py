@@ -215,6 +215,22 @@ def test_a_folder_that_cannot_be_used_is_refused_by_every_command(folder, tmp_pa
     assert not (tmp_path / "to").exists()
 
 
+def test_a_run_of_a_damaged_folder_is_refused_before_it_creates_or_compiles_anything(folder, tmp_path, capsys):
+    run = ["Config.model=@Published()", f"Published.path={str(folder)!r}", "--run", str(tmp_path / "run")]
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-8])
+    assert cli.main(["train", "tiny", *run]) == cli.REFUSED
+    (folder / "model.safetensors").write_bytes(weights)
+    change(folder / "config.json", num_hidden_layers=2)
+    assert cli.main(["train", "tiny", *run]) == cli.REFUSED
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert cli.main(["train", "tiny", *run]) == cli.REFUSED
+    told = capsys.readouterr()
+    assert "model.safetensors is damaged or cut short" in told.err and "do not match its config.json" in told.err
+    assert "has no 'hidden_size'" in told.err and told.out == ""  # no phase was shown
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_template_that_does_not_end_is_refused(folder, capsys):
     (folder / "chat_template.jinja").write_text(
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

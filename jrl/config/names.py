@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jrl.config.errors import ConfigError, nearest, suggestion
-from jrl.config.schema import Schema, fields_of
+from jrl.config.schema import Schema, classes_in, fields_of
 from jrl.config.syntax import Macro, Reference, Statement, walk
 
 
@@ -13,8 +13,7 @@ def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
     for leaf in walk(statement.value):
         if isinstance(leaf, Reference):
             if leaf.name not in schema.sections:
-                hint = suggestion(leaf.name, schema.sections, kind="sections")
-                raise ConfigError(statement.place, f"{statement.name}: there is no {leaf.name} to refer to{hint}")
+                raise ConfigError(statement.place, f"{statement.name}: {_unknown_part(leaf.name, statement, schema)}")
             if "/" in leaf.scope or "." in leaf.scope:
                 raise ConfigError(statement.place, f"{leaf}: a scope has one level, @scope/{leaf.name}()")
             if not leaf.called:
@@ -22,6 +21,19 @@ def check_names(statement: Statement, schema: Schema, macros: set[str]) -> None:
         elif isinstance(leaf, Macro) and leaf.name not in macros:
             hint = suggestion(leaf.name, macros, kind="macros")
             raise ConfigError(statement.place, f"{statement.name}: macro {leaf} is not defined{hint}")
+
+
+def _unknown_part(name: str, statement: Statement, schema: Schema) -> str:
+    """Returns the error of a reference to a part that does not exist: with the parts that the bound field takes."""
+    cls = schema.sections.get(statement.section)
+    field = None if cls is None else fields_of(cls).get(statement.field)
+    if field is None:  # a macro, which any field may use
+        return f"unknown part {name!r}{suggestion(name, schema.sections, kind='sections')}"
+    valid = sorted({*schema.rows(field), *(c.__name__ for c in classes_in(field.hint))})
+    kind = "part" if field.table is None else field.table.removesuffix("s")
+    guess = nearest(name, valid)
+    hint = f"; did you mean {guess}?" if guess else "."
+    return f"unknown {kind} {name!r}{hint} Available: {', '.join(valid) or 'none'}"
 
 
 def _check_target(statement: Statement, schema: Schema) -> None:

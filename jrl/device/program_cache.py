@@ -20,7 +20,8 @@ from jrl.device.host_memory import HOST, memory_kind
 
 # Kind of device -> compiler options. On CPUs LLVM's optimization level 1 takes an eighth less time in all, and its code
 # is as fast: matrix products come from a library, and sums and exponentials are vectorized there too. The other options
-# are defaults, written out: a run compiles to the same bits whatever the rest of its process has chosen.
+# are defaults, written out: a run compiles to the same bits whatever the rest of its process has chosen. Those that the
+# installed compiler no longer has are left out.
 COMPILER_OPTIONS = {
     "cpu": {
         "xla_backend_optimization_level": 1,
@@ -110,7 +111,8 @@ class ProgramCache:
         self.programs: dict[str, Program] = {}
         self.frozen = False
         self.announce = announce  # called with what the caller is about to wait for
-        self.options = COMPILER_OPTIONS.get(platform, {})
+        options = COMPILER_OPTIONS.get(platform, {})
+        self.options = {name: value for name, value in options.items() if compiler_has(name, value)}
         self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")
 
     def program(self, name: str, fn: Callable, **jit_options: Any) -> Program:
@@ -139,6 +141,19 @@ class ProgramCache:
     def size(self) -> int:
         """Returns the number of executables, including those still compiling."""
         return sum(len(program._compiled) + len(program._pending) for program in self.programs.values())
+
+
+@functools.cache
+def compiler_has(name: str, value: bool | int) -> bool:
+    """Whether the installed compiler has an option. XLA removes one when only its default is left: jaxlib 0.12 has no
+    `xla_cpu_use_fusion_emitters`."""
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" in str(error):
+            return False
+        raise
+    return True
 
 
 def shared_jit(fn: Callable, jit_options: dict[str, Any]) -> Callable:

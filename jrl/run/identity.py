@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -72,6 +73,13 @@ def check_not_foreign(folder: Path) -> None:
         )
 
 
+def remove_unbegun(folder: Path) -> None:
+    """Removes a new folder whose run was refused before it had a manifest. Call it with the run's lock held."""
+    if not paths.exists(folder / "manifest.json"):
+        with contextlib.suppress(OSError):  # what refused the run is what its user must read
+            paths.remove_tree(folder)
+
+
 def without_last_steps(config: Config) -> Config:
     """Returns the configuration with one step in the last stage, which may go on for any number of them."""
     *before, last = config.stages
@@ -140,7 +148,7 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
 
 
 def record_change(
-    config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], step: int, changes: Sequence[str]
+    config: Config, parts: Parts, folder: Path, manifest: dict[str, Any], changes: Sequence[str], step: int
 ) -> None:
     """Writes what the run is from now on, with what changed and after which step in the manifest's history."""
     before = read_manifest(folder / "manifest.json")

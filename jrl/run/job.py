@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from jrl.models.adapters.lora import without_adapters
 from jrl.models.adapters.quantized import check_bytes
 from jrl.models.attention.kernels import check_attention, check_kernel
 from jrl.models.contract import Model, split_params
-from jrl.models.pretrained.published import Published
+from jrl.models.pretrained.published import Published, check_folder
 from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.plugins import Parts
 from jrl.rollout.collect import PromptSampler
@@ -43,6 +44,7 @@ from jrl.run.identity import (
     identify,
     record_change,
     refuse_another,
+    remove_unbegun,
     with_kept_model,
     write_run_metadata,
 )
@@ -54,6 +56,7 @@ from jrl.run.report.display import Display, open_display
 from jrl.run.report.memory import PeakMemory
 from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
+from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
 from jrl.run.signals import StopRequest
 from jrl.tasks.data.held_out import held_out
@@ -116,6 +119,7 @@ class Job:
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
+    record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
     config = property(lambda self: self.policy.config)
     mesh = property(lambda self: self.policy.mesh)
@@ -201,9 +205,15 @@ def open_job(
     opened = time.monotonic()
     with contextlib.ExitStack() as stack:
         check_not_foreign(folder)
+        check_writers(config.log.writers)
+        if isinstance(config.model, Published) and begin_from is None and not paths.exists(folder / "manifest.json"):
+            check_folder(config.model)
+        is_new = not paths.exists(folder)
         folder = Path(paths.make_dir(folder))
         lock = hold_run(folder)
         stack.callback(lock.release)
+        if is_new:
+            stack.callback(remove_unbegun, folder)
         display = open_display(sum(stage.steps for stage in config.stages))
         stack.callback(display.close)
         if isinstance(stop, StopRequest):
@@ -267,7 +277,7 @@ def open_job(
             preflight_data(job)
             write_run_metadata(started, parts, folder, manifest)
         elif changes:
-            record_change(started, parts, folder, manifest, max(run_state.steps(), default=0), changes)
+            job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)
         try:
             yield job
         finally:

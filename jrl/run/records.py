@@ -22,7 +22,7 @@ from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
-from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep
+from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch
 from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
 from jrl.run.offline import OfflineStage
@@ -133,6 +133,10 @@ def restore(job: Job) -> Progress:
             job.display.note(f"no checkpoint in {job.folder}: beginning anew, what metrics.jsonl holds is dropped")
         open_files(job, 0, 0)
         return Progress(beginning(job), None, stage=-1)
+    data = host["data"]
+    for stage in job.stages:
+        if isinstance(stage, OfflineStage) and stage.name not in data["stages"]:
+            raise StateMismatch(f"step {host['done']} was saved by a run without the stage {stage.name!r}")
     job.done, job.evals = host["done"], host["evals"]
     in_a_row = host["in_a_row"]
     job.skipped, job.unscored, job.without_signal = (in_a_row[k] for k in ("skipped", "unscored", "without_signal"))
@@ -140,7 +144,7 @@ def restore(job: Job) -> Progress:
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"])
-    waiting, data = None, host["data"]
+    waiting = None
     for stage in job.stages:
         if isinstance(stage, OfflineStage):
             stage.stream.set_state(data["stages"][stage.name])

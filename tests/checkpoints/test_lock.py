@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -45,5 +46,22 @@ def test_a_lock_file_of_nonsense_still_refuses(tmp_path):
     lock = hold_run(tmp_path)
     (tmp_path / "lock").write_bytes(b"\xff{")
     with pytest.raises(RunIsHeld, match="held by another process"):
+        hold_run(tmp_path)
+    lock.release()
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    """A refused run removes its folder between the other's opening of the file and its locking it."""
+    flock, seen = fcntl.flock, []
+
+    def remove_first(descriptor, operation):
+        if not seen:
+            (tmp_path / "lock").unlink()
+        seen.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    lock = hold_run(tmp_path)
+    with pytest.raises(RunIsHeld):
         hold_run(tmp_path)
     lock.release()

@@ -61,6 +61,7 @@ def test_the_closing_message_has_the_final_reward_and_what_to_do_next():
     )
     unscored = closing_message("runs/a", steps=3, seconds=1.0, final_reward=float("nan"))
     assert unscored.startswith("Done: 3 steps in 1 s. Metrics")
+    assert "Try" not in closing_message("runs/a", steps=0, seconds=1.0, final_reward=None)  # nothing was saved
 
 
 def test_the_closing_message_of_a_run_without_signal_warns_and_does_not_offer_the_policy():

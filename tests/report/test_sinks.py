@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
 
 from jrl.run.report.metrics import open_metrics
-from jrl.run.report.sinks import open_sinks
+from jrl.run.report.sinks import check_writers, open_sinks
 from jrl.run.report.tensorboard import numbers
 
 
@@ -47,6 +48,13 @@ def test_an_unknown_writer_is_refused_before_any_is_opened(tmp_path):
     with pytest.raises(ValueError, match="no metrics writer 'aim'; there are tensorboard, wandb, trackio"):
         open_sinks(("tensorboard", "aim"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_is_missing_is_named_before_a_run_opens(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ModuleNotFoundError, match=r"names 'tensorboard', which needs: pip install 'jrl-jax\[log\]'"):
+        check_writers(("tensorboard",))
+    check_writers(())
 
 
 def test_text_and_missing_values_are_no_points():

@@ -261,6 +261,14 @@ def load(published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int,
     return _load(published, family, cfg, decoder.spec(cfg), mesh, announce)
 
 
+def check_folder(published: Published) -> None:
+    """Raises ValueError for a folder that `load` would refuse, as far as config.json and the headers of its files tell:
+    tensors are not read."""
+    family, cfg = decoder_of(published)
+    with open_tensors(published.path) as tensors:
+        account(as_stored(family, tensors), cfg, tensors, decoder.spec(cfg))
+
+
 def load_classifier(
     published: Published, mesh: jax.sharding.Mesh, announce: Callable[[int, int], None] | None = None
 ) -> PyTree:

@@ -30,8 +30,9 @@ class RunLock:
 def hold_run(folder: str | os.PathLike[str]) -> RunLock:
     """Takes FOLDER/lock for this process until `release` or its death. Raises RunIsHeld where another holds it.
 
-    The file stays when the lock goes: removing it would let two processes lock two files of one name. A forked child
-    does not inherit it, because the descriptor is closed on exec and workers are exec'd.
+    The file stays when the lock goes: removing it would let two processes lock two files of one name. Only a new run
+    that is refused removes its folder; whoever then holds the removed file takes the lock of the new one. A forked
+    child does not inherit it, because the descriptor is closed on exec and workers are exec'd.
     """
     path = paths.make_dir(folder) / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -44,6 +45,9 @@ def hold_run(folder: str | os.PathLike[str]) -> RunLock:
         if held:
             raise RunIsHeld(str(folder), holder) from error
         raise OSError(error.errno, f"this file system cannot lock files: {error.strerror}", str(path)) from error
+    if os.fstat(descriptor).st_nlink == 0:
+        os.close(descriptor)
+        return hold_run(folder)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": started}
     os.ftruncate(descriptor, 0)

@@ -102,6 +102,8 @@ def closing_message(
     """
     reward = f", final reward {final_reward:.3f}" if final_reward is not None and math.isfinite(final_reward) else ""
     ended = f"Done: {steps} steps in {duration(seconds)}{reward}. Metrics, rollouts and checkpoints are in {run}"
+    if steps == 0:
+        return ended
     if steps_without_signal:
         return f"{ended}\n{no_signal_warning(steps_without_signal)}"
     return f"{ended}\nTry the policy: jrl sample {run}"

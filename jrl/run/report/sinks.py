@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,25 @@ SINKS = {
 }
 
 
+PACKAGES = {"tensorboard": "tensorboardX"}  # writer -> what it imports, where the name is another
+EXTRAS = {"tensorboard": "log"}
+
+
+def check_writers(writers: Sequence[str]) -> None:
+    """Raises ValueError for an unknown name; ModuleNotFoundError, naming the extra, for one that is not installed."""
+    for writer in writers:
+        if writer not in SINKS:
+            raise ValueError(f"there is no metrics writer {writer!r}; there are {', '.join(SINKS)}")
+    for writer in writers:
+        try:
+            importlib.import_module(PACKAGES.get(writer, writer))
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get(writer, writer)
+            raise ModuleNotFoundError(
+                f"Log.writers names {writer!r}, which needs: pip install 'jrl-jax[{extra}]'"
+            ) from error
+
+
 def open_sinks(
     writers: Sequence[str], folder: str | os.PathLike[str], *, step: int = 0, config: Mapping[str, Any] | None = None
 ) -> list[Sink]:
@@ -25,9 +45,7 @@ def open_sinks(
       folder: the run folder; its name is the run's name.
       step: completed steps of a resumed run: what a sink holds after them is replaced where it can be.
       config: the resolved configuration as JSON, for services that show it.
-    Raises ModuleNotFoundError naming the extra to install; ValueError for an unknown name.
+    Raises as `check_writers`.
     """
-    for writer in writers:
-        if writer not in SINKS:
-            raise ValueError(f"there is no metrics writer {writer!r}; there are {', '.join(SINKS)}")
+    check_writers(writers)
     return [SINKS[writer](folder, step=step, config=config or {}) for writer in writers]

@@ -16,10 +16,7 @@ FLUSH_SECONDS = 10
 
 def open_tensorboard(folder: str | os.PathLike[str], *, step: int, config: Mapping[str, Any]) -> Sink:
     """Returns a sink of numbers by step. Points after `step` that an earlier life wrote are purged by TensorBoard."""
-    try:
-        module = importlib.import_module("tensorboardX")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Log.writers names 'tensorboard', which needs: pip install 'jrl-jax[log]'") from error
+    module = importlib.import_module("tensorboardX")
     target = paths.make_dir(paths.local(folder) / "tensorboard")
     purge = step + 1 if step else None
     writer = module.SummaryWriter(str(target), purge_step=purge, flush_secs=FLUSH_SECONDS)

@@ -14,9 +14,6 @@ from jrl.run.report.tensorboard import numbers
 
 def open_trackio(folder: str | os.PathLike[str], *, step: int, config: Mapping[str, Any]) -> Sink:
     """Returns a sink; the run's name is the folder's name, so that a resumed run goes on in place."""
-    try:
-        module = importlib.import_module("trackio")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Log.writers names 'trackio', which needs: pip install 'jrl-jax[trackio]'") from error
+    module = importlib.import_module("trackio")
     run = module.init(project="jrl", name=paths.local(folder).resolve().name, resume="allow", config=dict(config))
     return Sink("trackio", lambda row: run.log(numbers(row), step=row["step"]), run.finish)

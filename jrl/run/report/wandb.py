@@ -17,10 +17,7 @@ def open_wandb(folder: str | os.PathLike[str], *, step: int, config: Mapping[str
 
     WANDB_MODE=offline keeps everything on this machine. Steps that a service already has are ignored by it.
     """
-    try:
-        module = importlib.import_module("wandb")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Log.writers names 'wandb', which needs: pip install 'jrl-jax[wandb]'") from error
+    module = importlib.import_module("wandb")
     name = paths.local(folder).resolve().name
     run = module.init(project="jrl", name=name, id=name, resume="allow", dir=str(folder), config=dict(config))
     return Sink("wandb", lambda row: run.log(numbers(row), step=row["step"]), run.finish)
