@@ -95,7 +95,7 @@ def compiled_quickly(request):
 @pytest.fixture
 def compiled_as_shipped(monkeypatch):
     """For a test that reads what the compiler made of a program."""
-    quickly = jax.config.jax_disable_most_optimizations
+    quickly = program_cache.COMPILER_OPTIONS["cpu"] is QUICKLY
     monkeypatch.setitem(program_cache.COMPILER_OPTIONS, "cpu", SHIPPED)
     jax.config.update("jax_disable_most_optimizations", False)
     yield
