@@ -65,8 +65,9 @@ def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
         with jax.set_mesh(mesh):
             spread = jax.device_put(params, places_of(model, cfg, mesh))
         out = sampler.sample(
-            spread, prompts, jax.random.key(1), stream=0, version=0, mesh=mesh, samples=2, stop_ids=(7,), pad_id=0,
-            config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=model, model_cfg=cfg,
+            sampler.BehaviorPolicy(model, cfg, spread, version=0), prompts, jax.random.key(1), stream=0, mesh=mesh,
+            samples=2, stop=sampler.StopRules((7,), 0),
+            config=sampler.Sampler(completion_length=6, slots=3, layers=layers),
         )  # fmt: skip
         found.append(jax.tree.map(np.asarray, out))
     one, many = found

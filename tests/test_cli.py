@@ -17,7 +17,7 @@ import pytest
 
 import jrl
 from jrl import cli
-from jrl.algos.conformance import PROMISES
+from jrl.algos.conformance import CONTRACT_TESTS
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
 from jrl.run.checkpoints.run_state import SaveFailed
@@ -434,7 +434,7 @@ ENVS = {"Words": Environment(Words, open_words)}
 """
 
 
-def test_good_parts_keep_every_promise(command, tmp_path):
+def test_good_parts_pass_every_contract_test(command, tmp_path):
     path = tmp_path / "my_parts.py"
     path.write_text(PARTS)
     code, out, _ = command("check", path)
@@ -451,16 +451,16 @@ def test_good_parts_keep_every_promise(command, tmp_path):
         ("size: int = 6", "size: int", "Words"),
     ],
 )
-def test_a_broken_promise_is_named(command, tmp_path, old, new, said):
+def test_a_failed_contract_test_is_named(command, tmp_path, old, new, said):
     path = tmp_path / "my_parts.py"
     path.write_text(PARTS.replace(old, new))
     code, out, _ = command("check", path)
     assert code == 2 and "FAIL" in out and said in out
 
 
-def test_a_users_algorithm_is_held_to_the_promises(command, tmp_path, monkeypatch):
+def test_contract_tests_run_on_a_users_objective(command, tmp_path, monkeypatch):
     kept = ("zero_advantage_gives_zero_policy_gradient", "row_order_does_not_matter")
-    monkeypatch.setattr(check, "promises_of", lambda objective: {name: PROMISES[name] for name in kept})
+    monkeypatch.setattr(check, "contract_tests_of", lambda objective: {name: CONTRACT_TESTS[name] for name in kept})
     path = tmp_path / "my_algo.py"
     path.write_text(
         "from jrl.algos import ALGOS as OURS\n"

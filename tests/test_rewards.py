@@ -271,7 +271,7 @@ def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp
     verified = [float(any(c in "0123456789" for c in text)) for _, text in step.texts]
     expected = verified + learned.values @ [0.5, -1.0]
     np.testing.assert_allclose(step.batch.host_scores.reward, expected, atol=1e-4)
-    assert step.metrics["reward_part/RewardModel/honest"] == pytest.approx(learned.values[:, 1].mean(), abs=1e-4)
+    assert step.metrics["reward_component/RewardModel/honest"] == pytest.approx(learned.values[:, 1].mean(), abs=1e-4)
     tensors = load_file(tmp_path / "judge" / "model.safetensors")
     tensors["score.weight"] = tensors["score.weight"] * 2
     save_file(tensors, tmp_path / "judge" / "model.safetensors", {"format": "pt"})

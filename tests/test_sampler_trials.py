@@ -42,8 +42,8 @@ def prompts(count, width, seed):
 
 def run(batch, config, params, mesh=None, cfg=CFG, samples=8, **rest):
     out = sampler.sample(
-        params, batch, jax.random.key(KEY), stream=0, version=0, config=config, model=decoder.MODEL, model_cfg=cfg,
-        samples=samples, stop_ids=STOP_IDS, pad_id=0, mesh=mesh or one_device(), **rest,
+        sampler.BehaviorPolicy(decoder.MODEL, cfg, params, version=0), batch, jax.random.key(KEY), stream=0,
+        config=config, samples=samples, stop=sampler.StopRules(STOP_IDS, 0), mesh=mesh or one_device(), **rest,
     )  # fmt: skip
     return jax.tree.map(np.asarray, out)
 

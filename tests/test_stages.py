@@ -55,7 +55,7 @@ def test_a_stage_leaves_its_roles_to_the_next_ones(straight):
 def test_the_reward_is_the_verifiers_and_the_weighted_roles(straight):
     for row in rows(straight[1])[6:]:
         if row["rollout/valid_share"] == 1:
-            parts = row["reward_part/Regex"] + 0.5 * row["reward_part/role/reward"]
+            parts = row["reward_component/Regex"] + 0.5 * row["reward_component/role/reward"]
             np.testing.assert_allclose(row["reward/mean"], parts, rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The contract of a model as checks that raise AssertionError, for our decoder and for models of the user.
+"""Contract tests of a model, our decoder or a user's; each raises AssertionError where it fails.
 
 Each takes the functions of a model and a configuration with a vocabulary size.
 """
@@ -122,7 +122,7 @@ def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
     _true(any(bool(jnp.abs(x).max() > 0) for x in leaves), "no gradient reaches any parameter")
 
 
-PROMISES: dict[str, Callable[[Model, Any], None]] = {
+CONTRACT_TESTS: dict[str, Callable[[Model, Any], None]] = {
     fn.__name__: fn
     for fn in (
         parameters_are_those_of_the_spec,

@@ -19,7 +19,7 @@ from jrl.types import Array, PyTree
 Names = tuple[str | None, ...]  # logical axes of a parameter
 # The layout of a cache: blocks of columns; the same with keys [layers, B, J, K, m]; or one block, padded for the kernel
 # of ragged attention.
-Layout = Literal["token_major", "head_dim_major", "whole"]
+Layout = Literal["token_major", "head_dim_major", "single_block"]
 ADAPTER = "adapter"  # in a layer's weights as the decoder reads them: adapters by the matrix they belong to
 
 

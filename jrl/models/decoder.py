@@ -24,7 +24,7 @@ from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, 
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
 from jrl.models.remat import keeping, layer_input
-from jrl.models.rope import amplitude, frequencies, rotate, turns
+from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
 from jrl.models.shape import Decoder, Variant
 from jrl.types import Array, PyTree
 
@@ -237,10 +237,10 @@ def _linear(
     """Returns linear attention's output and `layer_cache.cache` with the state after it."""
     cache, index = layer_cache
     state = None if cache is None else jax.tree.leaves(jax.tree.map(lambda x: of_layer(x, index), cache))
-    counted = None if cache is None or context.segment is None else context.segment == 0
+    token_mask = None if cache is None or context.segment is None else context.segment == 0
     y, state = linear.attend(
-        h, weights, cfg.linear, cfg.norm_eps, segment=None if cache is not None else context.segment, kept=state,
-        counted=counted,
+        h, weights, cfg.linear, cfg.norm_eps, segment=None if cache is not None else context.segment, state=state,
+        token_mask=token_mask,
     )  # fmt: skip
     if cache is None:
         return y, None
@@ -371,7 +371,7 @@ def _attention(
         near = positions[:, :, None] - keys[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     sinks = weights.get(name_of("sinks"))
-    if cache is not None and q.shape[1] == 1 and cache.layout == "whole":
+    if cache is not None and q.shape[1] == 1 and cache.layout == "single_block":
         out = _by_ragged(q, cache, layer, positions[:, 0], kind.windowed, sinks, cfg)
     elif cache is not None and q.shape[1] == 1:
         out = attend_cached(
@@ -435,12 +435,12 @@ def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
     wide, half = jnp.promote_types(jnp.dtype(cfg.dtype), jnp.float32), cfg.rotated // 2
     # Heads of another shape rotate all their pairs.
     full_half = half if cfg.full is None else cfg.full.head_dim // 2
-    full = turns(positions, frequencies(cfg.rope_theta, full_half, wide, cfg.rope), amplitude(cfg.rope))
+    full = cos_sin(positions, frequencies(cfg.rope_theta, full_half, wide, cfg.rope), amplitude(cfg.rope))
     if cfg.window_rope_theta is not None:
-        return Rotary(full, turns(positions, frequencies(cfg.window_rope_theta, half, wide)))
+        return Rotary(full, cos_sin(positions, frequencies(cfg.window_rope_theta, half, wide)))
     if cfg.full is None:
         return Rotary(full, full)
-    return Rotary(full, turns(positions, frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope)))
+    return Rotary(full, cos_sin(positions, frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope)))
 
 
 def _rotate(x: Array, rotary: Rotary | None, kind: Kind) -> Array:

@@ -231,7 +231,7 @@ def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> di
     for name, component in scores.components.items():
         judged = np.isfinite(component[:rows])
         if judged.any():
-            out[f"reward_part/{name}"] = float(component[:rows][judged].mean())
+            out[f"reward_component/{name}"] = float(component[:rows][judged].mean())
     tasks = np.array([visit.example.task for visit in visits for _ in range(samples)])
     for task in sorted(set(tasks)) if len(set(tasks)) > 1 else []:
         chosen = (tasks == task) & valid

@@ -15,7 +15,7 @@ import numpy as np
 from jrl import paths
 from jrl.rollout import sampler
 from jrl.rollout.prompts import INTERACTIVE_STREAM, place_prompts
-from jrl.rollout.sampler import Sampler, stop_table_on_device
+from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_on_device
 from jrl.run.policy import Trained
 from jrl.run.report.text import printable
 from jrl.tasks.data.prompts import Visit
@@ -90,24 +90,20 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
     while width < max((len(visit.prompt) for visit in visits), default=0):
         width *= 2
     count = BATCH if len(visits) > 1 else 1
-    table = stop_table_on_device(chat.config, tokenizer, mesh)
+    behavior = BehaviorPolicy(policy.model, policy.cfg, chat.trained.params, version=0)
+    stop = StopRules(tokenizer.end_ids, tokenizer.pad_id, stop_table_on_device(chat.config, tokenizer, mesh))
     out: list[list[Completion]] = []
     for start in range(0, len(visits), count):
         batch = visits[start : start + count]
         rollout = sampler.sample(
-            chat.trained.params,
+            behavior,
             place_prompts(batch, count, width, tokenizer.pad_id, mesh),
             jax.random.key(chat.seed),
             stream=INTERACTIVE_STREAM,
-            version=0,
             config=chat.config,
-            model=policy.model,
-            model_cfg=policy.cfg,
             samples=chat.samples,
-            stop_ids=tokenizer.end_ids,
-            pad_id=tokenizer.pad_id,
+            stop=stop,
             mesh=mesh,
-            stop_table=table,
         )
         tokens, actions, finish = jax.device_get((rollout.tokens, rollout.action_mask, rollout.finish))
         pieces = tokenizer.token_bytes()

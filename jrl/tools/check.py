@@ -1,4 +1,4 @@
-"""Holds a user's own parts to what jrl expects of its own: what `jrl check my_parts.py` prints."""
+"""Runs our contract tests on a user's parts: what `jrl check my_parts.py` prints."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.algos.conformance import default_config, promises_of
-from jrl.models.conformance import PROMISES as MODEL_PROMISES
+from jrl.algos.conformance import contract_tests_of, default_config
+from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
 from jrl.plugins import Parts, load_parts
 from jrl.rollout.scoring import Scoring
 from jrl.run.report.text import printable_lines
@@ -33,15 +33,15 @@ TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U00
 
 
 class Finding(NamedTuple):
-    """One promise of one row."""
+    """The result of one contract test on one row."""
 
     name: str  # of the row
-    promise: str
+    test: str
     problem: str | None  # None: it holds
 
 
 def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
-    """Returns a finding for each promise of each row that the files define. Raises PartError where one is no part."""
+    """Returns a finding for each contract test of each row that the files define. Raises PartError for a bad part."""
     loaded = load_parts(parts)
     found: list[Finding] = []
     for name in loaded.added["algos"]:
@@ -60,25 +60,25 @@ def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
 
 
 def check_model(name: str, row: Any) -> Iterator[Finding]:
-    """Yields the promises of jrl.models.conformance, of the default shape with a small vocabulary."""
+    """Yields the contract tests of jrl.models.conformance, on the default shape with a small vocabulary."""
     try:
         cfg = dataclasses.replace(row.config(), vocab_size=24)
     except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults to be tried with", str(error))
         return
-    for promise, holds in MODEL_PROMISES.items():
-        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
+    for test, holds in MODEL_TESTS.items():
+        yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
 def check_objective(name: str, objective: Any) -> Iterator[Finding]:
-    """Yields the promises of jrl.algos.conformance that a row with its functions makes."""
+    """Yields the contract tests of jrl.algos.conformance that a row with its functions takes."""
     try:
         config = default_config(objective)
     except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults to be tried with", str(error))
         return
-    for promise, holds in promises_of(objective).items():
-        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
+    for test, holds in contract_tests_of(objective).items():
+        yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
 
 
 def check_verifiers(parts: Parts) -> list[Finding]:
@@ -114,12 +114,12 @@ def check_verifiers(parts: Parts) -> list[Finding]:
             fine = (Status.VERIFIER_ERROR,) if case != "gold" else ()
             bad = next((v for v in said if not v.status.scorable and v.status not in fine), None)
             problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
-            promise = {
+            tests = {
                 "empty": "ends on an empty text",
                 "gold": "judges a gold answer",
                 "huge": "ends on huge texts in time",
             }
-            found.append(Finding(name, promise[case], problem))
+            found.append(Finding(name, tests[case], problem))
             start += len(group)
         changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
@@ -128,7 +128,7 @@ def check_verifiers(parts: Parts) -> list[Finding]:
 
 
 def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
-    """Yields the promises of jrl.tasks.envs.contract, one finding for each that is broken."""
+    """Yields the contract tests of jrl.tasks.envs.contract, one finding for each that fails."""
     row = parts.tables["envs"][name]
     try:
         config = row.config()
@@ -142,7 +142,7 @@ def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
 
 
 def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[Finding]:
-    """Yields the promises of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
+    """Yields the contract tests of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
 
     Args:
       examples: of the parts' own environments; plain ones with an answer and a rejected one are tried too.
@@ -176,7 +176,7 @@ def _hold(condition: bool, message: str) -> None:
 
 
 def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
-    """Yields the promises of jrl.tasks.tokenizers.contract."""
+    """Yields the contract tests of jrl.tasks.tokenizers.contract."""
     row = parts.tables["tokenizers"][name]
     try:
         tokenizer = row.build(row.config(), TEXTS)
@@ -210,7 +210,7 @@ def table(found: Sequence[Finding]) -> str:
     width = max(len(row.name) for row in found)
     lines = []
     for row in found:
-        lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.promise}")
+        lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
     broken = sum(row.problem is not None for row in found)
     return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} checks passed, {broken} failed"

@@ -50,7 +50,7 @@ def by_hand(h, w):
 
 @jax.jit
 def whole(h, w, segment=None):
-    return linear.attend(h, w, CFG, EPS, segment=segment, kept=None, counted=None)[0]
+    return linear.attend(h, w, CFG, EPS, segment=segment, state=None, token_mask=None)[0]
 
 
 def row_of(bundles):
@@ -169,19 +169,19 @@ def test_a_mesh_changes_nothing(given):
 
 
 @jax.jit
-def continued(h, w, kept, counted=None):
-    return linear.attend(h, w, CFG, EPS, segment=None, kept=kept, counted=counted)
+def continued(h, w, state, token_mask=None):
+    return linear.attend(h, w, CFG, EPS, segment=None, state=state, token_mask=token_mask)
 
 
 @pytest.mark.parametrize("cuts", [(0, 9), (0, 4, 5, 6, 9), (0, 1, 9)])
-def test_what_is_kept_stands_for_the_tokens_before(cuts):
+def test_the_state_stands_for_the_tokens_before(cuts):
     h, w = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)), layer()
     with jax.enable_x64(True):
-        kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 2).values()]
+        state = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 2).values()]
         found = []
 
         for start, stop in itertools.pairwise(cuts):
-            out, kept = continued(h[:, start:stop], w, kept)
+            out, state = continued(h[:, start:stop], w, state)
             found.append(out)
         expected = np.stack([by_hand(row, w) for row in h])
         np.testing.assert_allclose(np.concatenate(found, 1), expected, atol=1e-12)
@@ -192,9 +192,9 @@ def test_a_long_prompt_leaves_what_its_tokens_that_count_leave():
     rng, w, counts = np.random.default_rng(1), layer(), np.array([100, 44, 3])
     prompts, more = rng.normal(size=(3, 130, WIDTH)), rng.normal(size=(3, 70, WIDTH))
     with jax.enable_x64(True):
-        kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 3).values()]
-        _, kept = continued(prompts, w, kept, np.arange(130)[None] < counts[:, None])
-        found, _ = continued(more, w, kept)
+        state = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 3).values()]
+        _, state = continued(prompts, w, state, np.arange(130)[None] < counts[:, None])
+        found, _ = continued(more, w, state)
         for i, n in enumerate(counts):
             expected = by_hand(np.concatenate([prompts[i, :n], more[i]]), w)[n:]
             np.testing.assert_allclose(found[i], expected, atol=1e-12)

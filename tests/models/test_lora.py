@@ -200,8 +200,8 @@ def sampled(config, params, mesh=None, layers="unrolled", cfg=CFG):
         uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
     )
     out = sampler.sample(
-        params, prompts, jax.random.key(11), stream=0, version=4, stop_ids=(3, 7), pad_id=0, samples=2, model_cfg=cfg,
-        config=Sampler(completion_length=8, slots=5, layers=layers), model=adapted(MODEL, config),
+        sampler.BehaviorPolicy(adapted(MODEL, config), cfg, params, version=4), prompts, jax.random.key(11), stream=0,
+        stop=sampler.StopRules((3, 7), 0), samples=2, config=Sampler(completion_length=8, slots=5, layers=layers),
         mesh=mesh or one_device(),
     )  # fmt: skip
     return jax.tree.map(np.asarray, out)

@@ -111,10 +111,10 @@ def test_heads_and_rows_over_a_mesh_and_a_layer_of_a_stack():
 
 def test_a_cache_is_filled_up_to_whole_blocks():
     one = lambda columns: Cache(k=(jnp.ones((2, 3, 2, columns, 48)),), v=(jnp.ones((2, 3, 2, columns, 48)),))
-    found = cut_cache(one(130), 999, "whole")
+    found = cut_cache(one(130), 999, "single_block")
     assert found.k[0].shape == found.v[0].shape == (2, 3, 2, 256, 128)
     assert found.k[0].sum() == 2 * 3 * 2 * 130 * 48
-    assert ends(130, 999, "whole") == (256,) and ends(130, 999, "token_major") == (64, 128, 130)
+    assert ends(130, 999, "single_block") == (256,) and ends(130, 999, "token_major") == (64, 128, 130)
 
 
 def test_blocks_by_hand():
@@ -154,8 +154,8 @@ def test_greedy_sampling_takes_the_same_tokens(kind, interpreted):
         completion_length=5, slots=3, temperature=None, layers=layers, max_batch_compactions=max_batch_compactions
     )
     draw = lambda config: sampler.sample(
-        params, prompts, jax.random.key(1), stream=0, version=0, config=config, model=decoder.MODEL, model_cfg=cfg,
-        samples=1, stop_ids=(3, 7), pad_id=95, mesh=mesh,
+        sampler.BehaviorPolicy(decoder.MODEL, cfg, params, version=0), prompts, jax.random.key(1), stream=0,
+        config=config, samples=1, stop=sampler.StopRules((3, 7), 95), mesh=mesh,
     )  # fmt: skip
     found, expected = draw(dataclasses.replace(reference, attention="ragged")), draw(reference)
     np.testing.assert_array_equal(found.tokens, expected.tokens)

@@ -54,7 +54,7 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
                 "Sampler.completion_length=12000", "Decoder.dtype='bfloat16'", f"Decoder.head_dim={head_dim}",
                 f"MeshShape.fsdp={4 // tensor}", f"MeshShape.tensor={tensor}"]  # fmt: skip
     config, parts = load_config("configs/tiny.gin", bindings)
-    cache = budget.sample(make_case(config, parts, 4)).cache  # with the prompts at hand, a fiftieth of it
+    cache = budget.sample(make_case(config, parts, 4)).cache  # with the resident prompts, a fiftieth of it
     mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
     with jax.default_matmul_precision("highest"):  # as in a run
         compiled = lower(config, parts, mesh)["rl.sample"].compile()

@@ -108,7 +108,7 @@ def test_moments_in_bfloat16_are_half(small):
 
 def test_the_cache_by_hand(small):
     # Keys and values of 2 layers, 2 heads of 16, float32: 512 bytes a column. 3 slots of 32 columns; of 2 samples each,
-    # 4 prompts of 8 at hand, and the next ones beside them.
+    # 4 prompts of 8 resident, and the next ones beside them.
     assert budget.sample(small()).cache == 512 * (3 * 32 + 2 * 4 * 8)
     assert budget.sample(small("Decoder.dtype='bfloat16'")).cache == 256 * (3 * 32 + 2 * 4 * 8)
     # One slot: at most 3 of the 4 prompts, 1 / 2 rounded up and 2 more; two rounds of 2.
@@ -292,7 +292,7 @@ def test_stages_and_evaluations_are_counted_by_their_own_shapes(small, two_stage
     found = budget.of_programs(case)
     # The first stage keeps no reference: one copy of the weights, not two.
     assert found["sft.update"].weights == 4 * PARAMETERS and found["rl.update"].weights == 2 * 4 * PARAMETERS
-    # Of its 16 prompts 4 are at hand; see the cache by hand above.
+    # Of its 16 prompts 4 are resident; see the cache by hand above.
     assert found["sample_eval"].cache == 512 * (3 * 32 + 2 * 4 * 8)
     assert found["sample_eval"].weights == 2 * 4 * PARAMETERS
     counts = flops.of_programs(case)

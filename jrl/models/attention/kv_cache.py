@@ -68,7 +68,7 @@ def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
                              full=cache.full and cut_cache(cache.full, length, layout))  # fmt: skip
     if isinstance(cache, tuple):
         return tuple(cut_cache(layer, length, layout) for layer in cache)
-    if layout == "whole":
+    if layout == "single_block":
         return Cache(k=_padded(cache.k), v=_padded(cache.v), layout=layout)
     starts = (0, *edges(length)[:-1])
     cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
@@ -85,7 +85,7 @@ def _padded(blocks: tuple[Array]) -> tuple[Array]:
 
 def ends(columns: int, length: int, layout: Layout) -> tuple[int, ...]:
     """Returns where each block ends of a cache of `columns` columns that has the layout of one of `length` columns."""
-    if layout == "whole":
+    if layout == "single_block":
         return (padded_length(columns),)
     every = edges(length)
     return tuple(min(end, columns) for start, end in zip((0, *every), every) if start < columns)

@@ -123,17 +123,17 @@ def attend(
     eps: float,
     *,
     segment: Array | None,
-    kept: Sequence[Array] | None,
-    counted: Array | None,
+    state: Sequence[Array] | None,
+    token_mask: Array | None,
 ) -> tuple[Array, tuple[Array, ...] | None]:
-    """Returns the output of linear attention, [B, L, D], and the state after the tokens (None where `kept` is).
+    """Returns the output of linear attention, [B, L, D], and the state after the tokens (None where `state` is).
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer. eps: of its norm.
-      segment: as `decoder.forward` takes it, without `kept`. The tokens of a segment are adjacent and in order, and
+      segment: as `decoder.forward` takes it, without `state`. The tokens of a segment are adjacent and in order, and
         continuations follow the prefix that they see, with nothing else between.
-      kept: the fields of the State after the tokens before these.
-      counted: [B, L] bool, with `kept`: the first tokens of a row, which the new state includes; None: all of them.
+      state: the fields of the State after the tokens before these.
+      token_mask: [B, L] bool, with `state`: the first tokens of a row, which the new state includes; None: all of them.
     """
     dtype, wide = h.dtype, jnp.promote_types(h.dtype, jnp.float32)
     shapes = leaves(cfg, h.shape[-1])
@@ -159,14 +159,14 @@ def attend(
         keys[2:] + (None,), keys[2:] + (None,), values[2:] + (None,), ("heads",), ("heads",),
     )  # fmt: skip
     fields = state_shapes(cfg, h.shape[0])
-    if kept is None:
+    if state is None:
         shape, state_axes = fields["matrix"]
         extra, run = [jnp.zeros(shape, wide), *([] if segment is None else [segment])], _from_zero_state
         extra_axes, outs = [state_axes, *(("batch", *[None] * (x.ndim - 1)) for x in extra[1:])], [values]
     else:
         states = [axes for _, axes in fields.values()]
-        every = jnp.ones(h.shape[:2], bool) if counted is None else counted
-        extra, run = [every, *kept], _from_state
+        every = jnp.ones(h.shape[:2], bool) if token_mask is None else token_mask
+        extra, run = [every, *state], _from_state
         extra_axes, outs = [("batch", None), *states], [values, *states]
 
     def shard(*arrays: Array) -> tuple[Array, ...]:
@@ -177,7 +177,7 @@ def attend(
     gated = (normed * jax.nn.silu(project("linear_gate").astype(wide))).astype(dtype)
     o = gathered(weights, "linear_o", gated, *shapes["linear_o"][1])
     out = product(einsum("blhk,hkd->bld", constrain(gated, *values), o, ("batch", None, None)))
-    return out, None if kept is None else tuple(new)
+    return out, None if state is None else tuple(new)
 
 
 def _from_zero_state(inputs: LayerInputs, zeros: Array, segment: Array | None = None, *, cfg: Linear) -> tuple[Array]:
@@ -225,12 +225,12 @@ def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
 
 
 def _from_state(
-    inputs: LayerInputs, counted: Array, matrix: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear
+    inputs: LayerInputs, token_mask: Array, matrix: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear
 ) -> tuple[Array, ...]:
-    """Returns (o [B, L, H, V], and the fields of the State after the counted tokens) of tokens that follow the State of
-    the fields `matrix` and `tap_*`. counted: [B, L] bool, as in `attend`."""
+    """Returns (o [B, L, H, V], and the fields of the State after the unmasked tokens) of tokens that follow the State
+    of the fields `matrix` and `tap_*`. token_mask: [B, L] bool, as in `attend`."""
     wide, length = inputs.decay.dtype, inputs.q.shape[1]
-    count = counted.sum(1, dtype=jnp.int32)
+    count = token_mask.sum(1, dtype=jnp.int32)
 
     def convolve(x: Array, taps: Array, before: Array) -> tuple[Array, Array]:
         line = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
@@ -242,8 +242,8 @@ def _from_state(
     k, tap_k = convolve(inputs.k, inputs.conv_k, tap_k)
     v, tap_v = convolve(inputs.v, inputs.conv_v, tap_v)
     g, b = _gates(inputs)
-    # A token that does not count decays nothing and writes nothing.
-    g, b = (jnp.where(counted[..., None], x, 0) for x in (g, b))
+    # A masked token decays nothing and writes nothing.
+    g, b = (jnp.where(token_mask[..., None], x, 0) for x in (g, b))
     out, after = _in_chunks(q, k, v, g, b, jnp.zeros((1, length), jnp.int32), matrix.astype(wide))
     return out, after.astype(matrix.dtype), tap_q, tap_k, tap_v
 

@@ -17,7 +17,7 @@ from jrl.device.sharding import GATHERED, TRAIN
 from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
-from jrl.rollout.sampler import narrower, prompts_at_hand
+from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
 from jrl.tools.plan.case import Case, case_of, cases_of, evaluated_case, programs_of, share, split_name
 from jrl.tools.plan.estimate import (
     adapter_bytes,
@@ -137,7 +137,8 @@ def sample(case: Case) -> Memory:
     beside = [2 * kv_cache_bytes(case, prompts, padded_columns(case, length))]
     width = padded_columns(case, case.width)
     beside += [
-        kv_cache_bytes(case, rows, width) for rows in narrower(case.slots, case.config.sampler.max_batch_compactions)
+        kv_cache_bytes(case, rows, width)
+        for rows in compaction_sizes(case.slots, case.config.sampler.max_batch_compactions)
     ]
     return resident_memory(case)._replace(
         cache=cache_bytes(case) + max(beside),
@@ -147,7 +148,7 @@ def sample(case: Case) -> Memory:
 
 def prompts_in_flight(case: Case) -> int:
     """Returns the prompts of a batch shard that are prefilled together."""
-    return prompts_at_hand(case.prompts // case.shards, case.slots, case.samples)
+    return num_resident_prompts(case.prompts // case.shards, case.slots, case.samples)
 
 
 def relayout_bytes(case: Case) -> int:

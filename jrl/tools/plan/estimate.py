@@ -153,10 +153,10 @@ def padded_columns(case: Case, columns: int) -> int:
 
 def kv_cache_bytes(case: Case, rows: int, columns: int) -> int:
     """Returns the bytes of a cache on one device: keys and values of every layer that has them, and states."""
-    total, whole = 0, case.config.sampler.layout == "whole"
+    total, single_block = 0, case.config.sampler.layout == "single_block"
     for stack in cache_shapes(case.cfg, rows, columns).values():
         for name, (shape, dtype, _) in stack.items():
-            wide = padded_length(shape[-1]) if whole and name in ("k", "v") else shape[-1]
+            wide = padded_length(shape[-1]) if single_block and name in ("k", "v") else shape[-1]
             total += math.prod(shape[:-1]) * wide * dtype.itemsize
     return total // case.sizes["tensor"]
 
