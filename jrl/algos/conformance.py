@@ -483,10 +483,10 @@ def _step_metrics(objective: Objective, config: Any, state: PyTree) -> dict[str,
     every = ("loss", "grad_norm", "policy/entropy", "policy/logprob", "update/norm", "update/tokens")
     if objective.advantages is not None:
         every = (*every, "loss/rows", "loss/tokens")
-    found = _everything(objective, config, _inputs(objective, config), state)
-    own = {**found.get("token_loss", (None, {}))[1], **found.get("sequence_loss", (None, {}))[1]}
+    results = _everything(objective, config, _inputs(objective, config), state)
+    metrics = {**results.get("token_loss", (None, {}))[1], **results.get("sequence_loss", (None, {}))[1]}
     ones = dict.fromkeys((*every, "update/skipped_nonfinite", "update/skipped_empty"), jnp.float32(1))
-    return ones | {name: jnp.mean(value.astype(jnp.float32)) for name, value in own.items()}
+    return ones | {name: jnp.mean(value.astype(jnp.float32)) for name, value in metrics.items()}
 
 
 def _form(state: PyTree) -> Any:

@@ -85,8 +85,8 @@ def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     wrong, binds = values.clipped_value_loss(
         tokens.values, tokens.old_values, tokens.returns, tokens.mask, clip=config.value_clip
     )
-    own = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
-    metrics = common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting, own
+    value_metrics = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
+    metrics = common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting, value_metrics
     return loss + config.value_coefficient * wrong, common.metrics_of(tokens, *metrics)
 
 

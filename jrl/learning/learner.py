@@ -97,16 +97,16 @@ def _forward(
 
 def _read_scores(head: Array, hidden: Array, micro: PackedBatch) -> Array:
     """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32."""
-    said = read_head(head, hidden).mean(0)[..., 0].astype(jnp.promote_types(jnp.float32, hidden.dtype))
+    values = read_head(head, hidden).mean(0)[..., 0].astype(jnp.promote_types(jnp.float32, hidden.dtype))
     following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
     last = micro.segment != following
-    return segments.segment_sum(said, last, micro.segment, num_segments=micro.sequence.shape[-1])
+    return segments.segment_sum(values, last, micro.segment, num_segments=micro.sequence.shape[-1])
 
 
 def logprobs(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
     """Returns the log-prob of every action, [M, R, L] float32; zero elsewhere."""
-    found = recompute(weights, packed, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
-    return found["old_logprobs"]
+    recomputed = recompute(weights, packed, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
+    return recomputed["old_logprobs"]
 
 
 def recompute(
@@ -122,10 +122,10 @@ def recompute(
 
     def read(micro: PackedBatch) -> dict[str, Array]:
         reading = _forward(weights, micro, micro.action_mask, model, cfg, chunk, needs)
-        found = {"old_logprobs": reading.logprobs}
+        fields_read = {"old_logprobs": reading.logprobs}
         if reading.values is not None:
-            found["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
-        return {name: found[name] for name in fields}
+            fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
+        return {name: fields_read[name] for name in fields}
 
     zeros = {name: jnp.zeros_like(packed.action_mask, dtype) for name in fields}
     return _over_micro_batches(packed, read, zeros)
@@ -148,12 +148,12 @@ def _over_micro_batches(
     """Returns `zeros`, [M, R, .] each, with what `read` returns of every real micro-batch in its place."""
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
-        found = read(_micro_batch(packed, i))
+        read_fields = read(_micro_batch(packed, i))
         # Reshapes of a single row have lost its axes.
-        put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
+        write = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
             all_, constrain(x, "batch", None).astype(all_.dtype), i, 0
         )
-        return {name: put(out[name], found[name]) for name in zeros}
+        return {name: write(out[name], read_fields[name]) for name in zeros}
 
     return jax.lax.fori_loop(0, packed.num_real, body, zeros)
 
@@ -283,10 +283,10 @@ def _common(reading: Reading, micro: TrainBatch) -> dict[str, Array]:
     """Returns the metrics of tokens that every objective has, [R, L] each."""
     if reading.logprobs is None:
         return {}
-    found = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
+    metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
     if micro.packed.sampler_logprobs is not None:
-        found["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
-    return found
+        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
+    return metrics
 
 
 def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
@@ -328,8 +328,8 @@ def update(
     A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimiser
     as they were, bit for bit, and is counted.
     """
-    own, frozen = state.models[role], frozen_of(state.models, role)
-    trainable = Weights(own.params, own.heads)
+    model_state, frozen = state.models[role], frozen_of(state.models, role)
+    trainable = Weights(model_state.params, model_state.heads)
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
     sums = loss_sums(trainable, batch, config, state.objective, router, **static, frozen=frozen)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
@@ -339,8 +339,8 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    may_move = Weights(trained(model.spec(cfg)), dict.fromkeys(own.heads, True))
-    trainable, opt_state, updates = step(adamw, gradient, own.opt_state, trainable, may_move, sound)
+    may_move = Weights(trained(model.spec(cfg)), dict.fromkeys(model_state.heads, True))
+    trainable, opt_state, updates = step(adamw, gradient, model_state.opt_state, trainable, may_move, sound)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
@@ -353,9 +353,9 @@ def update(
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,
     }
-    own = own.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
+    model_state = model_state.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
     state = state.replace(
-        models={**state.models, role: own},
+        models={**state.models, role: model_state},
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -395,10 +395,10 @@ def close_step(
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
-    own = state.models[role]
-    models = {**state.models, role: own.replace(version=own.version + 1)}
+    trained = state.models[role]
+    models = {**state.models, role: trained.replace(version=trained.version + 1)}
     if previous is not None:
-        models["previous"] = state.models["previous"].replace(params=previous, version=own.version)
+        models["previous"] = state.models["previous"].replace(params=previous, version=trained.version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 

@@ -118,8 +118,8 @@ def _learn(
     metrics: list[dict[str, Array]] = []
     for _ in range(epochs):
         for batch in batches:
-            state, found = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
-            metrics.append(found)
+            state, update_metrics = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
+            metrics.append(update_metrics)
     together = {**known, **p.mean(metrics)}
     state = p.close(state, previous, objective_state, together, arrays.objective, skipped)
     return state, together
