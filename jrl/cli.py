@@ -254,8 +254,8 @@ def plan(args: argparse.Namespace) -> int:
         return plan_search(args, config, parts, say)
     topology = parse_topology(args.topology)
     source, count = [args.config, *args.bindings], not args.no_collectives
-    made = make_plan(config, parts, topology, source, say, count=count, stage=args.stage)
-    print(json.dumps(to_json(made), indent=1) if args.json else report.text(made))
+    run_plan = make_plan(config, parts, topology, source, say, count=count, stage=args.stage)
+    print(json.dumps(to_json(run_plan), indent=1) if args.json else report.text(run_plan))
     return DONE
 
 
@@ -269,7 +269,7 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
     else:
         done = search.smallest(config, parts, parse_chip(args.topology), source, say)
     print(json.dumps(search.to_json(done), indent=1) if args.json else search.text(done))
-    if done.found:
+    if done.fitting:
         out = args.out or Path(f"{Path(args.config).stem}-{done.topology.name.replace(':', '-')}.gin")
         paths.write_bytes_atomic(
             out, search.gin_text(done, os.path.relpath(args.config, out.parent), args.bindings).encode()
@@ -365,12 +365,12 @@ def evaluate(args: argparse.Namespace) -> int:
     )
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
-    found = evaluation.reevaluate(trained, announce)
+    result = evaluation.reevaluate(trained, announce)
     if shown:
         print("\r", end="", file=sys.stderr)
-    print(evaluation.table(found))
+    print(evaluation.table(result))
     if args.out is not None:
-        paths.write_bytes_atomic(args.out, json.dumps(found, indent=2).encode() + b"\n")
+        paths.write_bytes_atomic(args.out, json.dumps(result, indent=2).encode() + b"\n")
     return DONE
 
 
@@ -396,9 +396,9 @@ def check(args: argparse.Namespace) -> int:
     from jrl.tools.check import check_parts, table
 
     print(f"testing {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
-    found = check_parts(args.parts)
-    print(table(found))
-    return DONE if all(row.problem is None for row in found) else REFUSED
+    findings = check_parts(args.parts)
+    print(table(findings))
+    return DONE if all(row.problem is None for row in findings) else REFUSED
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -415,14 +415,14 @@ def fingerprint(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
     from jrl.run.run_hash import run_fingerprint
 
-    found = run_fingerprint(args.source, args.step)
+    hashes = run_fingerprint(args.source, args.step)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(hashes))
     else:
-        for name, value in found.items():
+        for name, value in hashes.items():
             if name != "total":
                 print(f"{name:<10} {value}")
-        print(found["total"])
+        print(hashes["total"])
     return DONE
 
 

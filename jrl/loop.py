@@ -52,13 +52,13 @@ def steps(job: Job) -> Iterator[Step]:
             try:
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
-                    progress, made = take_step(job, progress)
+                    progress, step = take_step(job, progress)
             except StopRequested:
                 job.stream.set_state(position)  # the step is given up
                 break
             counts = records.stream_of(job, stage).counts
-            made.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
-            previous, held = held, made
+            step.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
+            previous, held = held, step
             job.done += 1
             records.clock(job, held, time.monotonic() - start)
             if previous is not None:
@@ -144,12 +144,12 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         return progress._replace(state=state), Step(job.done + 1, stage.name, metrics)
     following = draws_next(job.config, job.done + 1)
     stepped = online.step(stage, state, progress.waiting, following, job.display.phase, job.stop.is_set)
-    made = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
+    step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
-        made.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
-    records.keep(job, made)
-    return Progress(stepped.state, stepped.waiting, progress.stage), made
+        step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
+    records.keep(job, step)
+    return Progress(stepped.state, stepped.waiting, progress.stage), step
 
 
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:
@@ -170,10 +170,10 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     stop = job.stop.is_set if interruptible else never
     with job.timed("eval"):
         try:
-            found = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)
+            result = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
     job.display.note(f"{name}, the first held-out prompt:")
-    first = found["sample"]
+    first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])
-    return found
+    return result

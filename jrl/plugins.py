@@ -117,22 +117,22 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
 
 
 def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> dict[str, Mapping[str, Any]]:
-    found = {table: names[name] for table, name in NAMES.items() if name in names}
+    tables = {table: names[name] for table, name in NAMES.items() if name in names}
     unknown = [name for name in names if name not in NAMES.values()] if strict else []
-    if unknown or not found:
+    if unknown or not tables:
         raise PartError(
             f"part {where} defines none of {', '.join(NAMES.values())}" + (f": {unknown}" if unknown else "")
         )
-    for table, rows in found.items():
+    for table, rows in tables.items():
         if not isinstance(rows, Mapping):
             raise PartError(
                 f"part {where}: {NAMES[table]} is of type {type(rows).__name__}; it must be a dict: name -> row"
             )
-    if strict and "verifiers" in found:
+    if strict and "verifiers" in tables:
         raise PartError(
             f"part {where}: verifiers run in other processes and travel as source; pass a function or a file"
         )
-    return found
+    return tables
 
 
 def _row(table: str, name: str, row: Any, where: str) -> Any:

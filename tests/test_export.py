@@ -49,8 +49,8 @@ def published(run, tmp_path_factory):
 
 def test_an_exported_run_scores_as_the_run(run, published):
     expected = score(open_trained(run), ROWS)
-    found = score(open_trained(published), ROWS)
-    for a, b in zip(found, expected):
+    actual = score(open_trained(published), ROWS)
+    for a, b in zip(actual, expected):
         np.testing.assert_array_equal(a, b)
     assert json.loads((published / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
 
@@ -111,8 +111,8 @@ def test_what_an_attempt_left_is_not_taken_for_the_run_s(published, tmp_path):
     (tmp_path / "run" / "published" / "config.json").write_text("{}")
     few = ("Online.prompts=4", "Online.samples=2", "Log.writers=()", "Online.steps=1")
     jrl.train(str(published_gin(tmp_path, published)), few, run=tmp_path / "run")
-    kept = (tmp_path / "run" / "published" / "config.json").read_bytes()
-    assert kept == (published / "config.json").read_bytes()
+    config_json = (tmp_path / "run" / "published" / "config.json").read_bytes()
+    assert config_json == (published / "config.json").read_bytes()
 
 
 def test_a_tokenizer_of_another_folder_goes_along(run, tmp_path):

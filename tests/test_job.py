@@ -49,8 +49,8 @@ def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_p
 
 def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
     config = load("configs/tiny.gin", (), Config, config_classes(TABLES))
-    say = lambda told, **learner: make_manifest(
-        config_identity=told, config={"learner": learner}, tokenizer="t", data="d", parts={}, seed=0
+    say = lambda value, **learner: make_manifest(
+        config_identity=value, config={"learner": learner}, tokenizer="t", data="d", parts={}, seed=0
     )
     write_manifest(tmp_path / "manifest.json", say("old", row_length=8))
     with pytest.raises(RefusedIdentity, match="version of jrl that did not have these") as refused:
@@ -58,13 +58,13 @@ def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
     assert "config.gin" not in str(refused.value)
     with pytest.raises(RefusedIdentity, match="holds another run"):
         refuse_another(tmp_path, say("new", row_length=9, prompts="repeated"), config)
-    told = dict(config_identity="old", config={"learner": {"row_length": 8}}, tokenizer="t", data="d", seed=0)
+    value = dict(config_identity="old", config={"learner": {"row_length": 8}}, tokenizer="t", data="d", seed=0)
     with pytest.raises(RefusedIdentity, match=r"holds another run:\n  parts\.p\.py: not there, now"):
-        refuse_another(tmp_path, make_manifest(**told, parts={"p.py": "1"}), config)
+        refuse_another(tmp_path, make_manifest(**value, parts={"p.py": "1"}), config)
 
 
 def test_a_refusal_names_only_what_makes_another_run():
-    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     free = places_of(FREE, load_())
     moments = {"stages.0.optimizer.memory", "stages.1.optimizer.memory"}
     assert {"checkpoint.*", "mesh.*", "data.on_bad_prompt", "parts", *moments} <= {*free}
@@ -75,7 +75,7 @@ def test_a_refusal_names_only_what_makes_another_run():
 
 
 def test_the_last_stage_may_go_on_and_no_other(tmp_path):
-    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     say = lambda config: identify(config, PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint="d"))
     write_manifest(tmp_path / "manifest.json", say(load_()))
     refuse_another(tmp_path, say(longer := load_("Online.steps = 31")), longer)
@@ -86,7 +86,7 @@ def test_the_last_stage_may_go_on_and_no_other(tmp_path):
 
 
 def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
-    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     say = lambda config: make_manifest(
         config_identity="c", config=to_json(config), tokenizer="t", data="d", parts={}, seed=0
     )

@@ -50,8 +50,8 @@ def _run_one(tmp_path):
     asked = chat.ask(chat.open_chat(trained, max_tokens=3, seed=1), ["<|eot_id|> 1+1"])
     assert asked[0][0].finish in ("stop_token", "length")
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    said = [{"role": "user", "content": "1+1 <|eot_id|>"}, {"role": "assistant", "content": "2"}]
-    rows.write_text(json.dumps({"messages": said}) + "\n")
+    messages = [{"role": "user", "content": "1+1 <|eot_id|>"}, {"role": "assistant", "content": "2"}]
+    rows.write_text(json.dumps({"messages": messages}) + "\n")
     assert cli.main(["score", str(run), str(rows), "--out", str(out)]) == 0
     tokens = json.loads(out.read_text())["tokens"]
     assert tokenizer.spelled(tokens) == "<|user|>\n1+1 <|eot_id|><|eot_id|>\n<|assistant|>\n2<|eot_id|>"

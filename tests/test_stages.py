@@ -107,8 +107,8 @@ def test_a_reward_role_scores_texts_from_the_command_line(straight, tmp_path, ca
     rows_file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows_file.write_text('{"tokens": [49, 43, 50, 61, 51]}\n{"tokens": [49]}\n')
     assert cli.main(["score", str(straight[1]), str(rows_file), "--out", str(out), "--role", "reward"]) == 0
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [len(row["tokens"]) for row in found] == [5, 1] and all(np.isfinite(row["reward"]) for row in found)
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [len(row["tokens"]) for row in scored] == [5, 1] and all(np.isfinite(row["reward"]) for row in scored)
     alone = score_rewards(open_trained(straight[1], role="reward"), [[49]])
-    np.testing.assert_allclose(found[1]["reward"], alone[0], atol=1e-6)  # its neighbour does not matter
+    np.testing.assert_allclose(scored[1]["reward"], alone[0], atol=1e-6)  # its neighbour does not matter
     capsys.readouterr()

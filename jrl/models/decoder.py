@@ -246,8 +246,8 @@ def _linear(
         return y, None
     if index is None:
         return y, State(*state)
-    put = lambda stack, new: jax.lax.dynamic_update_index_in_dim(stack, new, index, 0)
-    return y, jax.tree.map(put, cache, State(*state))
+    write_layer = lambda stack, new: jax.lax.dynamic_update_index_in_dim(stack, new, index, 0)
+    return y, jax.tree.map(write_layer, cache, State(*state))
 
 
 def _layer_inputs(params: PyTree, x: Array, tokens: Array, cfg: Decoder) -> Array:
@@ -294,8 +294,8 @@ def visible(positions: Array, segment: Array | PrefixSegments | None) -> Array:
         return jnp.concatenate([prefix, visible(positions, segment.segment)], axis=-1)
     if segment.ndim == 2:
         return causal & (segment[:, :, None] == segment[:, None, :])
-    own, other = segment[..., 0], segment[..., 1]
-    return causal & ((own[:, :, None] == own[:, None, :]) | (other[:, :, None] == own[:, None, :]))
+    sequence, seen_prefix = segment[..., 0], segment[..., 1]
+    return causal & ((sequence[:, :, None] == sequence[:, None, :]) | (seen_prefix[:, :, None] == sequence[:, None, :]))
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:

@@ -50,9 +50,9 @@ def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomMod
 
     def draw(key: Array, cfg: Any) -> Flat:
         every = lambda self, *example: self.unembed(self(*example))
-        found = dict(linen.meta.unbox(module(cfg).init(key, *_example(), method=every)))
-        params = found.pop("params", {})
-        _check_no_state(config, found)
+        variables = dict(linen.meta.unbox(module(cfg).init(key, *_example(), method=every)))
+        params = variables.pop("params", {})
+        _check_no_state(config, variables)
         return traverse_util.flatten_dict(params, sep=".")
 
     def call(flat: Flat, cfg: Any, method: str, *args: Any) -> Any:

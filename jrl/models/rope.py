@@ -106,9 +106,9 @@ def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | No
         return jnp.where(jnp.arange(half) < int(stretch.share * half), plain, 0) / stretch.factor
     if isinstance(stretch, Llama3Rope):
         waves = stretch.original_length * plain / (2 * math.pi)  # rotations within the original length
-        kept = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
-        kept = jnp.clip(kept, 0, 1)
-        return kept * plain + (1 - kept) * plain / stretch.factor
+        undivided = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
+        undivided = jnp.clip(undivided, 0, 1)
+        return undivided * plain + (1 - undivided) * plain / stretch.factor
     low, high = (_pair(rotations, theta, half, stretch) for rotations in (stretch.beta_fast, stretch.beta_slow))
     if stretch.truncate:
         low, high = math.floor(low), math.ceil(high)

@@ -173,10 +173,10 @@ class Decoder:
     def shared_from(self) -> dict[bool, int]:
         """Returns whether a layer is windowed -> whose keys and values it reads, where it shares. Empty where a kind of
         the sharing layers has no layer to read from."""
-        own = self.layers - self.shared_layers
-        found = {self.windowed(i): i for i in range(own)}
-        kinds = {self.windowed(i) for i in range(own, self.layers)}
-        return {kind: found[kind] for kind in kinds} if kinds <= found.keys() else {}
+        unshared = self.layers - self.shared_layers
+        last_of_kind = {self.windowed(i): i for i in range(unshared)}
+        kinds = {self.windowed(i) for i in range(unshared, self.layers)}
+        return {kind: last_of_kind[kind] for kind in kinds} if kinds <= last_of_kind.keys() else {}
 
     def variant(self, layer: int) -> Variant:
         """Returns what decides which leaves a layer has."""

@@ -164,17 +164,17 @@ def refilled(
     Args:
       another: draws and scores one more round. keep: (round) -> [N] bool on the device, rows that the objective takes.
     """
-    rounds, kept = [first], [kept_groups(first, keep(first), samples)]
+    rounds, signal_groups = [first], [kept_groups(first, keep(first), samples)]
     # Every process sees the same rewards, so every process takes the same number of rounds.
-    while sum(map(len, kept)) < len(first.visits) and len(rounds) <= most:
+    while sum(map(len, signal_groups)) < len(first.visits) and len(rounds) <= most:
         rounds.append(another())
-        kept.append(kept_groups(rounds[-1], keep(rounds[-1]), samples))
+        signal_groups.append(kept_groups(rounds[-1], keep(rounds[-1]), samples))
     counters = {
         "refill/rounds": float(len(rounds) - 1),
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
-        "refill/groups_with_signal": float(sum(map(len, kept))),
+        "refill/groups_with_signal": float(sum(map(len, signal_groups))),
     }
-    merged = first if len(rounds) == 1 else merge(rounds, kept, samples, mesh)
+    merged = first if len(rounds) == 1 else merge(rounds, signal_groups, samples, mesh)
     return merged._replace(metrics={**merged.metrics, **counters})
 
 
@@ -184,15 +184,17 @@ def kept_groups(round_: Collected, keep: Array, samples: int) -> list[int]:
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
 
-def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Mesh) -> Collected:
+def merge(rounds: list[Collected], signal_groups: list[list[int]], samples: int, mesh: Mesh) -> Collected:
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
-    wanted = len(rounds[0].visits)
-    good = [(r, g) for r, groups in enumerate(kept) for g in groups]
-    rest = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
-    chosen = (good + rest)[:wanted]
+    num_groups = len(rounds[0].visits)
+    good = [(r, g) for r, groups in enumerate(signal_groups) for g in groups]
+    rest = [
+        (r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(signal_groups[r])
+    ]
+    chosen = (good + rest)[:num_groups]
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
     pad = rounds[0].host["length"].shape[0] - len(rows)
-    rows += [(0, wanted * samples + k) for k in range(pad)]
+    rows += [(0, num_groups * samples + k) for k in range(pad)]
     fetched = [jax.device_get(fields(round_.rollout)) for round_ in rounds]
     taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
     taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)

@@ -119,7 +119,7 @@ def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_i
 
 def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
     """Begins to compute what `judge` returns, and returns the device's arrays by batch at once."""
-    found = []
+    outputs = []
     for start in range(0, len(sequences), opened.batch):
         part = sequences[start : start + opened.batch]
         tokens, length = np.zeros((opened.batch, opened.width), np.int32), np.ones(opened.batch, np.int32)
@@ -127,16 +127,16 @@ def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
             tokens[row, : len(ids)], length[row] = ids, len(ids)
         place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
-            found.append(opened.program(opened.params, place(tokens), place(length)))
-    return found
+            outputs.append(opened.program(opened.params, place(tokens), place(length)))
+    return outputs
 
 
 def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
-    found = dispatch(opened, sequences)
+    outputs = dispatch(opened, sequences)
     return (
-        np.concatenate(jax.device_get(found))[: len(sequences)]
-        if found
+        np.concatenate(jax.device_get(outputs))[: len(sequences)]
+        if outputs
         else np.zeros((0, len(opened.labels)), np.float32)
     )
 

@@ -232,10 +232,10 @@ class Scorer:
         if name in self._by_name:
             return self._by_name[name]
         verifier = look_up(self._table, name, place)
-        own = [i for i, config in enumerate(self._config.verifiers) if type(config).__name__ == name]
-        if own:
-            self._by_name[name] = own[0]
-            return own[0]
+        rows = [i for i, config in enumerate(self._config.verifiers) if type(config).__name__ == name]
+        if rows:
+            self._by_name[name] = rows[0]
+            return rows[0]
         try:
             config = verifier.config()
         except TypeError as error:
@@ -271,8 +271,8 @@ class Scorer:
                 if verdict.reward is not None:
                     components[self._names[row]][place] = verdict.reward
             details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail))
-        found = collections.Counter(Status(value).name for value in status)
-        counts = {kind.name: found[kind.name] for kind in Status}
+        by_name = collections.Counter(Status(value).name for value in status)
+        counts = {kind.name: by_name[kind.name] for kind in Status}
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed)
 
 

@@ -56,16 +56,16 @@ def check_not_foreign(folder: Path) -> None:
 
     A run's first file is its lock, so a folder with that and no manifest is what a run left that did not get far.
     """
-    found = set(paths.list_dir(folder)) if paths.exists(folder) else set()
-    if found & {"manifest.json"}:
+    names = set(paths.list_dir(folder)) if paths.exists(folder) else set()
+    if names & {"manifest.json"}:
         return
-    taken = sorted(name for name in found if not name.startswith("."))
-    if taken and "lock" not in found:
+    taken = sorted(name for name in names if not name.startswith("."))
+    if taken and "lock" not in names:
         rest = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         raise RefusedIdentity(
             f"{folder} is not a run directory and already contains {', '.join(taken[:3])}{rest}; choose another --run"
         )
-    if "checkpoints" in found and list_steps(folder / "checkpoints"):
+    if "checkpoints" in names and list_steps(folder / "checkpoints"):
         raise RefusedIdentity(
             f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
             "another folder with --run"
@@ -145,9 +145,9 @@ def record_change(
     """Writes what the run is from now on, with what changed and after which step in the manifest's history."""
     before = read_manifest(folder / "manifest.json")
     history = [*before.get("history", []), {"after_step": step, "changes": list(changes)}]
-    kept = {name: before[name] for name in ("from",) if name in before}
+    carried_over = {name: before[name] for name in ("from",) if name in before}
     write_configuration(config, parts, folder)
-    write_manifest(folder / "manifest.json", {**manifest, **kept, "history": history, "promise": CHANGED})
+    write_manifest(folder / "manifest.json", {**manifest, **carried_over, "history": history, "promise": CHANGED})
 
 
 CHANGED = "the run was continued with changes (history): bit-identity with an uninterrupted run is not promised"
@@ -158,8 +158,8 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)
-        kept = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
-        for name, data in {**kept, **companions_of(config.model.path)}.items():
+        config_json = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
+        for name, data in {**config_json, **companions_of(config.model.path)}.items():
             paths.write_bytes_atomic(folder / PUBLISHED / name, data)
     write_configuration(config, parts, folder)
     write_manifest(folder / "manifest.json", manifest)

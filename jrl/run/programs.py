@@ -138,9 +138,9 @@ def begin_stage(
     """
     needs = objective.needs(config)
     models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
-    own = models[trains] if trains in models else copy_of(models["policy"])
+    trained = models[trains] if trains in models else copy_of(models["policy"])
     name = zlib.crc32(trains.encode())
-    missing = [head for head in needs.heads if head not in own.heads]
+    missing = [head for head in needs.heads if head not in trained.heads]
     if missing:
         drawn = fresh_heads(
             missing,
@@ -149,14 +149,14 @@ def begin_stage(
             cfg.param_dtype,
             lambda names: spec(names, TRAIN),
         )
-        own = own.replace(heads={**own.heads, **drawn})
-    opt_state = begin(adamw, Weights(own.params, own.heads))
-    own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
+        trained = trained.replace(heads={**trained.heads, **drawn})
+    opt_state = begin(adamw, Weights(trained.params, trained.heads))
+    trained = trained.replace(opt_state=opt_state, version=jnp.zeros_like(trained.version))
     if needs.reference:
-        models["reference"] = copy_of(own, own.shares or trains)
+        models["reference"] = copy_of(trained, trained.shares or trains)
     if keeps_previous:
-        models["previous"] = copy_of(own)
-    models[trains] = own
+        models["previous"] = copy_of(trained)
+    models[trains] = trained
     return state.replace(models=models, objective=objective.init_state(config))
 
 
@@ -289,13 +289,15 @@ def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
     rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
-    whole = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(
+        dims, dtype, sharding=NamedSharding(mesh, PartitionSpec())
+    )
     return PackingPlan(
         source=cut(shape.row_length),
         segment=cut(shape.row_length),
         shared_prefix=None if shape.samples == 1 or shape.prefix_columns else cut(shape.row_length),
         prefix_row=cut(shape.prefix_columns) if shape.prefix_columns else None,
         sequence=cut(shape.places),
-        member=whole((shape.sequences,), bool),
-        num_real=whole((), np.int32),
+        member=replicated_shape((shape.sequences,), bool),
+        num_real=replicated_shape((), np.int32),
     )

@@ -81,8 +81,8 @@ class Step:
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        found = jax.device_get(fields(self.batch.rollout))
-        return {**found, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
+        on_host = jax.device_get(fields(self.batch.rollout))
+        return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property
     def texts(self) -> list[tuple[str, str]] | None:
@@ -112,11 +112,11 @@ def restore(job: Job) -> Progress:
     host, inputs = None, inputs_of(job)
     for step in reversed(job.run_state.steps()):
         state, i = state_shape(inputs, step), stage_at(job.config, step)
-        wanted = {"state": state}
+        target = {"state": state}
         if draws_next(job.config, step):
-            wanted["waiting"] = rollout_shape(inputs, i, state)
+            target["waiting"] = rollout_shape(inputs, i, state)
         try:
-            _, tree, host = job.run_state.restore(wanted, step)
+            _, tree, host = job.run_state.restore(target, step)
         except DamagedStep as damage:
             job.display.note(f"{damage}; trying the one before")
             continue
@@ -169,8 +169,8 @@ def beginning(job: Job) -> TrainState:
     if job.published is None:
         return job.programs.init(job.key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
-    told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
-    weights = load(job.published, job.mesh, told)
+    on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
+    weights = load(job.published, job.mesh, on_progress)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
     if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantized(job, weights)
@@ -188,13 +188,13 @@ def quantized(job: Job, weights: PyTree) -> PyTree:
     return {**weights, "layers": layers}
 
 
-def refuse_other_weights(job: Job, found: int) -> None:
+def refuse_other_weights(job: Job, fingerprint: int) -> None:
     """Raises RefusedIdentity where a run that begins anew finds other weights than it began with."""
-    kept = job.folder / PUBLISHED / "weights.json"
-    said = json.dumps({"fingerprint": f"{found:08x}"}).encode() + b"\n"
-    if not paths.exists(kept):
-        paths.write_bytes_atomic(kept, said)
-    elif paths.read_bytes(kept) != said:
+    record = job.folder / PUBLISHED / "weights.json"
+    content = json.dumps({"fingerprint": f"{fingerprint:08x}"}).encode() + b"\n"
+    if not paths.exists(record):
+        paths.write_bytes_atomic(record, content)
+    elif paths.read_bytes(record) != content:
         raise RefusedIdentity(
             f"the weights in {job.published.path} are not those that {job.folder} began with; put those back, or name "
             "another folder with --run"

@@ -107,13 +107,13 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
         )
         tokens, actions, finish = jax.device_get((rollout.tokens, rollout.action_mask, rollout.finish))
         pieces = tokenizer.token_bytes()
-        said = [
+        completions = [
             Completion(
                 whole_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))), Finish(int(why)).name.lower()
             )
             for row, mask, why in zip(tokens, actions, np.asarray(finish))
         ]
-        out += [said[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
+        out += [completions[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
     return out
 
 
@@ -150,9 +150,9 @@ def _prompt(line: str) -> str:
 def write_completions(path: str | Path, prompts: Sequence[str], answers: Sequence[Sequence[Completion]]) -> None:
     """Writes {"prompt","sample","completion","finish"}, a line for each completion."""
     rows = [
-        {"prompt": prompt, "sample": k, "completion": said.text, "finish": said.finish}
+        {"prompt": prompt, "sample": k, "completion": completion.text, "finish": completion.finish}
         for prompt, completions in zip(prompts, answers)
-        for k, said in enumerate(completions)
+        for k, completion in enumerate(completions)
     ]
     paths.write_bytes_atomic(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
@@ -165,9 +165,9 @@ def show(prompt: str, completions: Iterable[Completion], stream: TextIO) -> None
 
 def show_completions(completions: Iterable[Completion], stream: TextIO) -> None:
     """Prints completions, a line each, with nothing in them that a terminal obeys."""
-    for said in completions:
-        tail = "  [cut at the length limit]" if said.finish == "length" else ""
-        print(f"{printable(said.text, SHOWN)}{tail}", file=stream, flush=True)
+    for completion in completions:
+        tail = "  [cut at the length limit]" if completion.finish == "length" else ""
+        print(f"{printable(completion.text, SHOWN)}{tail}", file=stream, flush=True)
 
 
 def converse(chat: Chat, read: Callable[[], str], stream: TextIO) -> None:

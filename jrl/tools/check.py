@@ -43,20 +43,20 @@ class Finding(NamedTuple):
 def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
     """Returns a finding for each contract test of each row that the files define. Raises PartError for a bad part."""
     loaded = load_parts(parts)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name in loaded.added["algos"]:
-        found += check_objective(name, loaded.tables["algos"][name])
+        findings += check_objective(name, loaded.tables["algos"][name])
     if loaded.added["verifiers"]:
-        found += check_verifiers(loaded)
+        findings += check_verifiers(loaded)
     for name in loaded.added["envs"]:
-        found += check_environment(name, loaded)
+        findings += check_environment(name, loaded)
     for name in loaded.added["sources"]:
-        found += check_stored_source(name, loaded.tables["sources"][name], _own_examples(loaded))
+        findings += check_stored_source(name, loaded.tables["sources"][name], _own_examples(loaded))
     for name in loaded.added["tokenizers"]:
-        found += check_tokenizer(name, loaded)
+        findings += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
-        found += check_model(name, loaded.tables["models"][name])
-    return found
+        findings += check_model(name, loaded.tables["models"][name])
+    return findings
 
 
 def check_model(name: str, row: Any) -> Iterator[Finding]:
@@ -84,14 +84,14 @@ def check_objective(name: str, objective: Any) -> Iterator[Finding]:
 def check_verifiers(parts: Parts) -> list[Finding]:
     """Returns what the parts' verifiers do in real workers: the same twice, and in time on empty and huge texts."""
     table = parts.tables["verifiers"]
-    configs, found = {}, []
+    configs, findings = {}, []
     for name in parts.added["verifiers"]:
         try:
             configs[name] = row_of(table[name].config())
         except (TypeError, ValueError) as error:
-            found.append(Finding(name, "has defaults to be tried with", str(error)))
+            findings.append(Finding(name, "has defaults to be tried with", str(error)))
     if not configs:
-        return found
+        return findings
     examples = [PLAIN, *_own_examples(parts)]
     cases = {
         "empty": [("", example) for example in examples],
@@ -104,27 +104,27 @@ def check_verifiers(parts: Parts) -> list[Finding]:
         first = _verdicts(list(configs.values()), parts, asked)
         second = _verdicts(list(configs.values()), parts, asked[::-1])[::-1]
     except (ValueError, RuntimeError) as error:
-        return [*found, *(Finding(name, "loads in a worker, without JAX", str(error)) for name in names)]
+        return [*findings, *(Finding(name, "loads in a worker, without JAX", str(error)) for name in names)]
     for row, name in enumerate(names):
-        found.append(Finding(name, "loads in a worker, without JAX", None))
+        findings.append(Finding(name, "loads in a worker, without JAX", None))
         start = 0
         for case, group in cases.items():
-            said = [verdicts[row] for verdicts in first[start : start + len(group)]]
+            answers = [verdicts[row] for verdicts in first[start : start + len(group)]]
             # An empty or a huge text may raise: the row is masked. A gold answer must be judged.
             fine = (Status.VERIFIER_ERROR,) if case != "gold" else ()
-            bad = next((v for v in said if not v.status.scorable and v.status not in fine), None)
+            bad = next((v for v in answers if not v.status.scorable and v.status not in fine), None)
             problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
             tests = {
                 "empty": "ends on an empty text",
                 "gold": "judges a gold answer",
                 "huge": "ends on huge texts in time",
             }
-            found.append(Finding(name, tests[case], problem))
+            findings.append(Finding(name, tests[case], problem))
             start += len(group)
         changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
-        found.append(Finding(name, "says the same of the same text", problem))
-    return found
+        findings.append(Finding(name, "says the same of the same text", problem))
+    return findings
 
 
 def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
@@ -203,17 +203,17 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
         yield Finding(name, "is the same when saved and loaded", _problem(saved))
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(findings: Sequence[Finding]) -> str:
     """Returns the findings as text, and a last line that counts them."""
-    if not found:
+    if not findings:
         return "the parts define no row to check"
-    width = max(len(row.name) for row in found)
+    width = max(len(row.name) for row in findings)
     lines = []
-    for row in found:
+    for row in findings:
         lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
-    broken = sum(row.problem is not None for row in found)
-    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} checks passed, {broken} failed"
+    broken = sum(row.problem is not None for row in findings)
+    return printable_lines("\n".join(lines)) + f"\n{len(findings) - broken} checks passed, {broken} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:

@@ -178,8 +178,8 @@ def conversations(folder: Path) -> Iterator[Line]:
     except ValueError:
         return  # a tokenizer of the run's own parts; `identity` has opened it
     if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
-        said = rewrites(tokenizer)
-        yield Line(True, said or "the chat template leaves earlier turns unchanged when one is added")
+        rewritten = rewrites(tokenizer)
+        yield Line(True, rewritten or "the chat template leaves earlier turns unchanged when one is added")
 
 
 def _joined(lines: list[Any]) -> str:

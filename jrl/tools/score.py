@@ -73,10 +73,10 @@ def judge_file(
     jax.set_mesh(mesh)
     jax.config.update("jax_default_matmul_precision", "highest")
     opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
-    found = judge(opened, sequences)
+    rewards = judge(opened, sequences)
     lines = [
         json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
-        for tokens, values in zip(sequences, found)
+        for tokens, values in zip(sequences, rewards)
     ]
     paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
     return len(lines)

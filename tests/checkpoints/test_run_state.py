@@ -30,21 +30,21 @@ def small_state(devices: int = 1, seed: int = 0):
     """Every kind of leaf a run holds, on a mesh of `devices`."""
     rng = np.random.default_rng(seed)
     mesh = mesh_of(devices)
-    rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    rows, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     return {
         "params": {"layers": [jax.device_put(rng.normal(size=(8, 6)).astype(np.float32), rows) for _ in range(2)]},
-        "half": jax.device_put(jnp.arange(4, dtype=jnp.bfloat16) / 3, whole),
-        "mask": jax.device_put(np.array([True, False, True]), whole),
-        "finish": jax.device_put(np.array([-3, 4], np.int8), whole),
-        "uid": jax.device_put(np.array([2**32 - 1, 7], np.uint32), whole),
-        "step": jax.device_put(np.int32(seed), whole),
-        "baseline": jax.device_put(np.float32(np.nan), whole),
-        "key": jax.device_put(jax.random.key(seed), whole),
+        "half": jax.device_put(jnp.arange(4, dtype=jnp.bfloat16) / 3, everywhere),
+        "mask": jax.device_put(np.array([True, False, True]), everywhere),
+        "finish": jax.device_put(np.array([-3, 4], np.int8), everywhere),
+        "uid": jax.device_put(np.array([2**32 - 1, 7], np.uint32), everywhere),
+        "step": jax.device_put(np.int32(seed), everywhere),
+        "baseline": jax.device_put(np.float32(np.nan), everywhere),
+        "key": jax.device_put(jax.random.key(seed), everywhere),
         "keys": jax.device_put(jax.random.split(jax.random.key(seed + 1, impl="rbg"), 8), rows),
         "wide": rng.normal(size=5),
-        "empty": jax.device_put(np.zeros((0, 3), np.float32), whole),
+        "empty": jax.device_put(np.zeros((0, 3), np.float32), everywhere),
         "nothing": None,
-        "pair": (jax.device_put(np.float32(1), whole), None),
+        "pair": (jax.device_put(np.float32(1), everywhere), None),
     }
 
 
@@ -249,7 +249,7 @@ def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("leaves", "message"),
     [
         ({"w": (3, jnp.float32), "b": (2, jnp.float32)}, r"holds w as float32\[2\], this run needs float32\[3\]"),
         ({"w": (2, jnp.bfloat16), "b": (2, jnp.float32)}, r"holds w as float32\[2\], this run needs bfloat16\[2\]"),
@@ -260,9 +260,9 @@ def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
         ({"w": (2, jnp.float32)}, r"holds 1 leaves this run has no place for, first 'b'"),
     ],
 )
-def test_another_structure_is_refused_in_one_line(tmp_path, wanted, message):
+def test_another_structure_is_refused_in_one_line(tmp_path, leaves, message):
     run_state.save_step(tmp_path, 1, {"w": jnp.ones(2), "b": jnp.ones(2)}, {})
-    target = {name: jax.ShapeDtypeStruct((size,), dtype) for name, (size, dtype) in wanted.items()}
+    target = {name: jax.ShapeDtypeStruct((size,), dtype) for name, (size, dtype) in leaves.items()}
     with pytest.raises(run_state.StateMismatch, match=message) as caught:
         run_state.restore_step(tmp_path, target)
     assert "\n" not in str(caught.value)

@@ -101,8 +101,8 @@ WRONG_LINES = [
 
 @pytest.mark.parametrize(("line", "reason"), WRONG_LINES, ids=[line[:40] for line, _ in WRONG_LINES])
 def test_wrong_line_is_refused_at_its_place(refused, line, reason):
-    place, said = refused({"a.gin": "\n".join([*BASE, line]) + "\n"})
-    assert reason in said
+    place, message = refused({"a.gin": "\n".join([*BASE, line]) + "\n"})
+    assert reason in message
     # A value that never ends is noticed at the end of the text.
     assert place in ("a.gin:4", "a.gin:5") if "[" in line and "]" not in line else place == "a.gin:4"
 
@@ -123,8 +123,8 @@ def test_wrong_line_is_refused_at_its_place(refused, line, reason):
     ],
 )
 def test_wrong_binding_is_refused_on_the_command_line(refused, binding, reason):
-    place, said = refused({}, *BASE, binding)
-    assert (place, reason in said) == ("command line", True), said
+    place, message = refused({}, *BASE, binding)
+    assert (place, reason in message) == ("command line", True), message
 
 
 def test_error_in_an_included_file_names_that_file(refused):

@@ -238,8 +238,8 @@ def test_it_learns_which_of_two_is_preferred(name):
     )
 
     def loss(w):
-        said = features @ w
-        sequences = given.replace(logprob=said if needs.logprobs else None, score=said if needs.score else None)
+        values = features @ w
+        sequences = given.replace(logprob=values if needs.logprobs else None, score=values if needs.score else None)
         return objective.sequence_loss(config, sequences, state)[0].sum()
 
     def update(carry, _):
@@ -265,18 +265,18 @@ def test_rows_may_be_sharded_over_data(name):
 
     @jax.jit
     def run(groups, tokens, sequences):
-        found = []
+        actual = []
         if objective.advantages is not None:
-            found += objective.advantages(config, groups, objective.shape(config, groups), state)
+            actual += objective.advantages(config, groups, objective.shape(config, groups), state)
             mask = groups.action_mask & objective.keep(config, groups)[:, None]
-            found += [objective.weights(config, mask, 6), objective.denominator(config, mask, 12, 6)]
+            actual += [objective.weights(config, mask, 6), objective.denominator(config, mask, 12, 6)]
         if objective.token_loss is not None:
             total = lambda lp: objective.token_loss(config, tokens.replace(logprobs=lp), state)[0].sum()
-            found.append(jax.value_and_grad(total)(tokens.logprobs))
+            actual.append(jax.value_and_grad(total)(tokens.logprobs))
         if objective.sequence_loss is not None:
             total = lambda x: objective.sequence_loss(config, sequences.replace(**x), state)[0].sum()
-            found.append(jax.value_and_grad(total)({"logprob": sequences.logprob, "score": sequences.score}))
-        return found
+            actual.append(jax.value_and_grad(total)({"logprob": sequences.logprob, "score": sequences.score}))
+        return actual
 
     alone = run(groups, tokens, sequences)
     mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])

@@ -100,9 +100,9 @@ def test_sampler_and_learner_are_one_model(name, layers):
 
 
 def test_jrl_check_holds_it_to_the_same():
-    found = check_parts([FILES["Bag"]])
-    assert {row.test for row in found} == {name.replace("_", " ") for name in CONTRACT_TESTS}
-    assert not [row for row in found if row.problem]
+    findings = check_parts([FILES["Bag"]])
+    assert {row.test for row in findings} == {name.replace("_", " ") for name in CONTRACT_TESTS}
+    assert not [row for row in findings if row.problem]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,20 +155,20 @@ class Counts(Sees):
     """A sequence is what lies between two positions of 0, whatever the mask says."""
 
     def __call__(self, tokens, positions, mask):
-        own, x = jnp.cumsum(positions == 0, axis=1), self.embed(tokens)
-        same = jnp.tril(own[:, :, None] == own[:, None, :])
+        sequence, x = jnp.cumsum(positions == 0, axis=1), self.embed(tokens)
+        same = jnp.tril(sequence[:, :, None] == sequence[:, None, :])
         return x + same / same.sum(-1, keepdims=True) @ x
 
 
-@pytest.mark.parametrize("module, kept, broken", [
+@pytest.mark.parametrize("module, passed, failed", [
     (Leaks, "prefill_and_decode_equal_one_full_forward", "a_prompt_filled_up_with_padding_is_the_prompt_alone"),
     (Counts, "packed_sequences_see_only_themselves", "continuations_see_their_prefix_and_themselves"),
 ])  # fmt: skip
-def test_a_model_that_is_sampled_or_packed_wrong_is_caught(module, kept, broken):
+def test_a_model_that_is_sampled_or_packed_wrong_is_caught(module, passed, failed):
     model, cfg = from_linen(Broken, module).model, Broken(vocab_size=24)
-    CONTRACT_TESTS[kept](model, cfg)
+    CONTRACT_TESTS[passed](model, cfg)
     with pytest.raises(AssertionError):
-        CONTRACT_TESTS[broken](model, cfg)
+        CONTRACT_TESTS[failed](model, cfg)
 
 
 class Remembers(Sees):
@@ -243,16 +243,18 @@ def test_gradients_over_two_devices_are_those_of_one():
     model, cfg = row("Small").model, shape("Small")
     tokens = np.random.default_rng(0).integers(0, 24, (4, 6)).astype(np.int32)
     positions = np.broadcast_to(np.arange(6, dtype=np.int32), tokens.shape)
-    found = []
+    gradients = []
     for devices in (1, 2):
         mesh = make_mesh(MeshShape(data=devices), jax.devices()[:devices])
         with jax.set_mesh(mesh):
-            put = lambda x, mesh=mesh: jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
+            by_row = lambda x, mesh=mesh: jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
             params = jax.jit(lambda key: model.init(key, cfg))(jax.random.key(0))
 
             def loss(params, tokens, positions):
                 hidden, _ = model.forward(params, tokens, positions, None, cfg)
                 return jnp.mean(jax.nn.logsumexp(model.unembed(params, hidden, cfg), -1) ** 2)
 
-            found.append(jax.tree.map(np.asarray, jax.jit(jax.grad(loss))(params, put(tokens), put(positions))))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *found)
+            gradients.append(
+                jax.tree.map(np.asarray, jax.jit(jax.grad(loss))(params, by_row(tokens), by_row(positions)))
+            )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *gradients)

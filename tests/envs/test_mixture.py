@@ -42,9 +42,9 @@ def test_the_mixture_ends_with_the_first_walk_of_its_longest_task(sizes, weights
     mixture = mix([source("x", sizes[0]), source("y", sizes[1])], weights)
     seen = [mixture[i].id for i in range(len(mixture))]
     assert len(set(seen)) == len(seen)
-    whole = {f"0/x{i}" for i in range(sizes[0])} | {f"1/y{i}" for i in range(sizes[1])}
-    assert whole <= set(seen)
-    assert not whole <= set(seen[:-1])
+    every_id = {f"0/x{i}" for i in range(sizes[0])} | {f"1/y{i}" for i in range(sizes[1])}
+    assert every_id <= set(seen)
+    assert not every_id <= set(seen[:-1])
 
 
 def test_weights_become_least_whole_numbers():
@@ -54,12 +54,12 @@ def test_weights_become_least_whole_numbers():
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [((1.0,), "1 numbers for 2"), ((1.0, 0.0), "not a positive"), ((1.0, float("nan")), "not a positive"),
      ((1.0, 1e-9), "rounder")],
 )  # fmt: skip
-def test_weights_without_sense_are_refused(weights, said):
-    with pytest.raises(ValueError, match=said):
+def test_weights_without_sense_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
         mix([source("x", 4), source("y", 2)], weights)
 
 

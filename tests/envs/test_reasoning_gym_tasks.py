@@ -58,7 +58,7 @@ def test_config_overrides_the_level():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"dataset": "chain_sums"}, "unknown dataset 'chain_sums'; the nearest is 'chain_sum'"),
         ({"dataset": "composite"}, "Mixture"),
@@ -71,8 +71,8 @@ def test_config_overrides_the_level():
         ({"size": 0}, "at least 1"),
     ],
 )
-def test_wrong_configs_are_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_configs_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         open_reasoning_gym(ReasoningGym(**{"dataset": "chain_sum", "size": 5, **wrong}))
 
 

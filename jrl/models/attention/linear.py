@@ -211,11 +211,13 @@ def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
         back = lambda d: jnp.pad(segment, ((0, 0), (d, 0)))[:, :length]
         return [(None, (segment == back(d)) & (jnp.arange(length) >= d)[None]) for d in range(1, taps)]
     # The token before a continuation's first is the last of its prefix.
-    own, other = segment[..., 0], segment[..., 1]
-    column = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], own.shape)
-    root = jax.lax.cummax(jnp.where(own == other, column, -1), axis=1)
-    of_prefix = (root >= 0) & (jnp.take_along_axis(own, jnp.maximum(root, 0), axis=1) == other) & (own != other)
-    follows = (own == jnp.pad(own, ((0, 0), (1, 0)))[:, :length]) & (column > 0)
+    sequence, prefix = segment[..., 0], segment[..., 1]
+    column = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], sequence.shape)
+    root = jax.lax.cummax(jnp.where(sequence == prefix, column, -1), axis=1)
+    of_prefix = (
+        (root >= 0) & (jnp.take_along_axis(sequence, jnp.maximum(root, 0), axis=1) == prefix) & (sequence != prefix)
+    )
+    follows = (sequence == jnp.pad(sequence, ((0, 0), (1, 0)))[:, :length]) & (column > 0)
     last = jnp.where(follows, column - 1, jnp.where(of_prefix, root, -1))
     past, index = [], column
     for _ in range(1, taps):
@@ -268,17 +270,21 @@ class Carry(NamedTuple):
 def _carry(segment: Array) -> Carry:
     """Returns how states pass through chunks of segments [N, B, C] or [N, B, C, 2]."""
     continuations = segment.ndim == 4
-    own, other = (segment[..., 0], segment[..., 1]) if continuations else (segment, segment)
-    column = jnp.arange(own.shape[2])
+    sequence, prefix = (segment[..., 0], segment[..., 1]) if continuations else (segment, segment)
+    column = jnp.arange(sequence.shape[2])
     causal = (column[:, None] >= column[None, :])[None, None]
-    seen = causal & ((own[..., :, None] == own[..., None, :]) | (other[..., :, None] == own[..., None, :]))
+    seen = causal & (
+        (sequence[..., :, None] == sequence[..., None, :]) | (prefix[..., :, None] == sequence[..., None, :])
+    )
     # Of the token before each chunk; before the first, of its own first token.
-    own_before, other_before = (jnp.concatenate([x[:1, :, :1], x[:-1, :, -1:]]) for x in (own, other))
-    goes_on = (own == own_before) & (own_before != other_before)
-    root = jnp.where(own == other, column[None, None], -1).max(-1, keepdims=True)  # the last token of no continuation
-    begins, ends = [(other == other_before) & ~goes_on], [column[None, None] == root]
+    sequence_before, prefix_before = (jnp.concatenate([x[:1, :, :1], x[:-1, :, -1:]]) for x in (sequence, prefix))
+    goes_on = (sequence == sequence_before) & (sequence_before != prefix_before)
+    root = jnp.where(sequence == prefix, column[None, None], -1).max(
+        -1, keepdims=True
+    )  # the last token of no continuation
+    begins, ends = [(prefix == prefix_before) & ~goes_on], [column[None, None] == root]
     if continuations:
-        begins, ends = [*begins, goes_on], [*ends, jnp.broadcast_to(column[None, None] == column[-1], own.shape)]
+        begins, ends = [*begins, goes_on], [*ends, jnp.broadcast_to(column[None, None] == column[-1], sequence.shape)]
     first = jnp.arange(len(ends)) == 0
     stays = (first[:, None] & first[None])[None, None] & (root < 0)[..., None]
     return Carry(seen, jnp.stack(begins, 2), jnp.stack(ends, 2), stays)

@@ -65,10 +65,10 @@ def tree_digest(tree: PyTree) -> str:
 
 def rows_digest(rows: Iterable[Mapping[str, Any]], step: int) -> str:
     """Returns sha256 (hex) of the rows up to and with `step`, in order, without keys under time/ or host/."""
-    kept = [
+    exact = [
         {key: value for key, value in row.items() if not key.startswith(OUTSIDE)} for row in rows if row["step"] <= step
     ]
-    return _json_digest(kept)
+    return _json_digest(exact)
 
 
 def _json_digest(value: Any) -> str:

@@ -164,10 +164,10 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
         _discard(temporary)
         _put_back(folder)
-        kept = [old for old in list_steps(folder) if old != step]
+        earlier = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
             f"step {step} could not be saved under {folder}: {_cause(error)}. "
-            + (f"Last checkpoint: step {kept[-1]}" if kept else "There is no earlier checkpoint")
+            + (f"Last checkpoint: step {earlier[-1]}" if earlier else "There is no earlier checkpoint")
         ) from error
 
 
@@ -218,8 +218,8 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(present - body["files"].keys()):
             raise ValueError(f"{extra[0]} is not in the manifest")
-        for name, found in digest.tree_digests(folder, present).items():
-            if found != body["files"][name]:
+        for name, actual in digest.tree_digests(folder, present).items():
+            if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedStep(step, _first_line(error)) from error
@@ -228,9 +228,9 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
 
 def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[PyTree, dict[str, Any]]:
     body = verify_step(folder, step)
-    saved, wanted = body["leaves"], digest.named_leaves(abstract_state)
-    _match(step, saved, wanted, part)
-    targets = {name: _target(leaf, saved[name]) for name, leaf in wanted.items() if leaf.size}
+    saved, target = body["leaves"], digest.named_leaves(abstract_state)
+    _match(step, saved, target, part)
+    targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
     try:
         loaded: dict[str, Any] = {}
         if targets:
@@ -240,7 +240,7 @@ def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[
     except Exception as error:
         # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
         raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
-    leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in wanted.items()}
+    leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in target.items()}
     for name, leaf in leaves.items():
         if digest.leaf_digest(leaf) != saved[name]["sha256"]:
             raise DamagedStep(step, f"leaf {name} was read with other values than were saved")
@@ -268,8 +268,8 @@ def _read_back(temporary: Path, body: dict[str, Any]) -> None:
         group = {}
 
 
-def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any], part: bool) -> None:
-    missing, unused = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
+def _match(step: int, saved: dict[str, Any], target: dict[str, Any], part: bool) -> None:
+    missing, unused = sorted(target.keys() - saved.keys()), sorted(saved.keys() - target.keys())
     if missing:
         near = difflib.get_close_matches(missing[0], unused or saved, n=1, cutoff=0.0)
         raise StateMismatch(
@@ -278,7 +278,7 @@ def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any], part: bool)
         )
     if unused and not part:
         raise StateMismatch(f"step {step} holds {len(unused)} leaves this run has no place for, first {unused[0]!r}")
-    for name, leaf in wanted.items():
+    for name, leaf in target.items():
         have = (saved[name]["dtype"], tuple(saved[name]["shape"]))
         want = (str(leaf.dtype), tuple(leaf.shape))
         if have != want:

@@ -353,8 +353,8 @@ def note_lines(text: str) -> list[str]:
 
 def sample_lines(prompt: str, completion: str, reward: float | None) -> list[str]:
     """Returns the lines that show one rollout: model text with nothing in it that a terminal obeys."""
-    said = "not scored" if reward is None or math.isnan(reward) else f"reward {reward:.3g}"
-    return [f"  prompt      {printable(prompt)}", f"  completion  {printable(completion)}  [{said}]"]
+    score = "not scored" if reward is None or math.isnan(reward) else f"reward {reward:.3g}"
+    return [f"  prompt      {printable(prompt)}", f"  completion  {printable(completion)}  [{score}]"]
 
 
 def _first(metrics: Mapping[str, Any], names: tuple[str, ...]) -> float | None:

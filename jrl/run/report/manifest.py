@@ -105,11 +105,11 @@ _MISSING = object()
 
 def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found = []
+        lines = []
         for name in sorted({*old, *new}):
             place = f"{prefix}.{name}" if prefix else name
-            found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), place)
-        return found
+            lines += _differences(old.get(name, _MISSING), new.get(name, _MISSING), place)
+        return lines
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and all(map(_is_object, old + new)):
         return _differences(dict(enumerate(old)), dict(enumerate(new)), prefix)
     same = type(old) is type(new) and old == new

@@ -62,10 +62,12 @@ def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple
 def refusal(example: Example, cause: str, length: int, config: Data) -> ValueError:
     """Returns the error that names a prompt that cannot be used."""
     if cause == "empty":
-        said = "its prompt is empty"
+        problem = "its prompt is empty"
     else:
-        said = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
-    return ValueError(f"example {example.id!r}: {said}; Data.on_bad_prompt = 'drop' would drop and count such prompts")
+        problem = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
+    return ValueError(
+        f"example {example.id!r}: {problem}; Data.on_bad_prompt = 'drop' would drop and count such prompts"
+    )
 
 
 def dropped_prompts(counts: Mapping[str, int], seen: int, config: Data) -> str:

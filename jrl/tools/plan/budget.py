@@ -298,9 +298,9 @@ def update(case: Case) -> Memory:
     narrow = itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
     gradient = trained_bytes(case, TRAIN)
-    whole = case.adapters is None  # frozen weights have no gradient
-    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if whole else narrow) if case.needs.logprobs else 0
-    layer = gradient + layer_elements(case) * (narrow + FLOAT32 if whole else narrow)
+    full_weights = case.adapters is None  # frozen weights have no gradient
+    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if full_weights else narrow) if case.needs.logprobs else 0
+    layer = gradient + layer_elements(case) * (narrow + FLOAT32 if full_weights else narrow)
     layer += max(
         layer_workspace_bytes(case, tokens) + SCORES * row_scores(case),
         chunk_bytes(case, tokens, case.shape.row_length),
@@ -335,17 +335,17 @@ def of_programs(case: Case) -> dict[str, Memory]:
     """Returns the memory of every program that decides whether the planned stages fit, and of a restore, which reads
     each device's shard in place. The first stage's begin takes no more than a restore."""
     count = {"sample": sample, "logprobs": logprobs, "scores": scores, "update": update}
-    found = {"init": init(case), "restore": max_resident(case)}
+    programs = {"init": init(case), "restore": max_resident(case)}
     for name, (kind, planned) in programs_of(case).items():
         first = f"{planned.name}.begin"
-        if planned.before is not None and first not in found:
-            found[first] = begin(planned)
-        found[name] = count[kind](planned)
-    return found
+        if planned.before is not None and first not in programs:
+            programs[first] = begin(planned)
+        programs[name] = count[kind](planned)
+    return programs
 
 
 def peak(case: Case) -> tuple[str, int]:
     """Returns the program that takes the most memory, and its bytes on one device."""
-    found = of_programs(case)
-    name = max(found, key=lambda name: found[name].total)
-    return name, found[name].total
+    programs = of_programs(case)
+    name = max(programs, key=lambda name: programs[name].total)
+    return name, programs[name].total
