@@ -286,7 +286,7 @@ def parts(case: list[Any]) -> dict[str, float]:
 
 
 def update(case: list[Any], seed: int) -> dict[str, Any]:
-    """Learns from a given batch: packing and one optimiser step. Returns its seconds, tokens, loss and the like."""
+    """Learns from a given batch: packing and one optimizer step. Returns its seconds, tokens, loss and the like."""
     run = OPEN[Learning(*case).name]
     job, stage = run.job, run.job.stages[0]
     given = shapes.batch(run.case, job.cfg.vocab_size, seed)

@@ -187,7 +187,7 @@ def step(case: list[Any], seed: int) -> dict[str, Any]:
 
 
 def update(case: list[Any], seed: int) -> dict[str, Any]:
-    """Learns from a given batch with the trainer's own loss and optimiser. Returns its seconds, loss and the like."""
+    """Learns from a given batch with the trainer's own loss and optimizer. Returns its seconds, loss and the like."""
     trainer, _, case = OPEN[Learning(*case).name]
     model = trainer.model
     if trainer.optimizer is None:

@@ -509,7 +509,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="try meshes, micro-batches, rematerialisation and slots; print the best, write the winner",
+        help="try meshes, micro-batches, rematerialization and slots; print the best, write the winner",
     )
     parser.add_argument("--all", metavar="FOLDER", type=Path,
                         help="check every recipe below FOLDER against the topology in its header")  # fmt: skip

@@ -42,11 +42,11 @@ class Offline:
 
     source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from
     objective: Any = dataclasses.field(metadata={"table": "algos"})  # how they are learned from
-    steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimiser steps
+    steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimizer steps
     batch_size: int = 64  # rows a step; of a source of pairs, pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
-    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
+    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str | None = None  # in metrics and checkpoints; None: the objective's, in small letters
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Online:
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
-    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
+    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
     def __post_init__(self) -> None:

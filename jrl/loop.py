@@ -88,7 +88,7 @@ def steps(job: Job) -> Iterator[Step]:
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
-    records.summarise(job)
+    records.summarize(job)
 
 
 def precompile(job: Job, done: int) -> None:
@@ -125,7 +125,7 @@ def shapes(job: Job) -> str:
 
 def begin_stage(job: Job, progress: Progress) -> Progress:
     """Returns the progress that the next step begins with: where it is the first of its stage, evaluated, with a fresh
-    optimiser and copies of the policy for the roles that the stage needs."""
+    optimizer and copies of the policy for the roles that the stage needs."""
     i = stage_at(job.config, job.done + 1)
     if i == progress.stage:
         return progress

@@ -17,7 +17,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tools.chat import ask, open_chat
 from jrl.tools.export import export_policy, save_tokenizer, size_of
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 from jrl.tools.score import score
 
 TINY = ("Online.steps=2", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.writers=()",
@@ -148,7 +148,7 @@ def test_a_trained_vocabulary_is_exported_with_its_model_file(tmp_path):
 def test_other_tools_see_what_they_saw_and_doctor_names_the_tokenizer(published):
     names = {path.name for path in published.iterdir() if not path.name.endswith(".safetensors")}
     assert names == {"config.json", "generation_config.json", "model.safetensors.index.json", "jrl_tokenizer"}
-    assert any("jrl_tokenizer/ holds a tokenizer in jrl's form" in text for _, text in recognised(published))
+    assert any("jrl_tokenizer/ holds a tokenizer in jrl's form" in text for _, text in recognized(published))
 
 
 def test_text_without_a_tokenizer_is_refused(published, tmp_path):

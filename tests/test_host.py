@@ -49,7 +49,7 @@ TRAINED = {"stack": True, "others": [False, True]}
 
 
 def steps(memory, sound=(True, True, True), **more):
-    """Returns (params, optimiser's state, norms of what was added) after a step for each of `sound`."""
+    """Returns (params, optimizer's state, norms of what was added) after a step for each of `sound`."""
     config = AdamW(memory=memory, learning_rate=1e-2, weight_decay=0.1, schedule="cosine", decay_steps=9, **more)
     traced, params = jax.tree.map(jnp.float32, config), drawn(0)
     state = jax.jit(begin)(traced, params)

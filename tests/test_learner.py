@@ -115,7 +115,7 @@ def weights(dtype, experts=None, head=False):
 
 
 def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None):
-    """Returns (loss, magnitude, gradient as numpy) of one optimiser step."""
+    """Returns (loss, magnitude, gradient as numpy) of one optimizer step."""
     mesh, weights, run = program(mesh_shape, config, algo, dtype, experts)
     rollout, scores = sequences()
     if order is not None:
@@ -179,7 +179,7 @@ LAYOUTS = {
 
 
 # A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two,
-# and one with a value head through those where a token's neighbour may be another's.
+# and one with a value head through those where a token's neighbor may be another's.
 CASES = [
     *(("GRPO", layout) for layout in LAYOUTS),
     *(("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")),

@@ -63,7 +63,7 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(trained_run, tmp_pat
     assert run_hash.run_fingerprint(tmp_path, 4) == run_hash.run_fingerprint(trained_run[0], 4)
 
 
-def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimiser(trained_run):
+def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimizer(trained_run):
     first, last = (trained_at(trained_run[0], step)["heads"][VALUE] for step in (1, 4))
     assert first.shape == (1, 16, 1) and np.abs(first).max() > 0 and not np.array_equal(first, last)
     moments = trained_at(trained_run[0], 4)["opt_state"]

@@ -1,4 +1,4 @@
-"""The commands that take a run take a published folder too, and doctor says what of one is recognised."""
+"""The commands that take a run take a published folder too, and doctor says what of one is recognized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jrl.models.pretrained.published import GENERATION, export
 from jrl.models.shape import Decoder
 from jrl.run.policy import generation_defaults, open_trained, unsupported_generation_options
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -81,7 +81,7 @@ def change(path, **fields):
 
 
 def report_of(folder):
-    findings = list(recognised(folder))
+    findings = list(recognized(folder))
     return "\n".join(("ok " if line.good else "!! ") + line.text for line in findings)
 
 
@@ -153,7 +153,7 @@ def test_the_configuration_of_a_run_is_its_own(tmp_path):
         open_trained(tmp_path, config="configs/tiny.gin")
 
 
-def test_doctor_lists_what_is_recognised(folder):
+def test_doctor_lists_what_is_recognized(folder):
     (folder / "README.md").write_text("read me")
     text = report_of(folder)
     assert "!!" not in text
@@ -172,7 +172,7 @@ def test_doctor_lists_what_is_recognised(folder):
         assert part in text, part
 
 
-def test_doctor_lists_what_is_not_recognised(folder):
+def test_doctor_lists_what_is_not_recognized(folder):
     change(folder / "config.json", twist=3)
     assert "!! config.json: 1 keys that are not known (twist)" in report_of(folder)
     assert "!! the model is refused:" in report_of(folder)

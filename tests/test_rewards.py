@@ -33,7 +33,7 @@ from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
 from jrl.tasks.verdict import Status
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 from jrl.tools.score import judge_file
 
 pytest.importorskip("tokenizers")
@@ -145,7 +145,7 @@ def test_the_head_is_read_at_the_last_token_that_is_not_padding(folder, tmp_path
             tokens = np.array([ids], np.int32)
             hidden, _ = decoder.forward(opened_judge.params, tokens, np.arange(len(ids))[None], None, opened_judge.cfg)
             np.testing.assert_allclose(values, np.asarray(hidden)[0, at] @ w.T, atol=1e-5)
-    assert any("labels are read at the last token" in line.text for line in recognised(tmp_path / "model"))
+    assert any("labels are read at the last token" in line.text for line in recognized(tmp_path / "model"))
 
 
 def test_padding_that_config_leaves_out_is_its_familys():
@@ -221,7 +221,7 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     np.testing.assert_allclose([list(row["rewards"].values()) for row in scored], expected, atol=1e-6)
     tokenizer = opened(folder).tokenizer
     assert tokenizer.spelled(scored[1]["tokens"]) == "<|user|>\n1+1?<|eot_id|>\n<|assistant|>\n2<|eot_id|>\n<|eot_id|>"
-    findings = list(recognised(folder))
+    findings = list(recognized(folder))
     assert all(line.good for line in findings)
     assert any("labels: helpful, honest" in line.text for line in findings)
     assert cli.main(["score", str(folder), str(rows), "--out", str(out), "--step", "3"]) == 2

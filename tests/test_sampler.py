@@ -165,7 +165,7 @@ def test_any_row_and_order_gives_the_same_bits_at_one_batch_shape():
         assert_same(out, run(take(batch, order), BASE), (3 * order[:, None] + np.arange(3)).ravel())
 
 
-def test_other_neighbours_do_not_change_a_bit():
+def test_other_neighbors_do_not_change_a_bit():
     batch, others = prompts(), prompts(seed=1)
     mixed = jax.tree.map(lambda a, b: np.concatenate([b[:3], a[3:4], b[4:]]), batch, others)
     one, two = run(batch, BASE), run(mixed, BASE)

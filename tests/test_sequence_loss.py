@@ -163,7 +163,7 @@ def planned(rows, config, shards):
 
 @functools.cache
 def step_sums(mesh_shape, config, dtype="float32", order=None):
-    """Returns {objective: (loss, magnitude, gradient)} of one optimiser step, as numpy."""
+    """Returns {objective: (loss, magnitude, gradient)} of one optimizer step, as numpy."""
     mesh, run = program(mesh_shape, config, dtype)
     rows = stored() if order is None else in_order(stored(), order)
     cfg = model_config(dtype)

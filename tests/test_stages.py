@@ -110,5 +110,5 @@ def test_a_reward_role_scores_texts_from_the_command_line(straight, tmp_path, ca
     scored = [json.loads(line) for line in out.read_text().splitlines()]
     assert [len(row["tokens"]) for row in scored] == [5, 1] and all(np.isfinite(row["reward"]) for row in scored)
     alone = score_rewards(open_trained(straight[1], role="reward"), [[49]])
-    np.testing.assert_allclose(scored[1]["reward"], alone[0], atol=1e-6)  # its neighbour does not matter
+    np.testing.assert_allclose(scored[1]["reward"], alone[0], atol=1e-6)  # its neighbor does not matter
     capsys.readouterr()

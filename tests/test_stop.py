@@ -26,7 +26,7 @@ def search(strings: list[str], token_bytes: list[bytes], tokens: list[int]) -> i
     return None
 
 
-def test_equals_searching_the_bytes_on_random_strings_and_tokenisations():
+def test_equals_searching_the_bytes_on_random_strings_and_tokenizations():
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(600):

@@ -1,10 +1,10 @@
-"""Dr.GRPO: GRPO without its two biases. Rewards are only centred, and tokens are summed over a constant.
+"""Dr.GRPO: GRPO without its two biases. Rewards are only centered, and tokens are summed over a constant.
 
     A_i = R_i - mean_g                                                                       A4
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = sum of l_t / (rows of the step * longest completion)                                G4
 
-Dividing by the deviation favours prompts that are nearly all right or all wrong; dividing by a row's length makes long
+Dividing by the deviation favors prompts that are nearly all right or all wrong; dividing by a row's length makes long
 wrong answers cheap. The constant is configured, not measured: masked rows count, padding does not. Step sizes follow
 the scale of the rewards.
 

@@ -49,7 +49,7 @@ def check(config: PPO, facts: Facts) -> None:
         raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
     if not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage estimates. "
+            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalized advantage estimates. "
             "0.95 is usual, 1.0 for long answers that are judged at their end."
         )
     if not config.value_coefficient > 0:

@@ -52,7 +52,7 @@ class MeshShape:
     """Devices along each mesh axis. One axis may be -1: all devices that are left."""
 
     data: int = 1  # copies of the model, each with its share of the batch
-    fsdp: int = 1  # shards of parameters and optimiser state; also shares of the batch
+    fsdp: int = 1  # shards of parameters and optimizer state; also shares of the batch
     tensor: int = 1  # shards of heads, MLP and vocabulary
     sequence: int = 1  # reserved, must be 1
     expert: int = 1  # reserved, must be 1

@@ -1,4 +1,4 @@
-"""The learner: log-probs of packed sequences, credit for what was rewarded, and one optimiser step.
+"""The learner: log-probs of packed sequences, credit for what was rewarded, and one optimizer step.
 
     plan (host) -> pack (device) -> recompute (old and reference log-probs, old values) -> finish (credit) -> update
 
@@ -159,7 +159,7 @@ def _over_micro_batches(
 
 
 class Sums(NamedTuple):
-    """Numerators of one optimiser step, summed over its micro-batches."""
+    """Numerators of one optimizer step, summed over its micro-batches."""
 
     gradient: PyTree
     loss: Array  # [], weighted sum
@@ -182,7 +182,7 @@ def loss_sums(
     chunk: int,
     frozen: PyTree | None = None,
 ) -> Sums:
-    """Returns loss, gradient and metric numerators of a whole optimiser step: a loop over its real micro-batches.
+    """Returns loss, gradient and metric numerators of a whole optimizer step: a loop over its real micro-batches.
 
     Args:
       trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
@@ -323,9 +323,9 @@ def update(
     cfg: Any,
     chunk: int,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after one optimiser step of the model in `role`, and its metrics.
+    """Returns the state after one optimizer step of the model in `role`, and its metrics.
 
-    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimiser
+    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimizer
     as they were, bit for bit, and is counted.
     """
     model_state, frozen = state.models[role], frozen_of(state.models, role)
@@ -362,7 +362,7 @@ def update(
 
 
 def _load_metrics(load: Array) -> dict[str, Array]:
-    """Returns what the experts' loads of a whole optimiser step say, mean over sparse layers.
+    """Returns what the experts' loads of a whole optimizer step say, mean over sparse layers.
 
     Args:
       load: [sparse layers, experts], tokens that went to each.

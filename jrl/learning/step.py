@@ -51,7 +51,7 @@ class StageArrays(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """The rows of one optimiser step, packed, and what the weights before the step say of them."""
+    """The rows of one optimizer step, packed, and what the weights before the step say of them."""
 
     plan: PackingPlan
     packed: PackedBatch

@@ -31,7 +31,7 @@ class ParamSpec:
     dtype: Any
     axes: Names
     scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones; NaN: see Model.init
-    trained: bool = True  # else it has no gradient, and neither an optimiser nor weight decay moves it
+    trained: bool = True  # else it has no gradient, and neither an optimizer nor weight decay moves it
 
 
 @struct.dataclass

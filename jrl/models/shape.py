@@ -1,5 +1,5 @@
 """The shape of a decoder: its sizes, and the options that published families need, each defined once. The defaults are
-ours: pre-norm, rotary, normalised heads, gated MLP, tied head."""
+ours: pre-norm, rotary, normalized heads, gated MLP, tied head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FullHeads:
 
     head_dim: int  # must be even
     kv_heads: int  # must divide heads
-    keys_are_values: bool = False  # values are the keys, before they are normalised and rotated
+    keys_are_values: bool = False  # values are the keys, before they are normalized and rotated
 
 
 class Variant(NamedTuple):

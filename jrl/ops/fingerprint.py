@@ -4,7 +4,7 @@
 
 A sum modulo 2^32 has no order, so shards are summed in place. The outer mix is there because a sign is the
 highest bit, and a product alone would not see an even number of them change. It finds lost, stale and swapped weights;
-it is no defence against someone who looks for a collision.
+it is no defense against someone who looks for a collision.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Every one of them keeps the tokens at or above some logit. The threshold is foun
 bit down the largest number whose tail {v: logit >= number} still holds enough (32 counts of the vocabulary in float32,
 64 in float64). Values may therefore be traced: changing them does not recompile. Ties at the threshold are kept.
 
-Order: top-k, then top-p on what top-k left renormalised, then min-p (as in transformers; vLLM puts min-p first).
+Order: top-k, then top-p on what top-k left renormalized, then min-p (as in transformers; vLLM puts min-p first).
 """
 
 from __future__ import annotations

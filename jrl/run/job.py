@@ -71,7 +71,7 @@ TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is tr
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What is needed to run a policy: no optimiser, no verifiers."""
+    """What is needed to run a policy: no optimizer, no verifiers."""
 
     config: Config
     parts: Parts

@@ -31,7 +31,7 @@ class OfflineStage:
     objective: Objective
     programs: StagePrograms
     arrays: StageArrays
-    shape: Shape  # packed, of one optimiser step
+    shape: Shape  # packed, of one optimizer step
     stream: Stream
     source: StoredSource
     tokenizer: Any

@@ -31,7 +31,7 @@ class OnlineStage:
     objective: Objective
     programs: StagePrograms
     arrays: StageArrays
-    shape: Shape  # packed, of one optimiser step
+    shape: Shape  # packed, of one optimizer step
     sampler: PromptSampler
     scorer: Scorer
     sources: Sequence[RewardSource]  # of rewards, beside the verifiers

@@ -85,7 +85,7 @@ def width_of(config: Config) -> int:
 
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
-    """Returns the packed shape of one optimiser step of a stage."""
+    """Returns the packed shape of one optimizer step of a stage."""
     width, shards = width_of(config), batch_shards(mesh)
     if isinstance(stage, Online):
         return layout.packed_shape(
@@ -130,7 +130,7 @@ def begin_stage(
     cfg: Any,
     keeps_previous: bool,
 ) -> TrainState:
-    """Returns the state that a stage begins with: a fresh optimiser for the role that it trains, copies of the policy
+    """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
 
     Args:
@@ -162,7 +162,7 @@ def begin_stage(
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
     """Returns a model with a copy of the trained parameters of `model`, over the same frozen weights: those of `role`,
-    where it has some. It has no heads and no optimiser."""
+    where it has some. It has no heads and no optimizer."""
     shares = None if model.frozen is None and model.shares is None else role
     params = jax.tree.map(jnp.copy, model.params)
     return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)

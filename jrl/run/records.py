@@ -314,7 +314,7 @@ def keep(job: Job, step: Step) -> None:
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
-def summarise(job: Job) -> None:
+def summarize(job: Job) -> None:
     """Writes summary.json, and says how the run went and where everything is."""
     job.memory.sample(now=True)
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))

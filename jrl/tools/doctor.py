@@ -27,7 +27,7 @@ from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Exact
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 
 # Module, the extra that brings it (None: jrl itself needs it), what it is for.
 OPTIONAL = (
@@ -59,7 +59,7 @@ def examine(run: Path | None) -> list[Line]:
         raise ValueError(f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)")
     here = [*installation(), disk(run or Path(".")), verifiers()]
     if published:
-        return [*here, *(Line(*finding) for finding in recognised(run))]
+        return [*here, *(Line(*finding) for finding in recognized(run))]
     return [*here, *(run_lines(run) if run is not None else ())]
 
 

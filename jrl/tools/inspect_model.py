@@ -1,4 +1,4 @@
-"""What of a published folder is recognised and what is not, a finding each: for `jrl doctor DIR`. Changes nothing."""
+"""What of a published folder is recognized and what is not, a finding each: for `jrl doctor DIR`. Changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def recognised(folder: Path) -> Iterator[Finding]:
+def recognized(folder: Path) -> Iterator[Finding]:
     """Yields what was found of configuration, tensors, tokenizer, template, end tokens and sampling."""
     try:
         config = read_config(folder)

@@ -160,7 +160,7 @@ def test_wrong_type_through_a_macro_is_named_where_the_value_stands(refused):
     assert (place, reason) == ("a.gin:1", "Loop.lag expects int, got 'x' (str) (Loop.lag is %LAG at a.gin:2)")
 
 
-def test_misspelt_macro_names_the_one_that_was_meant(refused):
+def test_misspelled_macro_names_the_one_that_was_meant(refused):
     text = "\n".join(BASE)
     assert refused({"a.gin": f"WARMUP = 5\nSchedule.warmup = %WARMPU\n{text}"}) == (
         "a.gin:2",
@@ -181,7 +181,7 @@ def test_macros_that_go_in_a_circle_are_refused(refused):
     assert "is defined by itself: A -> B -> A" in reason
 
 
-def test_misspelt_scope_names_the_one_that_was_meant(refused):
+def test_misspelled_scope_names_the_one_that_was_meant(refused):
     text = "\n".join([*BASE, "Config.optimizer = @warm/AdamW()", "wram/AdamW.learning_rate = 1.0"])
     place, reason = refused({"a.gin": text})
     assert (place, reason.endswith("did you mean warm/AdamW.learning_rate?")) == ("a.gin:5", True)

@@ -31,7 +31,7 @@ OPTIONS = {
     "entropy_bonus": 0.01,
     "importance": TruncatedImportance(cap=1.5, level="sequence"),
     "margin": 0.5,
-    "centre": 0.01,
+    "center": 0.01,
 }
 
 SAMPLED = [name for name, objective in ALGOS.items() if objective.advantages is not None]

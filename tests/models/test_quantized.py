@@ -104,7 +104,7 @@ def test_every_weight_is_within_half_a_step_and_what_qwix_makes_of_it(name, kind
     assert actual["scale"].shape == SCALES[name, kind]
     first = jax.tree.map(lambda leaf: leaf[0], actual)
     stood_for = dequantize(first, name, jnp.float32, None)
-    # Between neighbouring levels lies 1, or of the quantiles at most -0.696 + 1.
+    # Between neighboring levels lies 1, or of the quantiles at most -0.696 + 1.
     step = 1 if kind != "nf4" else max(b - a for a, b in itertools.pairwise(NF4))
     tiles = [n // s for n, s in zip(shape[1:], first["scale"].shape)]
     scale = np.repeat(first["scale"], tiles[1], 1)  # the second axis is the last input of both

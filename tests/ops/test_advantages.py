@@ -261,7 +261,7 @@ def test_whitened_returns_of_equal_rewards_are_exactly_zero():
 
 
 def test_whitened_centered_by_hand():
-    # groups [1, 0], [1, 1], one token each: centred [.5, -.5, 0, 0]; var1 = 0.5 / 3; 0.5 / sqrt(1/6) = 1.224745
+    # groups [1, 0], [1, 1], one token each: centered [.5, -.5, 0, 0]; var1 = 0.5 / 3; 0.5 / sqrt(1/6) = 1.224745
     reward, group = jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     action = jnp.array([[True, False]] * 4)
     got = jitted(advantages.whitened_centered)(reward, group, ALL, action, num_groups=2)
@@ -278,9 +278,9 @@ def test_whitened_centered_keeps_rows_without_a_verdict_out():
 def test_whitened_returns_with_centred_rewards_equal_whitened_centered():
     reward, group = jnp.array([3.0, 1.0, 0.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     action = jnp.array([[True, True], [True, False], [True, True], [True, True]])
-    centred = advantages.group_centered(reward, group, ALL, num_groups=2)
+    centered = advantages.group_centered(reward, group, ALL, num_groups=2)
     last = jnp.array([1, 0, 1, 1])
-    token_reward = jnp.where(jnp.arange(2)[None, :] == last[:, None], centred[:, None], 0)
+    token_reward = jnp.where(jnp.arange(2)[None, :] == last[:, None], centered[:, None], 0)
     np.testing.assert_allclose(
         advantages.whitened_returns(token_reward, action, ALL, discount=1.0),
         advantages.whitened_centered(reward, group, ALL, action, num_groups=2),

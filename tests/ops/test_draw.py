@@ -18,7 +18,7 @@ def counts(logits, seed=0, draws=DRAWS):
 
 
 def chi_square(observed, logits):
-    """Standardised chi-square over cells of at least 10 expected draws, the rest pooled: about N(0, 1)."""
+    """Standardized chi-square over cells of at least 10 expected draws, the rest pooled: about N(0, 1)."""
     expected = np.asarray(jax.nn.softmax(logits.astype(jnp.float32)), np.float64) * observed.sum()
     large = expected >= 10
     cells = np.append(expected[large], expected[~large].sum())

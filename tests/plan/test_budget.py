@@ -19,9 +19,9 @@ PARAMETERS = 73728 + 32768 + 2 * (2 * 64 + 2 * 16) + 64
 
 def test_what_a_run_keeps_by_hand(small):
     actual = budget.resident_memory(small())
-    assert (actual.weights, actual.optimiser) == (4 * PARAMETERS, 8 * PARAMETERS)
+    assert (actual.weights, actual.optimizer) == (4 * PARAMETERS, 8 * PARAMETERS)
     frozen = budget.resident_memory(small("GRPO.kl=0.01"))
-    assert (frozen.weights, frozen.optimiser) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
+    assert (frozen.weights, frozen.optimizer) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
 
 
 # Adapters of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
@@ -32,7 +32,7 @@ LORA = ("Config.adapter=@LoRA()", "LoRA.rank=4")
 def test_what_a_run_of_adapters_keeps_by_hand(small):
     case = small(*LORA, "Decoder.param_dtype='bfloat16'", "GRPO.kl=0.01")
     actual = budget.resident_memory(case)
-    assert (actual.weights, actual.optimiser) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
+    assert (actual.weights, actual.optimizer) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
     assert budget.update(case).gradients == 4 * ADAPTERS
     # The first state has weights alone: the stage that begins makes the copy and the moments.
     assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 0)
@@ -99,8 +99,8 @@ def test_a_loss_of_routers_needs_routers(small):
 def test_moments_in_bfloat16_are_half(small):
     case, narrow = small(), small("AdamW.moments='bfloat16'")
     assert 2 * estimate.moment_bytes(narrow) == estimate.moment_bytes(case) == 2 * 4 * PARAMETERS
-    assert budget.resident_memory(narrow).optimiser == budget.begin(narrow).optimiser == estimate.moment_bytes(narrow)
-    assert budget.init(narrow).optimiser == 0  # which a stage makes when it begins
+    assert budget.resident_memory(narrow).optimizer == budget.begin(narrow).optimizer == estimate.moment_bytes(narrow)
+    assert budget.init(narrow).optimizer == 0  # which a stage makes when it begins
     # Both are read and written once a step.
     less = estimate.update_traffic(case).hbm - estimate.update_traffic(narrow).hbm
     assert less == 2 * estimate.moment_bytes(narrow)
@@ -151,13 +151,13 @@ def test_what_layers_keep_by_hand(small):
 
 def test_moments_on_the_host_by_hand(small):
     there, away = small("Decoder.remat='layer'"), small("Decoder.remat='layer'", "AdamW.memory='host'")
-    assert budget.resident_memory(away).optimiser == budget.begin(away).optimiser == 0
+    assert budget.resident_memory(away).optimizer == budget.begin(away).optimizer == 0
     assert budget.on_host(away) == (8 * PARAMETERS, 0)
     assert budget.update(there).total - budget.update(away).total == 8 * PARAMETERS
     # The largest leaf is the embedding, 512 x 64: both moments as they came, and as they go.
     assert budget.offload_buffer_bytes(away) == 4 * 4 * 512 * 64 and budget.offload_buffer_bytes(there) == 0
     narrow = small("AdamW.memory='host'", "AdamW.moments='bfloat16'")
-    assert (budget.on_host(narrow).optimiser, budget.offload_buffer_bytes(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
+    assert (budget.on_host(narrow).optimizer, budget.offload_buffer_bytes(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
 
 
 def test_the_hosts_memory_is_no_part_of_what_the_compiler_puts_on_a_device():
@@ -214,7 +214,7 @@ def large():
 
 def test_8b_is_within_a_twentieth_of_the_compilers(large):
     # jax 0.10.2, libtpu 0.0.42.1, v5p:4x4x4 as fsdp 16 x tensor 4: 1.434 GiB of arguments and 2.607 temporary; the
-    # sampler's 5.650 hold the weights already, and the optimiser's 0.956 lie beside them.
+    # sampler's 5.650 hold the weights already, and the optimizer's 0.956 lie beside them.
     assert budget.update(large[0]).total / 2**30 == pytest.approx(1.434 + 2.607, rel=0.05)
     assert budget.sample(large[0]).total / 2**30 == pytest.approx(5.650 + 0.956, rel=0.05)
 
@@ -308,15 +308,15 @@ def test_a_stage_that_begins_holds_the_moments_of_the_one_that_ends(small, two_s
     case = small(*two_stages, "GRPO.kl=0.01")
     actual = budget.of_programs(case)["rl.begin"]
     # Weights, the reference and the new moments; the old moments are given up only afterwards.
-    assert actual == budget.Memory(weights=2 * 4 * PARAMETERS, optimiser=8 * PARAMETERS, temporary=8 * PARAMETERS)
+    assert actual == budget.Memory(weights=2 * 4 * PARAMETERS, optimizer=8 * PARAMETERS, temporary=8 * PARAMETERS)
     # The reference of a stage that ends goes with them.
     again = small("Config.stages=[@Online(), @again/Online()]", "again/Online.name='again'",
                   "again/Online.objective=@DrGRPO()", "GRPO.kl=0.01")  # fmt: skip
     assert again.name == "again" and budget.resident_memory(again).weights == 4 * PARAMETERS
     assert budget.begin(again).temporary == 8 * PARAMETERS + 4 * PARAMETERS
-    # Moments of a stage whose own optimiser keeps them on the host are not there.
+    # Moments of a stage whose own optimizer keeps them on the host are not there.
     away = small(*two_stages, "warm/Offline.optimizer=@warm/AdamW()", "warm/AdamW.memory='host'")
-    assert budget.begin(away).temporary == 0 and budget.begin(away).optimiser == 8 * PARAMETERS
+    assert budget.begin(away).temporary == 0 and budget.begin(away).optimizer == 8 * PARAMETERS
 
 
 REWARD_STAGE = (

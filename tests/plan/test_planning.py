@@ -39,7 +39,7 @@ def test_a_plan_says_what_its_numbers_are(plan):
     assert [programs[name]["stage"] for name in ("init", "restore", "sample", "update")] == [None, None, "rl", "rl"]
     assert not any(program["compiled"] for program in programs.values())
     assert printed["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
-    assert printed["host_gib"] == {"optimiser": 0, "activations": 0}
+    assert printed["host_gib"] == {"optimizer": 0, "activations": 0}
     assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
 
 
@@ -85,9 +85,9 @@ def test_a_reward_model_that_is_not_counted_is_named(plan):
 def test_what_the_run_keeps_beside_a_program_counts():
     config, parts = load_config("configs/plan/0.6b.gin")
     resident = budget.resident_memory(make_case(config, parts, 8))
-    # Sampling is given the weights alone: the optimiser is on the device all the same.
+    # Sampling is given the weights alone: the optimizer is on the device all the same.
     actual = Compiled(arguments=resident.weights, temporary=3 * GIB)
     arithmetic = budget.Memory(cache=GIB)
     assert planning.by_kind("rl.sample", actual, arithmetic, resident) == budget.Memory(
-        weights=resident.weights, optimiser=resident.optimiser, cache=GIB, temporary=2 * GIB
+        weights=resident.weights, optimizer=resident.optimizer, cache=GIB, temporary=2 * GIB
     )

@@ -97,7 +97,7 @@ def test_a_renderer_that_is_closed_leaves_no_process():
     assert process.returncode is not None
 
 
-def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbours():
+def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbors():
     guard = Guard(["<|end|>", "[INST]"])
     broken = lambda text: guard.text(text, "#")
     assert broken("plain text") == "plain text"

@@ -157,7 +157,7 @@ def _weighted(weights: Array, v: Array) -> Array:
     if v.dtype == jnp.float32:
         return _product(weights, v, 0)
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
-    upper = jax.lax.bitcast_convert_type(bits & jnp.int32(-(2**16)), jnp.float32)  # rounded towards 0, exactly
+    upper = jax.lax.bitcast_convert_type(bits & jnp.int32(-(2**16)), jnp.float32)  # rounded toward 0, exactly
     both = jnp.concatenate([upper, weights - upper]).astype(v.dtype)
     out = _product(both, v, 0)
     return out[: len(weights)] + out[len(weights) :]

@@ -35,7 +35,7 @@ def run_sections(state: Mapping[str, PyTree], data: PyTree, rows: Iterable[Mappi
 
     Args:
       state: the fields of a TrainState, as nested mappings. Trained and frozen weights and heads of all roles count as
-        params; optimisers, the objective's state and counters as opt_state.
+        params; optimizers, the objective's state and counters as opt_state.
       data: data position, curriculum, in-flight rollouts, verdict journal: arrays and JSON.
       rows: the metrics table.
     """

@@ -57,7 +57,7 @@ class NoIntactStep(ValueError):
 
 
 class StateMismatch(ValueError):
-    """An intact step holds other leaves than the run asks for: another model, optimiser or configuration."""
+    """An intact step holds other leaves than the run asks for: another model, optimizer or configuration."""
 
 
 @dataclasses.dataclass(frozen=True)

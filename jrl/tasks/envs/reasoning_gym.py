@@ -7,7 +7,7 @@ A dataset's own promise, "the same seed gives the same tasks", is kept here agai
 * some walk a set of strings, whose order changes with every process: HASH_ORDERED. They are refused unless Python runs
   with PYTHONHASHSEED=0;
 * task i of seed s is often task i - 1 of seed s + 1: the seed given to a dataset is a hash of its name and ours, so
-  that runs of neighbouring seeds do not share their tasks.
+  that runs of neighboring seeds do not share their tasks.
 """
 
 from __future__ import annotations

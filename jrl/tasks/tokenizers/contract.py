@@ -17,7 +17,7 @@ A tokenizer is any object with
     save(folder) -> None          writes what `jrl.tasks.tokenizers.load(folder)` reads
 
 Role markers are placed by id and have no spelling in text, so no prompt can forge one. A published tokenizer may
-normalise (NFC, a blank in front): what comes back is then the normalized text, which is what the model has read.
+normalize (NFC, a blank in front): what comes back is then the normalized text, which is what the model has read.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
     """Returns the tokenizer of a model file's bytes. Its control ids are the model's own where it was trained here, and
     lie above its vocabulary where it comes from elsewhere. `name` says in errors where it came from.
 
-    A model from elsewhere may normalise (compatibility forms, a blank in front, runs of blanks made one): the ids are
+    A model from elsewhere may normalize (compatibility forms, a blank in front, runs of blanks made one): the ids are
     those that the library gives, and the text that comes back is the one that the model reads.
 
     Raises: ValueError where it is not a model, or where text would be lost: there are characters that it has no piece

@@ -2,7 +2,7 @@
 
 A published file matches the spelling of a control token ("<|im_end|>") in any text it is given. Here such a token is
 given another spelling, made of random digits, before the file is opened: text that says "<|im_end|>" is then ordinary
-text, to the normaliser, the pre-tokenizer and the merges alike, and whoever means the token (the text of a chat
+text, to the normalizer, the pre-tokenizer and the merges alike, and whoever means the token (the text of a chat
 template) writes its new spelling. Everything else is the library's own work, so ids are those of the published file.
 
 `open_json` reads `tokenizer.json` with the `tokenizers` library, `open_model` a sentencepiece `.model` file.

@@ -46,7 +46,7 @@ class Memory(NamedTuple):
     """Bytes on one device."""
 
     weights: int = 0  # stored for training, with the frozen reference and the previous version
-    optimiser: int = 0
+    optimizer: int = 0
     gradients: int = 0
     activations: int = 0  # saved by the forward pass for the backward pass
     cache: int = 0  # KV cache of the sampler
@@ -60,7 +60,7 @@ class Memory(NamedTuple):
 class HostMemory(NamedTuple):
     """Bytes in host memory, of one device."""
 
-    optimiser: int = 0  # moments between updates
+    optimizer: int = 0  # moments between updates
     activations: int = 0  # inputs of layers, from the forward pass to the backward pass
 
     @property
@@ -70,7 +70,7 @@ class HostMemory(NamedTuple):
 
 def resident_memory(case: Case) -> Memory:
     """Returns the memory of the run's state during a stage."""
-    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies, optimiser=device_moment_bytes(case))
+    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies, optimizer=device_moment_bytes(case))
 
 
 def init(case: Case) -> Memory:
@@ -112,7 +112,7 @@ def on_host(case: Case) -> HostMemory:
     """Returns the host memory of an update."""
     inputs = case.rows * case.shape.row_length * case.cfg.width * itemsize(case.cfg.dtype)
     return HostMemory(
-        optimiser=moment_bytes(case) - device_moment_bytes(case),
+        optimizer=moment_bytes(case) - device_moment_bytes(case),
         activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
     )
 

@@ -42,7 +42,7 @@ class Case:
     spec: PyTree  # ParamSpecs of the decoder's weights, none of them quantized
     stored: PyTree  # and as the run keeps them: frozen matrices perhaps in few bits
     adapters: PyTree | None  # and of the adapters to them, which are then all that is trained
-    shape: Shape  # packed, of one optimiser step
+    shape: Shape  # packed, of one optimizer step
     prompts: int  # B, padded to the batch shards; of an Offline stage its rows
     samples: int  # completions of each prompt
     needs: Needs  # of the stage's objective

@@ -205,7 +205,7 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
     if part == "begin" and arithmetic is not None:
         total += arithmetic.temporary  # of the stage that ends, which is not an argument
     if part == "init":
-        return Memory(weights=resident.weights, optimiser=resident.optimiser, temporary=max(total - resident.total, 0))
+        return Memory(weights=resident.weights, optimizer=resident.optimizer, temporary=max(total - resident.total, 0))
     by_arithmetic = {
         kind: getattr(arithmetic, kind) if arithmetic else 0 for kind in ("gradients", "activations", "cache")
     }
@@ -213,7 +213,7 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
     for kind, size in by_arithmetic.items():
         by_arithmetic[kind] = max(min(size, left), 0)
         left -= by_arithmetic[kind]
-    return Memory(weights=resident.weights, optimiser=resident.optimiser, temporary=max(left, 0), **by_arithmetic)
+    return Memory(weights=resident.weights, optimizer=resident.optimizer, temporary=max(left, 0), **by_arithmetic)
 
 
 class Counting:
