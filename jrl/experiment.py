@@ -28,7 +28,7 @@ from jrl.tasks.verifiers import VERIFIERS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What names the run."""
+    """The randomness of a run."""
 
     seed: int = 0  # root of every random draw: weights, data order, tokens
 
@@ -41,7 +41,7 @@ class Offline:
     """A stage that learns from stored rows: demonstrations, pairs, labels."""
 
     source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from
-    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how they are learned from
+    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from them
     steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimizer steps
     batch_size: int = 64  # rows a step; of a source of pairs, pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
@@ -60,7 +60,7 @@ class Offline:
 class Online:
     """A stage that samples completions of prompts, has them scored, and trains the policy on them."""
 
-    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how completions are learned from
+    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from completions
     steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
@@ -130,16 +130,16 @@ class Config:
     sampler: Sampler  # how completions are drawn
     stages: tuple[Offline | Online, ...]  # what is learned, in this order
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
-    run: Run = dataclasses.field(default_factory=Run)  # what names the run
+    run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
-    # A decoder of random weights, a published model, or a model of your own.
+    # A decoder with random weights, a published model, or a model of your own.
     model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
-    adapter: LoRA | None = None  # what is trained beside frozen weights; None: all weights are trained
+    adapter: LoRA | None = None  # adapters to train over frozen weights; None: all weights are trained
     scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
-    reward: RewardModel | None = None  # a classifier whose word is added to that of the verifiers
+    reward: RewardModel | None = None  # a classifier whose scores are added to the verifiers' rewards
     eval: Eval | None = None  # evaluation on held-out prompts; None: none
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)  # when the run saves itself
     log: Log = dataclasses.field(default_factory=Log)  # what is written and shown
@@ -160,6 +160,7 @@ FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
+    "Jsonl.path",  # the name and the content of the file are compared instead
     "Scoring.workers",
     "Scoring.stop_above",  # a run that these stopped may go on with others
     "Scoring.stop_above_verifier_errors",

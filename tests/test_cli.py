@@ -19,6 +19,7 @@ import jrl
 from jrl import cli
 from jrl.algos.conformance import CONTRACT_TESTS
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.experiment import TABLES
 from jrl.models import decoder
 from jrl.run.checkpoints.run_state import SaveFailed
 from jrl.run.policy import open_trained
@@ -26,7 +27,7 @@ from jrl.tasks.envs import ENVS
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Message
 from jrl.tasks.verifiers import VERIFIERS, look_up
-from jrl.tools import chat, check, doctor, evaluation
+from jrl.tools import catalog, chat, check, doctor, evaluation
 from jrl.tools.chat import Completion
 
 TINY = [
@@ -397,7 +398,14 @@ def test_doctor_finds_a_damaged_save(run, command, tmp_path):
 # Tables and parts
 
 
-@pytest.mark.parametrize("kind", ["algos", "verifiers", "envs", "families", "tokenizers"])
+def test_every_table_of_a_run_can_be_listed(command):
+    tables = set(TABLES) - {"models"}  # which come from parts files alone
+    assert tables <= set(catalog.KINDS)
+    assert all(command("list", kind)[0] == 0 for kind in tables)
+    assert {row["name"] for row in catalog.rows("sources")} == {"Demonstrations", "Preferences"}
+
+
+@pytest.mark.parametrize("kind", ["algos", "sources", "verifiers", "envs", "families", "tokenizers"])
 def test_a_table_is_listed_with_a_sentence_for_each_row(kind, command):
     code, out, _ = command("list", kind, "--json")
     assert code == 0

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from jrl.config import load, to_json
+from jrl.config import load, to_gin, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
 from jrl.plugins import load_parts
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
-from jrl.tools.doctor import examine
+from jrl.tools.doctor import examine, stages
 
 pytestmark = pytest.mark.fast
 WARM = ["Config.stages = [@warm/Offline(), @Online()]", "warm/Offline.source = @Demonstrations()",
@@ -98,6 +98,35 @@ def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
     refuse_another(tmp_path, say(other), other)
     assert 'sampler.attention: "reference", now "ragged"' in caplog.text
     assert 'stages.0.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
+
+
+def test_data_may_be_moved_but_not_renamed_or_changed(tmp_path):
+    say = lambda path, data="d": identify(
+        config_of(path), PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint=data)
+    )
+    config_of = lambda path: load(
+        "configs/tiny.gin", ["Config.task = @Jsonl()", f"Jsonl.path = '{path}'"], Config, config_classes(TABLES)
+    )
+    write_manifest(tmp_path / "manifest.json", say("here/rows.jsonl"))
+    refuse_another(tmp_path, say("there/rows.jsonl"), config_of("there/rows.jsonl"))
+    with pytest.raises(RefusedIdentity, match='data: "d", now "e"'):  # the fingerprint has the name and the content
+        refuse_another(tmp_path, say("there/rows.jsonl", data="e"), config_of("there/rows.jsonl"))
+
+
+def test_doctor_lists_the_stages_and_the_roles_of_a_run(tmp_path):
+    one = load("configs/tiny.gin", (), Config, config_classes(TABLES))
+    (tmp_path / "config.gin").write_text(to_gin(one, config_classes(TABLES)))
+    assert list(stages(tmp_path)) == []
+    pairs = ["Config.stages = [@pairs/Offline(), @Online()]", "pairs/Offline.source = @Preferences()",
+             "pairs/Offline.objective = @BradleyTerry()", "pairs/Offline.trains = 'reward'",
+             "pairs/Offline.steps = 5", "Online.rewards = {'reward': 1.0}"]  # fmt: skip
+    several = load("configs/tiny.gin", pairs, Config, config_classes(TABLES))
+    (tmp_path / "config.gin").write_text(to_gin(several, config_classes(TABLES)))
+    there = "stages: bradleyterry (5 steps), rl (30 steps)"
+    assert [line.text for line in stages(tmp_path)] == [there, "trained roles: policy, reward"]
+    for step, name in ((5, "bradleyterry"), (6, "rl")):
+        (tmp_path / "checkpoints" / f"{step:08}").mkdir(parents=True)
+        assert next(stages(tmp_path)).text == f"{there}; the newest checkpoint is of {name}"
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

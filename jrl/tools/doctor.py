@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jrl import __version__, paths
+from jrl.experiment import stage_names
 from jrl.resolve import load_config
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
 from jrl.run.identity import free_places, identify
 from jrl.run.policy import is_published
+from jrl.run.precompile import stage_at
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tasks.envs.mixture import open_source
@@ -115,6 +117,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     else:
         who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
         yield Line(True, f"{who} is training in this folder")
+    yield from stages(folder)
     yield from saves(folder)
     yield metrics(folder)
     yield identity(folder)
@@ -124,6 +127,23 @@ def run_lines(folder: Path) -> Iterator[Line]:
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
     else:
         yield Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
+
+
+def stages(folder: Path) -> Iterator[Line]:
+    """Yields the stages of a run and the roles that they train, where there are several."""
+    try:
+        config, _ = load_config(str(folder / "config.gin"))
+    except Exception:
+        return  # `identity` reports it
+    names = stage_names(config.stages)
+    if len(names) > 1:
+        cells = [f"{name} ({stage.steps} steps)" for name, stage in zip(names, config.stages)]
+        saved = list_steps(folder / "checkpoints")
+        newest = f"; the newest checkpoint is of {names[max(stage_at(config, saved[-1]), 0)]}" if saved else ""
+        yield Line(True, f"stages: {', '.join(cells)}{newest}")
+    roles = list(dict.fromkeys(["policy", *(stage.trains for stage in config.stages)]))
+    if len(roles) > 1:
+        yield Line(True, f"trained roles: {', '.join(roles)}")
 
 
 def saves(folder: Path) -> Iterator[Line]:
