@@ -63,7 +63,7 @@ def normalize(path: str | os.PathLike[str]) -> Path:
 
 
 def check_not_special(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take for ever.
+    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take forever.
 
     Raises OSError where there is nothing, or it cannot be looked at.
     """

@@ -1,4 +1,4 @@
-"""PPO: each token against what a value head expected of the answer so far; PPO's clip; the mean over tokens.
+"""PPO: advantages from a value head, by generalized advantage estimation; PPO's clip; the mean over tokens.
 
     r_t = R_i on the last sampled token, 0 before
     A_t = gae(r, v_old), whitened over all sampled tokens of the step; Ret_t = A_t + v_old before that    A13, A23
@@ -31,7 +31,7 @@ Array = jax.Array
 class PPO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    dual_clip: float | None = None  # above 1 + clip_high
+    dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     discount: float = 1.0  # gamma, by sampled token
     gae_lambda: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
     value_coefficient: float = 0.1  # weight of the value loss

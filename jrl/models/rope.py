@@ -61,7 +61,7 @@ class LongRope:
     short: tuple[float, ...]  # a divisor for each pair, for sequences within the original length
     long: tuple[float, ...]  # the same for longer sequences
     original_length: int  # tokens the model was first trained at
-    factor: float  # times that is the longest it is made for
+    factor: float  # the longest supported sequence is so many times that
     attention_factor: float | None = None  # of queries and keys; None: sqrt(1 + ln(factor) / ln(original_length))
     longest: int | None = None  # tokens of the longest sequence that will be read. None: within the original length
 
@@ -78,7 +78,7 @@ class LongRope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProportionalRope:
-    """The first pairs of a head turn with the wavelengths that they have in the whole head, the others do not turn, as
+    """The first pairs of a head rotate with the wavelengths of the full head, the others do not rotate, as
     in the full layers of Gemma 4. (`Decoder.rotary_dim` spreads all wavelengths over the entries that turn.)"""
 
     share: float  # of the pairs

@@ -73,9 +73,11 @@ class Decoder:
     window_layers: tuple[bool, ...] = (True,)  # which layers are windowed, where window is given: a cycle
     window_rope_theta: float | None = None  # base in windowed layers, not stretched; None: as in the others
     full: FullHeads | None = None  # heads of layers without a window, where their shape is another
-    shared_layers: int = 0  # the last ones, which read keys and values of the last layer before them with their window
+    shared_layers: int = 0  # how many last layers reuse keys and values of the last layer before them with their window
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
-    norm_place: Literal["before", "after", "both"] = "before"  # of attention and MLP; after: before it is added
+    norm_place: Literal["before", "after", "both"] = (
+        "before"  # of attention and MLP; after: their outputs, before they are added
+    )
     norm_eps: float = 1e-6  # added to the variance
     qk_norm: Literal["head", "all"] | None = "head"  # of queries and keys: each head as Qwen3, or all as OLMo 2
     value_norm: bool = False  # each head of the values is divided by its root mean square
@@ -83,8 +85,8 @@ class Decoder:
     output_bias: bool = False  # of attention's last product
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
-    sinks: bool = False  # a learned logit of each head takes a share of attention and gives nothing, as in gpt-oss
-    output_gate: bool = False  # what attention gives is multiplied by a sigmoid of the layer's input, as in Qwen3.5
+    sinks: bool = False  # each head has a learned attention sink, a logit without a value, as in gpt-oss
+    output_gate: bool = False  # attention's output is multiplied by a sigmoid of the layer's input, as in Qwen3.5
     linear: Linear | None = None  # of layers that have linear attention in place of attention; None: no layer has
     parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
     mlp: Literal["gated", "plain"] = "gated"  # gated: activation(gate) * up, as SwiGLU; plain: activation(up)
@@ -93,14 +95,14 @@ class Decoder:
     shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
     experts: Experts | None = None  # of sparse layers, instead of the MLP or beside it; None: no layer is sparse
     embed_scale: float | None = None  # of the embedding, on its way in
-    layer_inputs: int | None = None  # entries that a token gives to each layer by itself, as in Gemma 4; None: none
-    layer_scale: bool = False  # what a layer gives is multiplied by a number of its own, which is not trained
+    layer_inputs: int | None = None  # width of the token embeddings that each layer has, as in Gemma 4; None: none
+    layer_scale: bool = False  # a layer's output is multiplied by a constant of that layer, which is not trained
     tied: bool = True  # the head is the embedding
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
-    remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, what matrices made; on the host
-    attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. Of one token a row: Sampler.attention
+    remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, matrix products; on the host
+    attention: Attention = "reference"  # over rows of tokens: our own, or a kernel. Decoding has Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:

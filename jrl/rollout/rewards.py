@@ -30,11 +30,11 @@ from jrl.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardModel:
-    """A published classifier whose word is part of the reward: a folder with config.json, safetensors, a tokenizer."""
+    """A published classifier whose scores add to the reward: a folder with config.json, safetensors, a tokenizer."""
 
     path: str  # the folder
     weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward
-    length: int = 1024  # most tokens of a conversation, in its own tokens; a longer one is masked
+    length: int = 1024  # most tokens of a conversation, by the classifier's tokenizer; longer ones are masked
     batch: int = 16  # conversations judged at once
     dtype: Literal["float32", "bfloat16"] = "float32"  # of matmuls
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # weights are cast to it on the way in

@@ -51,7 +51,7 @@ class Sampler:
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
     # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
-    attention: OneToken = "reference"  # of a new token over the cache, or by a kernel of ours for TPUs: 'ragged'
+    attention: OneToken = "reference"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
     # How often the batch shrinks to half the slots as rows finish, once the queue is empty; each compiles a loop.
     max_batch_compactions: int = 0
 

@@ -211,7 +211,7 @@ def test_a_classifier_is_of_a_family_by_its_own_name(kind, name, family):
     if family is not None:
         assert family_of(config) is FAMILIES[family]
         return
-    with pytest.raises(ValueError, match=f"the architecture {name} of model_type 'llama' is not known"):
+    with pytest.raises(ValueError, match=f"unknown architecture {name} of model_type 'llama'"):
         family_of(config)
 
 

@@ -16,9 +16,9 @@ class Data:
     """How examples become prompts."""
 
     prompt_length: int  # most tokens of an encoded prompt, role markers included: P of every program
-    held_out_every: int | None = 10  # one prompt in so many is held out, by its text's hash; None: none is, 1: all
+    held_out_every: int | None = 10  # one prompt in so many is held out, by a hash of its text; None: none, 1: all
     on_bad_prompt: Literal["refuse", "drop"] = "refuse"  # empty or longer than prompt_length
-    max_dropped_share: float = 0.5  # largest share of the training prompts that dropping may lose
+    max_dropped_share: float = 0.5  # largest share of the training prompts that may be dropped
 
     def __post_init__(self) -> None:
         if self.prompt_length < 1:

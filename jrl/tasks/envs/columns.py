@@ -57,7 +57,7 @@ class Jsonl:
     verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
     needs_answer: bool = True  # a row without an answer is bad
     on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
-    max_dropped: float = 0.1  # largest share of rows that dropping may lose
+    max_dropped: float = 0.1  # largest share of rows that may be dropped
     max_row_bytes: int = 16 * 2**20  # a longer row is bad
 
     def __post_init__(self) -> None:
