@@ -53,7 +53,7 @@ class Offline:
         check_counts(self, ("steps", "batch_size"))
         if not self.trains.isidentifier() or self.trains in RESERVED_ROLES:
             raise ValueError(f"Offline.trains is {self.trains!r}; it names a role such as 'policy' or 'reward', and "
-                             f"none of {', '.join(RESERVED_ROLES)}, which stages make for themselves")  # fmt: skip
+                             f"none of {', '.join(RESERVED_ROLES)}, which stages create")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and objective.advantages is None:
         raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
     if online and objective.sequence_loss is not None:
-        raise ValueError(f"{name} has a loss over sequences, which only Offline stages compute so far")
+        raise ValueError(f"{name} has a loss over sequences, which only Offline stages support")
     if not online:
         if objective.advantages is not None:
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
@@ -247,15 +247,15 @@ def check_model(config: Config) -> None:
     """Raises ValueError for weights that cannot be trained as they are kept."""
     name = type(config.model).__name__
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
-        raise ValueError(f"LoRA knows the matrices of a Decoder, and not those of {name}; leave Config.adapter out")
+        raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")
     if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
         raise ValueError(
-            f"LoRA.base = {config.adapter.base!r} keeps matrices in few bits, and without {name}.remat = 'layer' the "
-            "backward pass would keep every one of them whole; set that, or LoRA.base = None"
+            f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
+            "backward pass would store all of them dequantized; set it, or LoRA.base = None"
         )
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
-            f"{name}.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "
-            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters beside "
-            "frozen ones: Config.adapter = @LoRA()"
+            f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "
+            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters: "
+            "Config.adapter = @LoRA()"
         )

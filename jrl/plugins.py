@@ -147,7 +147,7 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         )
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
-                        f"{row.config.__name__!r}: that is how gin text calls it")  # fmt: skip
+                        f"{row.config.__name__!r}: gin text refers to it by that name")  # fmt: skip
     if table == "models" and (
         missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
     ):

@@ -174,7 +174,9 @@ def test_an_adapter_written_apart_and_read_into_its_base_scores_as_the_run(kind,
 
 def test_a_base_in_four_bits_is_kept_resumed_and_exported(published, tmp_path):
     bits = ["LoRA.base='nf4'", "LoRA.targets=('q', 'o')", "AdamW.learning_rate=0.1", "Checkpoint.every=1"]
-    with pytest.raises(ConfigError, match=r"without Published\.remat = 'layer' the backward pass would keep every one"):
+    with pytest.raises(
+        ConfigError, match=r"without Published\.remat = 'layer' the backward pass would store all of them"
+    ):
         published_run(published, tmp_path / "straight", *bits)
     bits += ["Published.remat='layer'", "Sampler.layers='scanned'", "Learner.layers='scanned'"]
     straight = published_run(published, tmp_path / "straight", *bits)

@@ -166,7 +166,7 @@ def test_doctor_lists_what_is_recognized(folder):
         "an answer ends with '<|im_end|>'",
         "the chat template rewrites turn",
         "temperature = 0.7, top_k = 20, top_p = 0.8",
-        "repetition_penalty = 1.1, which this version does not have",
+        "repetition_penalty = 1.1, which this version does not support",
         "not read: README.md",
     ):
         assert part in text, part
@@ -174,7 +174,7 @@ def test_doctor_lists_what_is_recognized(folder):
 
 def test_doctor_lists_what_is_not_recognized(folder):
     change(folder / "config.json", twist=3)
-    assert "!! config.json: 1 keys that are not known (twist)" in report_of(folder)
+    assert "!! config.json: 1 unknown keys (twist)" in report_of(folder)
     assert "!! the model is refused:" in report_of(folder)
     change(folder / "config.json", twist=None, vocab_size=200)
     text = report_of(folder)

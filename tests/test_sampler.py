@@ -464,7 +464,7 @@ def test_bad_settings_are_refused():
             Sampler(completion_length=4, **sampling_params)
     with pytest.raises(ValueError, match="completion_length"):
         Sampler(completion_length=0)
-    with pytest.raises(ValueError, match="3 prompts cannot be cut over 8"):
+    with pytest.raises(ValueError, match="3 prompts cannot be divided over 8"):
         run(prompts(3), BASE, mesh=make_mesh(MeshShape(data=8)))
     with pytest.raises(ValueError, match="stop_table"):
         run(prompts(), dataclasses.replace(BASE, stop_strings=("x",)))

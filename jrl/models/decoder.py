@@ -404,7 +404,7 @@ def _by_splash(
     from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
 
     if segment is not None and segment.ndim == 3:
-        raise ValueError("attention='splash' lets a token see its own segment only; shared prompts need another")
+        raise ValueError("attention='splash' lets a token see its own segment only, which excludes shared prompts")
 
     def within(window: int | None) -> Array:
         return splash.attend(q, k, v, segment, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks)

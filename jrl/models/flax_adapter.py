@@ -72,7 +72,7 @@ def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
     """
     if nnx is None:
         raise ImportError(
-            f"flax.nnx does not load beside JAX {jax.__version__}: flax 0.12.8 goes with jax 0.10, and flax 0.12.12 "
+            f"flax.nnx does not work with JAX {jax.__version__}: flax 0.12.8 goes with jax 0.10, and flax 0.12.12 "
             "with jax 0.11.1 or newer"
         )
 

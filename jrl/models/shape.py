@@ -118,12 +118,12 @@ class Decoder:
             raise ValueError(f"rotary_dim must be even and at most head_dim={self.head_dim}; got {self.rotary_dim}")
         if isinstance(self.rope, LongRope) and len(self.rope.short) != self.rotated // 2:
             raise ValueError(
-                f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that turn; they have "
-                f"{len(self.rope.short)}"
+                f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that rotate; they "
+                f"have {len(self.rope.short)}"
             )
         if self.attention != "reference" and self.attention_block is not None:
             raise ValueError(
-                f"attention_block is of attention='reference'; {self.attention} has blocks of its own. Leave it out"
+                f"attention_block needs attention='reference'; {self.attention} has blocks of its own. Leave it out"
             )
         if self.attention != "reference" and self.dtype == "float64":
             raise ValueError(f"attention={self.attention!r} computes in float32; dtype='float64' needs 'reference'")
@@ -136,17 +136,17 @@ class Decoder:
                 f"FullHeads.kv_heads must divide heads={self.heads}, and head_dim be even; got {self.full}"
             )
         if self.full is not None and self.full.keys_are_values and self.qkv_bias:
-            raise ValueError("FullHeads.keys_are_values goes without Decoder.qkv_bias: no family adds a bias to both")
+            raise ValueError("FullHeads.keys_are_values cannot be combined with Decoder.qkv_bias")
         if self.shared_mlp_width is not None and (self.mlp != "gated" or self.mlp_bias):
-            raise ValueError("Decoder.shared_mlp_width is of a gated MLP without biases (mlp, mlp_bias)")
+            raise ValueError("Decoder.shared_mlp_width needs mlp='gated' and mlp_bias=False")
         if not 0 <= self.shared_layers < self.layers:
             raise ValueError(f"shared_layers must be below layers={self.layers}; got {self.shared_layers}")
         if self.shared_layers and not self.shared_from:
             raise ValueError(f"shared_layers = {self.shared_layers} have no layer before them to read keys from")
         if self.linear is not None and (self.full is not None or self.shared_layers):
-            raise ValueError("Decoder.linear goes with neither full nor shared_layers yet")
+            raise ValueError("Decoder.linear cannot be combined with full or shared_layers")
         if self.experts is not None and self.experts.shared_expert == "normed" and self.norm == "layer":
-            raise ValueError("Experts.shared_expert='normed' goes with norms without a bias, and not with norm='layer'")
+            raise ValueError("Experts.shared_expert='normed' cannot be combined with norm='layer'")
         if not self.rotary_layers or not self.window_layers:
             raise ValueError("rotary_layers and window_layers are cycles and need at least one entry")
 

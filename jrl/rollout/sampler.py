@@ -170,7 +170,7 @@ def sample(
     """
     if prompts.tokens.shape[0] % batch_shards(mesh):
         raise ValueError(
-            f"{prompts.tokens.shape[0]} prompts cannot be cut over {batch_shards(mesh)} batch shards; "
+            f"{prompts.tokens.shape[0]} prompts cannot be divided over {batch_shards(mesh)} batch shards; "
             "pad the batch to a multiple"
         )
     if config.stop_strings and stop.stop_table is None:

@@ -54,7 +54,7 @@ def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key:
     leaves = verify_step(origin.run / "checkpoints", origin.step)["leaves"]
     adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
     if adapted and policy_state.frozen is None:
-        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and begin with that folder, "
+        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "
                          "or set Config.adapter as it did")  # fmt: skip
     if adapted:
         target = {"params": policy_state.params, "frozen": policy_state.frozen}

@@ -67,8 +67,7 @@ def check_not_foreign(folder: Path) -> None:
         )
     if "checkpoints" in names and list_steps(folder / "checkpoints"):
         raise RefusedIdentity(
-            f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
-            "another folder with --run"
+            f"{folder} holds checkpoints, but not the manifest.json of their run; restore it, or use another --run"
         )
 
 
@@ -114,28 +113,28 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
     configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
     if identity and accept_change:
         for line in identity:
-            _log.warning("accepted: %s; bit-identity is no longer promised", line)
+            _log.warning("accepted: %s; bit-identity is no longer guaranteed", line)
         return identity
     if identity and configured and all(": not there, now " in line for line in identity):
         raise RefusedIdentity(
-            f"{folder} was begun by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
-            "Go on with that version, or name another folder with --run"
+            f"{folder} was started by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
+            "Continue with that version, or use another --run"
         )
     if identity:
         raise RefusedIdentity(
             f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
-            f"Use another --run, or what it began with ({folder / 'config.gin'}), or continue with the change: "
+            f"Use another --run, or its own configuration ({folder / 'config.gin'}), or continue with the change: "
             "--accept-change. To start a new run from its weights: --from"
         )
     if isinstance(config.model, Published):
         theirs = Path(config.model.path) / "config.json"
         if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
             raise RefusedIdentity(
-                f"{theirs} is not what {folder} began with, which is kept in {folder / PUBLISHED}; name another folder "
-                "with --run, or put that back"
+                f"{theirs} differs from what {folder} began with (see {folder / PUBLISHED}); restore it, or use "
+                "another --run"
             )
     for line in environment:
-        _log.warning("other than when it began: %s; bit-identity is not promised across this", line)
+        _log.warning("changed since it began: %s; bit-identity across this is not guaranteed", line)
     return []
 
 
@@ -150,7 +149,7 @@ def record_change(
     write_manifest(folder / "manifest.json", {**manifest, **carried_over, "history": history, "promise": CHANGED})
 
 
-CHANGED = "the run was continued with changes (history): bit-identity with an uninterrupted run is not promised"
+CHANGED = "the run was continued with changes (history): bit-identity with an uninterrupted run is not guaranteed"
 
 
 def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:

@@ -226,7 +226,7 @@ def open_job(
         stack.callback(policy.program_cache.close)
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
-            display.note(f"LoRA has no adapters to {', '.join(bare)}: these stay as they are")
+            display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
         display.phase("verifiers")
         scorer = open_scoring(
             config.scoring,

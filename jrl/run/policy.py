@@ -89,7 +89,7 @@ def open_trained(
                          "fields with NAME=VALUE")  # fmt: skip
     steps = saved_steps(folder)
     if step is not None and step not in steps:
-        raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
     # The run's parts as they were, whatever became of the files they came from.
     run_parts = saved_parts(folder / "parts")
     try:
@@ -129,7 +129,7 @@ def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) ->
     inside = [saved for saved in saved_steps(folder) if stage_at(config, saved) == i]
     if (step is not None and step not in inside) or not inside:
         asked = stage if step is None else f"{stage} at step {step}"
-        raise ValueError(f"{folder} holds no save of stage {asked}; its saves are of the steps "
+        raise ValueError(f"{folder} has no checkpoint of stage {asked}; its checkpoints are of steps "
                          f"{', '.join(map(str, saved_steps(folder)))}")  # fmt: skip
     return inside[-1] if step is None else step
 
@@ -276,7 +276,7 @@ class NoTokenizer:
         return self.encode("")
 
     def token_bytes(self) -> list[bytes]:
-        raise ValueError(f"{self.folder} holds no tokenizer: what an id spells is not known")
+        raise ValueError(f"{self.folder} has no tokenizer, so ids cannot be decoded")
 
     start_ids = ()
 

@@ -118,7 +118,7 @@ def restore(job: Job) -> Progress:
         try:
             _, tree, host = job.run_state.restore(target, step)
         except DamagedStep as damage:
-            job.display.note(f"{damage}; trying the one before")
+            job.display.note(f"{damage}; trying the one before it")
             continue
         break
     else:
@@ -130,7 +130,7 @@ def restore(job: Job) -> Progress:
     if host is None:
         metrics = job.folder / "metrics.jsonl"
         if paths.exists(metrics) and paths.size(metrics):
-            job.display.note(f"no checkpoint in {job.folder}: beginning anew, what metrics.jsonl holds is dropped")
+            job.display.note(f"no checkpoint in {job.folder}: starting over; the rows of metrics.jsonl are dropped")
         open_files(job, 0, 0)
         return Progress(beginning(job), None, stage=-1)
     job.done, job.evals = host["done"], host["evals"]
@@ -196,8 +196,8 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
         paths.write_bytes_atomic(record, content)
     elif paths.read_bytes(record) != content:
         raise RefusedIdentity(
-            f"the weights in {job.published.path} are not those that {job.folder} began with; put those back, or name "
-            "another folder with --run"
+            f"the weights in {job.published.path} are not those that {job.folder} began with; restore those, or use "
+            "another --run"
         )
 
 
@@ -208,7 +208,7 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
     except ValueError as error:
-        raise ValueError(f"{error}. Put it back as it was, or start a new run in another folder") from error
+        raise ValueError(f"{error}. Restore it, or start a new run in another folder") from error
     job.rollout_rows = rollout_rows
 
 
@@ -270,8 +270,8 @@ def emit(job: Job, step: Step) -> Step:
         raise StopRun(
             f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
             f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}, "
-            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is from before; "
-            "look at the learning rate and at the rewards of these steps in RUN/rollouts"
+            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is older; "
+            "check the learning rate and the rewards of these steps in RUN/rollouts"
         )
     return step
 

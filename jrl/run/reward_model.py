@@ -51,8 +51,8 @@ def open_reward_model(
     }
     if resumed and (strange := [name for key, name in names.items() if began[key] != content[key]]):
         raise RefusedIdentity(
-            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; put those back, or "
-            "name another folder with --run"
+            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; restore those, or "
+            "use another --run"
         )
     if not resumed:
         paths.write_bytes_atomic(record, json.dumps(content).encode() + b"\n")

@@ -61,7 +61,7 @@ def read_step(folder: str | Path, step: int) -> tuple[dict[str, PyTree], dict[st
     """
     root = Path(folder) / "checkpoints"
     if step not in (present := saved_steps(folder)):
-        raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, present))}")
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, present))}")
     target: dict[str, Any] = {}
     for name, leaf in verify_step(root, step)["leaves"].items():
         *above, last = name.split("/")

@@ -64,7 +64,7 @@ def check_model(name: str, row: Any) -> Iterator[Finding]:
     try:
         cfg = dataclasses.replace(row.config(), vocab_size=24)
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
     for test, holds in MODEL_TESTS.items():
         yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
@@ -75,7 +75,7 @@ def check_objective(name: str, objective: Any) -> Iterator[Finding]:
     try:
         config = default_config(objective)
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
     for test, holds in contract_tests_of(objective).items():
         yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
@@ -89,7 +89,7 @@ def check_verifiers(parts: Parts) -> list[Finding]:
         try:
             configs[name] = row_of(table[name].config())
         except (TypeError, ValueError) as error:
-            findings.append(Finding(name, "has defaults to be tried with", str(error)))
+            findings.append(Finding(name, "has defaults", str(error)))
     if not configs:
         return findings
     examples = [PLAIN, *_own_examples(parts)]
@@ -115,15 +115,15 @@ def check_verifiers(parts: Parts) -> list[Finding]:
             bad = next((v for v in answers if not v.status.scorable and v.status not in fine), None)
             problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
             tests = {
-                "empty": "ends on an empty text",
+                "empty": "returns on an empty text",
                 "gold": "judges a gold answer",
-                "huge": "ends on huge texts in time",
+                "huge": "returns on huge texts in time",
             }
             findings.append(Finding(name, tests[case], problem))
             start += len(group)
         changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
-        findings.append(Finding(name, "says the same of the same text", problem))
+        findings.append(Finding(name, "gives the same verdict for the same text", problem))
     return findings
 
 
@@ -133,7 +133,7 @@ def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
     problems: list[str] = []
     problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _marker(parts))))
@@ -150,7 +150,7 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
     plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5"}) for text in TEXTS]
     visits = [Visit(example, (0, i), (1, 2)) for i, example in enumerate([*plain, PLAIN, *examples])]
@@ -164,8 +164,8 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
         _hold(bool((rows.unit == np.arange(count) // row.unit_size).all()), "units are not numbered in order")
         inside = np.arange(width) < rows.length[:, None]
         _hold(bool((rows.action_mask <= inside).all()), "a token beyond a row's length is learned")
-        _hold(bool(rows.action_mask.any(axis=1).all()), "a row has nothing to be learned")
-        _hold(all(map(np.array_equal, rows, again)), "the same visits give other rows")
+        _hold(bool(rows.action_mask.any(axis=1).all()), "a row has no token to learn")
+        _hold(all(map(np.array_equal, rows, again)), "the same visits give different rows")
 
     yield Finding(name, "gives rows that fit, or says why not", _problem(fits))
 
@@ -189,9 +189,9 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
         return
     controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
     lost = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text)) != text]
-    yield Finding(name, "texts come back exactly", f"{lost[0]!r} does not" if lost else None)
+    yield Finding(name, "texts round-trip exactly", f"{lost[0]!r} does not" if lost else None)
     forged = [text for text in TEXTS if controls & set(tokenizer.encode(text))]
-    yield Finding(name, "no text makes a control id", f"{forged[0]!r} does" if forged else None)
+    yield Finding(name, "no text encodes to a control id", f"{forged[0]!r} does" if forged else None)
     with tempfile.TemporaryDirectory() as folder:
 
         def saved() -> None:

@@ -65,7 +65,7 @@ def export_policy(
     note_other_models(trained, source)
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
-        raise ValueError(f"{type(model).__name__} is a custom model, and has no published form to be written in")
+        raise ValueError(f"{type(model).__name__} is a custom model, and has no published format")
     family = decoder_of(model)[0] if isinstance(model, Published) else None
     tokenizer, companions = trained.policy.tokenizer, {}
     if isinstance(tokenizer, PublishedTokenizer):
@@ -105,7 +105,7 @@ def note_other_models(trained: Trained, source: str | Path) -> None:
     config, tables = trained.policy.config, trained.policy.parts.tables
     for stage in config.stages:
         for head in row_of(tables, "algos", stage.objective).needs(stage.objective).heads:
-            _log.warning("the %s head of %s is no part of the policy: it stays in %s", head, stage.trains, source)
+            _log.warning("the %s head of %s is not part of the policy: it stays in %s", head, stage.trains, source)
 
 
 def merged(trained: Trained, dtype: str) -> PyTree:
@@ -144,7 +144,7 @@ def export_adapter(
             "Leave --adapter-only out"
         )
     if any(name in EXPERTS for name in trained.params.adapters):
-        raise ValueError(f"{source} has adapters to experts, whose form differs among versions of PEFT. Leave "
+        raise ValueError(f"{source} has adapters to experts, whose format differs between versions of PEFT. Leave "
                          "--adapter-only out")  # fmt: skip
     tensor_plans = plans(decoder_of(policy.config.model)[0], policy.cfg)
     params = trained.params

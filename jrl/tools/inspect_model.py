@@ -54,7 +54,7 @@ def recognized(folder: Path) -> Iterator[Finding]:
     yield Finding(True, f"config.json: {len(keys.read)} keys read ({_some(keys.read)})")
     yield Finding(True, f"config.json: {len(keys.ignored)} keys that change nothing here ({_some(keys.ignored)})")
     if keys.unknown:
-        yield Finding(False, f"config.json: {len(keys.unknown)} keys that are not known ({_some(keys.unknown)})")
+        yield Finding(False, f"config.json: {len(keys.unknown)} unknown keys ({_some(keys.unknown)})")
     try:
         labels = labels_of(config, str(folder / "config.json"))
         if labels is None:
@@ -100,7 +100,7 @@ def tensors(folder: Path, family: Family, cfg: Decoder, spec: PyTree | None) -> 
     dtypes = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     yield Finding(True, f"{len(names)} tensors hold {size:,} parameters ({dtypes}), all accounted for")
     if extra:
-        yield Finding(True, f"{len(extra)} tensors hold nothing learned, or a copy ({_some(extra)})")
+        yield Finding(True, f"{len(extra)} tensors are buffers or copies ({_some(extra)})")
 
 
 def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
@@ -129,7 +129,7 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     yield Finding(True, f"an answer ends with {spelled(opened.end_ids)}; a text starts with {spelled(opened.start_ids)}"
                         f"; padding is {spelled([opened.pad_id])}")  # fmt: skip
     if opened.chat is None:
-        yield Finding(True, "no chat template: a prompt is asked as a plain text")
+        yield Finding(True, "no chat template: a prompt is sent as plain text")
     else:
         yield Finding(True, rewrites(opened) or "the chat template keeps earlier turns as they are when one is added")
 
@@ -145,7 +145,7 @@ def sampling(folder: Path) -> Iterator[Finding]:
     yield Finding(True, f"jrl sample draws with {drawn}, as {GENERATION} tells" if defaults
                   else f"{GENERATION} tells nothing of sampling: jrl sample draws at temperature 1")  # fmt: skip
     if left:
-        yield Finding(True, f"{GENERATION} also tells {', '.join(left)}, which this version does not have")
+        yield Finding(True, f"{GENERATION} also sets {', '.join(left)}, which this version does not support")
 
 
 def others(folder: Path) -> Iterator[Finding]:

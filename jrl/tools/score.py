@@ -247,11 +247,11 @@ def _conversation(rows: Any, tokenizer: Any, place: str, templated: bool) -> lis
     try:
         messages = [Message(**row) for row in rows]
         if any(type(text) is not str for message in messages for text in (message.role, message.content)):
-            raise TypeError("role and content are texts")
+            raise TypeError("role and content must be text")
     except TypeError as error:
         raise ValueError(f'{place}: messages are a list of {{"role": ..., "content": ...}} ({error})') from error
     if len(messages) < 2 or messages[-1].role != "assistant":
-        raise ValueError(f"{place}: messages end with what the assistant says, after at least one other")
+        raise ValueError(f"{place}: messages must end with one of the assistant, after at least one other")
     try:
         if templated:
             return tokenizer.encode_conversation(messages, add_generation_prompt=False)

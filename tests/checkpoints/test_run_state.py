@@ -257,7 +257,7 @@ def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
             {"w": (2, jnp.float32), "bias": (2, jnp.float32)},
             r"does not hold 1 of the leaves .* 'bias' \(nearest saved: 'b'\)",
         ),
-        ({"w": (2, jnp.float32)}, r"holds 1 leaves this run has no place for, first 'b'"),
+        ({"w": (2, jnp.float32)}, r"holds 1 leaves that this run does not use, first 'b'"),
     ],
 )
 def test_another_structure_is_refused_in_one_line(tmp_path, leaves, message):

@@ -235,7 +235,7 @@ def test_layouts_of_our_own_decoder_are_refused_to_other_models():
     config = SimpleNamespace(sampler=Sampler(completion_length=1, kv_layout="head_dim_major"))
     with pytest.raises(ValueError, match="prefix_sharing='cross_row' needs jrl's decoder"):
         check_prefix_sharing("cross_row", mine)
-    with pytest.raises(ValueError, match="kv_layout='head_dim_major' lays out jrl's own cache"):
+    with pytest.raises(ValueError, match="kv_layout='head_dim_major' is a layout of jrl's cache"):
         check_cache(config, mine, 1)
 
 

@@ -158,7 +158,7 @@ def narrower(rows):
 FAULTS = [
     (longer, "a token beyond a row's length is learned"),
     (renumbered, "units are not numbered in order"),
-    (nothing_learned, "a row has nothing to be learned"),
+    (nothing_learned, "a row has no token to learn"),
     (narrower, "rows are not"),
 ]
 

@@ -80,7 +80,7 @@ def test_damaged_and_missing_files_are_refused_with_their_name(tmp_path):
     intact = path.read_bytes()
     for data in (b"", b"PAR1", intact[:-1], intact[: len(intact) // 2], intact[:-8] + b"\xff\xff\xff\x7fPAR1"):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"a\.parquet is damaged, or no Parquet file"):
+        with pytest.raises(ValueError, match=r"a\.parquet is damaged, or not a Parquet file"):
             open_jsonl(Jsonl(path=str(path), **GSM))
     for name in ("none.parquet", "folder.parquet"):
         (tmp_path / "folder.parquet").mkdir(exist_ok=True)

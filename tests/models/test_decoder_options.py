@@ -283,14 +283,14 @@ def test_options_that_cannot_be_are_refused(wrong):
 
 
 @pytest.mark.parametrize("wrong, message", [
-    (dict(shared_layers=1, shared_mlp_width=40, mlp="plain"), "shared_mlp_width is of a gated MLP"),
-    (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width is of a gated MLP"),
+    (dict(shared_layers=1, shared_mlp_width=40, mlp="plain"), "shared_mlp_width needs mlp='gated'"),
+    (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width needs mlp='gated'"),
     (dict(window=4, qkv_bias=True, full=FullHeads(head_dim=4, kv_heads=2, keys_are_values=True)),
-     "keys_are_values goes without Decoder.qkv_bias"),
+     "keys_are_values cannot be combined with Decoder.qkv_bias"),
     (dict(norm="layer", experts=Experts(count=2, per_token=1, width=8, shared_expert="normed")),
-     "shared_expert='normed' goes with norms without a bias"),
+     "shared_expert='normed' cannot be combined with norm="),
     (dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4), shared_layers=1),
-     "Decoder.linear goes with neither full nor shared_layers"),
+     "Decoder.linear cannot be combined with full or shared_layers"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):

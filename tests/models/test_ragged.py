@@ -186,7 +186,7 @@ def test_what_it_does_not_know_is_refused():
     check_cache(config, CFG, 2)
     with pytest.raises(ValueError, match="computes in float32"):
         check_cache(config, dataclasses.replace(CFG, dtype="float64"), 1)
-    with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads jrl's own cache"):
+    with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads jrl's cache"):
         check_cache(config, object(), 1)
     check_ragged(dataclasses.replace(CFG, heads=24, kv_heads=24), 1)
     with pytest.raises(ValueError, match=r"not 12 \(kv_heads=24 over MeshShape.tensor=2\)"):

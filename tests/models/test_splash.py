@@ -137,7 +137,7 @@ def test_what_is_asked_for_and_missing_is_refused():
     with pytest.raises(ValueError, match="computes in float32"):
         dataclasses.replace(SPLASH, dtype="float64")
     both = np.stack([SEGMENT, SEGMENT], -1)
-    with pytest.raises(ValueError, match="shared prompts need another"):
+    with pytest.raises(ValueError, match="which excludes shared prompts"):
         jax.eval_shape(lambda p: MODEL.forward(p, TOKENS, POSITIONS, both, SPLASH), abstract(MODEL.spec(CFG)))
 
 

@@ -270,7 +270,7 @@ def test_scores_of_a_kernel_are_not_kept(small):
     with pytest.raises(ValueError, match="'in_row' needs attention='reference', or"):
         small(*long, "Decoder.attention='splash'", "Learner.prefix_sharing='in_row'")
     linear = ["Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=2", "Linear.key_dim=4"]
-    with pytest.raises(ValueError, match="'cross_row' is not known to linear attention"):
+    with pytest.raises(ValueError, match="'cross_row' is not supported by linear attention"):
         small(*linear, "Linear.value_dim=4", "Decoder.layers=4", "Learner.prefix_sharing='cross_row'")
 
 

@@ -59,7 +59,7 @@ class LoRA:
             raise ValueError("LoRA.targets names no projection, so nothing would be trained")
         _targets(self.targets, (*ADAPTABLE, *EXPERTS))
         if self.kind == "dora" and any(pattern.startswith("expert") for pattern in self.targets):
-            raise ValueError("LoRA.kind = 'dora' is not known for experts; leave them out of LoRA.targets")
+            raise ValueError("LoRA.kind = 'dora' is not supported for experts; leave them out of LoRA.targets")
         if self.base is not None and self.sampling == "merged":
             raise ValueError(
                 f"LoRA.sampling = 'merged' dequantizes every matrix, which LoRA.base = {self.base!r} is there to "
@@ -84,7 +84,7 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
     )
     for pattern in patterns:
         if not any(meets(name, pattern) for name in names):
-            raise ValueError(f"LoRA.targets: {pattern!r} matches no projection; there are {', '.join(names)}")
+            raise ValueError(f"LoRA.targets: {pattern!r} matches no projection. Available: {', '.join(names)}")
     return tuple(name for name in names if any(meets(name, pattern) for pattern in patterns))
 
 

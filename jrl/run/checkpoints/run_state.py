@@ -83,7 +83,7 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
         raise ValueError(f"keep is {keep}; at least one save must be kept")
     if jax.process_count() > 1:
         raise ValueError(
-            f"this run has {jax.process_count()} processes; run state is written by one process in this version"
+            f"this run has {jax.process_count()} processes; this version saves run state from one process only"
         )
     folder = paths.make_dir(root)
     _sweep(folder)
@@ -199,7 +199,7 @@ def restore_step(
         try:
             return candidate, *_read(folder, candidate, abstract_state, part)
         except DamagedStep as error:
-            _log.warning("%s; trying the one before", error)
+            _log.warning("%s; trying the one before it", error)
             skipped.append((candidate, error.reason))
     listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no save"
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
@@ -273,11 +273,11 @@ def _match(step: int, saved: dict[str, Any], target: dict[str, Any], part: bool)
     if missing:
         near = difflib.get_close_matches(missing[0], unused or saved, n=1, cutoff=0.0)
         raise StateMismatch(
-            f"step {step} does not hold {len(missing)} of the leaves this run needs, first {missing[0]!r}"
+            f"step {step} does not hold {len(missing)} of the leaves that this run needs, first {missing[0]!r}"
             + (f" (nearest saved: {near[0]!r})" if near else "")
         )
     if unused and not part:
-        raise StateMismatch(f"step {step} holds {len(unused)} leaves this run has no place for, first {unused[0]!r}")
+        raise StateMismatch(f"step {step} holds {len(unused)} leaves that this run does not use, first {unused[0]!r}")
     for name, leaf in target.items():
         have = (saved[name]["dtype"], tuple(saved[name]["shape"]))
         want = (str(leaf.dtype), tuple(leaf.shape))

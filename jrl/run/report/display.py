@@ -369,7 +369,7 @@ class _Console(Console):
     """A console that leaves a closed pipe to its caller: `jrl train | head` must not end the run, as rich would."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads the output any more")
+        raise BrokenPipeError("the output has no reader any more")
 
 
 class _Pace:

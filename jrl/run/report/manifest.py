@@ -94,7 +94,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
         for section in ("identity", "environment"):
             if not isinstance(manifest[section], dict):
-                raise ValueError(f"its {section} is no object")
+                raise ValueError(f"its {section} is not an object")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the manifest of a run: {error}") from error
     return manifest

@@ -77,8 +77,8 @@ def open_reasoning_gym(config: ReasoningGym) -> Generated:
         raise ValueError(f"ReasoningGym.dataset: unknown dataset {name!r}{_nearest(name, factory.DATASETS)}")
     if name in HASH_ORDERED and sys.flags.hash_randomization:
         raise ValueError(
-            f"ReasoningGym.dataset = {name!r} walks sets of strings, so its tasks differ from process to process and "
-            "no run could be resumed; start Python with PYTHONHASHSEED=0 in its environment to use it"
+            f"ReasoningGym.dataset = {name!r} iterates over sets of strings, so its tasks differ from process to process "
+            "and no run could be resumed; start Python with PYTHONHASHSEED=0 in its environment to use it"
         )
     if config.size < 1:
         raise ValueError(f"ReasoningGym.size is {config.size}: it must be at least 1")
