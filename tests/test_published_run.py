@@ -25,8 +25,8 @@ pytest.importorskip("jinja2")
 def test_a_text_cut_at_its_limit_ends_with_a_whole_character():
     pieces = [bytes([i]) for i in range(256)]
     ids = [0x61, 0xF0, 0x9F, 0x8E]
-    assert chat.whole_text(ids, pieces, False, Finish.LENGTH) == "a"
-    assert chat.whole_text(ids, pieces, False, Finish.STOP_TOKEN) == "a\ufffd"
+    assert chat.decoded_text(ids, pieces, False, Finish.LENGTH) == "a"
+    assert chat.decoded_text(ids, pieces, False, Finish.STOP_TOKEN) == "a\ufffd"
 
 
 def test_a_run_asks_by_the_chat_template_and_stops_with_every_end_token(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, rep
 from jrl.models import decoder
 from jrl.models.contract import abstract, axes, init
 from jrl.models.shape import FullHeads
-from jrl.ops.truncate import top_kept
+from jrl.ops.truncate import support_of_size
 from jrl.rollout import sampler, stop_strings
 from jrl.rollout.sampler import Sampler
 from jrl.types import Finish, PromptBatch
@@ -245,7 +245,7 @@ def test_logprobs_are_those_of_a_plain_forward(temperature):
 def test_truncated_logprobs_are_those_of_the_kept_support(sampling_params):
     out = run(prompts(), dataclasses.replace(BASE, temperature=0.8, **sampling_params))
     logits = assert_logprobs(out, 0.8)
-    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
+    keep = np.asarray(support_of_size(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
     limited = logprobs(np.where(keep, logits, -1e9), out.tokens, 0.8)
     mask = out.action_mask
     assert np.abs(out.truncated_logprobs - limited)[mask].max() <= 2e-6 * max(1, np.abs(logits).max() / 0.8)

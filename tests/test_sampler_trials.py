@@ -14,7 +14,7 @@ from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.ops.draw import race
 from jrl.ops.keys import row_key, token_key
-from jrl.ops.truncate import top_kept
+from jrl.ops.truncate import support_of_size
 from jrl.rollout import sampler
 from jrl.rollout.sampler import Sampler
 from jrl.types import PromptBatch
@@ -188,7 +188,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
                 worst_packed = max(worst_packed, difference.max() / scale)
                 errors.append(difference)
                 if sampling_params:
-                    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
+                    keep = np.asarray(support_of_size(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
                     # The chosen token is not looked up in it: at the edge of the support two tokens may trade places.
                     lost = np.log(np.where(keep | ~mask[..., None], np.exp(full), 0).sum(-1))
                     truncated = np.abs(out.truncated_logprobs - (chosen - lost))[mask]

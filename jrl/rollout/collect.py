@@ -164,11 +164,11 @@ def refilled(
     Args:
       another: draws and scores one more round. keep: (round) -> [N] bool on the device, rows that the objective takes.
     """
-    rounds, signal_groups = [first], [kept_groups(first, keep(first), samples)]
+    rounds, signal_groups = [first], [groups_with_signal(first, keep(first), samples)]
     # Every process sees the same rewards, so every process takes the same number of rounds.
     while sum(map(len, signal_groups)) < len(first.visits) and len(rounds) <= most:
         rounds.append(another())
-        signal_groups.append(kept_groups(rounds[-1], keep(rounds[-1]), samples))
+        signal_groups.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
     counters = {
         "refill/rounds": float(len(rounds) - 1),
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
@@ -178,7 +178,7 @@ def refilled(
     return merged._replace(metrics={**merged.metrics, **counters})
 
 
-def kept_groups(round_: Collected, keep: Array, samples: int) -> list[int]:
+def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int]:
     """Returns the groups of a round that the objective would learn from. keep: [N] bool."""
     groups = jax.device_get(keep).reshape(-1, samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]

@@ -28,7 +28,7 @@ class RefusedIdentity(ValueError):
     """The folder belongs to another run. The message lists what differs."""
 
 
-def with_kept_model(config: Config, folder: Path) -> Config:
+def with_saved_model(config: Config, folder: Path) -> Config:
     """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights.
 
     Before the manifest a folder belongs to no run, and keeps nothing.

@@ -43,7 +43,7 @@ from jrl.run.identity import (
     identify,
     record_change,
     refuse_another,
-    with_kept_model,
+    with_saved_model,
     write_run_metadata,
 )
 from jrl.run.offline import OfflineStage
@@ -221,7 +221,7 @@ def open_job(
         manifest = {**identify(config, parts, tokenizer, source), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
-        config = with_kept_model(config, folder)
+        config = with_saved_model(config, folder)
         policy = open_policy(config, parts, tokenizer, display.phase)
         stack.callback(policy.program_cache.close)
         check_host(config, policy.mesh)

@@ -25,7 +25,7 @@ from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
 from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
-from jrl.run.job import Policy, open_policy, with_kept_model
+from jrl.run.job import Policy, open_policy, with_saved_model
 from jrl.run.precompile import stage_at
 from jrl.run.run_hash import newest, saved_steps
 from jrl.tasks.example import Message
@@ -98,7 +98,7 @@ def open_trained(
         if not paths.exists(folder / "config.gin"):
             raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
         raise
-    config = with_kept_model(on_this_machine(run_config, bindings), folder)
+    config = with_saved_model(on_this_machine(run_config, bindings), folder)
     if stage is not None:
         step = step_of_stage(folder, config, stage, step)
     tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])

@@ -109,7 +109,8 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
         pieces = tokenizer.token_bytes()
         completions = [
             Completion(
-                whole_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))), Finish(int(why)).name.lower()
+                decoded_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))),
+                Finish(int(why)).name.lower(),
             )
             for row, mask, why in zip(tokens, actions, np.asarray(finish))
         ]
@@ -117,7 +118,7 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
     return out
 
 
-def whole_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
+def decoded_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
     """Returns the text of a completion; one that was cut at its length limit ends with its last whole character."""
     decoder = Decoder(pieces, leads)
     text = decoder.feed(ids)

@@ -51,7 +51,7 @@ def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
     for name in loaded.added["envs"]:
         findings += check_environment(name, loaded)
     for name in loaded.added["sources"]:
-        findings += check_stored_source(name, loaded.tables["sources"][name], _own_examples(loaded))
+        findings += check_stored_source(name, loaded.tables["sources"][name], _part_examples(loaded))
     for name in loaded.added["tokenizers"]:
         findings += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
@@ -92,7 +92,7 @@ def check_verifiers(parts: Parts) -> list[Finding]:
             findings.append(Finding(name, "has defaults", str(error)))
     if not configs:
         return findings
-    examples = [PLAIN, *_own_examples(parts)]
+    examples = [PLAIN, *_part_examples(parts)]
     cases = {
         "empty": [("", example) for example in examples],
         "gold": [(example.answer, example) for example in examples if example.answer is not None],
@@ -231,7 +231,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _own_examples(parts: Parts) -> list[Example]:
+def _part_examples(parts: Parts) -> list[Example]:
     """Examples of the parts' environments that open with their defaults: their verifiers may need their `info`."""
     examples: list[Example] = []
     for name in parts.added["envs"]:

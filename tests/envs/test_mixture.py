@@ -7,7 +7,7 @@ import pytest
 
 from jrl.tasks.envs import ENVS, Environment, Generated, open_source
 from jrl.tasks.envs.addition import Addition
-from jrl.tasks.envs.mixture import Mixture, mix, whole_numbers
+from jrl.tasks.envs.mixture import Mixture, integer_weights, mix
 from jrl.tasks.example import Example, Message
 
 
@@ -48,9 +48,9 @@ def test_the_mixture_ends_with_the_first_walk_of_its_longest_task(sizes, weights
 
 
 def test_weights_become_least_whole_numbers():
-    assert whole_numbers((0.5, 0.25, 0.25), 3) == [2, 1, 1]
-    assert whole_numbers((3.0, 9.0), 2) == [1, 3]
-    assert whole_numbers((1e-6, 3e-6), 2) == [1, 3]
+    assert integer_weights((0.5, 0.25, 0.25), 3) == [2, 1, 1]
+    assert integer_weights((3.0, 9.0), 2) == [1, 3]
+    assert integer_weights((1e-6, 3e-6), 2) == [1, 3]
 
 
 @pytest.mark.parametrize(

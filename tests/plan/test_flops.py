@@ -38,14 +38,14 @@ def test_programs_by_hand(small):
     forward = flops.logprobs(case)
     assert forward == (2 * 256 * (LAYERS + HEAD), 256 * 2 * 2 * 2 * 4 * 16 * 32)
     assert flops.update(case) == (2 * 256 * (3 * LAYERS + 4 * HEAD), 3 * forward.attention)
-    kept_less = flops.update(small("Decoder.remat='layer'"))
+    recomputed = flops.update(small("Decoder.remat='layer'"))
     # The last product of a layer, down, is not needed again.
-    assert kept_less == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
-    assert flops.update(small("Decoder.remat='offload'")) == kept_less
+    assert recomputed == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
+    assert flops.update(small("Decoder.remat='offload'")) == recomputed
     # Products with matrices are kept, attention is not.
     assert flops.update(small("Decoder.remat='dots'")) == (2 * 256 * (3 * LAYERS + 4 * HEAD), 4 * forward.attention)
     blocked = flops.update(small("Decoder.remat='layer'", "Decoder.attention_block=16"))
-    assert blocked == (kept_less.weights, 4.5 * forward.attention)
+    assert blocked == (recomputed.weights, 4.5 * forward.attention)
 
 
 def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):

@@ -298,8 +298,8 @@ VERIFIERS = {"look": look}
         with open(f"/proc/{pool.template_pid}/maps") as file:
             maps = file.read()
     assert verdict.reward == 0.0
-    names, sockets, own_session = json.loads(verdict.detail)
-    assert (sockets, own_session, threads) == (1, True, 1)
+    names, sockets, starts_session = json.loads(verdict.detail)
+    assert (sockets, starts_session, threads) == (1, True, 1)
     assert "SECRET_TOKEN" not in names and "hush" not in environment
     assert "jaxlib" not in maps
 

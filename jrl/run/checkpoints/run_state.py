@@ -163,7 +163,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
         _discard(temporary)
-        _put_back(folder)
+        _restore_replaced(folder)
         earlier = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
             f"step {step} could not be saved under {folder}: {_cause(error)}. "
@@ -378,7 +378,7 @@ def _publish(temporary: Path, final: Path) -> None:
     paths.remove_tree(aside)
 
 
-def _put_back(folder: Path) -> None:
+def _restore_replaced(folder: Path) -> None:
     for name in paths.list_dir(folder):
         if name.startswith(_REPLACED):
             final = folder / name.removeprefix(_REPLACED)
@@ -387,7 +387,7 @@ def _put_back(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    _put_back(folder)
+    _restore_replaced(folder)
     for name in paths.list_dir(folder):
         if name.startswith(paths.TEMPORARY):
             _log.warning("removed %s, left by a save that did not finish", folder / name)

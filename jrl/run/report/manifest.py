@@ -72,7 +72,7 @@ def compare(
     A configuration whose identity differs is explained field by field where the manifests hold it, without the fields
     that `free` names ("loop.steps", "log.*"): they may differ. Those that `rounded` names warn as the environment does.
     """
-    line = lambda name, before, after: f"{name}: {_said(before)}, now {_said(after)}"
+    line = lambda name, before, after: f"{name}: {_shown(before)}, now {_shown(after)}"
     fields = _differences(old.get("config"), new.get("config"))
     bound = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
     identity = []
@@ -120,7 +120,7 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is _MISSING:
         return "not there"
     text = json.dumps(value, ensure_ascii=True)

@@ -77,7 +77,7 @@ def open_reasoning_gym(config: ReasoningGym) -> Generated:
         raise ValueError(f"ReasoningGym.dataset: unknown dataset {name!r}{_nearest(name, factory.DATASETS)}")
     if name in HASH_ORDERED and sys.flags.hash_randomization:
         raise ValueError(
-            f"ReasoningGym.dataset = {name!r} iterates over sets of strings, so its tasks differ from process to process "
+            f"ReasoningGym.dataset = {name!r} iterates over sets of strings, so its tasks differ between processes "
             "and no run could be resumed; start Python with PYTHONHASHSEED=0 in its environment to use it"
         )
     if config.size < 1:

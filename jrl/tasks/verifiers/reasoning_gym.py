@@ -71,10 +71,10 @@ def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdi
             return _verdict(1.0 if judge(answer, entry) else 0.0, answer, entry, config)
         except NoPolynomial as error:
             return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
-    return _own_score(config, name, answer, entry, example)
+    return _dataset_score(config, name, answer, entry, example)
 
 
-def _own_score(
+def _dataset_score(
     config: ReasoningGymScore, name: str, answer: str, entry: Mapping[str, Any], example: Example
 ) -> Verdict:
     """The dataset's own mark."""

@@ -236,8 +236,8 @@ class Counting:
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        self._said: list[bytes] = []
-        self._reader = threading.Thread(target=lambda: self._said.append(self._process.stderr.read()), daemon=True)
+        self._stderr: list[bytes] = []
+        self._reader = threading.Thread(target=lambda: self._stderr.append(self._process.stderr.read()), daemon=True)
         self._reader.start()
 
     def result(self, say: Say) -> dict[str, dict[str, Any]]:
@@ -250,7 +250,7 @@ class Counting:
         code = self._process.wait()
         self._reader.join()
         if code != 0:
-            last = b"".join(self._said).decode(errors="replace").strip().splitlines()[-1:]
+            last = b"".join(self._stderr).decode(errors="replace").strip().splitlines()[-1:]
             raise ValueError(f"collectives could not be counted: {' '.join(last)}")
         with open(self._out, encoding="utf-8") as file:
             return json.load(file)
