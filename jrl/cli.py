@@ -1,4 +1,4 @@
-"""The command line. Nothing here imports JAX before a command needs it: a typo must be refused in a moment."""
+"""The command line. Nothing here imports JAX before a command needs it: a typo must be refused at once."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
 
 
 def reading_bar() -> Callable[[int, int], None] | None:
-    """Returns what shows (bytes read, bytes there are) of published weights; None where nobody looks on."""
+    """Returns what shows (bytes read, bytes in all) of published weights; None without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     from jrl.run.report.text import bar

@@ -87,7 +87,7 @@ RESERVED_ROLES = ("reference", "previous")
 
 
 def check_counts(stage: Any, names: Sequence[str]) -> None:
-    """Raises ValueError for a field that is no sensible count."""
+    """Raises ValueError for a count that is out of range."""
     for name in names:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:

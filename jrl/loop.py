@@ -79,7 +79,7 @@ def steps(job: Job) -> Iterator[Step]:
             records.save(job, progress)
             saved = job.done
             yield emitted
-    except GeneratorExit:  # whoever looks on has left
+    except GeneratorExit:  # the caller has left the loop
         if held is not None:
             records.emit(job, held)
         if saved != job.done:

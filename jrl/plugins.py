@@ -49,7 +49,7 @@ class Parts:
 
 
 def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
-    """Returns the tables extended by `parts`. Raises PartError for a part that is no part or a name that is taken."""
+    """Returns the tables extended by `parts`. Raises PartError for a bad part or a name that is taken."""
     merged = {table: dict(rows) for table, rows in tables.items()}
     added: dict[str, list[str]] = {table: [] for table in merged}
     sources, texts, hashes = [], [], {}

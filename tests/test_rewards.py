@@ -159,7 +159,7 @@ def test_padding_that_config_leaves_out_is_its_familys():
 def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
     opened_judge = opened(folder)._replace(program=lambda params, tokens, length: np.float32([[bad, 1], [2, 3]]))
     learned = judged(opened_judge, [[Message("user", "1+1?"), answer("2")]] * 2)
-    assert learned.problems == [f"its labels are {bad}, 1.0, which is no number", ""]
+    assert learned.problems == [f"its labels are {bad}, 1.0, which are not numbers", ""]
     assert np.isnan(learned.values[0]).all()
     scores = HostScores(
         reward=np.float32([1, 1]), valid=np.ones(2, bool), verdict=np.int8([Status.CORRECT] * 2),
@@ -168,7 +168,7 @@ def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
     out = add_scores(scores, learned)
     np.testing.assert_array_equal(out.reward, [0, 1 + 2 + 0.5 * 3])
     np.testing.assert_array_equal(out.valid, [False, True])
-    assert out.details[0] == f"RewardModel: its labels are {bad}, 1.0, which is no number"
+    assert out.details[0] == f"RewardModel: its labels are {bad}, 1.0, which are not numbers"
 
 
 def answer(text):

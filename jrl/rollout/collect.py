@@ -124,7 +124,7 @@ def collect(
     """Waits for the scores of a draw, and returns it with them on the device. Padding rows are masked.
 
     Args:
-      stop: asked while the verifiers work. progress: told (scored, all) completions.
+      stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
     Raises: StopRequested where `stop` says so.
     """

@@ -57,7 +57,7 @@ def measure(
 
     Args:
       weights: the policy's.
-      announce: told how many prompts of how many are being sampled, before each batch.
+      announce: called before each batch with (prompts sampled, prompts in all).
       stop: asked before each batch, and while the verifiers work.
 
     Raises: StopRequested where `stop` says so.

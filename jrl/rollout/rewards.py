@@ -75,11 +75,11 @@ def open_judge(
 
     Args:
       program: (name, function) -> the function compiled, such as a run's program cache.
-      announce: told (bytes read, bytes there are).
+      announce: called with (bytes read, bytes in all).
       tokenizer: None: the one in the folder.
       width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
 
-    Raises: ValueError for a folder that is no classifier, and for weights that are not one a label.
+    Raises: ValueError for a folder that is not a classifier, and where there is not one weight a label.
     """
     _, cfg, labels, pad_id = classifier_of(config.published)
     if len(config.weights) != len(labels):
@@ -168,7 +168,7 @@ def reward_model_source(opened: Judge) -> RewardSource:
             values[good] = np.concatenate(jax.device_get(ticket.labels))[: len(good)]
         for row in good:
             if not np.isfinite(values[row]).all():
-                problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which is no number"
+                problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which are not numbers"
                 values[row] = np.nan
         return LearnedScores(tuple(names), opened.weights, values, problems)
 

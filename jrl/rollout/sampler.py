@@ -166,7 +166,7 @@ def sample(
         without an action.
 
     Raises:
-      ValueError: B is no multiple of the batch shards, or stop strings came without their table.
+      ValueError: B is not a multiple of the batch shards, or stop strings came without their table.
     """
     if prompts.tokens.shape[0] % batch_shards(mesh):
         raise ValueError(
@@ -339,7 +339,7 @@ class _Shard(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """The sequences being decoded, [K] each. An idle slot's sequence is the number of sequences, which is no row."""
+    """The sequences being decoded, [K] each. An idle slot's sequence is the number of sequences, which is not a row."""
 
     sequence: Array  # int32, row of the shard's outputs
     token: Array  # int32, the token to feed next

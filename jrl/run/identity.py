@@ -20,7 +20,7 @@ from jrl.tasks.envs.contract import Source
 
 _log = logging.getLogger(__name__)
 
-PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
+PUBLISHED = "published"  # a copy of the model's configuration, so that a run can be read without that folder
 REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
 
 

@@ -71,7 +71,7 @@ def open_trained(
         policy out over devices; without it the configured mesh is used where it fits, else one device.
       step: a saved step; None: the newest.
       config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
-      announce: told (bytes read, bytes there are) while a published folder is read.
+      announce: called with (bytes read, bytes in all) while a published folder is read.
       stage: the name of a stage of the run: its newest saved step. None: of any stage.
       role: which of the run's models.
 

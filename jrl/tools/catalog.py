@@ -1,4 +1,4 @@
-"""What there is to choose from: the tables and the parts list, as `jrl list` prints them."""
+"""The tables and the parts list, as `jrl list` prints them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def export_policy(
       dtype: of the tensors, "float32" or "bfloat16".
       max_shard: of one file of tensors, such as "5GB" or "500MB".
       stage, role: as `open_trained` takes them.
-      announce: told (bytes read, bytes there are) while a published folder is read.
+      announce: called with (bytes read, bytes in all) while a published folder is read.
 
     Raises: ValueError for a source, a step, a size or a decoder that cannot be exported.
     """

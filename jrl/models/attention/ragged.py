@@ -116,7 +116,7 @@ def _kernel(
     values so weighted.
 
     Every query is multiplied with the keys of all heads, m J of them, and those of other heads are masked: the matrix
-    unit has to read all keys anyhow, and has room to spare for a few queries.
+    unit has to read all keys in any case, and has room for a few queries.
 
     Args:
       q, out: [H, K]. k, v: [m J, K]. column: [H, m J] int32. sinks, top, weight: [H, 1]. value: [H, K] float32.

@@ -24,7 +24,7 @@ def read(keys: Keys) -> Decoder:
     shape = read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False)
     layers, declared = shape["layers"], layer_flags(keys, shape["layers"])
     flags = tuple((i + 1) % 6 != 0 for i in range(layers)) if declared is None else declared
-    flags = (*flags[:-1], False)  # transformers makes the last layer a full one, whatever is said of it
+    flags = (*flags[:-1], False)  # transformers makes the last layer a full one, whatever the configuration says
     same = keys.flag("attention_k_eq_v", False)
     head_dim, kv_heads = _read_full(keys, shape, flags, same)
     shared = _count(keys, "num_kv_shared_layers", 0)

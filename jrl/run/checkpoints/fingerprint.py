@@ -13,7 +13,7 @@ import numpy as np
 from jrl.run.checkpoints import digest
 
 PyTree = Any
-OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are no part of a run's contents
+OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are not part of a run's contents
 
 
 def fingerprint(step: int, sections: Mapping[str, PyTree]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
     Args:
-      state: pytree of jax or numpy arrays, typed keys included; None is no leaf.
+      state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
       host: JSON values, no NaN (write None).
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.

@@ -48,7 +48,7 @@ def is_held_out(example: Example, config: Data) -> bool:
 def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple[int, ...], str | None]:
     """Returns the prompt's ids, role markers included, and what is wrong with them: None, "empty" or "too_long".
 
-    Raises: ValueError naming the example where its messages are no conversation for the tokenizer's chat template.
+    Raises: ValueError naming the example where its messages are not a conversation for the tokenizer's chat template.
     """
     if not any(message.content.strip() for message in example.messages):
         return (), "empty"

@@ -33,7 +33,7 @@ MAX_TEXT_CHARACTERS = 1 << 22  # characters that one renders
 CPU_SECONDS = 2
 WALL_SECONDS = 60.0  # of an answer, on a machine however busy
 MEMORY_MB = 512
-KNOWN_ROLES = (*ROLES, "developer", "function", "ipython", "model", "observation")  # a role is no free text
+KNOWN_ROLES = (*ROLES, "developer", "function", "ipython", "model", "observation")  # a role is not free text
 REASONING = ("reasoning_content", "thinking", "reasoning")
 FREE_FIELDS = frozenset(("content", "text", "description", *REASONING))
 # Names and values that conversations and schemas are made of, whatever they speak about.

@@ -77,7 +77,7 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
 def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabulary:
     """Returns the contents of a `tokenizer.json`. `more` are added tokens that its folder declares elsewhere.
 
-    Raises: ValueError where it is no such file, or of a kind that would lose text.
+    Raises: ValueError where it is not such a file, or of a kind that would lose text.
     """
     try:
         import tokenizers
@@ -136,7 +136,7 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
     Args:
       more: added tokens that its folder declares, some perhaps above the ids of the file.
       legacy: the blank in front of a text also goes in front of the text after every added token.
-    Raises: ValueError where it is no such file, or has no bytes to fall back to and so would lose text.
+    Raises: ValueError where it is not such a file, or has no bytes to fall back to and so would lose text.
     """
     try:
         # The library needs protobuf for this module only; orbax brings it.

@@ -3,7 +3,7 @@ r"""MathEqual: one final answer that means the same as the gold one, exactly.
 math-verify reads single expressions; what it would be generous about is refused before it sees any. The form of the
 answer (relation, tuple, interval, set, list, matrix) is taken apart here and must be the gold answer's; each piece is
 then compared as an exact rational, or to 50 digits, at fixed points of both signs where it has symbols. So `6 = 5`,
-`x=4=5`, `4 \lor 5`, `n=n=7`, `3, 3, 3` and `50\%` (for 50 or for 1/2) are no answers, and 1/2004! is not 1/2006!.
+`x=4=5`, `4 \lor 5`, `n=n=7`, `3, 3, 3` and `50\%` (for 50 or for 1/2) are not answers, and 1/2004! is not 1/2006!.
 
 Declared, not guessed: a percent sign, a unit, a degree sign, a currency or a \pm counts where the gold answer has the
 same; `x = 5` answers 5 only where `symbol` is "x". Needs the [math] extra. It runs in a worker only: an expression

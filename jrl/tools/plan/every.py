@@ -16,7 +16,7 @@ _HEADER = re.compile(r"^#\s*Topology:\s*(\S+)\s*$", re.MULTILINE)
 
 
 class Line(NamedTuple):
-    """What is said of one recipe."""
+    """The result for one recipe."""
 
     config: str
     topology: str

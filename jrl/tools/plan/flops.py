@@ -2,7 +2,7 @@
 
 Only products of matrices are counted, as they are computed: attention over whole rows, masked or not (by 'splash',
 over blocks of which the causal mask leaves something; windows are not looked at), and over whole blocks of the cache.
-The compiler's own count is no help here: it counts the body of a loop once.
+The compiler's count does not help here: it counts the body of a loop once.
 """
 
 from __future__ import annotations
