@@ -59,7 +59,7 @@ def test_a_saved_step_is_exported(run, tmp_path):
     assert export_policy(run, tmp_path / "one", step=1, dtype="bfloat16")[0] == 1
     first, last = open_trained(run, step=1).params, open_trained(tmp_path / "one").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), last, first)
-    with pytest.raises(ValueError, match="no save of step 7"):
+    with pytest.raises(ValueError, match="no checkpoint of step 7"):
         export_policy(run, tmp_path / "seven", step=7)
 
 

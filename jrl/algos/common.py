@@ -23,7 +23,7 @@ class TruncatedImportance:
     """
 
     cap: float = 2.0  # largest weight
-    level: Literal["token", "sequence", "geometric"] = "token"  # what a weight is of
+    level: Literal["token", "sequence", "geometric"] = "token"  # what one weight covers
 
 
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:

@@ -29,7 +29,9 @@ class AdamW:
     weight_decay: float = 0.0  # times the learning rate, subtracted from weights
     clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
     moments: Literal["bfloat16"] | None = None  # how they are stored; they are computed wide. None: as the parameters
-    memory: Literal["device", "host"] = "device"  # where they lie between updates; from the host they come leaf by leaf
+    memory: Literal["device", "host"] = (
+        "device"  # where they are between updates; from the host they are fetched leaf by leaf
+    )
 
     def __post_init__(self) -> None:
         if self.schedule != "constant" and self.decay_steps is None:

@@ -46,10 +46,10 @@ class YarnRope:
 
     factor: float  # divides the frequencies of slow pairs
     original_length: int  # tokens the model was first trained at
-    beta_fast: float = 32.0  # pairs that turn oftener than this within the original length stay
-    beta_slow: float = 1.0  # pairs that turn less often are divided by `factor`
+    beta_fast: float = 32.0  # pairs that rotate more often than this within the original length stay
+    beta_slow: float = 1.0  # pairs that rotate less often are divided by `factor`
     attention_factor: float | None = None  # of queries and keys; None: 0.1 ln(factor) + 1
-    truncate: bool = True  # the borders are whole pairs, as in the authors' code
+    truncate: bool = True  # the borders are rounded to pairs, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

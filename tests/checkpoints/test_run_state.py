@@ -129,7 +129,7 @@ def test_the_newest_saves_are_kept_and_older_ones_removed(tmp_path):
     assert saves.steps() == [10, 15]
     step, restored, host = saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=10)
     assert (step, host) == (10, {"at": 10}) and restored["w"].tolist() == [10, 10]
-    with pytest.raises(run_state.NoIntactStep, match=r"no save of step 5 .* \[10, 15\]"):
+    with pytest.raises(run_state.NoIntactStep, match=r"no checkpoint of step 5 .* \[10, 15\]"):
         saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=5)
 
 
@@ -377,7 +377,7 @@ def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(tmp_path):
 
 def test_no_intact_step_is_a_refusal_that_lists_them(tmp_path):
     target = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    with pytest.raises(run_state.NoIntactStep, match="holds no save"):
+    with pytest.raises(run_state.NoIntactStep, match="holds no checkpoint"):
         run_state.restore_step(tmp_path, target)
     for step in (5, 10):
         run_state.save_step(tmp_path, step, {"w": jnp.ones(2)}, {})

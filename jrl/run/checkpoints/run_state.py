@@ -193,7 +193,7 @@ def restore_step(
     present = list_steps(folder)
     if step is not None:
         if step not in present:
-            raise NoIntactStep(f"there is no save of step {step} in {folder}; there are {present or 'none'}")
+            raise NoIntactStep(f"there is no checkpoint of step {step} in {folder}; there are {present or 'none'}")
         return step, *_read(folder, step, abstract_state, part)
     for candidate in reversed(present):
         try:
@@ -201,7 +201,7 @@ def restore_step(
         except DamagedStep as error:
             _log.warning("%s; trying the one before it", error)
             skipped.append((candidate, error.reason))
-    listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no save"
+    listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no checkpoint"
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
 
 
