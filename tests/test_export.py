@@ -81,7 +81,7 @@ def test_training_starts_from_published_weights_and_needs_the_folder_no_more(run
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-9, rtol=1e-7), now, was)
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(config + b" ")
-    with pytest.raises(RefusedIdentity, match="is not what"):
+    with pytest.raises(RefusedIdentity, match="differs from what"):
         jrl.train(str(gin), [*few, "Online.steps=2"], run=tmp_path / "run")
     shutil.rmtree(folder)
     jrl.train(str(gin), [*few, "Online.steps=2"], run=tmp_path / "run")
