@@ -78,8 +78,8 @@ def load_config(
         return checked(config, loaded), loaded
     file = find_config(config)
     named, binding_file = gin.peek(file, bindings, Config, "parts")
-    config_parts = [paths.beside(part, binding_file) if isinstance(part, str) else part for part in named or ()]
-    loaded = load_parts([*config_parts, *parts])
+    own = [paths.beside(part, binding_file) if isinstance(part, str) else part for part in named or ()]
+    loaded = load_parts([*own, *parts])
     return checked(gin.load(file, bindings, Config, config_classes(loaded.tables), PATH_FIELDS), loaded), loaded
 
 

@@ -89,8 +89,8 @@ def program(mesh_shape, config, algo, dtype, experts):
             fields = ("old_values", "old_logprobs")
             recomputed = Recomputed(**learner.recompute(old, packed, fields=fields, **static))
             values = [[(recomputed.old_values, plan.source)]]
-        credited = credit(rollout, scores, (), hyper, *values, num_groups=B, **judged)
-        batch = finish_sampled(packed, recomputed, plan, credited, hyper, **judged)
+        said = credit(rollout, scores, (), hyper, *values, num_groups=B, **judged)
+        batch = finish_sampled(packed, recomputed, plan, said, hyper, **judged)
         sums = loss_sums(weights, batch, hyper, (), router, objective=objective, **static)
         return (
             sums.loss / batch.denominator,
@@ -523,8 +523,8 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     adamw = jax.tree.map(jnp.float32, AdamW(learning_rate=1e-2, weight_decay=0.1))
     params = init(jax.random.key(0), MODEL.spec(cfg))
     params["layers"]["layer_scale"] = jnp.full((1, 1), 0.7)
-    weights = Weights(params, {})
-    policy = state.models["policy"].replace(params=params, opt_state=optimizer(adamw).init(weights))
+    own = Weights(params, {})
+    policy = state.models["policy"].replace(params=params, opt_state=optimizer(adamw).init(own))
     state = state.replace(models={"policy": policy})
     static = dict(objective=ALGOS["GRPO"], model=MODEL, cfg=cfg, chunk=16)
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
@@ -532,7 +532,7 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     layers = after.models["policy"].params["layers"]
     unchanged = {name for name, leaf in layers.items() if np.array_equal(leaf, params["layers"][name])}
     assert unchanged == {"layer_scale"}
-    gradient = jax.jit(lambda w: loss_sums(w, batch, hyper, (), **static).gradient.params)(weights)
+    gradient = jax.jit(lambda w: loss_sums(w, batch, hyper, (), **static).gradient.params)(own)
     assert not np.any(gradient["layers"]["layer_scale"]) and np.any(gradient["layers"]["q"])
 
 

@@ -365,11 +365,9 @@ def test_rows_that_hold_no_pair_are_refused():
 def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):
     rows, cfg, objective = stored(), model_config("float32"), ALGOS["BradleyTerry"]
     hyper, adamw = jax.tree.map(jnp.float32, (objective.config(), AdamW(learning_rate=1e-2)))
-    weights, zero = jax.tree.map(jnp.asarray, drawn("float32", 3)), jnp.int32(0)
-    reward = ModelState(
-        params=weights.params, frozen=None, heads=weights.heads, opt_state=begin(adamw, weights), version=zero
-    )
-    policy = ModelState(params=weights.params, frozen=None, heads={}, opt_state=None, version=zero)
+    own, zero = jax.tree.map(jnp.asarray, drawn("float32", 3)), jnp.int32(0)
+    reward = ModelState(params=own.params, frozen=None, heads=own.heads, opt_state=begin(adamw, own), version=zero)
+    policy = ModelState(params=own.params, frozen=None, heads={}, opt_state=None, version=zero)
     state = TrainState(
         step=zero, models={"policy": policy, "reward": reward}, objective=(), key=jax.random.key(0), skipped=zero
     )
@@ -393,6 +391,4 @@ def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):
     assert int(metrics["update/tokens"]) == rows.action_mask.sum() and int(after.skipped) == 0
     same = lambda a, b: all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)))
     assert same(after.models["policy"], state.models["policy"])
-    assert not same(after.models["reward"].heads, weights.heads) and not same(
-        after.models["reward"].params, weights.params
-    )
+    assert not same(after.models["reward"].heads, own.heads) and not same(after.models["reward"].params, own.params)

@@ -328,8 +328,8 @@ def update(
     A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimizer
     as they were, bit for bit, and is counted.
     """
-    model_state, frozen = state.models[role], frozen_of(state.models, role)
-    trainable = Weights(model_state.params, model_state.heads)
+    own, frozen = state.models[role], frozen_of(state.models, role)
+    trainable = Weights(own.params, own.heads)
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
     sums = loss_sums(trainable, batch, config, state.objective, router, **static, frozen=frozen)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
@@ -339,8 +339,8 @@ def update(
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    may_move = Weights(trained(model.spec(cfg)), dict.fromkeys(model_state.heads, True))
-    trainable, opt_state, updates = step(adamw, gradient, model_state.opt_state, trainable, may_move, sound)
+    may_move = Weights(trained(model.spec(cfg)), dict.fromkeys(own.heads, True))
+    trainable, opt_state, updates = step(adamw, gradient, own.opt_state, trainable, may_move, sound)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
@@ -353,9 +353,9 @@ def update(
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,
     }
-    model_state = model_state.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
+    own = own.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
     state = state.replace(
-        models={**state.models, role: model_state},
+        models={**state.models, role: own},
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -395,10 +395,10 @@ def close_step(
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
-    trained = state.models[role]
-    models = {**state.models, role: trained.replace(version=trained.version + 1)}
+    model_state = state.models[role]
+    models = {**state.models, role: model_state.replace(version=model_state.version + 1)}
     if previous is not None:
-        models["previous"] = state.models["previous"].replace(params=previous, version=trained.version)
+        models["previous"] = state.models["previous"].replace(params=previous, version=model_state.version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 

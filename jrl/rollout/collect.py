@@ -164,17 +164,17 @@ def refilled(
     Args:
       another: draws and scores one more round. keep: (round) -> [N] bool on the device, rows that the objective takes.
     """
-    rounds, signal_groups = [first], [groups_with_signal(first, keep(first), samples)]
+    rounds, kept = [first], [groups_with_signal(first, keep(first), samples)]
     # Every process sees the same rewards, so every process takes the same number of rounds.
-    while sum(map(len, signal_groups)) < len(first.visits) and len(rounds) <= most:
+    while sum(map(len, kept)) < len(first.visits) and len(rounds) <= most:
         rounds.append(another())
-        signal_groups.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
+        kept.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
     counters = {
         "refill/rounds": float(len(rounds) - 1),
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
-        "refill/groups_with_signal": float(sum(map(len, signal_groups))),
+        "refill/groups_with_signal": float(sum(map(len, kept))),
     }
-    merged = first if len(rounds) == 1 else merge(rounds, signal_groups, samples, mesh)
+    merged = first if len(rounds) == 1 else merge(rounds, kept, samples, mesh)
     return merged._replace(metrics={**merged.metrics, **counters})
 
 
@@ -184,13 +184,11 @@ def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
 
-def merge(rounds: list[Collected], signal_groups: list[list[int]], samples: int, mesh: Mesh) -> Collected:
+def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Mesh) -> Collected:
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
     num_groups = len(rounds[0].visits)
-    good = [(r, g) for r, groups in enumerate(signal_groups) for g in groups]
-    rest = [
-        (r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(signal_groups[r])
-    ]
+    good = [(r, g) for r, groups in enumerate(kept) for g in groups]
+    rest = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
     chosen = (good + rest)[:num_groups]
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
     pad = rounds[0].host["length"].shape[0] - len(rows)

@@ -271,8 +271,8 @@ class Scorer:
                 if verdict.reward is not None:
                     components[self._names[row]][place] = verdict.reward
             details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail))
-        by_name = collections.Counter(Status(value).name for value in status)
-        counts = {kind.name: by_name[kind.name] for kind in Status}
+        found = collections.Counter(Status(value).name for value in status)
+        counts = {kind.name: found[kind.name] for kind in Status}
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed)
 
 

@@ -14,11 +14,11 @@ from jrl.models.shape import Decoder
 
 def check_host(config: Config, mesh: Mesh) -> None:
     """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
-    settings = ["AdamW.memory='host'"] * any(stage.optimizer.memory == "host" for stage in config.stages)
+    wanted = ["AdamW.memory='host'"] * any(stage.optimizer.memory == "host" for stage in config.stages)
     if getattr(config.model, "remat", None) == "offload":
-        settings.append(f"{type(config.model).__name__}.remat='offload'")
-    for setting in settings:
-        check_host_memory(setting, mesh.devices.flat[0])
+        wanted.append(f"{type(config.model).__name__}.remat='offload'")
+    for said in wanted:
+        check_host_memory(said, mesh.devices.flat[0])
 
 
 def check_router(config: Config, cfg: Any) -> None:

@@ -294,12 +294,12 @@ def open_stages(
     names, stored = stage_names(config.stages), iter(streams[1:])
     table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
     stages: list[OfflineStage | OnlineStage] = []
-    for name, stage, stage_programs in zip(names, config.stages, policy.programs.stages):
+    for name, stage, own in zip(names, config.stages, policy.programs.stages):
         common = dict(
             name=name,
             config=stage,
             objective=row_of(tables, "algos", stage.objective),
-            programs=stage_programs,
+            programs=own,
             arrays=stage_arrays(stage, number),
             shape=programs.packed_shape(stage, config, tables, mesh),
         )
@@ -317,7 +317,7 @@ def open_stages(
             )
             continue
         sampler = PromptSampler(
-            program=stage_programs.sample,
+            program=own.sample,
             stream=streams[0],
             tokenizer=policy.tokenizer,
             mesh=mesh,
@@ -333,7 +333,7 @@ def open_stages(
                 **common,
                 sampler=sampler,
                 scorer=scorer,
-                sources=reward_sources(stage, stage_programs, judge),
+                sources=reward_sources(stage, own, judge),
                 temperature=number(config.sampler.temperature or 1.0),
             )
         )
@@ -346,9 +346,9 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
     return StageArrays(as_numbers(stage.objective), as_numbers(stage.optimizer), as_numbers(stage.learner.router))
 
 
-def reward_sources(stage: Online, programs: StagePrograms, judge: Judge | None) -> tuple[RewardSource, ...]:
+def reward_sources(stage: Online, own: StagePrograms, judge: Judge | None) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
-    scores_of = lambda role: lambda state, packed: programs.scores(weights_of(state.models, role), packed)
+    scores_of = lambda role: lambda state, packed: own.scores(weights_of(state.models, role), packed)
     from_roles = [role_source(role, weight, scores_of(role)) for role, weight in stage.rewards.items()]
     return (*([] if judge is None else [reward_model_source(judge)]), *from_roles)
 

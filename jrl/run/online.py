@@ -81,7 +81,7 @@ def step(
     most = stage.objective.refill(stage.config.objective)
     if most is not None:
         refill = lambda: wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state))))
-        keep = lambda collected: stage.programs.keep(collected.rollout, collected.scores, stage.arrays.objective)
+        keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
         filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler.mesh)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)

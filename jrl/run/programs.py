@@ -138,9 +138,9 @@ def begin_stage(
     """
     needs = objective.needs(config)
     models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
-    trained = models[trains] if trains in models else copy_of(models["policy"])
+    own = models[trains] if trains in models else copy_of(models["policy"])
     name = zlib.crc32(trains.encode())
-    missing = [head for head in needs.heads if head not in trained.heads]
+    missing = [head for head in needs.heads if head not in own.heads]
     if missing:
         drawn = fresh_heads(
             missing,
@@ -149,14 +149,14 @@ def begin_stage(
             cfg.param_dtype,
             lambda names: spec(names, TRAIN),
         )
-        trained = trained.replace(heads={**trained.heads, **drawn})
-    opt_state = begin(adamw, Weights(trained.params, trained.heads))
-    trained = trained.replace(opt_state=opt_state, version=jnp.zeros_like(trained.version))
+        own = own.replace(heads={**own.heads, **drawn})
+    opt_state = begin(adamw, Weights(own.params, own.heads))
+    own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
     if needs.reference:
-        models["reference"] = copy_of(trained, trained.shares or trains)
+        models["reference"] = copy_of(own, own.shares or trains)
     if keeps_previous:
-        models["previous"] = copy_of(trained)
-    models[trains] = trained
+        models["previous"] = copy_of(own)
+    models[trains] = own
     return state.replace(models=models, objective=objective.init_state(config))
 
 

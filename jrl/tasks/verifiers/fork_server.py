@@ -155,8 +155,8 @@ def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb:
         seed_everything()
         verifier, config = rows[item["row"]]
         verdict = judge(verifier, config, item["completion"], example)
-        answer = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
-        reply(connection, {**answer, "detail": verdict.detail})
+        said = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
+        reply(connection, {**said, "detail": verdict.detail})
 
 
 def allow_cpu(cpu_seconds: float) -> None:
