@@ -1,0 +1,138 @@
+"""Writes the pages that are made from data: docs/methods.md and docs/papers.md.
+
+    python docs/generate.py
+
+What stands in them comes from the list of parts, the docstrings of the objectives, and the headers of the
+configurations in configs/algos/, so that they say what is there. A test compares them with what this program writes.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import pathlib
+import re
+
+from jrl.algos import ALGOS
+from jrl.algos.parts import PARTS
+
+ROOT = pathlib.Path(__file__).parents[1]
+SECTIONS = {
+    "S": "Sampling strategies",
+    "R": "Rewards and their shaping",
+    "F": "Filters and curricula",
+    "A": "Advantages",
+    "L": "Policy losses",
+    "K": "KL and entropy terms",
+    "G": "Reductions",
+    "V": "Value learning",
+    "P": "Preference, supervised and reward-model losses",
+    "O": "Optimizers",
+    "M": "Measurement",
+}
+GENERATED = "<!-- Written by docs/generate.py. Change the data that it reads, then run it again. -->\n"
+
+
+def ids_of(text: str) -> set[str]:
+    """Returns the part ids that a text names."""
+    return set(re.findall(rf"\b([{''.join(SECTIONS)}]\d{{1,2}})\b", text))
+
+
+def ordered(ids: set[str]) -> list[str]:
+    """Returns part ids in the order of their sections and numbers."""
+    return sorted(ids, key=lambda part: (list(SECTIONS).index(part[0]), int(part[1:])))
+
+
+def module_of(name: str) -> str:
+    """Returns the module of an objective, by its row in ALGOS."""
+    return ALGOS[name].config.__module__
+
+
+def parts_of_objectives() -> dict[str, set[str]]:
+    """Returns the part ids that each objective's file names in its docstring."""
+    return {name: ids_of(importlib.import_module(module_of(name)).__doc__) for name in ALGOS}
+
+
+def recipes() -> dict[str, tuple[str, list[str]]]:
+    """Returns {path: (first line of the header, titles of its papers)} of the configurations in configs/algos/."""
+    headers = {}
+    for path in sorted((ROOT / "configs" / "algos").glob("*.gin")):
+        header = path.read_text(encoding="utf-8").split("\n\n")[0]
+        lines = [line.removeprefix("#").strip() for line in header.splitlines()]
+        titles = [line.removeprefix("Paper: ") for line in lines if line.startswith("Paper: ")]
+        headers[path.relative_to(ROOT).as_posix()] = (lines[0], titles)
+    return headers
+
+
+def methods() -> str:
+    """Returns docs/methods.md: a table of parts for each section, then the objectives and what they are made of."""
+    users = parts_of_objectives()
+    out = [
+        "# Methods",
+        GENERATED,
+        "Every formula that is in jrl, where its code is and what checks it. The formulas are in "
+        "[algorithms.md](algorithms.md); `jrl list parts --json` prints the same table.",
+        "",
+    ]
+    for letter, title in SECTIONS.items():
+        rows = [part for part in PARTS if part["id"][0] == letter]
+        if not rows:
+            continue
+        out += [
+            f"## {letter}: {title}",
+            "",
+            "| id | function | returns | tests | objectives |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for part in sorted(rows, key=lambda part: int(part["id"][1:])):
+            used = ", ".join(name for name, ids in users.items() if part["id"] in ids)
+            module, name = part["function"].split(":")
+            signature = f"`{module.removeprefix('jrl.')}.{name}({', '.join(part['inputs'])})`"
+            out.append(f"| {part['id']} | {signature} | {part['output']} | {len(part['tests'])} | {used} |")
+        out.append("")
+    out += ["## Objectives", "", "| name | what it is | parts | file |", "| --- | --- | --- | --- |"]
+    for name in ALGOS:
+        module = importlib.import_module(module_of(name))
+        headline = module.__doc__.split("\n\n")[0].replace("\n", " ")
+        path = f"{module_of(name).replace('.', '/')}.py"
+        out.append(f"| `{name}` | {headline} | {', '.join(ordered(users[name]))} | {path} |")
+    return "\n".join(out) + "\n"
+
+
+def papers() -> str:
+    """Returns docs/papers.md: a row for each paper, which of its parts are here, and the configurations that run it."""
+    here = {part["id"] for part in PARTS}
+    runs: dict[str, list[str]] = {}
+    for path, (_, titles) in recipes().items():
+        for title in titles:
+            runs.setdefault(title, []).append(path)
+    with open(ROOT / "docs" / "papers.tsv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    out = [
+        "# The papers behind jrl",
+        GENERATED,
+        f"{len(rows)} papers on fine-tuning language models with reinforcement learning, and what of each is here. Ids "
+        'are those of [methods.md](methods.md). "Not yet" names the parts that jrl does not have.',
+        "",
+        "| paper | what it brings | here | not yet | run it |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        wanted = set(row["parts"].split())
+        found, missing = ordered(wanted & here), ordered(wanted - here)
+        listed = ", ".join(f"`{path}`" for path in runs.pop(row["title"], []))
+        cells = [row["title"], row["contribution"], ", ".join(found), ", ".join(missing), listed]
+        out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    if runs:
+        out += ["", "Configurations of papers beside these:", ""]
+        out += [f"* {title}: {', '.join(f'`{path}`' for path in paths)}" for title, paths in sorted(runs.items())]
+    return "\n".join(out) + "\n"
+
+
+PAGES = {"docs/methods.md": methods, "docs/papers.md": papers}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")
+        print(f"wrote {name}")

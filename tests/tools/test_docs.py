@@ -1,0 +1,32 @@
+"""The pages that are generated are what docs/generate.py writes now."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["docs/methods.md", "docs/papers.md"])
+def test_a_generated_page_is_up_to_date(generate, page):
+    assert (ROOT / page).read_text(encoding="utf-8") == generate.PAGES[page](), "run python docs/generate.py"
+
+
+def test_every_objective_names_the_parts_that_it_is_made_of(generate):
+    assert all(generate.parts_of_objectives().values())
+
+
+def test_every_paper_has_a_row(generate):
+    rows = (ROOT / "docs" / "papers.tsv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1 + 131 and all(row.count("\t") == 2 for row in rows)
