@@ -307,7 +307,7 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
         opens()
     for key in began:  # not the day of today, and no word of weights that would be others
         (run / "reward.json").write_text(json.dumps({name: value for name, value in began.items() if name != key}))
-        with pytest.raises(RefusedIdentity, match=rf"reward\.json has no '{re.escape(key)}', which"):
+        with pytest.raises(RefusedIdentity, match=rf"reward\.json has no '{re.escape(key)}'; it records"):
             opens()
     (run / "reward.json").unlink()
     with pytest.raises(RefusedIdentity, match=r"reward\.json is missing"):
