@@ -138,11 +138,11 @@ def absent(reasons: dict[str, str]) -> dict[str, dict]:
     return {name: {"missing": why.strip().splitlines()[-1]} for name, why in reasons.items()}
 
 
-def agreeing(systems: dict[str, dict], said: dict[str, dict]) -> dict[str, dict]:
+def agreeing(systems: dict[str, dict], updates: dict[str, dict]) -> dict[str, dict]:
     """Returns the systems of a row, each with whether it did the same work as jrl; jrl itself, and one that was not
     asked, without."""
-    told = lambda name: name != "jrl" and "jrl" in said and name in said
-    return {name: {**row, "agrees": table.agrees(said["jrl"], said[name])} if told(name) else row
+    has_update = lambda name: name != "jrl" and "jrl" in updates and name in updates
+    return {name: {**row, "agrees": table.agrees(updates["jrl"], updates[name])} if has_update(name) else row
             for name, row in systems.items()}  # fmt: skip
 
 
@@ -168,17 +168,17 @@ def update(bench: Bench) -> Rows:
         return
     case, systems = UPDATE, open_all(bench)
     failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
-    said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
-    print(table.equal_work(said), flush=True)
+    updates = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
+    print(table.equal_work(updates), flush=True)
     row = {
         "roofline_seconds": hardware.update_seconds(bench.shape, case, bench.limits, case.sequences),
-        "equal_work": said,
+        "equal_work": updates,
     }
     runs = side_by_side(bench, systems, "update", case=case)
     for name, system in systems.items():
         runs[name]["peak_bytes"] = ask(system, "peak_bytes")
         close(system)
-    row["systems"] = agreeing(runs, said) | absent(bench.missing | failed)
+    row["systems"] = agreeing(runs, updates) | absent(bench.missing | failed)
     print(table.LEARNING_HEAD, table.learning_lines("update", row), sep="\n", flush=True)
     yield "update", row
 
@@ -191,18 +191,18 @@ def step(bench: Bench) -> Rows:
             continue
         systems = open_all(bench)
         failed = prepare(bench, systems, "open_learning", scratch=str(bench.folder), case=case)
-        said = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
-        print(table.equal_work(said), flush=True)
+        updates = {name: ask(system, "update", case=case, seed=0) for name, system in systems.items()}
+        print(table.equal_work(updates), flush=True)
         for system in systems.values():
             ask(system, "step", case=case, seed=0)
-        row = {"roofline_seconds": hardware.step_seconds(bench.shape, case, bench.limits), "equal_work": said}
+        row = {"roofline_seconds": hardware.step_seconds(bench.shape, case, bench.limits), "equal_work": updates}
         runs = side_by_side(bench, systems, "step", case=case)
         if "jrl" in systems:
             runs["jrl"]["parts"] = ask(systems["jrl"], "parts", case=case)
         for name, system in systems.items():
             runs[name]["peak_bytes"] = ask(system, "peak_bytes")
             close(system)
-        row["systems"] = agreeing(runs, said) | absent(bench.missing | failed)
+        row["systems"] = agreeing(runs, updates) | absent(bench.missing | failed)
         print(table.learning_lines(f"step, {case.name}", row), flush=True)
         if "jrl" in systems:
             print(table.parts_line(runs["jrl"]["parts"]), flush=True)
@@ -251,7 +251,7 @@ def sweeps(bench: Bench) -> Rows:
     for title, points in SWEEPS.items():
         if bench.rows not in f"sweep, {title}":
             continue
-        found = []
+        rows = []
         for value, change in points:
             shape = dataclasses.replace(bench.shape, **change.shape)
             case = Learning("sweep")._replace(**change.case)
@@ -268,9 +268,9 @@ def sweeps(bench: Bench) -> Rows:
             peak = ask(system, "peak_bytes")
             close(system)
             least = hardware.step_seconds(shape, case, bench.limits)
-            found.append({"value": value, **row, "peak_bytes": peak, "roofline_seconds": least})
-            print(table.sweep_line(title, found[-1]), flush=True)
-        yield f"sweep, {title}", {"points": found}
+            rows.append({"value": value, **row, "peak_bytes": peak, "roofline_seconds": least})
+            print(table.sweep_line(title, rows[-1]), flush=True)
+        yield f"sweep, {title}", {"points": rows}
 
 
 MEASURES = {"sampler": sampler, "update": update, "step": step, "start": start, "sweeps": sweeps}

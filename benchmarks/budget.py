@@ -76,14 +76,14 @@ def compare(name: str) -> list[dict]:
     topology, path = parse_topology(where), f"configs/plan/{source}.gin"
     config, parts = load_config(path, bindings)
     case = make_case(with_known_shape(config)[0], parts, topology.num_devices)
-    said = assigned.ask([path, *bindings], topology, PROGRAMS)
+    compiled = assigned.ask([path, *bindings], topology, PROGRAMS)
     counted, rows = budget.of_programs(case), []
-    for program, found in said.items():
-        whole = by_kind(program, found, counted[program], budget.resident_memory(case)).total
+    for program, memory in compiled.items():
+        assigned_bytes = by_kind(program, memory, counted[program], budget.resident_memory(case)).total
         rows.append({
-            "case": name, "program": split_name(program)[1], "ratio": counted[program].total / whole,
-            "arithmetic": counted[program].total / GIB, "compiled": whole / GIB,
-            "kinds": {kind: size / GIB for kind, size in counted[program]._asdict().items()}, "said": vars(found),
+            "case": name, "program": split_name(program)[1], "ratio": counted[program].total / assigned_bytes,
+            "arithmetic": counted[program].total / GIB, "compiled": assigned_bytes / GIB,
+            "kinds": {kind: size / GIB for kind, size in counted[program]._asdict().items()}, "compiler": vars(memory),
         })  # fmt: skip
     return rows
 
@@ -102,9 +102,9 @@ def main() -> None:
     print(f"{'case':>20}  {'program':>8}  arithmetic  compiled  ratio", flush=True)
     for name in {**CASES, **HELD_OUT}:
         if args.only in name:
-            found = compare(name)
-            rows += found
-            for r in found:
+            compared = compare(name)
+            rows += compared
+            for r in compared:
                 numbers = f"{r['arithmetic']:10.2f}  {r['compiled']:8.2f}  {r['ratio']:5.2f}"
                 print(f"{name:>20}  {r['program']:>8}  {numbers}", flush=True)
             args.out.write_text(json.dumps(rows, indent=1) + "\n")

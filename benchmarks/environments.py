@@ -52,7 +52,7 @@ def python_of(name: str, cache: Path, versions: Path | None = None) -> str:
         clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
         done = subprocess.run(command, capture_output=True, text=True, env=clean)
         if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise Missing(f"{name} cannot be installed: {' / '.join(said[-3:])}")
+            output = (done.stderr or done.stdout).strip().splitlines()
+            raise Missing(f"{name} cannot be installed: {' / '.join(output[-3:])}")
     stamp.write_text(fingerprint(versions))
     return str(python)

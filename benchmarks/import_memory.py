@@ -114,10 +114,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         size = write_model(Path(scratch), args.gigabytes)
         command = [sys.executable, "-m", "benchmarks.import_memory", CHILD, scratch, "--devices", str(args.devices)]
-        said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found = json.loads(said)
-    above = found["peak"] - size
-    print(json.dumps({"model": size, **found, "above_model": above, "within_1_gb": above <= 1e9}))
+        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    result = json.loads(output)
+    above = result["peak"] - size
+    print(json.dumps({"model": size, **result, "above_model": above, "within_1_gb": above <= 1e9}))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def open_sampling(folder: str, case: list[Any], bindings: list[str]) -> None:
     """Prepares a sampling case, and runs it once."""
     case = Sampling(*case)
     completion = case.completion_length if case.cache is None else case.cache - case.prompt_length
-    said = [
+    sampling_bindings = [
         f"Data.prompt_length={case.prompt_length}",
         f"Sampler.completion_length={completion}",
         f"Sampler.slots={case.slots}",
@@ -123,11 +123,11 @@ def open_sampling(folder: str, case: list[Any], bindings: list[str]) -> None:
         *(setting for setting in sampling_settings(case.lengths) if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
-    trained = open_trained(folder, said)
+    trained = open_trained(folder, sampling_bindings)
     budget = None
     if case.lengths != "full" or case.cache is not None:
-        wanted = shapes.lengths(case)
-        budget = jax.device_put(wanted, batch_sharding(trained.policy.mesh, 1))
+        lengths = shapes.lengths(case)
+        budget = jax.device_put(lengths, batch_sharding(trained.policy.mesh, 1))
     OPENED[case.name] = trained, budget
     sample(case, 0)
 
@@ -152,10 +152,10 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
         host = jax.device_get({"tokens": rollout.tokens, "action_mask": rollout.action_mask})
         return [completion_text(policy.tokenizer, host, row) for row in rows], host["action_mask"].sum(axis=1)
 
-    seconds, (said, drawn) = timed(call)
+    seconds, (texts_out, drawn) = timed(call)
     if drawn.tolist() != shapes.lengths(case).tolist():
         raise ValueError(f"{case.name}: completions have {drawn.tolist()} tokens")
-    return {"seconds": seconds, "tokens": int(drawn.sum()), "text": said[0][:80]}
+    return {"seconds": seconds, "tokens": int(drawn.sum()), "text": texts_out[0][:80]}
 
 
 def visit(place: int, text: str, seed: int, tokenizer: Any) -> Visit:
@@ -186,8 +186,8 @@ def settings(case: Learning) -> tuple[str, ...]:
         f"Learner.row_length={row}",
         f"Learner.micro_batch_tokens={rows * row}",
     )
-    whole = ("Learner.micro_batch_tokens=768",)
-    learner = whole if case.name == shapes.UPDATE.name else apart
+    unshared = ("Learner.micro_batch_tokens=768",)
+    learner = unshared if case.name == shapes.UPDATE.name else apart
     return ("Learner.layers='unrolled'", *learner, *sampling_settings(case.lengths), "Checkpoint.every=1000000")
 
 
@@ -199,7 +199,7 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
     asked = Sampling("", 64 * case.prompts, 1, case.prompt_length)
     rows = [json.dumps({"prompt": text}) + "\n" for text in shapes.prompts(asked, vocab_size, 0)]
     (place / "prompts.jsonl").write_text("".join(rows))
-    said = [
+    learning_bindings = [
         "Config.task=@Jsonl()",
         f"Jsonl.path={str(place / 'prompts.jsonl')!r}",
         "Jsonl.needs_answer=False",
@@ -222,7 +222,7 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
         *(setting for setting in settings(case) if _name(setting) not in map(_name, bindings)),
         *bindings,
     ]
-    config = gin.load(None, said, Config, config_classes(TABLES))
+    config = gin.load(None, learning_bindings, Config, config_classes(TABLES))
     job = HELD.enter_context(open_job(config, load_parts(()), place / "run", threading.Event()))
     if case.lengths != "full":
         job.stages = (with_lengths(job.stages[0], shapes.lengths(case)),)
@@ -232,12 +232,12 @@ def open_learning(folder: str, scratch: str, case: list[Any], bindings: list[str
     OPEN[case.name] = Run(job, progress, case)
 
 
-def with_lengths(stage: online.OnlineStage, wanted: np.ndarray) -> online.OnlineStage:
+def with_lengths(stage: online.OnlineStage, lengths: np.ndarray) -> online.OnlineStage:
     """Returns the stage with a sampling program that is told the most tokens of every row, which a run leaves out."""
     sampler = stage.sampler
-    budget = jax.device_put(wanted, batch_sharding(sampler.mesh, 1))
-    told = lambda *arguments: sampler.program(*arguments[:-1], budget)
-    return dataclasses.replace(stage, sampler=dataclasses.replace(sampler, program=told))
+    budget = jax.device_put(lengths, batch_sharding(sampler.mesh, 1))
+    with_budget = lambda *arguments: sampler.program(*arguments[:-1], budget)
+    return dataclasses.replace(stage, sampler=dataclasses.replace(sampler, program=with_budget))
 
 
 def step(case: list[Any], seed: int) -> dict[str, Any]:
@@ -247,16 +247,16 @@ def step(case: list[Any], seed: int) -> dict[str, Any]:
 
     def call() -> dict[str, Any]:
         with jax.transfer_guard("disallow"):
-            run.progress, made = loop.take_step(run.job, run.progress)
+            run.progress, taken_step = loop.take_step(run.job, run.progress)
         run.job.done += 1
         jax.block_until_ready(run.progress)
-        return records.emit(run.job, made).metrics
+        return records.emit(run.job, taken_step).metrics
 
     seconds, metrics = timed(call)
-    wanted = shapes.lengths(run.case)
-    if metrics["loss/tokens"] != wanted.sum():
-        raise ValueError(f"{run.case.name}: {metrics['loss/tokens']} tokens were learned from, not {wanted.sum()}")
-    return {"seconds": seconds, "tokens": int(wanted.sum()), "reward": metrics["reward/mean"]}
+    lengths = shapes.lengths(run.case)
+    if metrics["loss/tokens"] != lengths.sum():
+        raise ValueError(f"{run.case.name}: {metrics['loss/tokens']} tokens were learned from, not {lengths.sum()}")
+    return {"seconds": seconds, "tokens": int(lengths.sum()), "reward": metrics["reward/mean"]}
 
 
 def parts(case: list[Any]) -> dict[str, float]:
@@ -279,14 +279,14 @@ def parts(case: list[Any]) -> dict[str, float]:
         )
     )
     run.progress = run.progress._replace(state=state)
-    made = records.Step(job.done + 1, stage.name, {**metrics, **batch.metrics}, batch)
-    writing, _ = timed(lambda: (records.keep(job, made), records.emit(job, made)))
+    taken_step = records.Step(job.done + 1, stage.name, {**metrics, **batch.metrics}, batch)
+    writing, _ = timed(lambda: (records.keep(job, taken_step), records.emit(job, taken_step)))
     job.done += 1
     return {"sampling": drawing, "verifying and packing": scoring, "update": learning, "writing": writing}
 
 
 def update(case: list[Any], seed: int) -> dict[str, Any]:
-    """Learns from a given batch: packing and one optimiser step. Returns its seconds, tokens, loss and the like."""
+    """Learns from a given batch: packing and one optimizer step. Returns its seconds, tokens, loss and the like."""
     run = OPEN[Learning(*case).name]
     job, stage = run.job, run.job.stages[0]
     given = shapes.batch(run.case, job.cfg.vocab_size, seed)

@@ -57,7 +57,7 @@ def train(folder: Path, bindings: list[str]) -> dict:
 
 def line(name: str, summary: dict) -> str:
     before, after = summary["eval"]["before_rl"], summary["eval"]["after_rl"]
-    said = [
+    columns = [
         f"{name:>9}",
         interval(before),
         interval(after),
@@ -71,11 +71,11 @@ def line(name: str, summary: dict) -> str:
         + ("" if before["tasks"][task]["high"] < after["tasks"][task]["low"] else " (intervals overlap)")
         for task in before["tasks"]
     ]
-    return "  ".join([*said, ", ".join(tasks)])
+    return "  ".join([*columns, ", ".join(tasks)])
 
 
-def interval(found: dict) -> str:
-    return f"{100 * found['mean']:5.1f} [{100 * found['low']:4.1f}, {100 * found['high']:4.1f}]"
+def interval(result: dict) -> str:
+    return f"{100 * result['mean']:5.1f} [{100 * result['low']:4.1f}, {100 * result['high']:4.1f}]"
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def usage(proc: Path = PROC) -> Usage:
 
 def stats(proc: Path) -> dict[int, tuple[int, int]]:
     """Returns process -> (its parent, ticks used by it and by those of its children that have ended)."""
-    found = {}
+    processes = {}
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -45,8 +45,8 @@ def stats(proc: Path) -> dict[int, tuple[int, int]]:
         except OSError:  # it ended meanwhile
             continue
         after_name = text.rpartition(")")[2].split()
-        found[int(entry.name)] = int(after_name[1]), sum(map(int, after_name[11:15]))
-    return found
+        processes[int(entry.name)] = int(after_name[1]), sum(map(int, after_name[11:15]))
+    return processes
 
 
 def own(root: int, processes: dict[int, tuple[int, int]]) -> int:
@@ -102,9 +102,9 @@ def in_turn(
     while waiting := [i for i in waiting if len(runs[i].seconds) < repeats and runs[i].disturbed <= most_disturbed]:
         for i in waiting:
             seconds, disturbed = watch(calls[i])
-            kept = runs[i]
-            counted = [*kept.seconds, seconds] if keep_disturbed or not disturbed else kept.seconds
-            runs[i] = Runs(counted, kept.disturbed + disturbed)
+            undisturbed = runs[i]
+            counted = [*undisturbed.seconds, seconds] if keep_disturbed or not disturbed else undisturbed.seconds
+            runs[i] = Runs(counted, undisturbed.disturbed + disturbed)
     return runs
 
 

@@ -76,7 +76,7 @@ class Sampling(NamedTuple):
     slots: int = 32  # rows decoded at once
     lengths: Literal["full", "geometric"] = "full"
     cache: int | None = None  # tokens of the cache that is allocated; None: prompt and completion
-    distinct: bool = True  # False: neighbours in groups of eight are the same text, each prefilled on its own
+    distinct: bool = True  # False: neighbors in groups of eight are the same text, each prefilled on its own
 
 
 SAMPLING = (

@@ -43,8 +43,8 @@ def ask(system: System, do: str, **arguments: Any) -> Any:
     except BrokenPipeError:
         line = ""
     if not line:
-        said = system.log.read_text()[-3000:]
-        raise RuntimeError(f"{system.name} ended while it did {do!r}, with {system.process.wait()}:\n{said}")
+        log_tail = system.log.read_text()[-3000:]
+        raise RuntimeError(f"{system.name} ended while it did {do!r}, with {system.process.wait()}:\n{log_tail}")
     answer = json.loads(line)
     if "failed" in answer:
         raise RuntimeError(f"{system.name} failed at {do!r}:\n{answer['failed']}")

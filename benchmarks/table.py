@@ -31,28 +31,28 @@ def lines(name: str, row: dict, memory: bool) -> str:
       row: "systems": name -> {"seconds": of its runs, "disturbed", "tokens", perhaps "peak_bytes", and "agrees" where
         it may have done other work, and has no ratio then}, and "roofline_seconds".
     """
-    said = []
+    out = []
     systems = row["systems"]
-    for system, found in systems.items():
-        if "missing" in found:
-            said.append(f"{name:<26} {system:<13} {found['missing']}")
+    for system, result in systems.items():
+        if "missing" in result:
+            out.append(f"{name:<26} {system:<13} {result['missing']}")
             continue
-        if not found["seconds"]:
-            said.append(f"{name:<26} {system:<13} disturbed {found['disturbed']} times, nothing measured")
+        if not result["seconds"]:
+            out.append(f"{name:<26} {system:<13} disturbed {result['disturbed']} times, nothing measured")
             continue
-        median = statistics.median(found["seconds"])
+        median = statistics.median(result["seconds"])
         ratio = ""
-        if not found.get("agrees", True):
+        if not result.get("agrees", True):
             ratio = "other"
         elif system != "jrl" and systems.get("jrl", {}).get("seconds"):
             ratio = f"{median / statistics.median(systems['jrl']['seconds']):.2f}x"
-        peak = f" {found['peak_bytes'] / 2**30:6.2f}" if memory else ""
+        peak = f" {result['peak_bytes'] / 2**30:6.2f}" if memory else ""
         share = 100 * row["roofline_seconds"] / median
-        said.append(
-            f"{name:<26} {system:<13} {median:8.3f} {found['tokens'] / median:9.0f} {share:7.0f}% {ratio:>6}{peak}  "
-            f"{len(found['seconds'])} ({found['disturbed']})"
+        out.append(
+            f"{name:<26} {system:<13} {median:8.3f} {result['tokens'] / median:9.0f} {share:7.0f}% {ratio:>6}{peak}  "
+            f"{len(result['seconds'])} ({result['disturbed']})"
         )
-    return "\n".join(said)
+    return "\n".join(out)
 
 
 def sampling_lines(name: str, row: dict) -> str:
@@ -72,14 +72,14 @@ START_HEAD = f"{'process to first step':<26} {'system':<13} {'seconds':>8}  runs
 
 
 def start_lines(name: str, row: dict) -> str:
-    said = []
-    for system, found in row["systems"].items():
-        if not found.get("seconds"):
-            said.append(f"{name:<26} {system:<13} {found.get('missing', 'always disturbed')}")
+    out = []
+    for system, result in row["systems"].items():
+        if not result.get("seconds"):
+            out.append(f"{name:<26} {system:<13} {result.get('missing', 'always disturbed')}")
         else:
-            median = statistics.median(found["seconds"])
-            said.append(f"{name:<26} {system:<13} {median:8.1f}  {len(found['seconds'])} ({found['disturbed']})")
-    return "\n".join(said)
+            median = statistics.median(result["seconds"])
+            out.append(f"{name:<26} {system:<13} {median:8.1f}  {len(result['seconds'])} ({result['disturbed']})")
+    return "\n".join(out)
 
 
 def sweep_line(axis: str, point: dict) -> str:
@@ -102,15 +102,15 @@ def agrees(jrl: dict, peer: dict) -> bool:
     return all(abs(peer[field] - jrl[field]) <= AGREE * abs(jrl[field]) for field in FIELDS)
 
 
-def equal_work(said: dict[str, dict]) -> str:
+def equal_work(updates: dict[str, dict]) -> str:
     """Returns a line for each system: what it computed on the same batch of sequences."""
-    found = [f"{'on one batch':<26} {'system':<13} {'loss':>12} {'gradient norm':>14} {'log-probs':>12}"]
-    for system, row in said.items():
-        if system == "jrl" or "jrl" not in said:
+    lines = [f"{'on one batch':<26} {'system':<13} {'loss':>12} {'gradient norm':>14} {'log-probs':>12}"]
+    for system, row in updates.items():
+        if system == "jrl" or "jrl" not in updates:
             verdict = ""
         else:
-            verdict = "  agrees" if agrees(said["jrl"], row) else "  differs: its rows do not count"
-        found.append(
+            verdict = "  agrees" if agrees(updates["jrl"], row) else "  differs: its rows do not count"
+        lines.append(
             f"{'':<26} {system:<13} {row['loss']:12.6f} {row['gradient_norm']:14.6f} {row['logprobs']:12.2f}{verdict}"
         )
-    return "\n".join(found)
+    return "\n".join(lines)

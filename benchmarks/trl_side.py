@@ -29,8 +29,8 @@ logging.set_verbosity_error()
 
 def load(folder: str) -> tuple[Any, Any]:
     """Returns model and tokenizer of a published folder. Prompts are padded on the left, as generation wants it."""
-    said = json.loads((Path(folder) / "config.json").read_text())
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, said["torch_dtype"]))
+    config = json.loads((Path(folder) / "config.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config["torch_dtype"]))
     return model, AutoTokenizer.from_pretrained(folder, padding_side="left")
 
 
@@ -58,26 +58,28 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
     model, tokenizer = LOADED[OPENED[case.name]]
     texts = [text for text in shapes.prompts(case, model.config.vocab_size, seed)
              for _ in range(case.samples)]  # fmt: skip
-    wanted = shapes.lengths(case)
+    lengths = shapes.lengths(case)
     torch.manual_seed(seed)
 
     def call() -> list[str]:
-        said = []
+        completions = []
         for first in range(0, len(texts), case.slots):
-            ends = wanted[first : first + case.slots]
+            ends = lengths[first : first + case.slots]
             given = tokenizer(texts[first : first + case.slots], return_tensors="pt", padding=True)
             with torch.inference_mode():
                 out = model.generate(
                     **given, max_new_tokens=int(ends.max()), do_sample=True, temperature=1.0, top_k=0, top_p=1.0
                 )
             drawn = out[:, given["input_ids"].shape[1] :].tolist()
-            said += tokenizer.batch_decode([row[:end] for row, end in zip(drawn, ends)], skip_special_tokens=True)
+            completions += tokenizer.batch_decode(
+                [row[:end] for row, end in zip(drawn, ends)], skip_special_tokens=True
+            )
             if out.shape[1] != given["input_ids"].shape[1] + ends.max():
                 raise ValueError(f"{case.name}: {out.shape[1]} columns")
-        return said
+        return completions
 
-    seconds, said = timed(call)
-    return {"seconds": seconds, "tokens": int(wanted.sum()), "text": said[0][:80]}
+    seconds, completions = timed(call)
+    return {"seconds": seconds, "tokens": int(lengths.sum()), "text": completions[0][:80]}
 
 
 class Gate(TrainerCallback):
@@ -152,23 +154,23 @@ def open_learning(folder: str, scratch: str, case: list[Any]) -> None:
     OPEN[case.name] = trainer, gate, case
 
 
-def with_lengths(model: Any, wanted: np.ndarray, end: int) -> None:
+def with_lengths(model: Any, lengths: np.ndarray, end: int) -> None:
     """Makes generation end when the longest row is done, and puts END at the end of shorter rows, as if it had been
     drawn there."""
     generate = model.generate
 
-    def told(*arguments: Any, generation_config: Any, **given: Any) -> torch.Tensor:
+    def generate_lengths(*arguments: Any, generation_config: Any, **given: Any) -> torch.Tensor:
         full = generation_config.max_new_tokens
-        generation_config.max_new_tokens = int(wanted.max())
+        generation_config.max_new_tokens = int(lengths.max())
         out = generate(*arguments, generation_config=generation_config, **given)
         generation_config.max_new_tokens = full
-        start = out.shape[1] - int(wanted.max())
-        for row, length in enumerate(wanted):
+        start = out.shape[1] - int(lengths.max())
+        for row, length in enumerate(lengths):
             if length < full:
                 out[row, start + length - 1] = end
         return out
 
-    model.generate = told
+    model.generate = generate_lengths
 
 
 def reward(completions: list[str], **_: Any) -> list[float]:
@@ -185,7 +187,7 @@ def step(case: list[Any], seed: int) -> dict[str, Any]:
 
 
 def update(case: list[Any], seed: int) -> dict[str, Any]:
-    """Learns from a given batch with the trainer's own loss and optimiser. Returns its seconds, loss and the like."""
+    """Learns from a given batch with the trainer's own loss and optimizer. Returns its seconds, loss and the like."""
     trainer, _, case = OPEN[Learning(*case).name]
     model = trainer.model
     if trainer.optimizer is None:
@@ -205,10 +207,10 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
     logprobs = None
     if seed == 0:  # asked once, before the timed runs
         with torch.no_grad():
-            found = model(torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)).logits
-        found = torch.log_softmax(found[:, given.prompt_length - 1 : -1], dim=-1)
-        found = found.gather(-1, inputs["completion_ids"][..., None])[..., 0]
-        logprobs = float((found * inputs["completion_mask"]).sum())
+            values = model(torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)).logits
+        values = torch.log_softmax(values[:, given.prompt_length - 1 : -1], dim=-1)
+        values = values.gather(-1, inputs["completion_ids"][..., None])[..., 0]
+        logprobs = float((values * inputs["completion_mask"]).sum())
     model.train()
 
     def call() -> tuple[Any, Any]:

@@ -34,18 +34,18 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp
 
 def load(folder: str) -> tuple[qwen3.Qwen3, Any]:
     """Returns model and tokenizer of a published folder."""
-    said = json.loads((Path(folder) / "config.json").read_text())
-    dtype = jnp.dtype(said["torch_dtype"])
+    published = json.loads((Path(folder) / "config.json").read_text())
+    dtype = jnp.dtype(published["torch_dtype"])
     config = qwen3.ModelConfig(
-        num_layers=said["num_hidden_layers"],
-        vocab_size=said["vocab_size"],
-        embed_dim=said["hidden_size"],
-        hidden_dim=said["intermediate_size"],
-        num_heads=said["num_attention_heads"],
-        head_dim=said["head_dim"],
-        num_kv_heads=said["num_key_value_heads"],
+        num_layers=published["num_hidden_layers"],
+        vocab_size=published["vocab_size"],
+        embed_dim=published["hidden_size"],
+        hidden_dim=published["intermediate_size"],
+        num_heads=published["num_attention_heads"],
+        head_dim=published["head_dim"],
+        num_kv_heads=published["num_key_value_heads"],
         rope_theta=1_000_000,
-        norm_eps=said["rms_norm_eps"],
+        norm_eps=published["rms_norm_eps"],
         use_tied_embedding=True,
         dtype=dtype,
         param_dtype=dtype,
@@ -62,7 +62,7 @@ def with_lengths(sampler: Sampler, prompt_length: int, ends: list[int]) -> None:
     """
     decode = sampler._compiled_decode_fn
 
-    def told(params: Any, state: Any) -> Any:
+    def decode_lengths(params: Any, state: Any) -> Any:
         longest = max(ends)
         state = decode(params, dataclasses.replace(state, total_sampling_steps=prompt_length + longest))
         rows, last = np.arange(len(ends)), prompt_length + np.array(ends) - 1
@@ -70,7 +70,7 @@ def with_lengths(sampler: Sampler, prompt_length: int, ends: list[int]) -> None:
         end = jnp.where(short, sampler.eos_ids[0], state.token_buffer[rows, last])
         return dataclasses.replace(state, token_buffer=state.token_buffer.at[rows, last].set(end))
 
-    sampler._compiled_decode_fn = told
+    sampler._compiled_decode_fn = decode_lengths
 
 
 LOADED: dict[str, Any] = {}  # folder -> model and tokenizer
@@ -97,13 +97,13 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
     sampler, ends = OPENED[case.name]
     texts = [text for text in shapes.prompts(case, sampler.transformer.config.vocab_size, seed)
              for _ in range(case.samples)]  # fmt: skip
-    wanted = shapes.lengths(case)
+    lengths = shapes.lengths(case)
 
     def call() -> list[str]:
-        said = []
+        completions = []
         for first in range(0, len(texts), case.slots):
             batch = slice(first, first + case.slots)
-            ends[:] = wanted[batch].tolist()
+            ends[:] = lengths[batch].tolist()
             out = sampler(
                 texts[batch],
                 max_generation_steps=case.completion_length,
@@ -112,11 +112,11 @@ def sample(case: list[Any] | Sampling, seed: int) -> dict[str, Any]:
                 top_p=1.0,
                 seed=seed + first,
             )
-            said += out.text
-        return said
+            completions += out.text
+        return completions
 
-    seconds, said = timed(call)
-    return {"seconds": seconds, "tokens": int(wanted.sum()), "text": said[0][:80]}
+    seconds, completions = timed(call)
+    return {"seconds": seconds, "tokens": int(lengths.sum()), "text": completions[0][:80]}
 
 
 OPEN: dict[str, tuple[GRPOLearner, Learning, Any]] = {}  # learning case -> its learner, and the texts still to come
@@ -201,12 +201,12 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
     logprobs = None
     if seed == 0:  # asked once, before the timed runs
         graph, weights = nnx.split(trainer.model)
-        found = common.compute_per_token_logps(
+        values = common.compute_per_token_logps(
             graph, weights, prompt_tokens=example.prompt_ids, completion_tokens=example.completion_ids,
             pad_id=pad, eos_id=learner.rl_cluster.rollout.eos_id(), stop_gradient=True, return_logits=False,
         )  # fmt: skip
-        found = found[0] if isinstance(found, tuple) else found
-        logprobs = float((np.asarray(found) * mask).sum())
+        values = values[0] if isinstance(values, tuple) else values
+        logprobs = float((np.asarray(values) * mask).sum())
 
     def call() -> tuple[Any, Any]:
         train_step, _ = trainer.jit_train_and_eval_step(False, True)

@@ -1,4 +1,4 @@
-"""The command line. Nothing here imports JAX before a command needs it: a typo must be refused in a moment."""
+"""The command line. Nothing here imports JAX before a command needs it: a typo must be refused at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EXIT_CODES = """exit codes:
   0   done
   1   unexpected internal error
   2   the configuration or an input is refused; the message says where
-  3   the folder contains another run, or something that is not a run
+  3   the folder contains another run, or files that are not a run
   4   stopped by an error; fix the cause and rerun to continue from the last checkpoint
   75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
   130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
@@ -200,7 +200,7 @@ def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:
 
 
 def reading_bar() -> Callable[[int, int], None] | None:
-    """Returns what shows (bytes read, bytes there are) of published weights; None where nobody looks on."""
+    """Returns what shows (bytes read, bytes in all) of published weights; None without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     from jrl.run.report.text import bar
@@ -254,8 +254,8 @@ def plan(args: argparse.Namespace) -> int:
         return plan_search(args, config, parts, say)
     topology = parse_topology(args.topology)
     source, count = [args.config, *args.bindings], not args.no_collectives
-    made = make_plan(config, parts, topology, source, say, count=count, stage=args.stage)
-    print(json.dumps(to_json(made), indent=1) if args.json else report.text(made))
+    run_plan = make_plan(config, parts, topology, source, say, count=count, stage=args.stage)
+    print(json.dumps(to_json(run_plan), indent=1) if args.json else report.text(run_plan))
     return DONE
 
 
@@ -269,7 +269,7 @@ def plan_search(args: argparse.Namespace, config: Any, parts: Any, say: Callable
     else:
         done = search.smallest(config, parts, parse_chip(args.topology), source, say)
     print(json.dumps(search.to_json(done), indent=1) if args.json else search.text(done))
-    if done.found:
+    if done.fitting:
         out = args.out or Path(f"{Path(args.config).stem}-{done.topology.name.replace(':', '-')}.gin")
         paths.write_bytes_atomic(
             out, search.gin_text(done, os.path.relpath(args.config, out.parent), args.bindings).encode()
@@ -294,7 +294,7 @@ def new(args: argparse.Namespace) -> int:
     from jrl.tools.new import create
 
     commands = create(args.folder)
-    print(f"{args.folder}/ holds a configuration, a verifier and ten rows of data. Try:")
+    print(f"{args.folder}/ contains a configuration, a verifier and ten rows of data. Try:")
     for command in commands:
         print(f"  {command}")
     return DONE
@@ -365,12 +365,12 @@ def evaluate(args: argparse.Namespace) -> int:
     )
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
-    found = evaluation.reevaluate(trained, announce)
+    result = evaluation.reevaluate(trained, announce)
     if shown:
         print("\r", end="", file=sys.stderr)
-    print(evaluation.table(found))
+    print(evaluation.table(result))
     if args.out is not None:
-        paths.write_bytes_atomic(args.out, json.dumps(found, indent=2).encode() + b"\n")
+        paths.write_bytes_atomic(args.out, json.dumps(result, indent=2).encode() + b"\n")
     return DONE
 
 
@@ -396,9 +396,9 @@ def check(args: argparse.Namespace) -> int:
     from jrl.tools.check import check_parts, table
 
     print(f"testing {', '.join(map(str, args.parts))} ...", file=sys.stderr, flush=True)
-    found = check_parts(args.parts)
-    print(table(found))
-    return DONE if all(row.problem is None for row in found) else REFUSED
+    findings = check_parts(args.parts)
+    print(table(findings))
+    return DONE if all(row.problem is None for row in findings) else REFUSED
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -415,14 +415,14 @@ def fingerprint(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
     from jrl.run.run_hash import run_fingerprint
 
-    found = run_fingerprint(args.source, args.step)
+    hashes = run_fingerprint(args.source, args.step)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(hashes))
     else:
-        for name, value in found.items():
+        for name, value in hashes.items():
             if name != "total":
                 print(f"{name:<10} {value}")
-        print(found["total"])
+        print(hashes["total"])
     return DONE
 
 
@@ -474,20 +474,22 @@ def _devices(parser: argparse.ArgumentParser) -> None:
 
 
 def _step(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--step", type=int, metavar="N", help="a saved step (the newest)")
+    parser.add_argument("--step", type=int, metavar="N", help="a saved step (default: the newest)")
 
 
 def _stage_and_role(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", metavar="NAME", help="the newest saved step of this stage of the run, such as sft")
-    parser.add_argument("--role", metavar="NAME", default="policy", help="a model of the run, such as reward (policy)")
+    parser.add_argument(
+        "--role", metavar="NAME", default="policy", help="a model of the run, such as reward (default: policy)"
+    )
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; `jrl help "
                         "config` describes every field")  # fmt: skip
     _bindings(parser, "the file")
-    parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; resumed where it exists "
-                        "(default: runs/ and the time)")  # fmt: skip
+    parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; an existing run is resumed "
+                        "(default: a new folder in runs/, named by the time)")  # fmt: skip
     parser.add_argument("--accept-change", action="store_true",
                         help="continue a run whose configuration, data or parts changed; its manifest "
                              "records the change")  # fmt: skip
@@ -498,26 +500,30 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name out of `jrl list configs`; "
-                        "no data, no tokenizer is opened")  # fmt: skip
+                        "data and tokenizer are not opened")  # fmt: skip
     _bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",
-                        help="as v5e:4x8 or v5p:4x4x4; with --search a chip alone, as v5p, asks for the smallest slice "
-                             "that fits")  # fmt: skip
-    parser.add_argument("--stage", metavar="NAME",
-                        help="this stage alone (default: all, and the time of the last Online one)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object; memory in GiB a device")
+                        help="such as v5e:4x8 or v5p:4x4x4; with --search, a chip alone, such as v5p, asks for the "
+                             "smallest slice that fits")  # fmt: skip
+    parser.add_argument(
+        "--stage", metavar="NAME", help="plan this stage only (default: all, with the step time of the last Online one)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; memory in GiB per device")
     parser.add_argument(
         "--search",
         action="store_true",
-        help="try meshes, micro-batches, rematerialisation and slots; print the best, write the winner",
+        help="try meshes, micro-batches, rematerialization and slots; print the best layouts and write the fastest",
     )
     parser.add_argument("--all", metavar="FOLDER", type=Path,
-                        help="check every recipe below FOLDER against the topology in its header")  # fmt: skip
+                        help="check every recipe in FOLDER against the topology in its header")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", type=Path,
-                        help="where --search writes its winner (CONFIG-CHIP-GRID.gin here), and --all its table "
-                             "(docs/topologies.md)")  # fmt: skip
-    parser.add_argument("--no-collectives", action="store_true",
-                        help="do not compile once more for virtual CPU devices to count collectives")  # fmt: skip
+                        help="where --search writes the best layout (default: CONFIG-CHIP-GRID.gin in this directory), "
+                             "and --all its table (default: docs/topologies.md)")  # fmt: skip
+    parser.add_argument(
+        "--no-collectives",
+        action="store_true",
+        help="do not count collectives, which takes a second compilation for virtual CPU devices",
+    )
 
 
 def _new_arguments(parser: argparse.ArgumentParser) -> None:
@@ -527,12 +533,12 @@ def _new_arguments(parser: argparse.ArgumentParser) -> None:
 def _score_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("rows", metavar="ROWS.jsonl", type=Path,
-                        help='rows {"tokens": [ids]}; {"text": "..."}, which becomes bos and its ids; or {"messages": '
-                             '[...]}, of which the last is the assistant\'s')  # fmt: skip
+                        help='one JSON object a line: {"tokens": [ids]}, {"text": "..."} (bos is added), or '
+                             '{"messages": [...]}, which ends with a message of the assistant')  # fmt: skip
     _bindings(parser, "the run's configuration")
     parser.add_argument("--out", metavar="OUT.jsonl", type=Path, required=True,
-                        help='rows {"tokens", "logprobs"} in order, at temperature 1; logprobs[0] = 0; of a classifier '
-                             'rows {"tokens", "rewards"}')  # fmt: skip
+                        help='one {"tokens", "logprobs"} per row, in order, at temperature 1; logprobs[0] = 0; for a '
+                             'classifier, {"tokens", "rewards"}')  # fmt: skip
     _step(parser)
     _stage_and_role(parser)
     _devices(parser)
@@ -541,17 +547,23 @@ def _score_arguments(parser: argparse.ArgumentParser) -> None:
 def _sample_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     _bindings(parser, "the run's configuration")
-    parser.add_argument("--prompts", metavar="FILE", type=Path, help="a prompt a line, a JSON string or plain text")
+    parser.add_argument(
+        "--prompts", metavar="FILE", type=Path, help="one prompt a line, as a JSON string or plain text"
+    )
     parser.add_argument("--out", metavar="FILE.jsonl", type=Path, help="write the completions of --prompts here")
-    parser.add_argument("--n", type=int, default=1, metavar="N", help="completions of each prompt (1)")
+    parser.add_argument("--n", type=int, default=1, metavar="N", help="completions per prompt (default: 1)")
     parser.add_argument(
         "--temperature",
         type=float,
         metavar="X",
-        help="0 is greedy (the run's own, or what generation_config.json tells)",
+        help="0: greedy (default: that of the run, or of generation_config.json)",
     )
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="of a completion (the run's own)")
-    parser.add_argument("--seed", type=int, metavar="N", help="the same seed and prompts, the same answers (Run.seed)")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="most tokens of a completion (default: that of the run)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="the same seed and prompts give the same answers (default: Run.seed)"
+    )
     _step(parser)
     _stage_and_role(parser)
     _devices(parser)
@@ -561,9 +573,9 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     _bindings(parser, "the run's configuration, or --config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="what a published model is asked and how it is judged: a .gin file, or a name out of "
+                        help="the task and the verifiers for a published model: a .gin file, or a name out of "
                              "`jrl list configs`")  # fmt: skip
-    parser.add_argument("--out", metavar="FILE.json", type=Path, help="write the numbers here too")
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="also write the numbers to this file")
     _step(parser)
     _stage_and_role(parser)
     _devices(parser)
@@ -572,10 +584,17 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
     parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="a new folder")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the tensors (float32)")
-    parser.add_argument("--adapter-only", action="store_true",
-                        help="the run's adapters in PEFT's form; else they are merged into the weights")  # fmt: skip
-    parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="of one file of tensors (5GB)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the tensors (default: float32)"
+    )
+    parser.add_argument(
+        "--adapter-only",
+        action="store_true",
+        help="write the run's adapters in PEFT's format (default: merge them into the weights)",
+    )
+    parser.add_argument(
+        "--max-shard-size", metavar="SIZE", default="5GB", help="largest size of one file of tensors (default: 5GB)"
+    )
     _step(parser)
     _stage_and_role(parser)
     _devices(parser)
@@ -583,26 +602,33 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "parts", metavar="PARTS.py", nargs="+", help="files that define ALGOS, VERIFIERS, ENVS or TOKENIZERS"
+        "parts",
+        metavar="PARTS.py",
+        nargs="+",
+        help="Python files that define ALGOS, SOURCES, ENVS, VERIFIERS, TOKENIZERS or MODELS",
     )
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="SOURCE", nargs="?", type=Path,
-                        help="the folder of a run, or of a published model, to look at too")  # fmt: skip
+                        help="the folder of a run, or of a published model, to check as well")  # fmt: skip
     _devices(parser)
 
 
 def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     _step(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("configs", "parts", "algos", "verifiers", "envs", "families", "tokenizers")
-    parser.add_argument("kind", choices=kinds, help="which table")
-    parser.add_argument("--json", action="store_true", help="a JSON array")
+    kinds = ("configs", "parts", "algos", "sources", "verifiers", "envs", "families", "tokenizers")
+    parser.add_argument(
+        "kind",
+        choices=kinds,
+        help="what to list: bundled configs, parts (the formulas that objectives compose), or a table",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON array")
 
 
 def _help_arguments(parser: argparse.ArgumentParser) -> None:
@@ -655,7 +681,7 @@ COMMANDS: dict[str, Command] = {
         export,
     ),
     "check": Command(
-        "Run jrl's contract tests on your own algorithms, verifiers, environments and tokenizers.",
+        "Run jrl's contract tests on your own objectives, verifiers, environments and other parts.",
         "jrl check my_parts.py",
         _check_arguments,
         check,
@@ -673,7 +699,7 @@ COMMANDS: dict[str, Command] = {
         fingerprint,
     ),
     "list": Command(
-        "List bundled configurations, parts, algorithms, verifiers, environments, families or tokenizers.",
+        "List configurations, formulas, objectives, sources, verifiers, environments, model families or tokenizers.",
         "jrl list configs",
         _list_arguments,
         show_list,
@@ -701,9 +727,9 @@ def overview() -> str:
             *lines,
             "",
             "start here:",
-            "  jrl train tiny --run runs/tiny                 a run of a minute, from nothing",
+            "  jrl train tiny --run runs/tiny                 a run of one minute",
             "  jrl list configs                               the configurations that come with jrl",
-            "  jrl new mine                                   a task of your own to start from",
+            "  jrl new mine                                   a small task to start from",
             "  jrl help train                                 the arguments of a command",
             "  jrl help config                                every field of a configuration",
             "",
@@ -725,7 +751,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     command.arguments(parser)
     parser.set_defaults(command=name)
     parser.add_argument("--traceback", action="store_true", default=_wants_traceback(os.environ),
-                        help="show where an error arose (or JRL_TRACEBACK=1)")  # fmt: skip
+                        help="print the traceback of an error (or set JRL_TRACEBACK=1)")  # fmt: skip
     return parser
 
 

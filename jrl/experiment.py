@@ -28,7 +28,7 @@ from jrl.tasks.verifiers import VERIFIERS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What names the run."""
+    """The randomness of a run."""
 
     seed: int = 0  # root of every random draw: weights, data order, tokens
 
@@ -41,33 +41,33 @@ class Offline:
     """A stage that learns from stored rows: demonstrations, pairs, labels."""
 
     source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from
-    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how they are learned from
-    steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimiser steps
+    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from them
+    steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimizer steps
     batch_size: int = 64  # rows a step; of a source of pairs, pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
-    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
+    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str | None = None  # in metrics and checkpoints; None: the objective's, in small letters
 
     def __post_init__(self) -> None:
         check_counts(self, ("steps", "batch_size"))
         if not self.trains.isidentifier() or self.trains in RESERVED_ROLES:
             raise ValueError(f"Offline.trains is {self.trains!r}; it names a role such as 'policy' or 'reward', and "
-                             f"none of {', '.join(RESERVED_ROLES)}, which stages make for themselves")  # fmt: skip
+                             f"none of {', '.join(RESERVED_ROLES)}, which stages create")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Online:
     """A stage that samples completions of prompts, has them scored, and trains the policy on them."""
 
-    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how completions are learned from
+    objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from completions
     steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
-    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
+    learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ RESERVED_ROLES = ("reference", "previous")
 
 
 def check_counts(stage: Any, names: Sequence[str]) -> None:
-    """Raises ValueError for a field that is no sensible count."""
+    """Raises ValueError for a count that is out of range."""
     for name in names:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:
@@ -130,16 +130,16 @@ class Config:
     sampler: Sampler  # how completions are drawn
     stages: tuple[Offline | Online, ...]  # what is learned, in this order
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
-    run: Run = dataclasses.field(default_factory=Run)  # what names the run
+    run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
-    # A decoder of random weights, a published model, or a model of your own.
+    # A decoder with random weights, a published model, or a model of your own.
     model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
-    adapter: LoRA | None = None  # what is trained beside frozen weights; None: all weights are trained
+    adapter: LoRA | None = None  # adapters to train over frozen weights; None: all weights are trained
     scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
-    reward: RewardModel | None = None  # a classifier whose word is added to that of the verifiers
+    reward: RewardModel | None = None  # a classifier whose scores are added to the verifiers' rewards
     eval: Eval | None = None  # evaluation on held-out prompts; None: none
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)  # when the run saves itself
     log: Log = dataclasses.field(default_factory=Log)  # what is written and shown
@@ -160,6 +160,7 @@ FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
+    "Jsonl.path",  # the name and the content of the file are compared instead
     "Scoring.workers",
     "Scoring.stop_above",  # a run that these stopped may go on with others
     "Scoring.stop_above_verifier_errors",
@@ -207,7 +208,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and objective.advantages is None:
         raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
     if online and objective.sequence_loss is not None:
-        raise ValueError(f"{name} has a loss over sequences, which only Offline stages compute so far")
+        raise ValueError(f"{name} has a loss over sequences, which only Offline stages support")
     if not online:
         if objective.advantages is not None:
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
@@ -246,15 +247,15 @@ def check_model(config: Config) -> None:
     """Raises ValueError for weights that cannot be trained as they are kept."""
     name = type(config.model).__name__
     if config.adapter is not None and not isinstance(config.model, Decoder | Published):
-        raise ValueError(f"LoRA knows the matrices of a Decoder, and not those of {name}; leave Config.adapter out")
+        raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")
     if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
         raise ValueError(
-            f"LoRA.base = {config.adapter.base!r} keeps matrices in few bits, and without {name}.remat = 'layer' the "
-            "backward pass would keep every one of them whole; set that, or LoRA.base = None"
+            f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
+            "backward pass would store all of them dequantized; set it, or LoRA.base = None"
         )
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
-            f"{name}.param_dtype='bfloat16' cannot train: updates are smaller than its steps. "
-            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters beside "
-            "frozen ones: Config.adapter = @LoRA()"
+            f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "
+            f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters: "
+            "Config.adapter = @LoRA()"
         )

@@ -53,13 +53,13 @@ def steps(job: Job) -> Iterator[Step]:
             try:
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
-                    progress, made = take_step(job, progress)
+                    progress, step = take_step(job, progress)
             except StopRequested:
                 job.stream.set_state(position)  # the step is given up
                 break
             counts = records.stream_of(job, stage).counts
-            made.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
-            previous, held = held, made
+            step.metrics |= {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
+            previous, held = held, step
             job.done += 1
             records.clock(job, held, time.monotonic() - start)
             if previous is not None:
@@ -80,7 +80,7 @@ def steps(job: Job) -> Iterator[Step]:
             records.save(job, progress)
             saved = job.done
             yield emitted
-    except GeneratorExit:  # whoever looks on has left
+    except GeneratorExit:  # the caller has left the loop
         if held is not None:
             records.emit(job, held)
         if saved != job.done:
@@ -89,7 +89,7 @@ def steps(job: Job) -> Iterator[Step]:
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
-    records.summarise(job)
+    records.summarize(job)
 
 
 def resume(job: Job) -> Progress:
@@ -144,7 +144,7 @@ def shapes(job: Job) -> str:
 
 def begin_stage(job: Job, progress: Progress) -> Progress:
     """Returns the progress that the next step begins with: where it is the first of its stage, evaluated, with a fresh
-    optimiser and copies of the policy for the roles that the stage needs."""
+    optimizer and copies of the policy for the roles that the stage needs."""
     i = stage_at(job.config, job.done + 1)
     if i == progress.stage:
         return progress
@@ -163,12 +163,12 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         return progress._replace(state=state), Step(job.done + 1, stage.name, metrics)
     following = draws_next(job.config, job.done + 1)
     stepped = online.step(stage, state, progress.waiting, following, job.display.phase, job.stop.is_set)
-    made = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
+    step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
-        made.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
-    records.keep(job, made)
-    return Progress(stepped.state, stepped.waiting, progress.stage), made
+        step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
+    records.keep(job, step)
+    return Progress(stepped.state, stepped.waiting, progress.stage), step
 
 
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:
@@ -189,10 +189,10 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     stop = job.stop.is_set if interruptible else never
     with job.timed("eval"):
         try:
-            found = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)
+            result = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
     job.display.note(f"{name}, the first held-out prompt:")
-    first = found["sample"]
+    first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])
-    return found
+    return result

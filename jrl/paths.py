@@ -63,7 +63,7 @@ def normalize(path: str | os.PathLike[str]) -> Path:
 
 
 def check_not_special(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take for ever.
+    """Raises ValueError for a named pipe, a socket or a device: to open or to read one may take forever.
 
     Raises OSError where there is nothing, or it cannot be looked at.
     """
@@ -120,12 +120,12 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     if size(path) > MOST_OBJECT_BYTES:
         raise ValueError(f"{path} has {size(path)} bytes; at most {MOST_OBJECT_BYTES} are read")
     try:
-        found = json.loads(read_bytes(path))
+        value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}; it must be an object")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}; it must be an object")
+    return value
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:

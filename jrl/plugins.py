@@ -49,7 +49,7 @@ class Parts:
 
 
 def load_parts(parts: Sequence[Part], tables: Tables = TABLES) -> Parts:
-    """Returns the tables extended by `parts`. Raises PartError for a part that is no part or a name that is taken."""
+    """Returns the tables extended by `parts`. Raises PartError for a bad part or a name that is taken."""
     merged = {table: dict(rows) for table, rows in tables.items()}
     added: dict[str, list[str]] = {table: [] for table in merged}
     sources, texts, hashes = [], [], {}
@@ -117,22 +117,22 @@ def _read(part: Part, place: int) -> tuple[str, dict[str, Mapping[str, Any]], Pa
 
 
 def _tables_in(names: Mapping[str, Any], where: str, strict: bool = False) -> dict[str, Mapping[str, Any]]:
-    found = {table: names[name] for table, name in NAMES.items() if name in names}
+    tables = {table: names[name] for table, name in NAMES.items() if name in names}
     unknown = [name for name in names if name not in NAMES.values()] if strict else []
-    if unknown or not found:
+    if unknown or not tables:
         raise PartError(
             f"part {where} defines none of {', '.join(NAMES.values())}" + (f": {unknown}" if unknown else "")
         )
-    for table, rows in found.items():
+    for table, rows in tables.items():
         if not isinstance(rows, Mapping):
             raise PartError(
                 f"part {where}: {NAMES[table]} is of type {type(rows).__name__}; it must be a dict: name -> row"
             )
-    if strict and "verifiers" in found:
+    if strict and "verifiers" in tables:
         raise PartError(
             f"part {where}: verifiers run in other processes and travel as source; pass a function or a file"
         )
-    return found
+    return tables
 
 
 def _row(table: str, name: str, row: Any, where: str) -> Any:
@@ -147,7 +147,7 @@ def _row(table: str, name: str, row: Any, where: str) -> Any:
         )
     if row.config.__name__ != name:
         raise PartError(f"part {where}: {NAMES[table]}[{name!r}] must have the name of its config class, "
-                        f"{row.config.__name__!r}: that is how gin text calls it")  # fmt: skip
+                        f"{row.config.__name__!r}: gin text refers to it by that name")  # fmt: skip
     if table == "models" and (
         missing := set(CUSTOM_MODEL_FIELDS) - {field.name for field in dataclasses.fields(row.config)}
     ):

@@ -79,7 +79,7 @@ class Scores:
 
 @struct.dataclass
 class PackedBatch:
-    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimiser step, not yet judged.
+    """Sequences packed into rows of one length, cut into micro-batches [M, R, L]: one optimizer step, not yet judged.
 
     `segment` is the sequence's place in its row, 0..S-1, S where there is padding, and more where several sequences
     share a prompt; those see it by `shared_prefix`, or by `prefix_row` where it may be in another row.
@@ -117,7 +117,7 @@ class SequenceTargets:
     label: Array  # [M, R, S] float32, 1: preferred, 0: not
     weight: Array  # [M, R, S] float32
     unit: Array  # [M, R, S] int32, which comparison of the batch the sequence is part of; -1: none
-    denominator: Array  # [] float32, what the sum over sequences of the whole optimiser step is divided by
+    denominator: Array  # [] float32, what the sum over sequences of the whole optimizer step is divided by
 
 
 @struct.dataclass
@@ -131,7 +131,7 @@ class TrainBatch:
     advantages: Array | None  # [M, R, L] float32; None: nothing was credited
     returns: Array | None  # [M, R, L] float32, regression targets of the value head; None: no head
     targets: SequenceTargets | None  # None: the loss is of tokens alone
-    denominator: Array  # [] float32, what the weighted sum of the whole optimiser step is divided by
+    denominator: Array  # [] float32, what the weighted sum of the whole optimizer step is divided by
 
 
 @struct.dataclass

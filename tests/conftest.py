@@ -43,7 +43,7 @@ from jrl.device import program_cache
 from jrl.device.sharding import MeshShape, make_mesh
 
 
-def mesh_put_back():
+def mesh_restored():
     """A run sets its mesh for its whole process; what comes after it has a run of its own, or none."""
     empty = jax.sharding.get_abstract_mesh().empty
     yield
@@ -52,12 +52,12 @@ def mesh_put_back():
 
 
 # A module's own fixtures may leave a mesh to its tests, and no test one to the next.
-mesh_of_a_module = pytest.fixture(scope="module", autouse=True)(mesh_put_back)
-mesh_of_a_test = pytest.fixture(autouse=True)(mesh_put_back)
+mesh_of_a_module = pytest.fixture(scope="module", autouse=True)(mesh_restored)
+mesh_of_a_test = pytest.fixture(autouse=True)(mesh_restored)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_put_away():
+def programs_cleared():
     """Every program's kernels are mapped into memory, and beyond 65,530 maps of a process, which is Linux's default,
     the compiler aborts."""
     yield

@@ -180,39 +180,41 @@ def byte_level(form: str, folder: Path, *, texts=TEXTS, vocab_size: int = 500, t
     from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     special, other = CONTROLS[form]
-    made = tokenizers.Tokenizer(models.BPE(ignore_merges=form == "llama3"))
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=form == "llama3"))
     if form == "qwen":
-        made.normalizer = normalizers.NFC()
+        tokenizer.normalizer = normalizers.NFC()
     if form in ("gpt2", "phi"):
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
         split = Regex(LLAMA3_SPLIT if form == "llama3" else QWEN_SPLIT)
-        made.pre_tokenizer = pre_tokenizers.Sequence([
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
             pre_tokenizers.Split(split, behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ])  # fmt: skip
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    made.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     rstrip = form == "phi"
-    made.add_special_tokens([AddedToken(t, normalized=False, rstrip=rstrip and t != "<|endoftext|>") for t in special])
-    made.add_tokens([AddedToken(text, normalized=False) for text in other])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, normalized=False, rstrip=rstrip and t != "<|endoftext|>") for t in special]
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in other])
     if form == "llama3":
-        begin = ("<|begin_of_text|>", made.token_to_id("<|begin_of_text|>"))
-        made.post_processor = processors.Sequence([
+        begin = ("<|begin_of_text|>", tokenizer.token_to_id("<|begin_of_text|>"))
+        tokenizer.post_processor = processors.Sequence([
             processors.ByteLevel(trim_offsets=False),
             processors.TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin]),
         ])  # fmt: skip
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMED[form]}
     template = TEMPLATES.get(form) if template == "" else template
-    files = {"tokenizer.json": made.to_str(), "tokenizer_config.json": config}
+    files = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": config}
     if template is not None:
         files["chat_template.jinja"] = template
     if form == "llama3":
         files["generation_config.json"] = {
-            "eos_token_id": [made.token_to_id(t) for t in ("<|end_of_text|>", "<|eot_id|>")]
+            "eos_token_id": [tokenizer.token_to_id(t) for t in ("<|end_of_text|>", "<|eot_id|>")]
         }
     return write_json(folder, files)
 

@@ -59,17 +59,18 @@ def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
         length=np.array([3, 1, 2, 3, 2, 3, 1, 2], np.int32),
         uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
     )
-    found = []
+    rollouts = []
     for shape in (MeshShape(), MeshShape(data=2, tensor=2)):
         mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
         with jax.set_mesh(mesh):
             spread = jax.device_put(params, places_of(model, cfg, mesh))
         out = sampler.sample(
-            spread, prompts, jax.random.key(1), stream=0, version=0, mesh=mesh, samples=2, stop_ids=(7,), pad_id=0,
-            config=sampler.Sampler(completion_length=6, slots=3, layers=layers), model=model, model_cfg=cfg,
+            sampler.BehaviorPolicy(model, cfg, spread, version=0), prompts, jax.random.key(1), stream=0, mesh=mesh,
+            samples=2, stop=sampler.StopRules((7,), 0),
+            config=sampler.Sampler(completion_length=6, slots=3, layers=layers),
         )  # fmt: skip
-        found.append(jax.tree.map(np.asarray, out))
-    one, many = found
+        rollouts.append(jax.tree.map(np.asarray, out))
+    one, many = rollouts
     np.testing.assert_array_equal(one.tokens, many.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
     positions = np.broadcast_to(np.arange(9, dtype=np.int32), one.tokens.shape)

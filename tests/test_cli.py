@@ -17,8 +17,9 @@ import pytest
 
 import jrl
 from jrl import cli
-from jrl.algos.conformance import PROMISES
+from jrl.algos.conformance import CONTRACT_TESTS
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.experiment import TABLES
 from jrl.models import decoder
 from jrl.run.checkpoints.run_state import SaveFailed
 from jrl.run.policy import open_trained
@@ -26,7 +27,7 @@ from jrl.tasks.envs import ENVS
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Message
 from jrl.tasks.verifiers import VERIFIERS, look_up
-from jrl.tools import chat, check, doctor, evaluation
+from jrl.tools import catalog, chat, check, doctor, evaluation
 from jrl.tools.chat import Completion
 
 TINY = [
@@ -116,9 +117,9 @@ def test_a_mistyped_command_names_the_nearest_and_help_is_printed_without_jax():
 @pytest.mark.parametrize("name", cli.EXITS)
 def test_every_error_with_an_exit_code_exists(name):
     module, _, cls = name.rpartition(".")
-    found = getattr(importlib.import_module(module), cls)
-    assert issubclass(found, Exception)
-    error = found.__new__(found)
+    error_class = getattr(importlib.import_module(module), cls)
+    assert issubclass(error_class, Exception)
+    error = error_class.__new__(error_class)
     assert cli.exit_code(error) == cli.EXITS[name]
 
 
@@ -162,14 +163,14 @@ def environment(monkeypatch, arguments, **variables):
 
 
 def test_virtual_devices_come_with_threads_for_them(monkeypatch):
-    found = environment(monkeypatch, ["--devices", "8"], XLA_FLAGS="--a --xla_force_host_platform_device_count=2")
-    assert found["XLA_FLAGS"] == "--a --xla_force_host_platform_device_count=8"
-    assert found["NPROC"] == "16" and found["JAX_PLATFORMS"] == "cpu"
+    actual = environment(monkeypatch, ["--devices", "8"], XLA_FLAGS="--a --xla_force_host_platform_device_count=2")
+    assert actual["XLA_FLAGS"] == "--a --xla_force_host_platform_device_count=8"
+    assert actual["NPROC"] == "16" and actual["JAX_PLATFORMS"] == "cpu"
 
 
 def test_without_virtual_devices_the_environment_says_nothing_of_them(monkeypatch):
-    found = environment(monkeypatch, [], HOME="/home/someone")
-    assert not {"NPROC", "XLA_FLAGS", "JAX_PLATFORMS"} & set(found)
+    actual = environment(monkeypatch, [], HOME="/home/someone")
+    assert not {"NPROC", "XLA_FLAGS", "JAX_PLATFORMS"} & set(actual)
 
 
 def test_compiled_programs_are_kept_unless_asked_not_to_and_where_the_user_says(monkeypatch):
@@ -297,9 +298,9 @@ def test_a_conversation_is_scored_as_the_policy_would_have_said_it(run, command,
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
-        ({"messages": [{"role": "user", "content": "q"}]}, "end with what the assistant says"),
+        ({"messages": [{"role": "user", "content": "q"}]}, "must end with one of the assistant"),
         ({"messages": [{"role": "user"}]}, "a list of"),
         ({"messages": [{"role": "robot", "content": "q"}, {"role": "assistant", "content": "a"}]}, "'robot'"),
         ({"tokens": [1, 99999]}, r"tokens[1] is 99999; ids are whole numbers from 0 to"),
@@ -311,10 +312,10 @@ def test_a_conversation_is_scored_as_the_policy_would_have_said_it(run, command,
         ('{"tokens": [1', "not JSON"),
     ],
 )
-def test_a_bad_row_is_refused_by_file_and_line_and_nothing_is_written(run, command, tmp_path, row, said):
+def test_a_bad_row_is_refused_by_file_and_line_and_nothing_is_written(run, command, tmp_path, row, message):
     path, out = rows_file(tmp_path, {"tokens": [1, 2]}, row), tmp_path / "out.jsonl"
     code, _, err = command("score", run, path, "--out", out)
-    assert code == 2 and f"{path}, line 2: " in err and said in err
+    assert code == 2 and f"{path}, line 2: " in err and message in err
     assert not out.exists()
 
 
@@ -331,10 +332,10 @@ def test_sampling_a_file_of_prompts_repeats_with_its_seed(run, command, tmp_path
     assert [(row["prompt"], row["sample"]) for row in rows] == [
         (prompt, k) for prompt in ("3+4=", "5+5=", "3+4=") for k in (0, 1)
     ]
-    said = [row["completion"] for row in rows]
-    assert said == [row["completion"] for row in ask("--seed", 0)]  # the run's own
-    assert said != [row["completion"] for row in ask("--seed", 9)]
-    assert said[:2] != said[4:]  # the same prompt asked again is drawn anew
+    completions = [row["completion"] for row in rows]
+    assert completions == [row["completion"] for row in ask("--seed", 0)]  # the run's own
+    assert completions != [row["completion"] for row in ask("--seed", 9)]
+    assert completions[:2] != completions[4:]  # the same prompt asked again is drawn anew
     greedy = [row["completion"] for row in ask("--temperature", 0)]
     assert greedy[0] == greedy[1] == greedy[4]
 
@@ -362,8 +363,8 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
     out = tmp_path / "eval.json"
     given = ["Data.held_out_every=3", "Config.eval=@Eval()", "Eval.prompts=4", "Eval.batch=8", "Eval.samples=2"]
     code, text, _ = command("eval", run, *given, "--out", out)
-    found = json.loads(out.read_text())
-    assert code == 0 and (found["step"], found["n"], found["samples"]) == (2, 4, 2)
+    printed = json.loads(out.read_text())
+    assert code == 0 and (printed["step"], printed["n"], printed["samples"]) == (2, 4, 2)
     for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2"):
         assert name in text
 
@@ -397,7 +398,14 @@ def test_doctor_finds_a_damaged_save(run, command, tmp_path):
 # Tables and parts
 
 
-@pytest.mark.parametrize("kind", ["algos", "verifiers", "envs", "families", "tokenizers"])
+def test_every_table_of_a_run_can_be_listed(command):
+    tables = set(TABLES) - {"models"}  # which come from parts files alone
+    assert tables <= set(catalog.KINDS)
+    assert all(command("list", kind)[0] == 0 for kind in tables)
+    assert {row["name"] for row in catalog.rows("sources")} == {"Demonstrations", "Preferences"}
+
+
+@pytest.mark.parametrize("kind", ["algos", "sources", "verifiers", "envs", "families", "tokenizers"])
 def test_a_table_is_listed_with_a_sentence_for_each_row(kind, command):
     code, out, _ = command("list", kind, "--json")
     assert code == 0
@@ -434,7 +442,7 @@ ENVS = {"Words": Environment(Words, open_words)}
 """
 
 
-def test_good_parts_keep_every_promise(command, tmp_path):
+def test_good_parts_pass_every_contract_test(command, tmp_path):
     path = tmp_path / "my_parts.py"
     path.write_text(PARTS)
     code, out, _ = command("check", path)
@@ -443,7 +451,7 @@ def test_good_parts_keep_every_promise(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("return float(completion ==", "return 1 / 0 + float(completion ==", "ZeroDivisionError"),
         ('answer=f"ANSWER{i}"', 'answer="lower"', "is worth 0.0, not 1"),
@@ -451,16 +459,16 @@ def test_good_parts_keep_every_promise(command, tmp_path):
         ("size: int = 6", "size: int", "Words"),
     ],
 )
-def test_a_broken_promise_is_named(command, tmp_path, old, new, said):
+def test_a_failed_contract_test_is_named(command, tmp_path, old, new, message):
     path = tmp_path / "my_parts.py"
     path.write_text(PARTS.replace(old, new))
     code, out, _ = command("check", path)
-    assert code == 2 and "FAIL" in out and said in out
+    assert code == 2 and "FAIL" in out and message in out
 
 
-def test_a_users_algorithm_is_held_to_the_promises(command, tmp_path, monkeypatch):
-    kept = ("zero_advantage_gives_zero_policy_gradient", "row_order_does_not_matter")
-    monkeypatch.setattr(check, "promises_of", lambda objective: {name: PROMISES[name] for name in kept})
+def test_contract_tests_run_on_a_users_objective(command, tmp_path, monkeypatch):
+    names = ("zero_advantage_gives_zero_policy_gradient", "row_order_does_not_matter")
+    monkeypatch.setattr(check, "contract_tests_of", lambda objective: {name: CONTRACT_TESTS[name] for name in names})
     path = tmp_path / "my_algo.py"
     path.write_text(
         "from jrl.algos import ALGOS as OURS\n"
@@ -528,10 +536,10 @@ def test_doctor_marks_an_optional_package_that_is_missing_as_neither_good_nor_ba
 
 
 @pytest.mark.parametrize(
-    ("saved", "told"),
+    ("saved", "message"),
     [((), "Nothing was saved."), (("00000005", "00000010", ".jrl-tmp-x"), "Last checkpoint: step 10.")],
 )
-def test_a_broken_system_call_names_the_last_checkpoint(tmp_path, capsys, saved, told):
+def test_a_broken_system_call_names_the_last_checkpoint(tmp_path, capsys, saved, message):
     for name in saved:
         (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
 
@@ -541,7 +549,7 @@ def test_a_broken_system_call_names_the_last_checkpoint(tmp_path, capsys, saved,
     args = cli.parser_of("train").parse_args(["tiny", "--run", str(tmp_path / "run")])
     assert cli.guarded(broken, args) == 4
     assert capsys.readouterr().err == (
-        f"jrl: [Errno 28] No space left on device: 'metrics.jsonl'. {told} Fix the cause and rerun.\n"
+        f"jrl: [Errno 28] No space left on device: 'metrics.jsonl'. {message} Fix the cause and rerun.\n"
     )
 
 

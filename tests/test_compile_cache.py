@@ -34,8 +34,8 @@ def child(folder, mine="", **variables):
         [sys.executable, "-c", CHILD, str(mine)], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    told = done.stdout.strip()
-    return told, os.path.isdir(told) and bool(os.listdir(told))
+    cache_dir = done.stdout.strip()
+    return cache_dir, os.path.isdir(cache_dir) and bool(os.listdir(cache_dir))
 
 
 def test_the_settings_leave_out_what_the_user_set():
@@ -53,8 +53,8 @@ def test_a_call_from_python_keeps_its_programs_where_the_commands_do(tmp_path):
 @pytest.mark.parametrize("how", ["config", "environment"])
 def test_a_cache_that_the_user_set_stays(tmp_path, how):
     mine = tmp_path / "mine"
-    told, _ = child(tmp_path, mine) if how == "config" else child(tmp_path, JAX_COMPILATION_CACHE_DIR=str(mine))
-    assert told == str(mine) and not (tmp_path / "jrl").exists()
+    folder, _ = child(tmp_path, mine) if how == "config" else child(tmp_path, JAX_COMPILATION_CACHE_DIR=str(mine))
+    assert folder == str(mine) and not (tmp_path / "jrl").exists()
 
 
 def test_virtual_devices_without_threads_for_them_get_no_cache(tmp_path):

@@ -37,7 +37,7 @@ def test_a_comment_in_a_verifier_is_refused_and_can_be_accepted(tmp_path, caplog
     train(3, accept_change=True)
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["history"][0]["after_step"] == 2 and "seven.py" in manifest["history"][0]["changes"][0]
-    assert "not promised" in manifest["promise"] and "bit-identity is no longer promised" in caplog.text
+    assert "not guaranteed" in manifest["promise"] and "bit-identity is no longer guaranteed" in caplog.text
     assert "# judges by one digit" in next((run / "parts").glob("*.py")).read_text()
     train(4)  # what was accepted is the run from now on
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4

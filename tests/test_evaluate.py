@@ -11,31 +11,31 @@ C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
 def test_mean_counts_correct_among_scorable_and_parsed_counts_what_could_be_read():
     # Three prompts: right, wrong, not readable; a fourth could not be judged at all and does not count.
-    found = report(np.array([[C], [W], [U], [E]], np.int8), ["7", "8", "", "9"], ["a"] * 4)
-    assert found["mean"] == pytest.approx(1 / 3) and found["n"] == 3
-    assert found["parsed"] == pytest.approx(2 / 3)
-    assert found["unscorable"] == 1
-    assert found["low"] < 1 / 3 < found["high"]
+    actual = report(np.array([[C], [W], [U], [E]], np.int8), ["7", "8", "", "9"], ["a"] * 4)
+    assert actual["mean"] == pytest.approx(1 / 3) and actual["n"] == 3
+    assert actual["parsed"] == pytest.approx(2 / 3)
+    assert actual["unscorable"] == 1
+    assert actual["low"] < 1 / 3 < actual["high"]
 
 
 def test_tasks_are_reported_apart():
-    found = report(np.array([[C], [C], [W], [C]], np.int8), [""] * 4, ["a", "a", "b", "b"])
-    assert found["tasks"]["a"]["mean"] == 1.0 and found["tasks"]["b"]["mean"] == 0.5
-    assert numbers(found)["eval_task/b"] == 0.5
+    actual = report(np.array([[C], [C], [W], [C]], np.int8), [""] * 4, ["a", "a", "b", "b"])
+    assert actual["tasks"]["a"]["mean"] == 1.0 and actual["tasks"]["b"]["mean"] == 0.5
+    assert numbers(actual)["eval_task/b"] == 0.5
 
 
 def test_pass_at_k_is_unbiased():
     # One prompt, 1 of 4 right: pass@1 = 1/4; pass@2 = 1 - C(3,2)/C(4,2) = 1 - 3/6; pass@4 = 1.
-    found = report(np.array([[C, W, W, W]], np.int8), ["1", "2", "3", "4"], ["a"])
-    assert [found["pass_at_k"][k]["mean"] for k in ("1", "2", "4")] == pytest.approx([0.25, 0.5, 1.0])
+    actual = report(np.array([[C, W, W, W]], np.int8), ["1", "2", "3", "4"], ["a"])
+    assert [actual["pass_at_k"][k]["mean"] for k in ("1", "2", "4")] == pytest.approx([0.25, 0.5, 1.0])
 
 
 def test_correct_answers_vote_as_one_however_they_are_worded():
     # 2 right in different words, 1 wrong, 1 unreadable, which does not vote: right wins 2 to 1.
-    found = report(np.array([[C, C, W, U]], np.int8), ["1/2", "0.5", "3", "?"], ["a"])
-    assert found["majority_at_k"]["4"]["mean"] == 1.0
+    actual = report(np.array([[C, C, W, U]], np.int8), ["1/2", "0.5", "3", "?"], ["a"])
+    assert actual["majority_at_k"]["4"]["mean"] == 1.0
 
 
 def test_an_evaluation_in_which_nothing_could_be_scored_has_no_mean():
-    found = report(np.array([[E], [E]], np.int8), ["", ""], ["a", "a"])
-    assert found["mean"] is None and found["unscorable"] == 2
+    actual = report(np.array([[E], [E]], np.int8), ["", ""], ["a", "a"])
+    assert actual["mean"] is None and actual["unscorable"] == 2

@@ -17,7 +17,7 @@ from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tools.chat import ask, open_chat
 from jrl.tools.export import export_policy, save_tokenizer, size_of
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 from jrl.tools.score import score
 
 TINY = ("Online.steps=2", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1", "Log.writers=()",
@@ -49,8 +49,8 @@ def published(run, tmp_path_factory):
 
 def test_an_exported_run_scores_as_the_run(run, published):
     expected = score(open_trained(run), ROWS)
-    found = score(open_trained(published), ROWS)
-    for a, b in zip(found, expected):
+    actual = score(open_trained(published), ROWS)
+    for a, b in zip(actual, expected):
         np.testing.assert_array_equal(a, b)
     assert json.loads((published / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
 
@@ -59,7 +59,7 @@ def test_a_saved_step_is_exported(run, tmp_path):
     assert export_policy(run, tmp_path / "one", step=1, dtype="bfloat16")[0] == 1
     first, last = open_trained(run, step=1).params, open_trained(tmp_path / "one").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2**-8), last, first)
-    with pytest.raises(ValueError, match="no save of step 7"):
+    with pytest.raises(ValueError, match="no checkpoint of step 7"):
         export_policy(run, tmp_path / "seven", step=7)
 
 
@@ -81,7 +81,7 @@ def test_training_starts_from_published_weights_and_needs_the_folder_no_more(run
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-9, rtol=1e-7), now, was)
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(config + b" ")
-    with pytest.raises(RefusedIdentity, match="is not what"):
+    with pytest.raises(RefusedIdentity, match="differs from what"):
         jrl.train(str(gin), [*few, "Online.steps=2"], run=tmp_path / "run")
     shutil.rmtree(folder)
     jrl.train(str(gin), [*few, "Online.steps=2"], run=tmp_path / "run")
@@ -111,8 +111,8 @@ def test_what_an_attempt_left_is_not_taken_for_the_run_s(published, tmp_path):
     (tmp_path / "run" / "published" / "config.json").write_text("{}")
     few = ("Online.prompts=4", "Online.samples=2", "Log.writers=()", "Online.steps=1")
     jrl.train(str(published_gin(tmp_path, published)), few, run=tmp_path / "run")
-    kept = (tmp_path / "run" / "published" / "config.json").read_bytes()
-    assert kept == (published / "config.json").read_bytes()
+    config_json = (tmp_path / "run" / "published" / "config.json").read_bytes()
+    assert config_json == (published / "config.json").read_bytes()
 
 
 def test_a_tokenizer_of_another_folder_goes_along(run, tmp_path):
@@ -148,7 +148,7 @@ def test_a_trained_vocabulary_is_exported_with_its_model_file(tmp_path):
 def test_other_tools_see_what_they_saw_and_doctor_names_the_tokenizer(published):
     names = {path.name for path in published.iterdir() if not path.name.endswith(".safetensors")}
     assert names == {"config.json", "generation_config.json", "model.safetensors.index.json", "jrl_tokenizer"}
-    assert any("jrl_tokenizer/ holds a tokenizer in jrl's form" in text for _, text in recognised(published))
+    assert any("jrl_tokenizer/ holds a tokenizer in jrl's form" in text for _, text in recognized(published))
 
 
 def test_text_without_a_tokenizer_is_refused(published, tmp_path):

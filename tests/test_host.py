@@ -49,7 +49,7 @@ TRAINED = {"stack": True, "others": [False, True]}
 
 
 def steps(memory, sound=(True, True, True), **more):
-    """Returns (params, optimiser's state, norms of what was added) after a step for each of `sound`."""
+    """Returns (params, optimizer's state, norms of what was added) after a step for each of `sound`."""
     config = AdamW(memory=memory, learning_rate=1e-2, weight_decay=0.1, schedule="cosine", decay_steps=9, **more)
     traced, params = jax.tree.map(jnp.float32, config), drawn(0)
     state = jax.jit(begin)(traced, params)
@@ -67,14 +67,14 @@ def steps(memory, sound=(True, True, True), **more):
 
 @pytest.mark.parametrize("moments", [None, "bfloat16"])
 def test_moments_on_the_host_make_the_same_steps(moments):
-    expected, found = steps("device", moments=moments), steps("host", moments=moments)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
+    expected, actual = steps("device", moments=moments), steps("host", moments=moments)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)):
         # Two programs, of which one may fuse a product and a sum that the other rounds apart.
         np.testing.assert_allclose(
             np.float64(a), np.float64(b), rtol=1e-2 if a.dtype == jnp.bfloat16 else 1e-6, atol=1e-7
         )
-    np.testing.assert_array_equal(found[0]["others"][0], drawn(0)["others"][0])  # not trained
+    np.testing.assert_array_equal(actual[0]["others"][0], drawn(0)["others"][0])  # not trained
 
 
 def test_moments_lie_on_the_host_and_nothing_else_does():
@@ -123,16 +123,16 @@ def test_a_program_knows_where_its_arguments_and_results_lie():
     assert memory_kind(shape[1][0].mu["stack"]) == HOST and memory_kind(shape[1][0].count) is None
     assert shape[1][0].mu["stack"].sharding.spec == PartitionSpec(None, "fsdp", None)
     program_cache.freeze()
-    made = begun(drawn(0))
-    assert made[1][0].mu["stack"].sharding == shape[1][0].mu["stack"].sharding
+    begun_state = begun(drawn(0))
+    assert begun_state[1][0].mu["stack"].sharding == shape[1][0].mu["stack"].sharding
     program_cache.frozen = False
-    put = lambda kind: jax.device_put(
+    place = lambda kind: jax.device_put(
         np.ones(3, np.float32), NamedSharding(jax.sharding.get_mesh(), PartitionSpec(), memory_kind=kind)
     )
-    doubled(put(None))
+    doubled(place(None))
     program_cache.freeze()
     with pytest.raises(CompileAfterFreeze, match=r"float32\[3\], is float32\[3\] in pinned_host"):
-        doubled(put(HOST))
+        doubled(place(HOST))
 
 
 def run(folder, *bindings, stop_after=None):
@@ -150,11 +150,11 @@ def digests(folder, step):
 
 
 def test_a_run_with_its_moments_on_the_host_resumes_bit_for_bit(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run(whole)
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    run(uninterrupted)
     run(killed, stop_after=1)
     run(killed)
-    assert digests(killed, 2) == digests(whole, 2)
+    assert digests(killed, 2) == digests(uninterrupted, 2)
 
 
 def test_a_checkpoint_is_read_to_where_it_is_asked_for(tmp_path):
@@ -163,9 +163,9 @@ def test_a_checkpoint_is_read_to_where_it_is_asked_for(tmp_path):
     save_step(tmp_path, 1, states["host"], {})
     for kind, shape in shapes.items():
         _, read, _ = restore_step(tmp_path, shape, 1)
-        for found, saved, asked in zip(*map(jax.tree.leaves, (read, states["host"], shape))):
-            assert memory_kind(found) == memory_kind(asked) and found.sharding.spec == asked.sharding.spec, kind
-            np.testing.assert_array_equal(found, saved)
+        for actual, saved, asked in zip(*map(jax.tree.leaves, (read, states["host"], shape))):
+            assert memory_kind(actual) == memory_kind(asked) and actual.sharding.spec == asked.sharding.spec, kind
+            np.testing.assert_array_equal(actual, saved)
 
 
 def test_where_moments_lie_makes_no_other_run():

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 import jrl
-from jrl.config import load, to_json
+from jrl.config import load, to_gin, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
 from jrl.plugins import load_parts
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
-from jrl.tools.doctor import examine
+from jrl.tools.doctor import examine, stages
 
 pytestmark = pytest.mark.fast
 WARM = ["Config.stages = [@warm/Offline(), @Online()]", "warm/Offline.source = @Demonstrations()",
@@ -80,8 +80,8 @@ def test_checkpoints_without_the_manifest_that_names_their_run_are_refused(tmp_p
 
 def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
     config = load("configs/tiny.gin", (), Config, config_classes(TABLES))
-    say = lambda told, **learner: make_manifest(
-        config_identity=told, config={"learner": learner}, tokenizer="t", data="d", parts={}, seed=0
+    say = lambda value, **learner: make_manifest(
+        config_identity=value, config={"learner": learner}, tokenizer="t", data="d", parts={}, seed=0
     )
     write_manifest(tmp_path / "manifest.json", say("old", row_length=8))
     with pytest.raises(RefusedIdentity, match="version of jrl that did not have these") as refused:
@@ -89,13 +89,13 @@ def test_a_run_of_a_version_without_a_setting_is_told_so(tmp_path):
     assert "config.gin" not in str(refused.value)
     with pytest.raises(RefusedIdentity, match="holds another run"):
         refuse_another(tmp_path, say("new", row_length=9, prompts="repeated"), config)
-    told = dict(config_identity="old", config={"learner": {"row_length": 8}}, tokenizer="t", data="d", seed=0)
+    value = dict(config_identity="old", config={"learner": {"row_length": 8}}, tokenizer="t", data="d", seed=0)
     with pytest.raises(RefusedIdentity, match=r"holds another run:\n  parts\.p\.py: not there, now"):
-        refuse_another(tmp_path, make_manifest(**told, parts={"p.py": "1"}), config)
+        refuse_another(tmp_path, make_manifest(**value, parts={"p.py": "1"}), config)
 
 
 def test_a_refusal_names_only_what_makes_another_run():
-    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     free = places_of(FREE, load_())
     moments = {"stages.0.optimizer.memory", "stages.1.optimizer.memory"}
     assert {"checkpoint.*", "mesh.*", "data.on_bad_prompt", "parts", *moments} <= {*free}
@@ -106,7 +106,7 @@ def test_a_refusal_names_only_what_makes_another_run():
 
 
 def test_the_last_stage_may_go_on_and_no_other(tmp_path):
-    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     say = lambda config: identify(config, PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint="d"))
     write_manifest(tmp_path / "manifest.json", say(load_()))
     refuse_another(tmp_path, say(longer := load_("Online.steps = 31")), longer)
@@ -117,7 +117,7 @@ def test_the_last_stage_may_go_on_and_no_other(tmp_path):
 
 
 def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
-    load_ = lambda *said: load("configs/tiny.gin", [*WARM, *said], Config, config_classes(TABLES))
+    load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
     say = lambda config: make_manifest(
         config_identity="c", config=to_json(config), tokenizer="t", data="d", parts={}, seed=0
     )
@@ -129,6 +129,35 @@ def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
     refuse_another(tmp_path, say(other), other)
     assert 'sampler.attention: "reference", now "ragged"' in caplog.text
     assert 'stages.0.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
+
+
+def test_data_may_be_moved_but_not_renamed_or_changed(tmp_path):
+    say = lambda path, data="d": identify(
+        config_of(path), PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint=data)
+    )
+    config_of = lambda path: load(
+        "configs/tiny.gin", ["Config.task = @Jsonl()", f"Jsonl.path = '{path}'"], Config, config_classes(TABLES)
+    )
+    write_manifest(tmp_path / "manifest.json", say("here/rows.jsonl"))
+    refuse_another(tmp_path, say("there/rows.jsonl"), config_of("there/rows.jsonl"))
+    with pytest.raises(RefusedIdentity, match='data: "d", now "e"'):  # the fingerprint has the name and the content
+        refuse_another(tmp_path, say("there/rows.jsonl", data="e"), config_of("there/rows.jsonl"))
+
+
+def test_doctor_lists_the_stages_and_the_roles_of_a_run(tmp_path):
+    one = load("configs/tiny.gin", (), Config, config_classes(TABLES))
+    (tmp_path / "config.gin").write_text(to_gin(one, config_classes(TABLES)))
+    assert list(stages(tmp_path)) == []
+    pairs = ["Config.stages = [@pairs/Offline(), @Online()]", "pairs/Offline.source = @Preferences()",
+             "pairs/Offline.objective = @BradleyTerry()", "pairs/Offline.trains = 'reward'",
+             "pairs/Offline.steps = 5", "Online.rewards = {'reward': 1.0}"]  # fmt: skip
+    several = load("configs/tiny.gin", pairs, Config, config_classes(TABLES))
+    (tmp_path / "config.gin").write_text(to_gin(several, config_classes(TABLES)))
+    there = "stages: bradleyterry (5 steps), rl (30 steps)"
+    assert [line.text for line in stages(tmp_path)] == [there, "trained roles: policy, reward"]
+    for step, name in ((5, "bradleyterry"), (6, "rl")):
+        (tmp_path / "checkpoints" / f"{step:08}").mkdir(parents=True)
+        assert next(stages(tmp_path)).text == f"{there}; the newest checkpoint is of {name}"
 
 
 def test_doctor_refuses_a_folder_that_is_no_run(tmp_path):

@@ -41,11 +41,11 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 def modules() -> dict[str, pathlib.Path]:
     """Returns dotted name -> file of every module of the package."""
-    found = {}
+    actual = {}
     for path in sorted((ROOT / "jrl").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        actual[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return actual
 
 
 MODULES = modules()
@@ -53,16 +53,16 @@ MODULES = modules()
 
 def imports(path: pathlib.Path, known: dict[str, pathlib.Path]) -> set[str]:
     """Returns what a file imports, at its top or inside functions; modules of `known` by their full name."""
-    found: set[str] = set()
+    actual: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            actual |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the layer; write the full name"
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in known else str(node.module))
-    return found
+                imported = f"{node.module}.{alias.name}"
+                actual.add(imported if imported in known else str(node.module))
+    return actual
 
 
 GRAPH = {name: imports(path, MODULES) for name, path in MODULES.items()}
@@ -132,9 +132,9 @@ def test_no_jax_is_named_below(name):
 
 
 def test_no_jax_is_loaded_in_a_process_that_imports_all_of_it():
-    wanted = [module for module in MODULES if f"{module}.".startswith(tuple(f"jrl.{name}." for name in NO_JAX))]
-    code = f"import importlib, sys\nfor name in {wanted!r}: importlib.import_module(name)\n"
+    modules = [module for module in MODULES if f"{module}.".startswith(tuple(f"jrl.{name}." for name in NO_JAX))]
+    code = f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
     code += f"print(sorted({ARRAYS!r} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.strip() == "[]"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert output.returncode == 0, output.stderr
+    assert output.stdout.strip() == "[]"

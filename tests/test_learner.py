@@ -45,9 +45,9 @@ def sequences(seed=0, dtype=np.float32):
     length = (prompt + completion).astype(np.int32)
     column = np.arange(T)
     action = (column >= prompt[:, None]) & (column < length[:, None])
-    said, asked = rng.integers(0, V, (N, T)), rng.integers(0, V, (B, T)).repeat(G, axis=0)
+    completions, prompts = rng.integers(0, V, (N, T)), rng.integers(0, V, (B, T)).repeat(G, axis=0)
     rollout = Rollout(
-        tokens=np.where(column < length[:, None], np.where(action, said, asked), 0).astype(np.int32),
+        tokens=np.where(column < length[:, None], np.where(action, completions, prompts), 0).astype(np.int32),
         length=length,
         action_mask=action,
         sampler_logprobs=np.where(action, rng.normal(-3, 0.5, (N, T)), 0).astype(dtype),
@@ -115,17 +115,17 @@ def weights(dtype, experts=None, head=False):
 
 
 def step_sums(mesh_shape, config, algo="GRPO", dtype="float32", order=None, experts=None):
-    """Returns (loss, magnitude, gradient as numpy) of one optimiser step."""
+    """Returns (loss, magnitude, gradient as numpy) of one optimizer step."""
     mesh, weights, run = program(mesh_shape, config, algo, dtype, experts)
     rollout, scores = sequences()
     if order is not None:
         rollout, scores = permute(rollout, scores, order)
     with jax.set_mesh(mesh):
-        put = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
+        place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
         packing = planned(rollout, config, batch_shards(mesh))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
         packing = jax.tree.map(lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh)), packing)
-        loss, magnitude, gradient = run(weights, *jax.tree.map(put, (rollout, scores)), packing)
+        loss, magnitude, gradient = run(weights, *jax.tree.map(place, (rollout, scores)), packing)
         return float(loss), float(magnitude), jax.tree.map(np.asarray, gradient)
 
 
@@ -179,7 +179,7 @@ LAYOUTS = {
 
 
 # A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two,
-# and one with a value head through those where a token's neighbour may be another's.
+# and one with a value head through those where a token's neighbor may be another's.
 CASES = [
     *(("GRPO", layout) for layout in LAYOUTS),
     *(("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")),
@@ -240,7 +240,7 @@ def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
 
             back = jax.jit(lambda values, source: unpack(values, source, T, N))
             by_row = lambda plans: sum(back(old_values(weights, p), p.source) for p in plans)
-            whole, dealt = by_row([one]), by_row(four)
+            in_one, dealt = by_row([one]), by_row(four)
             hidden, _ = jax.jit(lambda p, x, c: MODEL.forward(p, x, c, None, cfg))(
                 weights.params, rollout.tokens, jnp.broadcast_to(jnp.arange(T)[None], (N, T))
             )
@@ -248,9 +248,9 @@ def test_the_value_loss_teaches_the_head_and_the_layers_under_it():
         alone = np.where(
             rollout.action_mask[:, 1:], np.asarray(hidden)[:, :-1] @ np.asarray(weights.heads[VALUE])[0, :, 0], 0
         )
-        np.testing.assert_allclose(whole[:, 1:], alone, atol=1e-12)
-        np.testing.assert_allclose(dealt, whole, atol=1e-12)
-        assert (np.asarray(whole[:, 0]) == 0).all() and np.abs(whole).max() > 0.1
+        np.testing.assert_allclose(in_one[:, 1:], alone, atol=1e-12)
+        np.testing.assert_allclose(dealt, in_one, atol=1e-12)
+        assert (np.asarray(in_one[:, 0]) == 0).all() and np.abs(in_one).max() > 0.1
 
 
 EXPERTS = Experts(count=4, per_token=2, width=8)
@@ -353,14 +353,14 @@ def test_a_shared_prompt_lies_in_its_row_once():
     config = Learner(row_length=16, prefix_sharing="in_row")
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
     assert (shape.places, shape.samples) == (6, 3)
-    found = plan(lengths, shape, 0, 1, prompts)
+    packing = plan(lengths, shape, 0, 1, prompts)
     # 2 of the prefix, then 3 + 2 + 4 of the continuations are 11 tokens; the row's other 5 hold 3 + 2; 2 are left.
-    np.testing.assert_array_equal(found.source[0, 0], [0, 1, 2, 3, 4, 8, 9, 14, 15, 16, 17, 24, 25, 26, 18, 19])
-    np.testing.assert_array_equal(found.segment[0, 0], [7, 7, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4])
-    np.testing.assert_array_equal(found.shared_prefix[0, 0], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 4, 4])
-    np.testing.assert_array_equal(found.sequence[0, 0], [0, 1, 2, 4, 3, 6])
-    np.testing.assert_array_equal(found.source.reshape(-1)[16:18], [30, 31])
-    assert found.num_real == 1
+    np.testing.assert_array_equal(packing.source[0, 0], [0, 1, 2, 3, 4, 8, 9, 14, 15, 16, 17, 24, 25, 26, 18, 19])
+    np.testing.assert_array_equal(packing.segment[0, 0], [7, 7, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4])
+    np.testing.assert_array_equal(packing.shared_prefix[0, 0], [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 3, 3, 3, 4, 4])
+    np.testing.assert_array_equal(packing.sequence[0, 0], [0, 1, 2, 4, 3, 6])
+    np.testing.assert_array_equal(packing.source.reshape(-1)[16:18], [30, 31])
+    assert packing.num_real == 1
 
 
 def test_a_prompt_apart_lies_in_its_micro_batch_once():
@@ -370,23 +370,23 @@ def test_a_prompt_apart_lies_in_its_micro_batch_once():
     config = Learner(row_length=6, micro_batch_tokens=12, prefix_sharing="cross_row")
     shape = packed_shape(config, 6, 6, 1, prompt_length=3, samples=3)
     assert (shape.rows, shape.samples, shape.prefix_columns, shape.keys) == (2, 3, 2, 8)
-    found = plan(lengths, shape, 0, 1, prompts)
+    packing = plan(lengths, shape, 0, 1, prompts)
     rows = lambda x: x.reshape(-1, x.shape[-1])[:4].tolist()
     none = -1
-    assert rows(found.source) == [
+    assert rows(packing.source) == [
         [0, 1, 14, 15, 16, 17], [2, 3, 4, 8, 9, none], [24, 25, 26, 18, 19, none], [30, 31, none, none, none, none],
     ]  # fmt: skip
-    assert rows(found.segment) == [[7, 7, 0, 0, 0, 0], [0, 0, 0, 1, 1, 6], [0, 0, 0, 1, 1, 6], [0, 0, 6, 6, 6, 6]]
-    assert rows(found.prefix_row) == [[0, 0], [0, 0], [none, none], [none, none]]
-    assert [row[:2] for row in rows(found.sequence)] == [[2, 6], [0, 1], [4, 3], [5, 6]]
-    assert found.shared_prefix is None and found.num_real == 2
+    assert rows(packing.segment) == [[7, 7, 0, 0, 0, 0], [0, 0, 0, 1, 1, 6], [0, 0, 0, 1, 1, 6], [0, 0, 6, 6, 6, 6]]
+    assert rows(packing.prefix_row) == [[0, 0], [0, 0], [none, none], [none, none]]
+    assert [row[:2] for row in rows(packing.sequence)] == [[2, 6], [0, 1], [4, 3], [5, 6]]
+    assert packing.shared_prefix is None and packing.num_real == 2
 
 
 def test_prompts_apart_need_two_rows_or_one_that_holds_both():
     one = Learner(row_length=8, micro_batch_tokens=8, prefix_sharing="cross_row")
     assert packed_shape(one, 6, 10, 1, prompt_length=4, samples=3).rows == 2
-    whole = dataclasses.replace(one, row_length=10, micro_batch_tokens=10)
-    assert packed_shape(whole, 6, 10, 1, prompt_length=4, samples=3).rows == 1
+    one_row = dataclasses.replace(one, row_length=10, micro_batch_tokens=10)
+    assert packed_shape(one_row, 6, 10, 1, prompt_length=4, samples=3).rows == 1
     with pytest.raises(ValueError, match="shorter than the longest prompt or completion, 7 tokens"):
         packed_shape(dataclasses.replace(one, row_length=6), 6, 10, 1, prompt_length=4, samples=3)
     cut = packed_shape(Learner(prefix_sharing="cross_row", minibatches=2), 48, 192, 1, prompt_length=64, samples=8)
@@ -411,19 +411,21 @@ def test_every_action_lies_in_a_row_once_with_its_whole_past_in_sight(row_length
         lengths = np.where(prompts > 0, prompts + rng.integers(0, C + 1, 24), 0)
         past = {}
         for k in range(minibatches):
-            found = plan(lengths, shape, k, minibatches, prompts)
+            packing = plan(lengths, shape, k, minibatches, prompts)
             for micro, row in np.ndindex(shape.micro_batches, shape.rows):
                 shard = row // (shape.rows // 2)
-                source, own = found.source[micro, row], found.segment[micro, row]
+                source, segment = packing.source[micro, row], packing.segment[micro, row]
                 if prompts_ == "in_row":
-                    other, front = found.shared_prefix[micro, row], []
+                    prefix, front = packing.shared_prefix[micro, row], []
                 else:
-                    other = own
-                    at = shard * (shape.rows // 2) + found.prefix_row[micro, row].max()
-                    front = found.source[micro, at][: shape.prefix_columns][found.prefix_row[micro, row] >= 0].tolist()
-                for t in np.flatnonzero(own < shape.places):
-                    sees = [*front, *(source[u] for u in range(t + 1) if own[u] in (own[t], other[t]))]
-                    sequence = found.sequence[micro, row, own[t]]
+                    prefix = segment
+                    at = shard * (shape.rows // 2) + packing.prefix_row[micro, row].max()
+                    front = packing.source[micro, at][: shape.prefix_columns][
+                        packing.prefix_row[micro, row] >= 0
+                    ].tolist()
+                for t in np.flatnonzero(segment < shape.places):
+                    sees = [*front, *(source[u] for u in range(t + 1) if segment[u] in (segment[t], prefix[t]))]
+                    sequence = packing.sequence[micro, row, segment[t]]
                     group = [(12 * shard + u // T) // 4 for u in sees]
                     assert set(group) == {sequence // 4}
                     assert sequence == 12 * shard + source[t] // T
@@ -488,9 +490,9 @@ def update_program(experts=None):
     @jax.jit
     def assemble(rollout, scores, packing):
         judged = dict(objective=objective, max_completion=C)
-        said = credit(rollout, scores, (), hyper, num_groups=B, **judged)
+        credited = credit(rollout, scores, (), hyper, num_groups=B, **judged)
         packed = pack_rollout(rollout, packing, jnp.float32(1))
-        return finish_sampled(packed, Recomputed(), packing, said, hyper, **judged)
+        return finish_sampled(packed, Recomputed(), packing, credited, hyper, **judged)
 
     static = dict(role="policy", objective=objective, model=MODEL, cfg=cfg, chunk=16)
     update = jax.jit(lambda state, batch: learner.update(state, batch, hyper, adamw, **static))
@@ -528,8 +530,8 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
     after, _ = jax.jit(lambda state: learner.update(state, batch, hyper, adamw, role="policy", **static))(state)
     layers = after.models["policy"].params["layers"]
-    kept = {name for name, leaf in layers.items() if np.array_equal(leaf, params["layers"][name])}
-    assert kept == {"layer_scale"}
+    unchanged = {name for name, leaf in layers.items() if np.array_equal(leaf, params["layers"][name])}
+    assert unchanged == {"layer_scale"}
     gradient = jax.jit(lambda w: loss_sums(w, batch, hyper, (), **static).gradient.params)(own)
     assert not np.any(gradient["layers"]["layer_scale"]) and np.any(gradient["layers"]["q"])
 

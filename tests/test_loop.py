@@ -52,7 +52,7 @@ def table(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """Runs that nothing interrupted, by lag."""
     folders = {}
     for lag in (0, 1):
@@ -75,32 +75,34 @@ def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypa
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("stop_after", [1, 3])
-def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(tmp_path, whole, lag, stop_after):
+def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(
+    tmp_path, uninterrupted, lag, stop_after
+):
     run(tmp_path, f"Online.lag={lag}", stop_after=stop_after)
     run(tmp_path, f"Online.lag={lag}")
-    assert table(tmp_path) == table(whole[lag])
+    assert table(tmp_path) == table(uninterrupted[lag])
     assert len(table(tmp_path)) == 6
 
 
-def test_a_run_folder_named_with_dots_is_saved_and_resumed(tmp_path, whole):
+def test_a_run_folder_named_with_dots_is_saved_and_resumed(tmp_path, uninterrupted):
     (tmp_path / "in").mkdir()
     run(tmp_path / "in" / ".." / "run", stop_after=3)
     run(tmp_path / "in" / ".." / "run")
-    assert table(tmp_path / "run") == table(whole[0])
+    assert table(tmp_path / "run") == table(uninterrupted[0])
 
 
-def test_more_steps_go_on_where_fewer_ended(tmp_path, whole):
+def test_more_steps_go_on_where_fewer_ended(tmp_path, uninterrupted):
     run(tmp_path, "Online.steps=4")
     compiled = lambda: json.loads((tmp_path / "summary.json").read_text())["seconds"]["compile"]
     before = compiled()
     run(tmp_path)
     assert compiled() > before  # of both lives
-    assert table(tmp_path) == table(whole[0])
+    assert table(tmp_path) == table(uninterrupted[0])
 
 
-def test_the_number_of_scoring_workers_changes_nothing(tmp_path, whole):
+def test_the_number_of_scoring_workers_changes_nothing(tmp_path, uninterrupted):
     run(tmp_path, "Scoring.workers=3")
-    assert table(tmp_path) == table(whole[0])
+    assert table(tmp_path) == table(uninterrupted[0])
 
 
 def test_lag_one_trains_on_tokens_of_the_version_before(tmp_path):
@@ -110,17 +112,17 @@ def test_lag_one_trains_on_tokens_of_the_version_before(tmp_path):
 
 def test_refills_resume_too(tmp_path):
     dapo = ["Online.objective=@DAPO()", "DAPO.max_refills=1", "Online.lag=1", "Online.steps=4"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    steps = run(whole, *dapo)
+    uninterrupted, cut = tmp_path / "whole", tmp_path / "cut"
+    steps = run(uninterrupted, *dapo)
     assert any(step.metrics["refill/rounds"] > 0 for step in steps)
     run(cut, *dapo, stop_after=3)
     run(cut, *dapo)
-    assert table(cut) == table(whole)
+    assert table(cut) == table(uninterrupted)
 
 
-def test_another_seed_is_another_run(tmp_path, whole):
+def test_another_seed_is_another_run(tmp_path, uninterrupted):
     run(tmp_path, "Run.seed=1", "Online.steps=1")
-    assert table(tmp_path)[0]["policy/entropy"] != table(whole[0])[0]["policy/entropy"]
+    assert table(tmp_path)[0]["policy/entropy"] != table(uninterrupted[0])[0]["policy/entropy"]
 
 
 def test_another_identity_is_refused_with_the_field_that_differs(tmp_path):

@@ -56,7 +56,7 @@ def models(folder, step):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def trained_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "lora"
     run(folder, "Checkpoint.every=1", "Checkpoint.keep=9")
     return folder
@@ -76,8 +76,8 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(tmp_path, bindings):
     assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
 
 
-def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(whole):
-    first, last = (models(whole, step)["policy"] for step in (1, 4))
+def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(trained_run):
+    first, last = (models(trained_run, step)["policy"] for step in (1, 4))
     jax.tree.map(np.testing.assert_array_equal, first["frozen"], last["frozen"])
     assert not np.array_equal(first["params"]["q"]["b"], last["params"]["q"]["b"])
     sizes = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -86,11 +86,11 @@ def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(whole):
     assert last["params"].keys() == {"q", "k", "v", "o", "gate", "up", "down"}
 
 
-def test_the_first_completions_are_those_of_the_base(whole, tmp_path):
+def test_the_first_completions_are_those_of_the_base(trained_run, tmp_path):
     plain = [binding for binding in TINY if "LoRA" not in binding]
     expected = run(tmp_path / "plain", "Online.steps=1", over=plain)[0].rollout
-    found = run(tmp_path / "lora", "Online.steps=1")[0].rollout
-    np.testing.assert_array_equal(found["tokens"], expected["tokens"])
+    actual = run(tmp_path / "lora", "Online.steps=1")[0].rollout
+    np.testing.assert_array_equal(actual["tokens"], expected["tokens"])
 
 
 def test_the_reference_is_the_base_without_a_copy(tmp_path):
@@ -103,11 +103,11 @@ def test_the_reference_is_the_base_without_a_copy(tmp_path):
     assert any((leaf["b"] != 0).any() for leaf in policy.values())
 
 
-def test_an_exported_run_scores_as_the_run(whole, tmp_path):
-    trained = open_trained(whole)
+def test_an_exported_run_scores_as_the_run(trained_run, tmp_path):
+    trained = open_trained(trained_run)
     assert isinstance(trained.params, Adapted)
     expected = score(trained, ROWS)
-    assert export_policy(whole, tmp_path / "out")[0] == 4
+    assert export_policy(trained_run, tmp_path / "out")[0] == 4
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected):
         np.testing.assert_allclose(a, b, atol=1e-5)
     base = trained.params.base
@@ -116,9 +116,9 @@ def test_an_exported_run_scores_as_the_run(whole, tmp_path):
     assert np.abs(exported["layers"]["q"] - base["layers"]["q"]).max() > 1e-4
 
 
-def test_an_adapter_to_random_weights_is_not_written_apart(whole, tmp_path):
+def test_an_adapter_to_random_weights_is_not_written_apart(trained_run, tmp_path):
     with pytest.raises(ValueError, match="were drawn at random"):
-        export_adapter(whole, tmp_path / "out")
+        export_adapter(trained_run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -165,16 +165,18 @@ def test_an_adapter_written_apart_and_read_into_its_base_scores_as_the_run(kind,
     assert tensors[f"{name}lora_A.weight"].shape == (config["r"], 16)
     assert tensors[f"{name}lora_B.weight"].shape == (16, config["r"])
     assert (f"{name}lora_magnitude_vector" in tensors) == (kind == "dora")
-    found = score(open_trained(published, [f"Published.adapter='{tmp_path / 'adapter'}'"]), ROWS)
+    actual = score(open_trained(published, [f"Published.adapter='{tmp_path / 'adapter'}'"]), ROWS)
     bare = score(open_trained(published), ROWS)
-    for a, b in zip(found, expected):
+    for a, b in zip(actual, expected):
         np.testing.assert_allclose(a, b, atol=2e-5)
     assert max(np.abs(a - b).max() for a, b in zip(bare, expected)) > 1e-3
 
 
 def test_a_base_in_four_bits_is_kept_resumed_and_exported(published, tmp_path):
     bits = ["LoRA.base='nf4'", "LoRA.targets=('q', 'o')", "AdamW.learning_rate=0.1", "Checkpoint.every=1"]
-    with pytest.raises(ConfigError, match=r"without Published\.remat = 'layer' the backward pass would keep every one"):
+    with pytest.raises(
+        ConfigError, match=r"without Published\.remat = 'layer' the backward pass would store all of them"
+    ):
         published_run(published, tmp_path / "straight", *bits)
     bits += ["Published.remat='layer'", "Sampler.layers='scanned'", "Learner.layers='scanned'"]
     straight = published_run(published, tmp_path / "straight", *bits)
@@ -214,5 +216,5 @@ def test_a_run_may_begin_from_an_adapter_and_needs_it_no_more(published, tmp_pat
 def test_frozen_weights_may_be_bfloat16_and_trained_ones_may_not():
     load_config("configs/tiny.gin", [*TINY, "Decoder.param_dtype='bfloat16'"])
     plain = [binding for binding in TINY if "LoRA" not in binding]
-    with pytest.raises(ConfigError, match=r"cannot train.*Config\.adapter = @LoRA"):
+    with pytest.raises(ConfigError, match=r"cannot be trained.*Config\.adapter = @LoRA"):
         load_config("configs/tiny.gin", [*plain, "Decoder.param_dtype='bfloat16'"])

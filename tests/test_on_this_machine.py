@@ -28,7 +28,7 @@ def test_so_does_the_samplers(caplog):
 
 def test_one_that_is_bound_is_kept_and_so_refused():
     config, _ = load_config("configs/tiny.gin", [SPLASH])
-    kept = on_this_machine(config, [SPLASH])
-    assert kept.model.attention == "splash"
+    unchanged = on_this_machine(config, [SPLASH])
+    assert unchanged.model.attention == "splash"
     with pytest.raises(ValueError, match="is a kernel for TPUs"):
-        check_attention(kept.model, "cpu")
+        check_attention(unchanged.model, "cpu")

@@ -113,8 +113,8 @@ def test_neighbors_reach_the_verifier_workers_as_text(tmp_path):
 def test_neighbors_are_hashed_by_file(tmp_path):
     path = write(tmp_path, **FILES)
     hashes = load_parts([path]).hashes
-    wanted = ("mine", "constants", "half", "late_constants")
-    assert hashes == {str(tmp_path / f"{n}.py"): hashlib.sha256(FILES[n].encode()).hexdigest() for n in wanted}
+    modules = ("mine", "constants", "half", "late_constants")
+    assert hashes == {str(tmp_path / f"{n}.py"): hashlib.sha256(FILES[n].encode()).hexdigest() for n in modules}
 
 
 def test_parts_kept_in_a_folder_load_again_in_their_order_with_their_neighbors(tmp_path):

@@ -47,7 +47,7 @@ def run(folder, *bindings, stop_after=None, config="configs/tiny.gin", over=TINY
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def trained_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "ppo"
     return folder, run(folder, "Checkpoint.every=1", "Checkpoint.keep=9")
 
@@ -57,36 +57,38 @@ def trained_at(folder, step):
     return run_hash.read_step(folder, step)[0]["state"]["models"]["policy"]
 
 
-def test_a_run_that_is_left_and_resumed_holds_the_same_bits(whole, tmp_path):
+def test_a_run_that_is_left_and_resumed_holds_the_same_bits(trained_run, tmp_path):
     run(tmp_path, "Checkpoint.every=1", "Checkpoint.keep=9", stop_after=3)
     run(tmp_path, "Checkpoint.every=1", "Checkpoint.keep=9")
-    assert run_hash.run_fingerprint(tmp_path, 4) == run_hash.run_fingerprint(whole[0], 4)
+    assert run_hash.run_fingerprint(tmp_path, 4) == run_hash.run_fingerprint(trained_run[0], 4)
 
 
-def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimiser(whole):
-    first, last = (trained_at(whole[0], step)["heads"][VALUE] for step in (1, 4))
+def test_the_head_is_trained_and_kept_with_the_weights_and_its_optimizer(trained_run):
+    first, last = (trained_at(trained_run[0], step)["heads"][VALUE] for step in (1, 4))
     assert first.shape == (1, 16, 1) and np.abs(first).max() > 0 and not np.array_equal(first, last)
-    moments = trained_at(whole[0], 4)["opt_state"]
+    moments = trained_at(trained_run[0], 4)["opt_state"]
     named = [path for path, _ in jax.tree_util.tree_leaves_with_path(moments) if VALUE in jax.tree_util.keystr(path)]
     assert len(named) == 2
-    for step in whole[1]:
+    for step in trained_run[1]:
         assert {"value/loss", "value/clipped", "value/mean", "value/return", "value/explained_variance"} <= {
             *step.metrics
         }
-    assert whole[1][0].metrics["value/explained_variance"] == pytest.approx(0, abs=1e-3)  # it says 0 of everything
+    assert trained_run[1][0].metrics["value/explained_variance"] == pytest.approx(
+        0, abs=1e-3
+    )  # it says 0 of everything
 
 
-def test_the_first_completions_are_those_without_a_head(whole, tmp_path):
+def test_the_first_completions_are_those_without_a_head(trained_run, tmp_path):
     plain = run(tmp_path, "Online.objective=@Reinforce()", "Learner.minibatches=1", "Online.steps=1")[0].rollout
-    np.testing.assert_array_equal(whole[1][0].rollout["tokens"], plain["tokens"])
+    np.testing.assert_array_equal(trained_run[1][0].rollout["tokens"], plain["tokens"])
     # What the sampler hashes is what it is given: the same weights, without a head among them.
-    assert open_trained(tmp_path).params.keys() == open_trained(whole[0]).params.keys()
+    assert open_trained(tmp_path).params.keys() == open_trained(trained_run[0]).params.keys()
 
 
-def test_an_exported_run_scores_as_the_run_and_has_no_head(whole, tmp_path, caplog):
-    expected = score(open_trained(whole[0]), ROWS)
-    export_policy(whole[0], tmp_path / "out")
-    assert f"the value head of policy is no part of the policy: it stays in {whole[0]}" in caplog.text
+def test_an_exported_run_scores_as_the_run_and_has_no_head(trained_run, tmp_path, caplog):
+    expected = score(open_trained(trained_run[0]), ROWS)
+    export_policy(trained_run[0], tmp_path / "out")
+    assert f"the value head of policy is not part of the policy: it stays in {trained_run[0]}" in caplog.text
     for a, b in zip(score(open_trained(tmp_path / "out"), ROWS), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
@@ -117,8 +119,8 @@ def test_adapters_are_trained_with_a_head_beside_them_at_lag_one_with_groups(tmp
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_a_published_model_begins_with_a_head_of_zeros(whole, tmp_path):
-    export_policy(whole[0], tmp_path / "model")
+def test_a_published_model_begins_with_a_head_of_zeros(trained_run, tmp_path):
+    export_policy(trained_run[0], tmp_path / "model")
     start, rest = open("configs/tiny.gin").read().split("Decoder:\n")
     gin = tmp_path / "published.gin"
     gin.write_text(

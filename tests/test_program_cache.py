@@ -52,21 +52,21 @@ def test_compiling_from_shapes_serves_the_later_call(mesh):
 
 
 def test_programs_are_announced_before_they_are_compiled(mesh):
-    said = []
-    program_cache = ProgramCache(said.append)
+    announced = []
+    program_cache = ProgramCache(announced.append)
     program_cache.program("double", lambda x: x * 2)(jnp.ones(3))
-    assert said == ["compiling double"]
+    assert announced == ["compiling double"]
 
 
 def test_a_program_compiled_ahead_is_announced_only_to_who_waits_for_it(mesh):
-    said = []
-    program_cache = ProgramCache(said.append)
+    announced = []
+    program_cache = ProgramCache(announced.append)
     double = program_cache.program("double", lambda x: x * 2)
     x = jnp.ones(3)
     double.compile(x)
     wait(double._pending.values())
     double(x)
-    assert said == [] and program_cache.size() == 1
+    assert announced == [] and program_cache.size() == 1
 
 
 def test_what_the_compiler_refuses_is_raised_by_the_call(mesh):
@@ -82,8 +82,8 @@ def test_what_the_compiler_refuses_is_raised_by_the_call(mesh):
 
 
 def test_the_compiler_is_told_what_suits_the_kind_of_device(mesh):
-    told = lambda platform: ProgramCache(platform=platform).options
-    assert told("cpu")["xla_backend_optimization_level"] == 1 and told("tpu") == told(None) == {}
+    options = lambda platform: ProgramCache(platform=platform).options
+    assert options("cpu")["xla_backend_optimization_level"] == 1 and options("tpu") == options(None) == {}
     refused = ProgramCache(platform="cpu")
     refused.options = {"no_such_option": True}
     with pytest.raises(Exception, match="no_such_option"):  # which is how one sees that it is told
@@ -117,10 +117,10 @@ def test_a_closed_cache_begins_nothing_any_more(mesh):
 
 
 def test_a_cache_that_is_closed_while_the_compiler_is_at_work_says_what_it_waits_for(mesh):
-    said, go = [], threading.Event()
+    announced, go = [], threading.Event()
 
     def announce(what):
-        said.append(what)
+        announced.append(what)
         go.set()
 
     program_cache = ProgramCache(announce)
@@ -129,7 +129,7 @@ def test_a_cache_that_is_closed_while_the_compiler_is_at_work_says_what_it_waits
     double._pending["at work"] = program_cache.compiler.submit(lambda: started.set() or go.wait(10))
     assert started.wait(10)
     program_cache.close()
-    assert len(said) == 1 and "waiting for the compiler" in said[0] and double._pending["at work"].done()
+    assert len(announced) == 1 and "waiting for the compiler" in announced[0] and double._pending["at work"].done()
 
 
 def test_a_check_does_not_wait_for_what_is_being_compiled(mesh):
@@ -188,9 +188,9 @@ def test_statics_that_trace_to_another_program_are_not_shared(mesh, traced, firs
         for by in (first, second)
     ]
     assert [(type(by), str(by)) for by in traced] == [(type(by), str(by)) for by in (first, second)]
-    for found, by in zip(results, (first, second)):
+    for actual, by in zip(results, (first, second)):
         expected = jnp.full(2, 3) * by
-        assert found.dtype == expected.dtype and np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+        assert actual.dtype == expected.dtype and np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
 
 
 def test_programs_with_other_jit_options_are_not_shared(mesh, traced):

@@ -1,4 +1,4 @@
-"""The commands that take a run take a published folder too, and doctor says what of one is recognised."""
+"""The commands that take a run take a published folder too, and doctor says what of one is recognized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jrl.models.pretrained.published import GENERATION, export
 from jrl.models.shape import Decoder
 from jrl.run.policy import generation_defaults, open_trained, unsupported_generation_options
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
@@ -59,11 +59,11 @@ def devices_as_they_are(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def published_model(tmp_path_factory):
     """A random Qwen2 with a tokenizer, a chat template, and a word on sampling."""
     files = read_files(forms.byte_level("qwen", tmp_path_factory.mktemp("tokenizer") / "qwen"))
-    told = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
-    files[GENERATION] = json.dumps(told).encode()
+    generation = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+    files[GENERATION] = json.dumps(generation).encode()
     cfg = Decoder(vocab_size=576, **QWEN)
     folder = tmp_path_factory.mktemp("model") / "qwen"
     params = jax.jit(lambda key: init(key, decoder.spec(cfg)))(jax.random.key(0))
@@ -72,17 +72,17 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "model")
+def folder(published_model, tmp_path):
+    return shutil.copytree(published_model, tmp_path / "model")
 
 
 def change(path, **fields):
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def said(folder):
-    found = list(recognised(folder))
-    return "\n".join(("ok " if line.good else "!! ") + line.text for line in found)
+def report_of(folder):
+    findings = list(recognized(folder))
+    return "\n".join(("ok " if line.good else "!! ") + line.text for line in findings)
 
 
 def test_sample_draws_as_generation_config_tells_and_a_binding_goes_before(folder, tmp_path):
@@ -99,7 +99,7 @@ def test_sample_draws_as_generation_config_tells_and_a_binding_goes_before(folde
 
 
 @pytest.mark.parametrize(
-    ("told", "bindings"),
+    ("generation", "bindings"),
     [
         ({}, []),
         ({"do_sample": False, "temperature": 0.7}, ["Sampler.temperature=None"]),
@@ -108,15 +108,21 @@ def test_sample_draws_as_generation_config_tells_and_a_binding_goes_before(folde
         ({"top_k": 50, "top_p": None}, ["Sampler.top_k=50"]),
     ],
 )
-def test_what_is_told_of_sampling(told, bindings, tmp_path):
-    (tmp_path / GENERATION).write_text(json.dumps(told))
+def test_what_is_told_of_sampling(generation, bindings, tmp_path):
+    (tmp_path / GENERATION).write_text(json.dumps(generation))
     assert generation_defaults(tmp_path) == bindings
 
 
 def test_what_is_told_and_cannot_be_drawn(tmp_path):
     assert generation_defaults(tmp_path) == unsupported_generation_options(tmp_path) == []
-    told = {"repetition_penalty": 1.05, "num_beams": 1, "typical_p": 1.0, "suppress_tokens": [3], "bad_words_ids": []}
-    (tmp_path / GENERATION).write_text(json.dumps(told))
+    generation = {
+        "repetition_penalty": 1.05,
+        "num_beams": 1,
+        "typical_p": 1.0,
+        "suppress_tokens": [3],
+        "bad_words_ids": [],
+    }
+    (tmp_path / GENERATION).write_text(json.dumps(generation))
     assert unsupported_generation_options(tmp_path) == ["repetition_penalty = 1.05", "suppress_tokens = [3]"]
     for wrong in ({"temperature": -1}, {"top_p": 1.5}, {"top_k": 2.5}, {"min_p": "0.1"}, {"top_k": True}):
         (tmp_path / GENERATION).write_text(json.dumps(wrong))
@@ -134,8 +140,8 @@ def test_eval_takes_a_published_folder_and_says_what_a_run_of_the_same_weights_w
     gin, out = tmp_path / "asked.gin", tmp_path / "out.json"
     gin.write_text(ASKED.replace("PATH", str(rows)))
     assert cli.main(["eval", str(folder), "--config", str(gin), "--out", str(out), "Eval.samples=2"]) == 0
-    found = json.loads(out.read_text())
-    assert (found["step"], found["n"], found["samples"], found["unscorable"]) == (0, 6, 2, 0)
+    printed = json.loads(out.read_text())
+    assert (printed["step"], printed["n"], printed["samples"], printed["unscorable"]) == (0, 6, 2, 0)
     assert "6 held-out prompts, 2 samples each" in capsys.readouterr().out
     assert cli.main(["eval", str(folder)]) == cli.REFUSED
     assert "--config FILE.gin" in capsys.readouterr().err
@@ -147,9 +153,9 @@ def test_the_configuration_of_a_run_is_its_own(tmp_path):
         open_trained(tmp_path, config="configs/tiny.gin")
 
 
-def test_doctor_lists_what_is_recognised(folder):
+def test_doctor_lists_what_is_recognized(folder):
     (folder / "README.md").write_text("read me")
-    text = said(folder)
+    text = report_of(folder)
     assert "!!" not in text
     for part in (
         "family Qwen2: Qwen2ForCausalLM",
@@ -160,24 +166,24 @@ def test_doctor_lists_what_is_recognised(folder):
         "an answer ends with '<|im_end|>'",
         "the chat template rewrites turn",
         "temperature = 0.7, top_k = 20, top_p = 0.8",
-        "repetition_penalty = 1.1, which this version does not have",
+        "repetition_penalty = 1.1, which this version does not support",
         "not read: README.md",
     ):
         assert part in text, part
 
 
-def test_doctor_lists_what_is_not_recognised(folder):
+def test_doctor_lists_what_is_not_recognized(folder):
     change(folder / "config.json", twist=3)
-    assert "!! config.json: 1 keys that are not known (twist)" in said(folder)
-    assert "!! the model is refused:" in said(folder)
+    assert "!! config.json: 1 unknown keys (twist)" in report_of(folder)
+    assert "!! the model is refused:" in report_of(folder)
     change(folder / "config.json", twist=None, vocab_size=200)
-    text = said(folder)
+    text = report_of(folder)
     assert "!! the tensors in" in text and "model.embed_tokens.weight is [576, 16], expected [200, 16]" in text
     assert "!! the tokenizer's largest id is" in text
     change(folder / GENERATION, temperature="hot")
-    assert "!! " + str(folder / GENERATION) in said(folder)
+    assert "!! " + str(folder / GENERATION) in report_of(folder)
     change(folder / "config.json", architectures=["MambaForCausalLM"], model_type="mamba")
-    assert said(folder).startswith("!! ") and "MambaForCausalLM" in said(folder)
+    assert report_of(folder).startswith("!! ") and "MambaForCausalLM" in report_of(folder)
 
 
 def test_doctor_names_a_missing_tensor_and_a_folder_without_a_tokenizer(folder, capsys):
@@ -206,8 +212,8 @@ def test_end_tokens_come_from_every_file_that_names_them(folder, capsys):
 def test_a_folder_that_cannot_be_used_is_refused_by_every_command(folder, tmp_path, capsys):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"tokens": [1, 2]}\n')
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:-8])
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-8])
     for command in (["score", str(folder), str(rows), "--out", str(tmp_path / "o")], ["sample", str(folder)],
                     ["export", str(folder), "--to", str(tmp_path / "to")]):  # fmt: skip
         assert cli.main(command) == cli.REFUSED
@@ -237,7 +243,7 @@ def test_a_template_that_does_not_end_is_refused(folder, capsys):
     )
     assert cli.main(["sample", str(folder)]) == cli.REFUSED
     assert "chat template" in capsys.readouterr().err
-    assert "!! " in said(folder)
+    assert "!! " in report_of(folder)
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused_before_weights_are_read(folder, capsys):

@@ -25,8 +25,8 @@ pytest.importorskip("jinja2")
 def test_a_text_cut_at_its_limit_ends_with_a_whole_character():
     pieces = [bytes([i]) for i in range(256)]
     ids = [0x61, 0xF0, 0x9F, 0x8E]
-    assert chat.whole_text(ids, pieces, False, Finish.LENGTH) == "a"
-    assert chat.whole_text(ids, pieces, False, Finish.STOP_TOKEN) == "a\ufffd"
+    assert chat.decoded_text(ids, pieces, False, Finish.LENGTH) == "a"
+    assert chat.decoded_text(ids, pieces, False, Finish.STOP_TOKEN) == "a\ufffd"
 
 
 def test_a_run_asks_by_the_chat_template_and_stops_with_every_end_token(tmp_path, monkeypatch):
@@ -50,8 +50,8 @@ def _run_one(tmp_path):
     asked = chat.ask(chat.open_chat(trained, max_tokens=3, seed=1), ["<|eot_id|> 1+1"])
     assert asked[0][0].finish in ("stop_token", "length")
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    said = [{"role": "user", "content": "1+1 <|eot_id|>"}, {"role": "assistant", "content": "2"}]
-    rows.write_text(json.dumps({"messages": said}) + "\n")
+    messages = [{"role": "user", "content": "1+1 <|eot_id|>"}, {"role": "assistant", "content": "2"}]
+    rows.write_text(json.dumps({"messages": messages}) + "\n")
     assert cli.main(["score", str(run), str(rows), "--out", str(out)]) == 0
     tokens = json.loads(out.read_text())["tokens"]
     assert tokenizer.spelled(tokens) == "<|user|>\n1+1 <|eot_id|><|eot_id|>\n<|assistant|>\n2<|eot_id|>"

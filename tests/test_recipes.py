@@ -23,8 +23,8 @@ RECIPES = [f"configs/{data}/{name}.gin" for data in ("gsm8k", "math") for name i
 
 
 def test_every_model_has_a_recipe_for_each_data_set_and_no_recipe_is_left_over():
-    found = {str(path.relative_to(ROOT)) for data in ("gsm8k", "math") for path in (ROOT / "configs" / data).glob("*")}
-    assert found == {*RECIPES, "configs/gsm8k/try.gin", "configs/gsm8k/try-lora.gin"}
+    actual = {str(path.relative_to(ROOT)) for data in ("gsm8k", "math") for path in (ROOT / "configs" / data).glob("*")}
+    assert actual == {*RECIPES, "configs/gsm8k/try.gin", "configs/gsm8k/try-lora.gin"}
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -33,7 +33,7 @@ from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
 from jrl.tasks.tokenizers.published import HuggingFace, build, read_files
 from jrl.tasks.verdict import Status
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 from jrl.tools.score import judge_file
 
 pytest.importorskip("tokenizers")
@@ -81,10 +81,10 @@ def opened(folder, tokenizer=None, **fields):
     return open_judge(config, one_device(), lambda name, fn: jax.jit(fn), tokenizer=tokenizer)
 
 
-def judged(found, conversations):
+def judged(opened_judge, conversations):
     """Returns what the reward model says of conversations that end with an answer, each of one completion."""
     visits = [Visit(Example(str(i), tuple(talk[:-1])), (0, i), ()) for i, talk in enumerate(conversations)]
-    source = reward_model_source(found)
+    source = reward_model_source(opened_judge)
     texts = [talk[-1].content for talk in conversations]
     return source.collect(source.submit(Completions(visits, texts, 1, packed=None, state=None)))
 
@@ -108,26 +108,26 @@ def test_a_row_is_given_its_heads_numbers_at_its_last_token_whatever_lies_beside
     params = load_classifier(Published(path=str(folder)), one_device())
     w = load_file(folder / "model.safetensors")["score.weight"]
     np.testing.assert_array_equal(params[REWARD], w.T[None])
-    found = opened(folder)
+    opened_judge = opened(folder)
     rows = [[5, 6, 7], [9], list(range(30)), [5, 6, 7]]
-    said = judge(found, rows)
-    assert said.shape == (4, 2)
-    for ids, values in zip(rows, said):
+    rewards = judge(opened_judge, rows)
+    assert rewards.shape == (4, 2)
+    for ids, values in zip(rows, rewards):
         tokens = np.array([ids], np.int32)
-        hidden, _ = decoder.forward(params, tokens, np.arange(len(ids), dtype=np.int32)[None], None, found.cfg)
+        hidden, _ = decoder.forward(params, tokens, np.arange(len(ids), dtype=np.int32)[None], None, opened_judge.cfg)
         np.testing.assert_allclose(values, np.asarray(hidden)[0, -1] @ w.T, atol=1e-5)
-    np.testing.assert_array_equal(said[0], said[3])
+    np.testing.assert_array_equal(rewards[0], rewards[3])
 
 
 def test_conversations_that_cannot_be_judged_are_named(folder):
     asked = [Message("user", "1+1?")]
     ids = opened(folder).tokenizer.encode_conversation([*asked, answer("2")], add_generation_prompt=False)
     exact = opened(folder, length=len(ids))
-    said = judged(exact, [[*asked, answer("2")], [*asked, answer("2" * 99)]])
-    assert (said.names, said.weights) == (("RewardModel/helpful", "RewardModel/honest"), (1.0, 0.5))
-    assert np.isfinite(said.values[0]).all() and np.isnan(said.values[1]).all()
-    assert said.problems[0] == "" and f"RewardModel.length is {len(ids)}" in said.problems[1]
-    np.testing.assert_allclose(judge(opened(folder), [ids])[0], said.values[0], atol=1e-6)
+    learned = judged(exact, [[*asked, answer("2")], [*asked, answer("2" * 99)]])
+    assert (learned.names, learned.weights) == (("RewardModel/helpful", "RewardModel/honest"), (1.0, 0.5))
+    assert np.isfinite(learned.values[0]).all() and np.isnan(learned.values[1]).all()
+    assert learned.problems[0] == "" and f"RewardModel.length is {len(ids)}" in learned.problems[1]
+    np.testing.assert_allclose(judge(opened(folder), [ids])[0], learned.values[0], atol=1e-6)
 
 
 def test_the_head_is_read_at_the_last_token_that_is_not_padding(folder, tmp_path):
@@ -139,13 +139,13 @@ def test_the_head_is_read_at_the_last_token_that_is_not_padding(folder, tmp_path
     rows = [([5, pad, 6, pad, pad], 2), ([5, 6], 1), ([pad, pad], 0), ([pad, 5], 1)]
     for pad_id, columns in [(pad, [at for _, at in rows]), (None, [len(ids) - 1 for ids, _ in rows])]:
         change(tmp_path / "model", pad_token_id=pad_id)
-        found = opened(tmp_path / "model", tokenizer=tokenizer)
-        said = judge(found, [ids for ids, _ in rows])
-        for (ids, _), at, values in zip(rows, columns, said):
+        opened_judge = opened(tmp_path / "model", tokenizer=tokenizer)
+        rewards = judge(opened_judge, [ids for ids, _ in rows])
+        for (ids, _), at, values in zip(rows, columns, rewards):
             tokens = np.array([ids], np.int32)
-            hidden, _ = decoder.forward(found.params, tokens, np.arange(len(ids))[None], None, found.cfg)
+            hidden, _ = decoder.forward(opened_judge.params, tokens, np.arange(len(ids))[None], None, opened_judge.cfg)
             np.testing.assert_allclose(values, np.asarray(hidden)[0, at] @ w.T, atol=1e-5)
-    assert any("labels are read at the last token" in line.text for line in recognised(tmp_path / "model"))
+    assert any("labels are read at the last token" in line.text for line in recognized(tmp_path / "model"))
 
 
 def test_padding_that_config_leaves_out_is_its_familys():
@@ -157,9 +157,9 @@ def test_padding_that_config_leaves_out_is_its_familys():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
-    found = opened(folder)._replace(program=lambda params, tokens, length: np.float32([[bad, 1], [2, 3]]))
-    learned = judged(found, [[Message("user", "1+1?"), answer("2")]] * 2)
-    assert learned.problems == [f"its labels are {bad}, 1.0, which is no number", ""]
+    opened_judge = opened(folder)._replace(program=lambda params, tokens, length: np.float32([[bad, 1], [2, 3]]))
+    learned = judged(opened_judge, [[Message("user", "1+1?"), answer("2")]] * 2)
+    assert learned.problems == [f"its labels are {bad}, 1.0, which are not numbers", ""]
     assert np.isnan(learned.values[0]).all()
     scores = HostScores(
         reward=np.float32([1, 1]), valid=np.ones(2, bool), verdict=np.int8([Status.CORRECT] * 2),
@@ -168,7 +168,7 @@ def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
     out = add_scores(scores, learned)
     np.testing.assert_array_equal(out.reward, [0, 1 + 2 + 0.5 * 3])
     np.testing.assert_array_equal(out.valid, [False, True])
-    assert out.details[0] == f"RewardModel: its labels are {bad}, 1.0, which is no number"
+    assert out.details[0] == f"RewardModel: its labels are {bad}, 1.0, which are not numbers"
 
 
 def answer(text):
@@ -214,16 +214,16 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     talk = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
     rows.write_text("".join(json.dumps(row) + "\n" for row in ({"tokens": [5, 6, 7]}, {"messages": talk})))
     assert cli.main(["score", str(folder), str(rows), "--out", str(out)]) == 0
-    said = [json.loads(line) for line in out.read_text().splitlines()]
-    assert said[0]["rewards"].keys() == {"helpful", "honest"}
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert scored[0]["rewards"].keys() == {"helpful", "honest"}
     # In the shape that the command computes: another one rounds otherwise, by 2e-6 on some machines.
-    expected = judge(opened(folder, length=128, batch=64), [row["tokens"] for row in said])
-    np.testing.assert_allclose([list(row["rewards"].values()) for row in said], expected, atol=1e-6)
+    expected = judge(opened(folder, length=128, batch=64), [row["tokens"] for row in scored])
+    np.testing.assert_allclose([list(row["rewards"].values()) for row in scored], expected, atol=1e-6)
     tokenizer = opened(folder).tokenizer
-    assert tokenizer.spelled(said[1]["tokens"]) == "<|user|>\n1+1?<|eot_id|>\n<|assistant|>\n2<|eot_id|>\n<|eot_id|>"
-    found = list(recognised(folder))
-    assert all(line.good for line in found)
-    assert any("labels: helpful, honest" in line.text for line in found)
+    assert tokenizer.spelled(scored[1]["tokens"]) == "<|user|>\n1+1?<|eot_id|>\n<|assistant|>\n2<|eot_id|>\n<|eot_id|>"
+    findings = list(recognized(folder))
+    assert all(line.good for line in findings)
+    assert any("labels: helpful, honest" in line.text for line in findings)
     assert cli.main(["score", str(folder), str(rows), "--out", str(out), "--step", "3"]) == 2
     assert "takes no bindings and has no steps" in capsys.readouterr().err
 
@@ -271,7 +271,7 @@ def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp
     verified = [float(any(c in "0123456789" for c in text)) for _, text in step.texts]
     expected = verified + learned.values @ [0.5, -1.0]
     np.testing.assert_allclose(step.batch.host_scores.reward, expected, atol=1e-4)
-    assert step.metrics["reward_part/RewardModel/honest"] == pytest.approx(learned.values[:, 1].mean(), abs=1e-4)
+    assert step.metrics["reward_component/RewardModel/honest"] == pytest.approx(learned.values[:, 1].mean(), abs=1e-4)
     tensors = load_file(tmp_path / "judge" / "model.safetensors")
     tensors["score.weight"] = tensors["score.weight"] * 2
     save_file(tensors, tmp_path / "judge" / "model.safetensors", {"format": "pt"})
@@ -286,7 +286,7 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
     run.mkdir()
     config = RewardModel(path=str(at), weights=(1.0, 0.5), length=32, batch=2)
     cache = SimpleNamespace(program=lambda name, fn: jax.jit(fn))
-    opens = lambda: open_reward_model(config, one_device(), cache, run, lambda *said: None)
+    opens = lambda: open_reward_model(config, one_device(), cache, run, lambda *value: None)
     opens()
     began = json.loads((run / "reward.json").read_text())
     (run / "manifest.json").write_text("{}")
@@ -306,11 +306,11 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
     with pytest.raises(RefusedIdentity, match="the weights in"):
         opens()
     for key in began:  # not the day of today, and no word of weights that would be others
-        (run / "reward.json").write_text(json.dumps({name: said for name, said in began.items() if name != key}))
-        with pytest.raises(RefusedIdentity, match=rf"reward\.json has no '{re.escape(key)}', which"):
+        (run / "reward.json").write_text(json.dumps({name: value for name, value in began.items() if name != key}))
+        with pytest.raises(RefusedIdentity, match=rf"reward\.json has no '{re.escape(key)}'; it records"):
             opens()
     (run / "reward.json").unlink()
-    with pytest.raises(RefusedIdentity, match=r"reward\.json is gone"):
+    with pytest.raises(RefusedIdentity, match=r"reward\.json is missing"):
         opens()
 
 

@@ -109,7 +109,7 @@ def test_a_folder_that_is_no_run_and_a_step_that_is_not_saved_are_named(folder):
         run_hash.run_fingerprint(empty)
     full = folder()
     saved(full)
-    with pytest.raises(ValueError, match="no save of step 2; there are 3"):
+    with pytest.raises(ValueError, match="no checkpoint of step 2; there are 3"):
         run_hash.run_fingerprint(full, 2)
 
 

@@ -14,7 +14,7 @@ from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, rep
 from jrl.models import decoder
 from jrl.models.contract import abstract, axes, init
 from jrl.models.shape import FullHeads
-from jrl.ops.truncate import top_kept
+from jrl.ops.truncate import support_of_size
 from jrl.rollout import sampler, stop_strings
 from jrl.rollout.sampler import Sampler
 from jrl.types import Finish, PromptBatch
@@ -49,17 +49,17 @@ def one_device():
 
 
 def run(batch, config, params=None, mesh=None, cfg=CFG, samples=3, **rest):
+    params = weights(cfg) if params is None else params
     out = sampler.sample(
-        weights(cfg) if params is None else params,
+        sampler.BehaviorPolicy(decoder.MODEL, cfg, params, rest.pop("version", 4)),
         batch,
         rest.pop("key", jax.random.key(11)),
-        **{"stream": 0, "version": 4, "stop_ids": STOP_IDS, **rest},
+        stream=rest.pop("stream", 0),
         config=config,
-        model=decoder.MODEL,
-        model_cfg=cfg,
         samples=samples,
-        pad_id=PAD,
+        stop=sampler.StopRules(rest.pop("stop_ids", STOP_IDS), PAD, rest.pop("stop_table", None)),
         mesh=mesh or one_device(),
+        **rest,
     )
     return jax.tree.map(np.asarray, out)
 
@@ -165,7 +165,7 @@ def test_any_row_and_order_gives_the_same_bits_at_one_batch_shape():
         assert_same(out, run(take(batch, order), BASE), (3 * order[:, None] + np.arange(3)).ravel())
 
 
-def test_other_neighbours_do_not_change_a_bit():
+def test_other_neighbors_do_not_change_a_bit():
     batch, others = prompts(), prompts(seed=1)
     mixed = jax.tree.map(lambda a, b: np.concatenate([b[:3], a[3:4], b[4:]]), batch, others)
     one, two = run(batch, BASE), run(mixed, BASE)
@@ -245,7 +245,7 @@ def test_logprobs_are_those_of_a_plain_forward(temperature):
 def test_truncated_logprobs_are_those_of_the_kept_support(sampling_params):
     out = run(prompts(), dataclasses.replace(BASE, temperature=0.8, **sampling_params))
     logits = assert_logprobs(out, 0.8)
-    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
+    keep = np.asarray(support_of_size(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
     limited = logprobs(np.where(keep, logits, -1e9), out.tokens, 0.8)
     mask = out.action_mask
     assert np.abs(out.truncated_logprobs - limited)[mask].max() <= 2e-6 * max(1, np.abs(logits).max() / 0.8)
@@ -433,7 +433,7 @@ def test_weights_that_are_unrolled_are_not_carried_stacked_too(layers, stacks):
 
 
 @pytest.mark.parametrize("layers, number", [("unrolled", 2), ("scanned", 8)])
-def test_memory_is_that_of_the_slots_and_of_the_prompts_at_hand(layers, number):
+def test_memory_is_that_of_the_slots_and_of_the_resident_prompts(layers, number):
     # 32 prompts, 4 samples each: a queue of 8 times the 16 slots. At hand are 16 / 4 + 2 prompts.
     cfg = dataclasses.replace(CFG, layers=number, kv_heads=4, head_dim=64)  # a column is large beside the outputs
     width, columns = 40, 500
@@ -465,7 +465,7 @@ def test_bad_settings_are_refused():
             Sampler(completion_length=4, **sampling_params)
     with pytest.raises(ValueError, match="completion_length"):
         Sampler(completion_length=0)
-    with pytest.raises(ValueError, match="3 prompts cannot be cut over 8"):
+    with pytest.raises(ValueError, match="3 prompts cannot be divided over 8"):
         run(prompts(3), BASE, mesh=make_mesh(MeshShape(data=8)))
     with pytest.raises(ValueError, match="stop_table"):
         run(prompts(), dataclasses.replace(BASE, stop_strings=("x",)))
@@ -506,11 +506,12 @@ def test_a_cache_of_several_blocks_gives_the_logprobs_of_a_plain_forward(layers,
     assert np.abs(out.sampler_logprobs - expected).max() <= 2e-6 * max(1, np.abs(logits).max())
 
 
-def test_at_most_so_many_prompts_are_at_hand_and_hardly_one_is_computed_twice():
-    # local prompts, slots, samples -> at hand. At most 32 / 8 + 2 = 6: 8 prompts in two rounds of 4, 11 in two of 6.
-    assert [sampler.prompts_at_hand(n, 32, 8) for n in (1, 6, 8, 11, 13)] == [1, 6, 4, 6, 5]
+def test_at_most_so_many_prompts_are_resident_and_hardly_one_is_computed_twice():
+    # local prompts, slots, samples -> resident prompts. At most 32 / 8 + 2 = 6: 8 prompts in two rounds of 4, 11 in
+    # two of 6.
+    assert [sampler.num_resident_prompts(n, 32, 8) for n in (1, 6, 8, 11, 13)] == [1, 6, 4, 6, 5]
     for local in range(1, 60):
         for slots, samples in ((1, 1), (3, 2), (32, 4), (64, 8)):
-            held = sampler.prompts_at_hand(local, slots, samples)
+            held = sampler.num_resident_prompts(local, slots, samples)
             rounds = -(-local // held)
             assert held <= -(-slots // samples) + 2 and rounds * held - local < rounds

@@ -14,7 +14,7 @@ from jrl.models import decoder
 from jrl.models.contract import init
 from jrl.ops.draw import race
 from jrl.ops.keys import row_key, token_key
-from jrl.ops.truncate import top_kept
+from jrl.ops.truncate import support_of_size
 from jrl.rollout import sampler
 from jrl.rollout.sampler import Sampler
 from jrl.types import PromptBatch
@@ -42,8 +42,8 @@ def prompts(count, width, seed):
 
 def run(batch, config, params, mesh=None, cfg=CFG, samples=8, **rest):
     out = sampler.sample(
-        params, batch, jax.random.key(KEY), stream=0, version=0, config=config, model=decoder.MODEL, model_cfg=cfg,
-        samples=samples, stop_ids=STOP_IDS, pad_id=0, mesh=mesh or one_device(), **rest,
+        sampler.BehaviorPolicy(decoder.MODEL, cfg, params, version=0), batch, jax.random.key(KEY), stream=0,
+        config=config, samples=samples, stop=sampler.StopRules(STOP_IDS, 0), mesh=mesh or one_device(), **rest,
     )  # fmt: skip
     return jax.tree.map(np.asarray, out)
 
@@ -188,7 +188,7 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
                 worst_packed = max(worst_packed, difference.max() / scale)
                 errors.append(difference)
                 if sampling_params:
-                    keep = np.asarray(top_kept(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
+                    keep = np.asarray(support_of_size(jnp.asarray(logits), jnp.asarray(out.support_size)[..., None]))
                     # The chosen token is not looked up in it: at the edge of the support two tokens may trade places.
                     lost = np.log(np.where(keep | ~mask[..., None], np.exp(full), 0).sum(-1))
                     truncated = np.abs(out.truncated_logprobs - (chosen - lost))[mask]

@@ -80,12 +80,12 @@ def test_a_verifier_that_raises_on_many_rows_stops_the_run_and_is_named():
     verifiers = (Exact(), row("third"), row("fails"))
     with pytest.raises(ScoringStopped) as stopped:
         score(Scoring(verifiers=verifiers), ["4", "raise", "4", "raise"])
-    for said in (
+    for message in (
         "2 of 4 completions (50%)",
         "stop_above_verifier_errors = 0.25",
         "fails (2): RuntimeError: on purpose",
     ):
-        assert said in str(stopped.value)
+        assert message in str(stopped.value)
     scores = score(Scoring(verifiers=verifiers, stop_above_verifier_errors=0.5), ["4", "raise", "4", "raise"])
     assert scores.valid.tolist() == [True, False, True, False]
     assert scores.counts["VERIFIER_ERROR"] == 2
@@ -198,31 +198,31 @@ def test_too_many_failures_of_our_own_stop_the_run(monkeypatch):
     config = Scoring(verifiers=(Exact(),), stop_above=0.4)
     with open_scoring(config, table()) as scorer:
         lost = (Verdict(Status.INFRA_ERROR, None, "no process could be had"),)
-        found = (Verdict(Status.CORRECT, 1.0),)
+        judged = (Verdict(Status.CORRECT, 1.0),)
         ticket = scorer.submit(["4"] * 5, [example()] * 5, [((0, 0), n) for n in range(5)])
-        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, found, lost, found, found])
+        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, judged, lost, judged, judged])
         scores = scorer.collect(ticket)  # 2 of 5 is not above 0.4
         assert scores.valid.tolist() == [False, True, False, True, True]
-        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, lost, lost, found, found])
+        monkeypatch.setattr(scorer.pool, "collect", lambda *_: [lost, lost, lost, judged, judged])
         with pytest.raises(ScoringStopped, match=r"3 of 5 .* no process could be had"):
             scorer.collect(ticket)
 
 
 def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path):
     config = Scoring(verifiers=(row("fails"),), wall_seconds=100.0)
-    stop, told = threading.Event(), []
+    stop, progress = threading.Event(), []
     examples = [example(info={"quick": str(tmp_path / "none")})] * 9
     with open_scoring(config, table(), (PART,), tmp_path / "journal.jsonl") as scorer:
         ticket = scorer.submit(["4"] + ["sleep"] * 7 + ["x" * 200_000], examples, [((0, 0), n) for n in range(9)])
         threading.Timer(0.5, stop.set).start()
         start = time.monotonic()
         with pytest.raises(ScoringAbandoned):
-            scorer.collect(ticket, stop.is_set, lambda done, total: told.append((done, total)))
+            scorer.collect(ticket, stop.is_set, lambda done, total: progress.append((done, total)))
         assert time.monotonic() - start < 2.0
-        assert told[-1] == (2, 9)  # one was judged, one is too long to be asked about
+        assert progress[-1] == (2, 9)  # one was judged, one is too long to be asked about
         ticket = scorer.submit(["4", "4"], examples[:2], [((0, 1), n) for n in range(2)])
-        assert scorer.collect(ticket, progress=lambda *now: told.append(now)).valid.all()
-        assert told[-1] == (2, 2)
+        assert scorer.collect(ticket, progress=lambda *now: progress.append(now)).valid.all()
+        assert progress[-1] == (2, 2)
         start = time.monotonic()
     assert time.monotonic() - start < 2.0
     assert (tmp_path / "journal.jsonl").read_bytes() == b""

@@ -131,7 +131,7 @@ def program(mesh_shape, config, dtype):
     def run(weights, reference, rows, packing):
         packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
         recomputed = Recomputed(ref_logprobs=learner.logprobs(reference, packed, **static))
-        found = {}
+        by_name = {}
         for name, objective in OBJECTIVES.items():
             hyper = jax.tree.map(jnp.float32, objective.config())
             batch = finish_stored(
@@ -139,8 +139,8 @@ def program(mesh_shape, config, dtype):
             )
             sums = loss_sums(weights, batch, hyper, (), objective=objective, **static)
             gradient = jax.tree.map(lambda g, by=batch.denominator: g / by.astype(g.dtype), sums.gradient)
-            found[name] = sums.loss / batch.denominator, sums.magnitude / batch.denominator, gradient
-        return found
+            by_name[name] = sums.loss / batch.denominator, sums.magnitude / batch.denominator, gradient
+        return by_name
 
     return mesh, run
 
@@ -163,7 +163,7 @@ def planned(rows, config, shards):
 
 @functools.cache
 def step_sums(mesh_shape, config, dtype="float32", order=None):
-    """Returns {objective: (loss, magnitude, gradient)} of one optimiser step, as numpy."""
+    """Returns {objective: (loss, magnitude, gradient)} of one optimizer step, as numpy."""
     mesh, run = program(mesh_shape, config, dtype)
     rows = stored() if order is None else in_order(stored(), order)
     cfg = model_config(dtype)
@@ -206,13 +206,13 @@ def expected(dtype="float32"):
     (logprobs, scores), (before, _) = alone(dtype, 3), alone(dtype, 4)
     gain = np.where(rows.action_mask, logprobs - before, 0).sum(-1)
     pairs = N // 2 - PAD_PAIRS
-    found = {"BradleyTerry": 0.0, "pairs": 0.0}
+    losses = {"BradleyTerry": 0.0, "pairs": 0.0}
     for pair in range(pairs):
         w, l = sorted((2 * pair, 2 * pair + 1), key=lambda i: -rows.labels.label[i])
-        found["BradleyTerry"] += rows.labels.weight[w] * softplus(scores[l] - scores[w]) / pairs
-        found["pairs"] += rows.labels.weight[w] * softplus(BETA * (gain[l] - gain[w])) / pairs
-    found["tokens"] = -logprobs[rows.action_mask].sum() / rows.action_mask.sum()
-    return found | {"pairs and tokens": found["pairs"] + found["tokens"]}
+        losses["BradleyTerry"] += rows.labels.weight[w] * softplus(scores[l] - scores[w]) / pairs
+        losses["pairs"] += rows.labels.weight[w] * softplus(BETA * (gain[l] - gain[w])) / pairs
+    losses["tokens"] = -logprobs[rows.action_mask].sum() / rows.action_mask.sum()
+    return losses | {"pairs and tokens": losses["pairs"] + losses["tokens"]}
 
 
 def distance(a, b):
@@ -264,9 +264,9 @@ def test_in_float64_only_a_wrong_formula_can_differ():
 
 
 def test_terms_of_tokens_and_sequences_add_up_each_over_its_own_denominator():
-    found = step_sums(*ONE_PAIR_A_ROW)
-    (pairs, pair_size, pair_gradient), (tokens, token_size, token_gradient) = found["pairs"], found["tokens"]
-    loss, magnitude, gradient = found["pairs and tokens"]
+    by_name = step_sums(*ONE_PAIR_A_ROW)
+    (pairs, pair_size, pair_gradient), (tokens, token_size, token_gradient) = by_name["pairs"], by_name["tokens"]
+    loss, magnitude, gradient = by_name["pairs and tokens"]
     assert abs(loss - (pairs + tokens)) <= 1e-6 * magnitude
     assert magnitude == pytest.approx(pair_size + token_size, rel=1e-6)
     assert distance(gradient, jax.tree.map(np.add, pair_gradient, token_gradient)) <= 1e-5
@@ -297,10 +297,10 @@ def test_a_score_is_read_at_the_last_token_of_a_sequence_among_others(layout):
             packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
             return learner.sequence_scores(weights, packed, model=MODEL, cfg=cfg)
 
-        found = scores(placed(drawn("float32", 3), cfg, mesh), place_rows(rows, mesh), place_plan(packing, mesh))
+        actual = scores(placed(drawn("float32", 3), cfg, mesh), place_rows(rows, mesh), place_plan(packing, mesh))
     there = packing.sequence < N
     by_sequence = np.full(N, np.nan)
-    by_sequence[packing.sequence[there]] = np.asarray(found)[there]
+    by_sequence[packing.sequence[there]] = np.asarray(actual)[there]
     real = rows.length > 0
     np.testing.assert_allclose(by_sequence[real], alone("float32", 3)[1][real], rtol=0, atol=1e-5)
     assert np.isnan(by_sequence[~real]).all()
@@ -313,9 +313,9 @@ def test_by_place_is_what_numpy_picks(shards, dtype):
     packing = planned(stored(), Learner(row_length=40, micro_batch_tokens=40 * shards), shards)
     x = np.random.default_rng(1).integers(-3, 4, N).astype(dtype)
     with jax.set_mesh(mesh):
-        found = jax.jit(by_place)(jax.device_put(x, replicated(mesh)), place_plan(packing, mesh).sequence)
-    np.testing.assert_array_equal(found, np.append(x, np.zeros(1, dtype))[packing.sequence])
-    assert found.dtype == x.dtype
+        actual = jax.jit(by_place)(jax.device_put(x, replicated(mesh)), place_plan(packing, mesh).sequence)
+    np.testing.assert_array_equal(actual, np.append(x, np.zeros(1, dtype))[packing.sequence])
+    assert actual.dtype == x.dtype
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -334,20 +334,20 @@ def test_the_packer_never_cuts_a_pair(shards, minibatches):
         lengths = lengths * (rng.random(pairs) < 0.9).repeat(2)
         taken, members = np.zeros((2 * pairs, width), int), np.zeros(2 * pairs, int)
         for k in range(minibatches):
-            found = plan(lengths, shape, k, minibatches)
-            assert found.num_real <= shape.micro_batches
-            members += found.member
-            own = shape.rows // shards
+            packing = plan(lengths, shape, k, minibatches)
+            assert packing.num_real <= shape.micro_batches
+            members += packing.member
+            rows_of_shard = shape.rows // shards
             for micro, row in np.ndindex(shape.micro_batches, shape.rows):
-                here = found.sequence[micro, row]
+                here = packing.sequence[micro, row]
                 here = here[here < 2 * pairs]
                 assert np.array_equal(here ^ 1, here.reshape(-1, 2)[:, ::-1].reshape(-1))  # a pair side by side
                 assert len(here) <= shape.places and (lengths[here] > 0).all()
-                assert micro < found.num_real or not len(here)
-                source, segment = found.source[micro, row], found.segment[micro, row]
+                assert micro < packing.num_real or not len(here)
+                source, segment = packing.source[micro, row], packing.segment[micro, row]
                 for t in np.flatnonzero(source >= 0):
-                    sequence = row // own * (2 * pairs // shards) + source[t] // width
-                    assert found.sequence[micro, row, segment[t]] == sequence
+                    sequence = row // rows_of_shard * (2 * pairs // shards) + source[t] // width
+                    assert packing.sequence[micro, row, segment[t]] == sequence
                     taken[sequence, source[t] % width] += 1
         np.testing.assert_array_equal(taken, np.arange(width) < lengths[:, None])
         np.testing.assert_array_equal(members, lengths > 0)

@@ -38,8 +38,8 @@ def gradients(product, formula, axes, out, x, y, dtype=None):
     """Of a sum that weighs every entry of the result differently."""
 
     def loss(x, y):
-        found = product(formula, x, sharding.gather(y, *axes), out, dtype)
-        return (found * jnp.cos(jnp.arange(found.size, dtype=found.dtype)).reshape(found.shape)).sum()
+        product_ = product(formula, x, sharding.gather(y, *axes), out, dtype)
+        return (product_ * jnp.cos(jnp.arange(product_.size, dtype=product_.dtype)).reshape(product_.shape)).sum()
 
     return jax.grad(loss, argnums=(0, 1))(x, y)
 
@@ -53,8 +53,8 @@ def test_both_gradients_are_those_of_jax(formula, axes, out, mesh):
         with jax.set_mesh(make_mesh(mesh, jax.devices()[: mesh.fsdp * mesh.tensor])):
             x = sharding.constrain(x, "batch", None, *(CUT.get(letter) for letter in formula.split(",")[0][2:]))
             y = jax.device_put(y, jax.sharding.NamedSharding(jax.sharding.get_mesh(), spec(axes, GATHERED)))
-            found = jax.jit(gradients, static_argnums=(0, 1, 2, 3))(sharding.einsum, formula, axes, out, x, y)
-        for ours, jaxs in zip(found, expected):
+            actual = jax.jit(gradients, static_argnums=(0, 1, 2, 3))(sharding.einsum, formula, axes, out, x, y)
+        for ours, jaxs in zip(actual, expected):
             np.testing.assert_allclose(ours, jaxs, rtol=1e-13, atol=1e-13)
 
 

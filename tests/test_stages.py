@@ -55,7 +55,7 @@ def test_a_stage_leaves_its_roles_to_the_next_ones(straight):
 def test_the_reward_is_the_verifiers_and_the_weighted_roles(straight):
     for row in rows(straight[1])[6:]:
         if row["rollout/valid_share"] == 1:
-            parts = row["reward_part/Regex"] + 0.5 * row["reward_part/role/reward"]
+            parts = row["reward_component/Regex"] + 0.5 * row["reward_component/role/reward"]
             np.testing.assert_allclose(row["reward/mean"], parts, rtol=1e-5)
 
 
@@ -107,8 +107,8 @@ def test_a_reward_role_scores_texts_from_the_command_line(straight, tmp_path, ca
     rows_file, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows_file.write_text('{"tokens": [49, 43, 50, 61, 51]}\n{"tokens": [49]}\n')
     assert cli.main(["score", str(straight[1]), str(rows_file), "--out", str(out), "--role", "reward"]) == 0
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [len(row["tokens"]) for row in found] == [5, 1] and all(np.isfinite(row["reward"]) for row in found)
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [len(row["tokens"]) for row in scored] == [5, 1] and all(np.isfinite(row["reward"]) for row in scored)
     alone = score_rewards(open_trained(straight[1], role="reward"), [[49]])
-    np.testing.assert_allclose(found[1]["reward"], alone[0], atol=1e-6)  # its neighbour does not matter
+    np.testing.assert_allclose(scored[1]["reward"], alone[0], atol=1e-6)  # its neighbor does not matter
     capsys.readouterr()

@@ -26,7 +26,7 @@ def search(strings: list[str], token_bytes: list[bytes], tokens: list[int]) -> i
     return None
 
 
-def test_equals_searching_the_bytes_on_random_strings_and_tokenisations():
+def test_equals_searching_the_bytes_on_random_strings_and_tokenizations():
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(600):
@@ -36,9 +36,9 @@ def test_equals_searching_the_bytes_on_random_strings_and_tokenisations():
         token_bytes = [b"", b""] + [bytes([b]) for b in alphabet.encode()] + [word(1, 5).encode() for _ in range(6)]
         table = stop_strings.build(strings, token_bytes)
         tokens = rng.integers(0, len(token_bytes), 12).tolist()
-        found = search(strings, token_bytes, tokens)
-        assert run(table, tokens) == found, (strings, token_bytes, tokens)
-        hits += found is not None
+        actual = search(strings, token_bytes, tokens)
+        assert run(table, tokens) == actual, (strings, token_bytes, tokens)
+        hits += actual is not None
     assert 100 < hits < 600  # both outcomes were met
 
 

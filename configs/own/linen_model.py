@@ -36,8 +36,8 @@ class Block(nn.Module):
         h = self.before_attention(x)
         q, k, v = self.query(h), self.key(h), self.value(h)
         if cache is not None:  # the new columns go where the row's sequence has come to
-            put = jax.vmap(lambda old, new, at: jax.lax.dynamic_update_slice_in_dim(old, new, at, 0))
-            k, v = cache = put(cache[0], k, start), put(cache[1], v, start)
+            write = jax.vmap(lambda old, new, at: jax.lax.dynamic_update_slice_in_dim(old, new, at, 0))
+            k, v = cache = write(cache[0], k, start), write(cache[1], v, start)
         scores = jnp.einsum("blhk,bmhk->bhlm", q, k) / q.shape[-1] ** 0.5
         sampling_params = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
         x = x + self.out(jnp.einsum("bhlm,bmhk->blhk", sampling_params, v))
@@ -69,11 +69,11 @@ class Network(nn.Module):
 
     def decode(self, tokens, positions, cache):
         mask = jnp.arange(cache[0][0].shape[1])[None, None, :] <= positions[:, :, None]
-        x, kept = self.embed(tokens) + self.place(positions), []
-        for block, own in zip(self.blocks, cache):
-            x, own = block(x, mask, own, positions[:, 0])
-            kept.append(own)
-        return self.norm(x), kept
+        x, new_cache = self.embed(tokens) + self.place(positions), []
+        for block, layer_cache in zip(self.blocks, cache):
+            x, layer_cache = block(x, mask, layer_cache, positions[:, 0])
+            new_cache.append(layer_cache)
+        return self.norm(x), new_cache
 
 
 MODELS = {"Small": from_linen(Small, Network)}

@@ -52,8 +52,8 @@ def init_state(config: AdaptiveKLGRPO) -> PyTree:
 def advantages(
     config: AdaptiveKLGRPO, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
-    found, state, counters = grpo.advantages(config, groups, reward, state)
-    return found, state, counters | {"kl_coefficient": state["kl"]}
+    token_advantages, state, counters = grpo.advantages(config, groups, reward, state)
+    return token_advantages, state, counters | {"kl_coefficient": state["kl"]}
 
 
 def token_loss(config: AdaptiveKLGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

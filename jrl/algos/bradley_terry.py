@@ -1,7 +1,7 @@
 """Bradley-Terry: a reward model from pairs, by the log-odds that the preferred answer wins.
 
     s   = the reward head at the last token of a sequence
-    l_u = -log sigmoid(s_preferred - s_other - margin) + centre * (s_preferred + s_other)^2    per pair u   P1
+    l_u = -log sigmoid(s_preferred - s_other - margin) + center * (s_preferred + s_other)^2    per pair u   P1
     L   = mean over the pairs of the step
 
 Sources: Bradley and Terry 1952; as a loss of reward models Ouyang et al. 2203.02155 eq. 1; the centring term, which
@@ -22,14 +22,14 @@ Array = jax.Array
 @traced
 class BradleyTerry:
     margin: float = 0.0  # by how much the preferred answer must score higher before the loss is that of a tie
-    centre: float | None = None  # weight of the squared sum of a pair's scores; None: scores may drift together
+    center: float | None = None  # weight of the squared sum of a pair's scores; None: scores may drift together
 
 
 def check(config: BradleyTerry, facts: Facts) -> None:
     if not config.margin >= 0:
         raise ValueError(f"BradleyTerry.margin = {config.margin} must not be negative; 0 is usual")
-    if config.centre is not None and not config.centre > 0:
-        raise ValueError(f"BradleyTerry.centre = {config.centre} must be above 0, or None; 0.01 is usual")
+    if config.center is not None and not config.center > 0:
+        raise ValueError(f"BradleyTerry.center = {config.center} must be above 0, or None; 0.01 is usual")
 
 
 def sequence_loss(config: BradleyTerry, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
@@ -39,8 +39,8 @@ def sequence_loss(config: BradleyTerry, sequences: Sequences, state: PyTree) -> 
     preferred = sequences.mask & (sequences.label > 0.5)  # the loss of a pair is that of its preferred sequence
     difference = jnp.where(preferred, score - other, 0)
     loss = jax.nn.softplus(config.margin - difference)
-    if config.centre is not None:
-        loss = loss + config.centre * (score + other) ** 2
+    if config.center is not None:
+        loss = loss + config.center * (score + other) ** 2
     accuracy = 0.5 * (1 + jnp.sign(difference))  # a tie is half right
     metrics = {"reward_model/accuracy": accuracy, "reward_model/margin": difference}
     return jnp.where(preferred, loss, 0), {

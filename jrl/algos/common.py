@@ -23,7 +23,7 @@ class TruncatedImportance:
     """
 
     cap: float = 2.0  # largest weight
-    level: Literal["token", "sequence", "geometric"] = "token"  # what a weight is of
+    level: Literal["token", "sequence", "geometric"] = "token"  # what one weight covers
 
 
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
@@ -80,7 +80,7 @@ def check_kl_estimator(config: Any) -> None:
     name = type(config).__name__
     if config.kl_estimator == "k1":
         raise ValueError(
-            f"{name}.kl_estimator = 'k1' regularises nothing: the expected gradient of k1 as a loss is zero. Use 'k2' "
+            f"{name}.kl_estimator = 'k1' regularizes nothing: the expected gradient of k1 as a loss is zero. Use 'k2' "
             "(reverse KL) or 'k3' (GRPO's own, forward KL)."
         )
     if config.kl_estimator not in ("k2", "k3", "k3_corrected", "k3_straight"):

@@ -1,7 +1,7 @@
-"""What every row of ALGOS promises, as checks that raise AssertionError: for our rows and for a user's own.
+"""Contract tests of every row of ALGOS, ours or a user's; each raises AssertionError where it fails.
 
-Each takes a row and a configuration of it. They feed small arrays; no model is involved. Which promises a row makes
-follows from the functions that it has: `promises_of`.
+Each takes a row and a configuration of it. They feed small arrays; no model is involved. Which tests a row takes
+follows from the functions that it has: `contract_tests_of`.
 """
 
 from __future__ import annotations
@@ -304,42 +304,42 @@ def a_step_without_sequences_has_loss_zero(objective: Objective, config: Any) ->
     _true(bool(loss == 0) and still, f"an empty step has loss {loss}")
 
 
-Promise = Callable[[Objective, Any], None]
-OF_EVERY_ROW: tuple[Promise, ...] = (
+ContractTest = Callable[[Objective, Any], None]
+OF_EVERY_ROW: tuple[ContractTest, ...] = (
     its_functions_go_together,
     jit_changes_nothing,
     another_float_compiles_nothing,
     the_state_keeps_its_form,
 )
-OF_CREDIT: tuple[Promise, ...] = (
+OF_CREDIT: tuple[ContractTest, ...] = (
     zero_advantage_gives_zero_policy_gradient,
     row_order_does_not_matter,
     pad_columns_do_not_matter,
     rows_without_a_verdict_or_a_token_do_not_matter,
     only_sampled_tokens_have_advantages,
 )
-OF_TOKENS: tuple[Promise, ...] = (
+OF_TOKENS: tuple[ContractTest, ...] = (
     masked_tokens_do_not_matter,
     metrics_of_tokens_carry_no_gradient,
     packing_tokens_does_not_matter,
     a_step_without_tokens_has_loss_zero,
 )
-OF_SEQUENCES: tuple[Promise, ...] = (
+OF_SEQUENCES: tuple[ContractTest, ...] = (
     masked_sequences_do_not_matter,
     metrics_of_sequences_carry_no_gradient,
     places_of_sequences_do_not_matter,
     packing_sequences_does_not_matter,
     a_step_without_sequences_has_loss_zero,
 )
-OF_PAIRS: tuple[Promise, ...] = (a_tie_has_one_loss,)
+OF_PAIRS: tuple[ContractTest, ...] = (a_tie_has_one_loss,)
 
-PROMISES: dict[str, Promise] = {
+CONTRACT_TESTS: dict[str, ContractTest] = {
     fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_SEQUENCES, *OF_PAIRS)
 }
 
 
-def promises_of(objective: Objective) -> dict[str, Promise]:
-    """Returns the promises that a row makes, by the functions that it has."""
+def contract_tests_of(objective: Objective) -> dict[str, ContractTest]:
+    """Returns the tests that a row takes, by the functions that it has."""
     of_tokens, of_sequences = objective.token_loss is not None, objective.sequence_loss is not None
     kinds = (
         (OF_EVERY_ROW, True),
@@ -348,7 +348,7 @@ def promises_of(objective: Objective) -> dict[str, Promise]:
         (OF_SEQUENCES, of_sequences),
         (OF_PAIRS, of_sequences and objective.unit_size == 2),
     )
-    return {fn.__name__: fn for promises, makes in kinds if makes for fn in promises}
+    return {fn.__name__: fn for tests, applies in kinds if applies for fn in tests}
 
 
 def _nudged(config: Any) -> Any:
@@ -483,10 +483,10 @@ def _step_metrics(objective: Objective, config: Any, state: PyTree) -> dict[str,
     every = ("loss", "grad_norm", "policy/entropy", "policy/logprob", "update/norm", "update/tokens")
     if objective.advantages is not None:
         every = (*every, "loss/rows", "loss/tokens")
-    found = _everything(objective, config, _inputs(objective, config), state)
-    own = {**found.get("token_loss", (None, {}))[1], **found.get("sequence_loss", (None, {}))[1]}
+    results = _everything(objective, config, _inputs(objective, config), state)
+    metrics = {**results.get("token_loss", (None, {}))[1], **results.get("sequence_loss", (None, {}))[1]}
     ones = dict.fromkeys((*every, "update/skipped_nonfinite", "update/skipped_empty"), jnp.float32(1))
-    return ones | {name: jnp.mean(value.astype(jnp.float32)) for name, value in own.items()}
+    return ones | {name: jnp.mean(value.astype(jnp.float32)) for name, value in metrics.items()}
 
 
 def _form(state: PyTree) -> Any:

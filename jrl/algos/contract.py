@@ -5,7 +5,7 @@ Sampled rows:  Groups --keep, shape, advantages--> advantages [N, T] --pack--> T
 Stored rows:   Tokens --token_loss--> loss [..., L], Sequences --sequence_loss--> loss [..., S]
 
 loss of a step = sum(weights * token_loss) / denominator + sum(weight * sequence_loss) / sequence_denominator,
-numerators and denominators both over the whole optimiser step.
+numerators and denominators both over the whole optimizer step.
 
 A row states what differs from the defaults: every judged row counts, the reward as it is, the mean over tokens, no
 further roles, no state.
@@ -148,7 +148,7 @@ class Objective(NamedTuple):
     )
     # (config, sequences, state) -> loss [..., S], metrics {name: [..., S]}; None: no loss of sequences
     sequence_loss: Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]] | None = None
-    # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimiser step
+    # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimizer step
     sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
     # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)
     unit_size: int = 1

@@ -1,4 +1,4 @@
-"""DAPO: GRPO's advantage with a wider upper clip, the mean over tokens, and a say in which rows count.
+"""DAPO: GRPO's advantage with a wider upper clip, the mean over tokens, and filters for groups and rows.
 
     keep  groups whose outcomes are not all equal; sample fresh prompts for the others         F1
     keep  rows that were not cut at the length limit, where `overlong_filter` is on            F3
@@ -32,7 +32,7 @@ Array = jax.Array
 class DAPO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
-    dual_clip: float | None = None  # above 1 + clip_high
+    dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     max_refills: int | None = 10  # rounds of fresh prompts; 0 only filters, None keeps groups without signal
     overlong_buffer: int | None = None  # tokens before the limit over which the penalty grows
     overlong_penalty: float = 1.0  # subtracted from the reward at the length limit

@@ -22,7 +22,7 @@ Array = jax.Array
 
 @traced
 class DPO:
-    beta: float = 0.1  # strength of the tie to the reference: the log-odds that a margin D of 1 is worth
+    beta: float = 0.1  # strength of the tie to the reference: log-odds for a margin D of 1
 
 
 def check(config: DPO, facts: Facts) -> None:

@@ -1,10 +1,10 @@
-"""Dr.GRPO: GRPO without its two biases. Rewards are only centred, and tokens are summed over a constant.
+"""Dr.GRPO: GRPO without its two biases. Rewards are only centered, and tokens are summed over a constant.
 
     A_i = R_i - mean_g                                                                       A4
     l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
     L   = sum of l_t / (rows of the step * longest completion)                                G4
 
-Dividing by the deviation favours prompts that are nearly all right or all wrong; dividing by a row's length makes long
+Dividing by the deviation favors prompts that are nearly all right or all wrong; dividing by a row's length makes long
 wrong answers cheap. The constant is configured, not measured: masked rows count, padding does not. Step sizes follow
 the scale of the rewards.
 
@@ -28,7 +28,7 @@ Array = jax.Array
 class DrGRPO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    dual_clip: float | None = None  # above 1 + clip_high
+    dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
     importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 

@@ -25,7 +25,7 @@ Array = jax.Array
 class GRPO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    dual_clip: float | None = None  # above 1 + clip_high
+    dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     kl: float | None = None  # coefficient of the KL to the reference in the loss
     kl_estimator: str = (
         "k3"  # 'k3', 'k2', 'k3_corrected' (times the ratio) or 'k3_straight' (k3's value, k2's gradient)

@@ -1,4 +1,4 @@
-"""PPO: each token against what a value head expected of the answer so far; PPO's clip; the mean over tokens.
+"""PPO: advantages from a value head, by generalized advantage estimation; PPO's clip; the mean over tokens.
 
     r_t = R_i on the last sampled token, 0 before
     A_t = gae(r, v_old), whitened over all sampled tokens of the step; Ret_t = A_t + v_old before that    A13, A23
@@ -31,7 +31,7 @@ Array = jax.Array
 class PPO:
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    dual_clip: float | None = None  # above 1 + clip_high
+    dual_clip: float | None = None  # largest ratio where A < 0, above 1 + clip_high; None: no bound
     discount: float = 1.0  # gamma, by sampled token
     gae_lambda: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
     value_coefficient: float = 0.1  # weight of the value loss
@@ -49,7 +49,7 @@ def check(config: PPO, facts: Facts) -> None:
         raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
     if not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage estimates. "
+            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalized advantage estimates. "
             "0.95 is usual, 1.0 for long answers that are judged at their end."
         )
     if not config.value_coefficient > 0:
@@ -85,8 +85,8 @@ def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     wrong, binds = values.clipped_value_loss(
         tokens.values, tokens.old_values, tokens.returns, tokens.mask, clip=config.value_clip
     )
-    own = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
-    metrics = common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting, own
+    value_metrics = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
+    metrics = common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting, value_metrics
     return loss + config.value_coefficient * wrong, common.metrics_of(tokens, *metrics)
 
 

@@ -18,7 +18,7 @@ Array = jax.Array
 
 @traced
 class SFT:
-    """Learns to say what the rows say. It has no numbers of its own."""
+    """Supervised fine-tuning: the log-likelihood of the completions. It has no options."""
 
 
 def token_loss(config: SFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:

@@ -71,15 +71,15 @@ def peek(path: str | None, bindings: Sequence[str], root: type, field: str) -> t
 
     For values needed before the tables exist, such as `parts`: nothing else in the text is checked.
     """
-    found = None
+    last = None
     for statement in read_statements(path, bindings, root):
         if (statement.scope, statement.section, statement.field) == ("", root.__name__, field):
-            found = statement
-    if found is None:
+            last = statement
+    if last is None:
         return None, None
-    if any(isinstance(leaf, Reference | Macro) for leaf in walk(found.value)):
-        raise ConfigError(found.place, f"{found.name} takes plain values only, no @ and no %")
-    return found.value, found.path
+    if any(isinstance(leaf, Reference | Macro) for leaf in walk(last.value)):
+        raise ConfigError(last.place, f"{last.name} takes plain values only, no @ and no %")
+    return last.value, last.path
 
 
 def _build(reading: Reading, cls: type, scope: str, place: str, base: Any, building: tuple[Any, ...]) -> Any:

@@ -54,8 +54,8 @@ def schema_of(root: type, tables: Tables) -> Schema:
             if field.table is not None and field.table not in tables:
                 raise TypeError(f"{cls.__name__}.{field.name} refers to the table {field.table!r}, which is not given")
             check_hint(field.hint, field.table, f"{cls.__name__}.{field.name}")
-            found = [*classes_in(field.hint), *_classes_of_values(field.default() if field.default else None)]
-            waiting.extend(c for c in dict.fromkeys(found) if sections.get(c.__name__) is not c and c not in waiting)
+            classes = [*classes_in(field.hint), *_classes_of_values(field.default() if field.default else None)]
+            waiting.extend(c for c in dict.fromkeys(classes) if sections.get(c.__name__) is not c and c not in waiting)
     return Schema(root, tables, sections)
 
 

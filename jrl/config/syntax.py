@@ -110,7 +110,7 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
     text = _read_text(path, asked_by)
     here = os.path.realpath(path)
     statements: list[Statement] = []
-    own: dict[str, Statement] = {}
+    by_name: dict[str, Statement] = {}
     for parsed in _parse(text, path):
         place = f"{path}:{parsed.location.line_num}"
         if isinstance(parsed, config_parser.IncludeStatement):
@@ -121,19 +121,19 @@ def _read_file(path: str, *, layer: int, open_files: tuple[str, ...], asked_by: 
                 raise ConfigError(place, f"include of {parsed.filename!r}: the file includes itself")
             included = _read_file(target, layer=layer + 1, open_files=(*open_files, here), asked_by=place, root=root)
             for statement in included:
-                if statement.name in own and not statement.is_block:
+                if statement.name in by_name and not statement.is_block:
                     raise ConfigError(
                         place,
                         f"include of {parsed.filename!r} would replace {statement.name}, bound above it at "
-                        f"{own[statement.name].place}; put the include first",
+                        f"{by_name[statement.name].place}; put the include first",
                     )
             statements.extend(included)
             continue
         statement = _statement(parsed, place, layer, path, root)
         if not statement.is_block:
-            if statement.name in own:
-                raise ConfigError(place, f"{statement.name} is bound twice, first at {own[statement.name].place}")
-            own[statement.name] = statement
+            if statement.name in by_name:
+                raise ConfigError(place, f"{statement.name} is bound twice, first at {by_name[statement.name].place}")
+            by_name[statement.name] = statement
         statements.append(statement)
     return statements
 

@@ -52,7 +52,7 @@ class MeshShape:
     """Devices along each mesh axis. One axis may be -1: all devices that are left."""
 
     data: int = 1  # copies of the model, each with its share of the batch
-    fsdp: int = 1  # shards of parameters and optimiser state; also shares of the batch
+    fsdp: int = 1  # shards of parameters and optimizer state; also shares of the batch
     tensor: int = 1  # shards of heads, MLP and vocabulary
     sequence: int = 1  # reserved, must be 1
     expert: int = 1  # reserved, must be 1
@@ -157,13 +157,13 @@ def _product_forward(
 
 
 def _product_backward(
-    formula: str, out: tuple[str | None, ...], dtype: Any, kept: tuple[Array, Array], gradient: Array
+    formula: str, out: tuple[str | None, ...], dtype: Any, inputs: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    x, y = kept
-    own, rest = formula.split(",")
+    x, y = inputs
+    x_letters, rest = formula.split(",")
     weight, result = rest.split("->")
-    summed = [letter for letter in own if letter in result and letter not in weight]
-    operands = [(own, x), (result, gradient)]
+    summed = [letter for letter in x_letters if letter in result and letter not in weight]
+    operands = [(x_letters, x), (result, gradient)]
     left = lambda pair: "".join(letter for letter in pair[0] if letter not in summed)
     if left(operands[0]) + left(operands[1]) != weight:
         operands.reverse()
@@ -204,8 +204,8 @@ def mapped(
     """
     if jax.sharding.get_abstract_mesh().empty:
         return fn(*args)
-    whole = lambda *shares: (jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),)
-    return per_shard(whole, args, ins, (out,))[0]
+    summed_over_shards = lambda *shares: (jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),)
+    return per_shard(summed_over_shards, args, ins, (out,))[0]
 
 
 def per_shard(

@@ -1,4 +1,4 @@
-"""How a batch of sequences is laid out for learning: rows, micro-batches, optimiser steps."""
+"""How a batch of sequences is laid out for learning: rows, micro-batches, optimizer steps."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class RouterLoss:
 class Learner:
     """How a batch of sequences is learned from."""
 
-    row_length: int | None = None  # L, tokens of a packed row; None: the longest that lies in one, at least 128
+    row_length: int | None = None  # L, tokens of a packed row; None: the longest bundle, at least 128
     micro_batch_tokens: int = 8192  # tokens computed at once, over all batch shards
     sequences_per_row: int = 32  # S, most sequences of a packed row
-    minibatches: int = 1  # optimiser steps in one pass over a batch
+    minibatches: int = 1  # optimizer steps in one pass over a batch
     epochs: int = 1  # passes over a batch
     logprob_chunk: int = 128  # positions of a row whose logits exist at once
     layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
-    # A group's prompt is computed with each sample; once a row of them; or once, seen from all rows of a micro-batch.
+    # A group's prompt is computed with each sample; once for each row; or once for all rows of a micro-batch.
     prefix_sharing: Literal["none", "in_row", "cross_row"] = "none"
     router: RouterLoss | None = None  # what a mixture of experts adds to the loss; None: nothing
 
@@ -53,7 +53,7 @@ class Learner:
 def packed_shape(
     config: Learner, sequences: int, width: int, shards: int, *, prompt_length: int = 0, samples: int = 1, unit: int = 1
 ) -> Shape:
-    """Returns the shape of one optimiser step on `sequences` rows of `width` tokens.
+    """Returns the shape of one optimizer step on `sequences` rows of `width` tokens.
 
     Args:
       prompt_length, samples: the most tokens of a prompt, and how many rows share one; where prompts may be shared.

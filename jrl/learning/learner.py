@@ -1,4 +1,4 @@
-"""The learner: log-probs of packed sequences, credit for what was rewarded, and one optimiser step.
+"""The learner: log-probs of packed sequences, credit for what was rewarded, and one optimizer step.
 
     plan (host) -> pack (device) -> recompute (old and reference log-probs, old values) -> finish (credit) -> update
 
@@ -97,16 +97,16 @@ def _forward(
 
 def _read_scores(head: Array, hidden: Array, micro: PackedBatch) -> Array:
     """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32."""
-    said = read_head(head, hidden).mean(0)[..., 0].astype(jnp.promote_types(jnp.float32, hidden.dtype))
+    values = read_head(head, hidden).mean(0)[..., 0].astype(jnp.promote_types(jnp.float32, hidden.dtype))
     following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
     last = micro.segment != following
-    return segments.segment_sum(said, last, micro.segment, num_segments=micro.sequence.shape[-1])
+    return segments.segment_sum(values, last, micro.segment, num_segments=micro.sequence.shape[-1])
 
 
 def logprobs(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
     """Returns the log-prob of every action, [M, R, L] float32; zero elsewhere."""
-    found = recompute(weights, packed, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
-    return found["old_logprobs"]
+    recomputed = recompute(weights, packed, fields=("old_logprobs",), model=model, cfg=cfg, chunk=chunk)
+    return recomputed["old_logprobs"]
 
 
 def recompute(
@@ -122,10 +122,10 @@ def recompute(
 
     def read(micro: PackedBatch) -> dict[str, Array]:
         reading = _forward(weights, micro, micro.action_mask, model, cfg, chunk, needs)
-        found = {"old_logprobs": reading.logprobs}
+        fields_read = {"old_logprobs": reading.logprobs}
         if reading.values is not None:
-            found["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
-        return {name: found[name] for name in fields}
+            fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
+        return {name: fields_read[name] for name in fields}
 
     zeros = {name: jnp.zeros_like(packed.action_mask, dtype) for name in fields}
     return _over_micro_batches(packed, read, zeros)
@@ -148,18 +148,18 @@ def _over_micro_batches(
     """Returns `zeros`, [M, R, .] each, with what `read` returns of every real micro-batch in its place."""
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
-        found = read(_micro_batch(packed, i))
+        read_fields = read(_micro_batch(packed, i))
         # Reshapes of a single row have lost its axes.
-        put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
+        write = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
             all_, constrain(x, "batch", None).astype(all_.dtype), i, 0
         )
-        return {name: put(out[name], found[name]) for name in zeros}
+        return {name: write(out[name], read_fields[name]) for name in zeros}
 
     return jax.lax.fori_loop(0, packed.num_real, body, zeros)
 
 
 class Sums(NamedTuple):
-    """Numerators of one optimiser step, summed over its micro-batches."""
+    """Numerators of one optimizer step, summed over its micro-batches."""
 
     gradient: PyTree
     loss: Array  # [], weighted sum
@@ -182,7 +182,7 @@ def loss_sums(
     chunk: int,
     frozen: PyTree | None = None,
 ) -> Sums:
-    """Returns loss, gradient and metric numerators of a whole optimiser step: a loop over its real micro-batches.
+    """Returns loss, gradient and metric numerators of a whole optimizer step: a loop over its real micro-batches.
 
     Args:
       trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
@@ -283,10 +283,10 @@ def _common(reading: Reading, micro: TrainBatch) -> dict[str, Array]:
     """Returns the metrics of tokens that every objective has, [R, L] each."""
     if reading.logprobs is None:
         return {}
-    found = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
+    metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
     if micro.packed.sampler_logprobs is not None:
-        found["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
-    return found
+        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
+    return metrics
 
 
 def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
@@ -323,9 +323,9 @@ def update(
     cfg: Any,
     chunk: int,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after one optimiser step of the model in `role`, and its metrics.
+    """Returns the state after one optimizer step of the model in `role`, and its metrics.
 
-    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimiser
+    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimizer
     as they were, bit for bit, and is counted.
     """
     own, frozen = state.models[role], frozen_of(state.models, role)
@@ -362,7 +362,7 @@ def update(
 
 
 def _load_metrics(load: Array) -> dict[str, Array]:
-    """Returns what the experts' loads of a whole optimiser step say, mean over sparse layers.
+    """Returns what the experts' loads of a whole optimizer step say, mean over sparse layers.
 
     Args:
       load: [sparse layers, experts], tokens that went to each.
@@ -395,10 +395,10 @@ def close_step(
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
-    own = state.models[role]
-    models = {**state.models, role: own.replace(version=own.version + 1)}
+    model_state = state.models[role]
+    models = {**state.models, role: model_state.replace(version=model_state.version + 1)}
     if previous is not None:
-        models["previous"] = state.models["previous"].replace(params=previous, version=own.version)
+        models["previous"] = state.models["previous"].replace(params=previous, version=model_state.version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 

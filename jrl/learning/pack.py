@@ -86,7 +86,7 @@ def bundles(lengths: np.ndarray, prompts: np.ndarray, first: int, shape: Shape) 
     if shape.unit > 1:
         units = lengths.reshape(-1, shape.unit)
         return [Bundle(first + shape.unit * i, 0, tuple(map(int, unit))) for i, unit in enumerate(units)]
-    found: list[Bundle] = []
+    out: list[Bundle] = []
     end = first + len(lengths)
     while first < end:
         group_end = min(end, (first // shape.samples + 1) * shape.samples)
@@ -96,9 +96,9 @@ def bundles(lengths: np.ndarray, prompts: np.ndarray, first: int, shape: Shape) 
         count = min(int(fits.sum()), shape.places)
         if length[0] == 0 or shared == 0 or count < 2:
             count, shared = 1, 0
-        found.append(Bundle(first, shared, tuple(int(n) - shared for n in length[:count])))
+        out.append(Bundle(first, shared, tuple(int(n) - shared for n in length[:count])))
         first += count
-    return found
+    return out
 
 
 class Piece(NamedTuple):
@@ -115,11 +115,13 @@ class Piece(NamedTuple):
 
 def pack_in_row(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape) -> tuple[list[Piece], int]:
     """Returns the pieces of a shard whose prefixes are in the rows of their continuations, and the rows used."""
-    found = bundles(length, starts, first, shape)
-    counts = np.array([len(b.lengths) for b in found])
-    row, start, place, used = plan_rows(np.array([b.length for b in found]), shape.row_length, shape.places, counts)
+    row_bundles = bundles(length, starts, first, shape)
+    counts = np.array([len(b.lengths) for b in row_bundles])
+    row, start, place, used = plan_rows(
+        np.array([b.length for b in row_bundles]), shape.row_length, shape.places, counts
+    )
     pieces = []
-    for b, r, s, p in zip(found, row, start, place):
+    for b, r, s, p in zip(row_bundles, row, start, place):
         if b.length == 0:
             continue
         root = shape.places + 1 + p  # of a prefix: neither a sequence's place nor padding

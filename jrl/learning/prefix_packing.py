@@ -103,12 +103,12 @@ def max_micro_batches(
     A micro-batch is closed with no row free, or one where k0 is 0; a split adds at most one row to the rows of a group
     (`max_prefix_rows`); and each micro-batch holds a continuation.
     """
-    whole = max_prefix_rows(groups, samples, prefix, continuation, row_length=row_length, max_per_row=max_per_row)
-    if whole <= rows:
+    max_rows = max_prefix_rows(groups, samples, prefix, continuation, row_length=row_length, max_per_row=max_per_row)
+    if max_rows <= rows:
         return 1
     _, k0 = _fitting(prefix, continuation, row_length, max_per_row)
     free = rows - 1 - (k0 == 0)
-    return min(groups * samples, -(-whole // free) if free > 0 else groups * samples)
+    return min(groups * samples, -(-max_rows // free) if free > 0 else groups * samples)
 
 
 @functools.lru_cache

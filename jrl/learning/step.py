@@ -51,7 +51,7 @@ class StageArrays(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """The rows of one optimiser step, packed, and what the weights before the step say of them."""
+    """The rows of one optimizer step, packed, and what the weights before the step say of them."""
 
     plan: PackingPlan
     packed: PackedBatch
@@ -118,8 +118,8 @@ def _learn(
     metrics: list[dict[str, Array]] = []
     for _ in range(epochs):
         for batch in batches:
-            state, found = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
-            metrics.append(found)
+            state, update_metrics = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
+            metrics.append(update_metrics)
     together = {**known, **p.mean(metrics)}
     state = p.close(state, previous, objective_state, together, arrays.objective, skipped)
     return state, together

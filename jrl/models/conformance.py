@@ -1,4 +1,4 @@
-"""The contract of a model as checks that raise AssertionError, for our decoder and for models of the user.
+"""Contract tests of a model, our decoder or a user's; each raises AssertionError where it fails.
 
 Each takes the functions of a model and a configuration with a vocabulary size.
 """
@@ -23,8 +23,8 @@ def parameters_are_those_of_the_spec(model: Model, cfg: Any) -> None:
     """Fresh parameters have the names, shapes and dtypes of the spec, and all are finite."""
     params = _params(model, cfg)
     due = jax.tree.map(lambda s: (s.shape, jnp.dtype(s.dtype)), abstract(model.spec(cfg)))
-    found = jax.tree.map(lambda x: (x.shape, x.dtype), params)
-    _true(found == due, f"the spec is {due}, but fresh parameters are {found}")
+    actual = jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    _true(actual == due, f"the spec is {due}, but fresh parameters are {actual}")
     _true(all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(params)), "a fresh parameter is not finite")
 
 
@@ -51,9 +51,9 @@ def packed_sequences_see_only_themselves(model: Model, cfg: Any) -> None:
     packed = np.concatenate([tokens[0, :6], tokens[1, :4]])[None]
     places = np.concatenate([positions[0, :6], positions[1, :4]])[None]
     segment = np.array([[0] * 6 + [1] * 4], np.int32)
-    found, alone = _logits(model, cfg, packed, places, segment)[0], _logits(model, cfg, tokens, positions)
-    _close(found[:6], alone[0, :6], alone, "the first of two packed sequences differs from itself alone")
-    _close(found[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
+    together, alone = _logits(model, cfg, packed, places, segment)[0], _logits(model, cfg, tokens, positions)
+    _close(together[:6], alone[0, :6], alone, "the first of two packed sequences differs from itself alone")
+    _close(together[6:], alone[1, :4], alone, "the second of two packed sequences differs from itself alone")
 
 
 def continuations_see_their_prefix_and_themselves(model: Model, cfg: Any) -> None:
@@ -64,9 +64,9 @@ def continuations_see_their_prefix_and_themselves(model: Model, cfg: Any) -> Non
     shared[1, :4] = shared[0, :4]
     row, places = (np.concatenate([x[0, :7], x[1, 4:7]])[None] for x in (shared, positions))
     segment = np.stack([[0] * 4 + [1] * 3 + [2] * 3, [0] * 10], axis=-1)[None].astype(np.int32)
-    found, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, shared, positions)
-    _close(found[:7], alone[0, :7], alone, "a prefix and its first continuation differ from the two alone")
-    _close(found[7:], alone[1, 4:7], alone, "a second continuation differs from itself after the prefix alone")
+    together, alone = _logits(model, cfg, row, places, segment)[0], _logits(model, cfg, shared, positions)
+    _close(together[:7], alone[0, :7], alone, "a prefix and its first continuation differ from the two alone")
+    _close(together[7:], alone[1, 4:7], alone, "a second continuation differs from itself after the prefix alone")
 
 
 def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
@@ -80,12 +80,12 @@ def prefill_and_decode_equal_one_full_forward(model: Model, cfg: Any) -> None:
             params = model.unstack(params, cfg)
             cache = unstack_cache(cache)
         step = jax.jit(functools.partial(_step, model=model, cfg=cfg))
-        found = []
+        decoded = []
         for start, stop in [(0, 4), *((t, t + 1) for t in range(4, LENGTH))]:
             logits, cache = step(params, tokens[:, start:stop], positions[:, start:stop], None, cache)
-            found.append(logits)
+            decoded.append(logits)
         how = "stacked" if stacked else "unstacked"
-        _close(jnp.concatenate(found, 1), expected, expected, f"prefill and decode differ from one pass ({how})")
+        _close(jnp.concatenate(decoded, 1), expected, expected, f"prefill and decode differ from one pass ({how})")
 
 
 def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) -> None:
@@ -99,14 +99,14 @@ def a_prompt_filled_up_with_padding_is_the_prompt_alone(model: Model, cfg: Any) 
     later = (columns >= length - 1).astype(np.int32) if has_state(cache) else None
     _, cache = step(params, padded, columns, later, cache)
     again = length - 1 + np.arange(4, dtype=np.int32)[None]
-    found = []
+    decoded = []
     for columns in np.split(again, 4, axis=1):
         logits, cache = step(params, np.take_along_axis(tokens, columns, 1), columns, None, cache)
-        found.append(logits)
+        decoded.append(logits)
     every = _logits(model, cfg, tokens, positions)
     expected = np.take_along_axis(every, again[..., None], 1)
     message = "padding after a prompt, or repeating its last token, changes the later logits"
-    _close(jnp.concatenate(found, 1), expected, every, message)
+    _close(jnp.concatenate(decoded, 1), expected, every, message)
 
 
 def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
@@ -122,7 +122,7 @@ def gradients_are_finite_and_reach_something(model: Model, cfg: Any) -> None:
     _true(any(bool(jnp.abs(x).max() > 0) for x in leaves), "no gradient reaches any parameter")
 
 
-PROMISES: dict[str, Callable[[Model, Any], None]] = {
+CONTRACT_TESTS: dict[str, Callable[[Model, Any], None]] = {
     fn.__name__: fn
     for fn in (
         parameters_are_those_of_the_spec,
@@ -169,8 +169,8 @@ def _true(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _close(found: Any, expected: Any, logits: Any, message: str) -> None:
+def _close(actual: Any, expected: Any, logits: Any, message: str) -> None:
     """Within 2e-6 of the largest logit, or of 1; within 1e-2 in bfloat16."""
     bound = (2e-6 if logits.dtype != jnp.bfloat16 else 1e-2) * max(1, np.abs(logits).max())
-    worst = np.abs(np.asarray(found) - np.asarray(expected)).max()
+    worst = np.abs(np.asarray(actual) - np.asarray(expected)).max()
     _true(bool(worst <= bound), f"{message}: by {worst:.1e}; rounding allows {bound:.1e}")

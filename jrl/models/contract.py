@@ -19,7 +19,7 @@ from jrl.types import Array, PyTree
 Names = tuple[str | None, ...]  # logical axes of a parameter
 # The layout of a cache: blocks of columns; the same with keys [layers, B, J, K, m]; or one block, padded for the kernel
 # of ragged attention.
-Layout = Literal["token_major", "head_dim_major", "whole"]
+Layout = Literal["token_major", "head_dim_major", "single_block"]
 ADAPTER = "adapter"  # in a layer's weights as the decoder reads them: adapters by the matrix they belong to
 
 
@@ -31,7 +31,7 @@ class ParamSpec:
     dtype: Any
     axes: Names
     scale: float | None  # standard deviation of the normal it starts from; 0: zeros; None: ones; NaN: see Model.init
-    trained: bool = True  # else it has no gradient, and neither an optimiser nor weight decay moves it
+    trained: bool = True  # else it has no gradient, and neither an optimizer nor weight decay moves it
 
 
 @struct.dataclass

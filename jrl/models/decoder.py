@@ -24,7 +24,7 @@ from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, 
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
 from jrl.models.remat import keeping, layer_input
-from jrl.models.rope import amplitude, frequencies, rotate, turns
+from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
 from jrl.models.shape import Decoder, Variant
 from jrl.types import Array, PyTree
 
@@ -237,17 +237,17 @@ def _linear(
     """Returns linear attention's output and `layer_cache.cache` with the state after it."""
     cache, index = layer_cache
     state = None if cache is None else jax.tree.leaves(jax.tree.map(lambda x: of_layer(x, index), cache))
-    counted = None if cache is None or context.segment is None else context.segment == 0
+    token_mask = None if cache is None or context.segment is None else context.segment == 0
     y, state = linear.attend(
-        h, weights, cfg.linear, cfg.norm_eps, segment=None if cache is not None else context.segment, kept=state,
-        counted=counted,
+        h, weights, cfg.linear, cfg.norm_eps, segment=None if cache is not None else context.segment, state=state,
+        token_mask=token_mask,
     )  # fmt: skip
     if cache is None:
         return y, None
     if index is None:
         return y, State(*state)
-    put = lambda stack, new: jax.lax.dynamic_update_index_in_dim(stack, new, index, 0)
-    return y, jax.tree.map(put, cache, State(*state))
+    write_layer = lambda stack, new: jax.lax.dynamic_update_index_in_dim(stack, new, index, 0)
+    return y, jax.tree.map(write_layer, cache, State(*state))
 
 
 def _layer_inputs(params: PyTree, x: Array, tokens: Array, cfg: Decoder) -> Array:
@@ -294,8 +294,8 @@ def visible(positions: Array, segment: Array | PrefixSegments | None) -> Array:
         return jnp.concatenate([prefix, visible(positions, segment.segment)], axis=-1)
     if segment.ndim == 2:
         return causal & (segment[:, :, None] == segment[:, None, :])
-    own, other = segment[..., 0], segment[..., 1]
-    return causal & ((own[:, :, None] == own[:, None, :]) | (other[:, :, None] == own[:, None, :]))
+    sequence, seen_prefix = segment[..., 0], segment[..., 1]
+    return causal & ((sequence[:, :, None] == sequence[:, None, :]) | (seen_prefix[:, :, None] == sequence[:, None, :]))
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:
@@ -371,7 +371,7 @@ def _attention(
         near = positions[:, :, None] - keys[:, None, :] < cfg.window
         mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
     sinks = weights.get(name_of("sinks"))
-    if cache is not None and q.shape[1] == 1 and cache.layout == "whole":
+    if cache is not None and q.shape[1] == 1 and cache.layout == "single_block":
         out = _by_ragged(q, cache, layer, positions[:, 0], kind.windowed, sinks, cfg)
     elif cache is not None and q.shape[1] == 1:
         out = attend_cached(
@@ -404,7 +404,7 @@ def _by_splash(
     from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
 
     if segment is not None and segment.ndim == 3:
-        raise ValueError("attention='splash' lets a token see its own segment only; shared prompts need another")
+        raise ValueError("attention='splash' lets a token see its own segment only, which excludes shared prompts")
 
     def within(window: int | None) -> Array:
         return splash.attend(q, k, v, segment, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks)
@@ -435,12 +435,12 @@ def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
     wide, half = jnp.promote_types(jnp.dtype(cfg.dtype), jnp.float32), cfg.rotated // 2
     # Heads of another shape rotate all their pairs.
     full_half = half if cfg.full is None else cfg.full.head_dim // 2
-    full = turns(positions, frequencies(cfg.rope_theta, full_half, wide, cfg.rope), amplitude(cfg.rope))
+    full = cos_sin(positions, frequencies(cfg.rope_theta, full_half, wide, cfg.rope), amplitude(cfg.rope))
     if cfg.window_rope_theta is not None:
-        return Rotary(full, turns(positions, frequencies(cfg.window_rope_theta, half, wide)))
+        return Rotary(full, cos_sin(positions, frequencies(cfg.window_rope_theta, half, wide)))
     if cfg.full is None:
         return Rotary(full, full)
-    return Rotary(full, turns(positions, frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope)))
+    return Rotary(full, cos_sin(positions, frequencies(cfg.rope_theta, half, wide, cfg.rope), amplitude(cfg.rope)))
 
 
 def _rotate(x: Array, rotary: Rotary | None, kind: Kind) -> Array:

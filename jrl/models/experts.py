@@ -117,13 +117,13 @@ def mix(
     return out + einsum("ble,ed->bld", every, bias, rows), logits
 
 
-def _adapters(own: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:
+def _adapters(adapters: PyTree, dtype: Any) -> tuple[dict[str, tuple[Array, Array]], list[tuple[str | None, ...]]]:
     """Returns (matrix -> a [experts, in, r] and b [experts, r, out]) of the matrices with adapters, and their logical
     axes."""
     low, laid = {}, []
     for name, (into, out) in {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}.items():
-        if f"expert_{name}" in own:
-            a, b = (own[f"expert_{name}"][key].astype(dtype) for key in "ab")
+        if f"expert_{name}" in adapters:
+            a, b = (adapters[f"expert_{name}"][key].astype(dtype) for key in "ab")
             low[name] = gather(a, "experts", into, "rank"), gather(b, "experts", "rank", out)
             laid += [(None, "mlp" if into == "mlp" else None, None), (None, None, "mlp" if out == "mlp" else None)]
     return low, laid
@@ -170,8 +170,8 @@ def _mix_shard(
     else:
         gated, upward = jnp.minimum(gated, cfg.clamp), jnp.clip(upward, -cfg.clamp, cfg.clamp)
         inner = gated * jax.nn.sigmoid(GAIN * gated) * (upward + 1)
-    found = permute(multiply(inner, down, "down"), back, order).reshape(len(x), cfg.per_token, -1)
-    return (found * share.reshape(len(x), -1, 1).astype(found.dtype)).sum(1).reshape(h.shape)
+    outputs = permute(multiply(inner, down, "down"), back, order).reshape(len(x), cfg.per_token, -1)
+    return (outputs * share.reshape(len(x), -1, 1).astype(outputs.dtype)).sum(1).reshape(h.shape)
 
 
 @jax.custom_vjp

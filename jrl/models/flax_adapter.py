@@ -50,9 +50,9 @@ def from_linen(config: type, module: Callable[[Any], linen.Module]) -> CustomMod
 
     def draw(key: Array, cfg: Any) -> Flat:
         every = lambda self, *example: self.unembed(self(*example))
-        found = dict(linen.meta.unbox(module(cfg).init(key, *_example(), method=every)))
-        params = found.pop("params", {})
-        _check_no_state(config, found)
+        variables = dict(linen.meta.unbox(module(cfg).init(key, *_example(), method=every)))
+        params = variables.pop("params", {})
+        _check_no_state(config, variables)
         return traverse_util.flatten_dict(params, sep=".")
 
     def call(flat: Flat, cfg: Any, method: str, *args: Any) -> Any:
@@ -72,7 +72,7 @@ def from_nnx(config: type, module: Callable[[Any, Any], Any]) -> CustomModel:
     """
     if nnx is None:
         raise ImportError(
-            f"flax.nnx does not load beside JAX {jax.__version__}: flax 0.12.8 goes with jax 0.10, and flax 0.12.12 "
+            f"flax.nnx does not work with JAX {jax.__version__}: flax 0.12.8 goes with jax 0.10, and flax 0.12.12 "
             "with jax 0.11.1 or newer"
         )
 
@@ -107,26 +107,26 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
     """
 
     @functools.lru_cache
-    def own_spec(cfg: Any) -> dict[str, ParamSpec]:
+    def module_spec(cfg: Any) -> dict[str, ParamSpec]:
         drawn = jax.eval_shape(lambda key: draw(key, cfg), jax.eval_shape(jax.random.key, 0))
         dtype = jnp.dtype(cfg.param_dtype)
         return {name: ParamSpec(x.shape, dtype, (None,) * len(x.shape), math.nan) for name, x in drawn.items()}
 
     def init(key: Array, cfg: Any, place: Callable[[Names], Any] = lambda names: None) -> Flat:
         drawn, placed = draw(key, cfg), {}
-        for name, leaf in own_spec(cfg).items():
+        for name, leaf in module_spec(cfg).items():
             value, where = drawn[name].astype(leaf.dtype), place(leaf.axes)
             placed[name] = value if where is None else jax.sharding.reshard(value, where)
         return placed
 
-    def own_cache(cfg: Any, batch: int, length: int) -> PyTree:
+    def module_cache(cfg: Any, batch: int, length: int) -> PyTree:
         module = instance(cfg)
         if hasattr(module, "init_cache"):
             return module.init_cache(batch, length)
         return jnp.zeros((batch, length), jnp.int32)  # the tokens themselves
 
     def init_cache(cfg: Any, batch: int, length: int) -> PyTree:
-        return jax.tree.map(lambda x: constrain(x[None], None, *_rows(x)), own_cache(cfg, batch, length))
+        return jax.tree.map(lambda x: constrain(x[None], None, *_rows(x)), module_cache(cfg, batch, length))
 
     def decode(params: Flat, tokens: Array, positions: Array, cache: PyTree, cfg: Any) -> tuple[Array, PyTree]:
         if hasattr(instance(cfg), "init_cache"):
@@ -144,7 +144,7 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
         if cache is None:
             read = lambda params, *args: call(params, cfg, "__call__", *args)
             return _plainly(read, params, tokens, positions, visible(positions, segment)), None
-        like = jax.eval_shape(lambda: own_cache(cfg, 1, 1))
+        like = jax.eval_shape(lambda: module_cache(cfg, 1, 1))
         leaves, outer = jax.tree.flatten(cache)  # where our decoder has layers there is one array, or a tuple of one
         stacked = leaves[0].ndim > jax.tree.leaves(like)[0].ndim
         inner = jax.tree.unflatten(jax.tree.structure(like), [x[0] for x in leaves] if stacked else leaves)
@@ -160,7 +160,7 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     return Model(
-        spec=own_spec,
+        spec=module_spec,
         init=init,
         forward=forward,
         routed=routed,
@@ -168,7 +168,7 @@ def _model(draw: Callable[..., Flat], call: Callable[..., Any], instance: Callab
         init_cache=init_cache,
         cut_cache=lambda cache, length, layout: cache,  # the module defines its own cache
         unstack=lambda params, cfg: params,
-        prepare_for_decode=lambda params, cfg: (params, axes(own_spec(cfg))),
+        prepare_for_decode=lambda params, cfg: (params, axes(module_spec(cfg))),
     )
 
 

@@ -54,20 +54,22 @@ def spec(cfg: Decoder) -> PyTree:
                 block[f"{name}_bias"] = stacked((cfg.mlp_width,), ("mlp",), 0.0, dense)
             block["down_bias"] = stacked((width,), ("norm",), 0.0, dense)
     if wide := len(layers_of(cfg, "shared_mlp_up")):
-        own = cfg.shared_mlp_width
-        block["shared_mlp_gate"] = stacked((width, own), ("embed", "mlp"), inward, wide)
-        block["shared_mlp_up"] = stacked((width, own), ("embed", "mlp"), inward, wide)
-        block["shared_mlp_down"] = stacked((own, width), ("mlp", "embed"), own**-0.5 * added, wide)
+        mlp_width = cfg.shared_mlp_width
+        block["shared_mlp_gate"] = stacked((width, mlp_width), ("embed", "mlp"), inward, wide)
+        block["shared_mlp_up"] = stacked((width, mlp_width), ("embed", "mlp"), inward, wide)
+        block["shared_mlp_down"] = stacked((mlp_width, width), ("mlp", "embed"), mlp_width**-0.5 * added, wide)
     if sparse:
-        count, own = cfg.experts.count, cfg.experts.width
+        count, mlp_width = cfg.experts.count, cfg.experts.width
         block["router"] = stacked((width, count), ("embed", "experts"), inward, sparse)
         for name in ("expert_gate", "expert_up"):
-            block[name] = stacked((count, width, own), ("experts", "embed", "mlp"), inward, sparse)
-        block["expert_down"] = stacked((count, own, width), ("experts", "mlp", "embed"), own**-0.5 * added, sparse)
+            block[name] = stacked((count, width, mlp_width), ("experts", "embed", "mlp"), inward, sparse)
+        block["expert_down"] = stacked(
+            (count, mlp_width, width), ("experts", "mlp", "embed"), mlp_width**-0.5 * added, sparse
+        )
         if cfg.experts.bias:
             block["router_bias"] = stacked((count,), ("experts",), 0.0, sparse)
             for name in ("expert_gate_bias", "expert_up_bias"):
-                block[name] = stacked((count, own), ("experts", "mlp"), 0.0, sparse)
+                block[name] = stacked((count, mlp_width), ("experts", "mlp"), 0.0, sparse)
             block["expert_down_bias"] = stacked((count, width), ("experts", "norm"), 0.0, sparse)
         if cfg.experts.reads == "stream":
             block["router_norm"] = stacked((width,), ("norm",), None, sparse)
@@ -109,39 +111,44 @@ def spec(cfg: Decoder) -> PyTree:
 
 
 def _attention_spec(
-    cfg: Decoder, stacked: Callable[..., ParamSpec], prefix: str, shape: tuple[int, int, bool], count: int, own: int
+    cfg: Decoder,
+    stacked: Callable[..., ParamSpec],
+    prefix: str,
+    shape: tuple[int, int, bool],
+    count: int,
+    kv_layers: int,
 ) -> dict[str, ParamSpec]:
-    """Returns the attention leaves of `count` layers, of which `own` have keys and values."""
+    """Returns the attention leaves of `count` layers, of which `kv_layers` have keys and values."""
     (kv_heads, head_dim, same), heads, width = shape, cfg.heads, cfg.width
     identity = 0.0 if cfg.norm == "rms_plus_one" else None
     inward, added = width**-0.5, (2 * cfg.layers) ** -0.5
     query, kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
-    found = {
+    specs = {
         "q": stacked((width, heads, head_dim), query, inward, count),
-        "k": stacked((width, kv_heads, head_dim), kv, inward, own),
-        "v": stacked((width, kv_heads, head_dim), kv, inward, own),
+        "k": stacked((width, kv_heads, head_dim), kv, inward, kv_layers),
+        "v": stacked((width, kv_heads, head_dim), kv, inward, kv_layers),
         "o": stacked(
             (heads, head_dim, width), ("heads", "head_dim", "embed"), (heads * head_dim) ** -0.5 * added, count
         ),
     }
     if cfg.output_gate:
-        found["q_gate"] = stacked((width, heads, head_dim), query, inward, count)
+        specs["q_gate"] = stacked((width, heads, head_dim), query, inward, count)
     if cfg.qk_norm == "head":
-        found["q_norm"] = stacked((head_dim,), ("head_dim",), identity, count)
-        found["k_norm"] = stacked((head_dim,), ("head_dim",), identity, own)
+        specs["q_norm"] = stacked((head_dim,), ("head_dim",), identity, count)
+        specs["k_norm"] = stacked((head_dim,), ("head_dim",), identity, kv_layers)
     elif cfg.qk_norm == "all":
-        found["q_norm"] = stacked((heads, head_dim), ("heads", "head_dim"), identity, count)
-        found["k_norm"] = stacked((kv_heads, head_dim), ("kv_heads", "head_dim"), identity, own)
+        specs["q_norm"] = stacked((heads, head_dim), ("heads", "head_dim"), identity, count)
+        specs["k_norm"] = stacked((kv_heads, head_dim), ("kv_heads", "head_dim"), identity, kv_layers)
     if cfg.qkv_bias:
-        found["q_bias"] = stacked((heads, head_dim), ("heads", "head_dim"), 0.0, count)
-        found["k_bias"] = stacked((kv_heads, head_dim), ("kv_heads", "head_dim"), 0.0, own)
-        found["v_bias"] = stacked((kv_heads, head_dim), ("kv_heads", "head_dim"), 0.0, own)
+        specs["q_bias"] = stacked((heads, head_dim), ("heads", "head_dim"), 0.0, count)
+        specs["k_bias"] = stacked((kv_heads, head_dim), ("kv_heads", "head_dim"), 0.0, kv_layers)
+        specs["v_bias"] = stacked((kv_heads, head_dim), ("kv_heads", "head_dim"), 0.0, kv_layers)
     if cfg.sinks:
-        found["sinks"] = stacked((heads,), ("heads",), 0.0, count)
+        specs["sinks"] = stacked((heads,), ("heads",), 0.0, count)
     if cfg.output_bias:
-        found["o_bias"] = stacked((width,), ("norm",), 0.0, count)
+        specs["o_bias"] = stacked((width,), ("norm",), 0.0, count)
     left_out = {"v", "v_bias"} if same else set()
-    return {f"{prefix}{name}": leaf for name, leaf in found.items() if name not in left_out}
+    return {f"{prefix}{name}": leaf for name, leaf in specs.items() if name not in left_out}
 
 
 MLP_LEAVES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")  # of a layer that has an MLP
@@ -212,10 +219,10 @@ def some_layers(stacked: PyTree, cfg: Decoder, start: int, stop: int) -> PyTree:
 
 def _rows(stacked: PyTree, cfg: Decoder, layers: range, cut: Callable[[Array, list[int]], Array]) -> PyTree:
     """Returns the leaves that `layers` have, each sliced to their rows; adapters like the matrices they belong to."""
-    found = {}
+    cut_leaves = {}
     for name, leaf in stacked.items():
         if name == ADAPTER:
-            found[name] = _rows(leaf, cfg, layers, cut)
+            cut_leaves[name] = _rows(leaf, cfg, layers, cut)
         elif rows := [row for row, i in enumerate(layers_of(cfg, name)) if i in layers]:
-            found[name] = jax.tree.map(lambda w, rows=rows: cut(w, rows), leaf)
-    return found
+            cut_leaves[name] = jax.tree.map(lambda w, rows=rows: cut(w, rows), leaf)
+    return cut_leaves

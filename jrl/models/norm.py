@@ -19,7 +19,7 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
     """Returns (x - mean) / sqrt(variance + eps) * scale + bias over the last axis, computed in float32 or wider."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    normed = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + eps)
     scale, bias = (w.reshape((1,) * (x.ndim - 1) + (-1,)).astype(wide.dtype) for w in (scale, bias))
     return (normed * scale + bias).astype(x.dtype)

@@ -17,7 +17,9 @@ def multiply(formula: str, x: Array, weights: PyTree, name: str, axes: tuple[str
       axes: logical axes of the matrix.
     """
     rows, matrix, result = formula.replace("->", ",").split(",")
-    into, out = [[i for i, letter in enumerate(matrix) if (letter in result) is made] for made in (False, True)]
+    into, out = [
+        [i for i, letter in enumerate(matrix) if (letter in result) is in_result] for in_result in (False, True)
+    ]
     laid = ("batch", None, *(OUTPUTS.get(axes[i]) for i in out))
     y = einsum(formula, x, gathered(weights, name, x, *axes), laid)
     if name not in weights.get(ADAPTER, ()):

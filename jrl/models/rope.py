@@ -1,6 +1,6 @@
 """Rotary position embedding: its frequencies, and the ways published models stretch them past their first length.
 
-One class for each way; None is none. With base b and n rotated dimensions, pair i turns by b^(-2i/n) a position.
+One class for each way; None is none. With base b and n rotated dimensions, pair i rotates by b^(-2i/n) a position.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class YarnRope:
 
     factor: float  # divides the frequencies of slow pairs
     original_length: int  # tokens the model was first trained at
-    beta_fast: float = 32.0  # pairs that turn oftener than this within the original length stay
-    beta_slow: float = 1.0  # pairs that turn less often are divided by `factor`
+    beta_fast: float = 32.0  # pairs that rotate more often than this within the original length stay
+    beta_slow: float = 1.0  # pairs that rotate less often are divided by `factor`
     attention_factor: float | None = None  # of queries and keys; None: 0.1 ln(factor) + 1
-    truncate: bool = True  # the borders are whole pairs, as in the authors' code
+    truncate: bool = True  # the borders are rounded to pairs, as in the authors' code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class LongRope:
     short: tuple[float, ...]  # a divisor for each pair, for sequences within the original length
     long: tuple[float, ...]  # the same for longer sequences
     original_length: int  # tokens the model was first trained at
-    factor: float  # times that is the longest it is made for
+    factor: float  # the longest supported sequence is so many times that
     attention_factor: float | None = None  # of queries and keys; None: sqrt(1 + ln(factor) / ln(original_length))
     longest: int | None = None  # tokens of the longest sequence that will be read. None: within the original length
 
@@ -78,7 +78,7 @@ class LongRope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProportionalRope:
-    """The first pairs of a head turn with the wavelengths that they have in the whole head, the others do not turn, as
+    """The first pairs of a head rotate with the wavelengths of the full head, the others do not rotate, as
     in the full layers of Gemma 4. (`Decoder.rotary_dim` spreads all wavelengths over the entries that turn.)"""
 
     share: float  # of the pairs
@@ -105,11 +105,11 @@ def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | No
     if isinstance(stretch, ProportionalRope):
         return jnp.where(jnp.arange(half) < int(stretch.share * half), plain, 0) / stretch.factor
     if isinstance(stretch, Llama3Rope):
-        waves = stretch.original_length * plain / (2 * math.pi)  # turns within the original length
-        kept = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
-        kept = jnp.clip(kept, 0, 1)
-        return kept * plain + (1 - kept) * plain / stretch.factor
-    low, high = (_pair(turns, theta, half, stretch) for turns in (stretch.beta_fast, stretch.beta_slow))
+        waves = stretch.original_length * plain / (2 * math.pi)  # rotations within the original length
+        undivided = (waves - stretch.low_freq_factor) / (stretch.high_freq_factor - stretch.low_freq_factor)
+        undivided = jnp.clip(undivided, 0, 1)
+        return undivided * plain + (1 - undivided) * plain / stretch.factor
+    low, high = (_pair(rotations, theta, half, stretch) for rotations in (stretch.beta_fast, stretch.beta_slow))
     if stretch.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
@@ -129,13 +129,13 @@ def amplitude(stretch: Stretch | None) -> float:
     return 0.1 * math.log(stretch.factor) + 1 if stretch.factor > 1 else 1.0
 
 
-def _pair(turns: float, theta: float, half: int, stretch: YarnRope) -> float:
-    """Which pair, counted with a fraction, turns `turns` times within the original length."""
-    return half * math.log(stretch.original_length / (turns * 2 * math.pi)) / math.log(theta)
+def _pair(rotations: float, theta: float, half: int, stretch: YarnRope) -> float:
+    """Which pair, counted with a fraction, rotates `rotations` times within the original length."""
+    return half * math.log(stretch.original_length / (rotations * 2 * math.pi)) / math.log(theta)
 
 
-def turns(positions: Array, frequency: Array, scale: float = 1.0) -> tuple[Array, Array]:
-    """Returns (cos, sin) of how far every pair has turned, both [B, L, 1, half] in the dtype of `frequency`.
+def cos_sin(positions: Array, frequency: Array, scale: float = 1.0) -> tuple[Array, Array]:
+    """Returns (cos, sin) of the angle by which every pair rotates, both [B, L, 1, half] in the dtype of `frequency`.
 
     Args:
       positions: [B, L] int32.
@@ -158,12 +158,12 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
     Args:
       x: [B, L, H, K]. Of the first 2 * half entries the two halves are real and imaginary parts; the rest stays.
-      cos, sin: of `turns`, made once for all layers.
+      cos, sin: of `cos_sin`, computed once for all layers.
 
     Source: RoFormer (2104.09864), in the half-split form that published Llama weights use.
     """
     half = cos.shape[-1]
-    turned, rest = (x, None) if 2 * half == x.shape[-1] else (x[..., : 2 * half], x[..., 2 * half :])
-    real, imaginary = jnp.split(turned.astype(cos.dtype), 2, axis=-1)
+    rotated, rest = (x, None) if 2 * half == x.shape[-1] else (x[..., : 2 * half], x[..., 2 * half :])
+    real, imaginary = jnp.split(rotated.astype(cos.dtype), 2, axis=-1)
     out = jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1).astype(x.dtype)
     return out if rest is None else jnp.concatenate([out, rest], axis=-1)

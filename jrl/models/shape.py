@@ -1,5 +1,5 @@
 """The shape of a decoder: its sizes, and the options that published families need, each defined once. The defaults are
-ours: pre-norm, rotary, normalised heads, gated MLP, tied head."""
+ours: pre-norm, rotary, normalized heads, gated MLP, tied head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FullHeads:
 
     head_dim: int  # must be even
     kv_heads: int  # must divide heads
-    keys_are_values: bool = False  # values are the keys, before they are normalised and rotated
+    keys_are_values: bool = False  # values are the keys, before they are normalized and rotated
 
 
 class Variant(NamedTuple):
@@ -73,9 +73,11 @@ class Decoder:
     window_layers: tuple[bool, ...] = (True,)  # which layers are windowed, where window is given: a cycle
     window_rope_theta: float | None = None  # base in windowed layers, not stretched; None: as in the others
     full: FullHeads | None = None  # heads of layers without a window, where their shape is another
-    shared_layers: int = 0  # the last ones, which read keys and values of the last layer before them with their window
+    shared_layers: int = 0  # how many last layers reuse keys and values of the last layer before them with their window
     norm: Literal["rms", "rms_plus_one", "layer"] = "rms"  # rms_plus_one: the weight is counted from 1, as in Gemma
-    norm_place: Literal["before", "after", "both"] = "before"  # of attention and MLP; after: before it is added
+    norm_place: Literal["before", "after", "both"] = (
+        "before"  # of attention and MLP; after: their outputs, before they are added
+    )
     norm_eps: float = 1e-6  # added to the variance
     qk_norm: Literal["head", "all"] | None = "head"  # of queries and keys: each head as Qwen3, or all as OLMo 2
     value_norm: bool = False  # each head of the values is divided by its root mean square
@@ -83,8 +85,8 @@ class Decoder:
     output_bias: bool = False  # of attention's last product
     query_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     attention_cap: float | None = None  # scores x become cap * tanh(x / cap)
-    sinks: bool = False  # a learned logit of each head takes a share of attention and gives nothing, as in gpt-oss
-    output_gate: bool = False  # what attention gives is multiplied by a sigmoid of the layer's input, as in Qwen3.5
+    sinks: bool = False  # each head has a learned attention sink, a logit without a value, as in gpt-oss
+    output_gate: bool = False  # attention's output is multiplied by a sigmoid of the layer's input, as in Qwen3.5
     linear: Linear | None = None  # of layers that have linear attention in place of attention; None: no layer has
     parallel: bool = False  # attention and MLP read the same input, as in GPT-NeoX
     mlp: Literal["gated", "plain"] = "gated"  # gated: activation(gate) * up, as SwiGLU; plain: activation(up)
@@ -93,14 +95,14 @@ class Decoder:
     shared_mlp_width: int | None = None  # of shared_layers; None: mlp_width
     experts: Experts | None = None  # of sparse layers, instead of the MLP or beside it; None: no layer is sparse
     embed_scale: float | None = None  # of the embedding, on its way in
-    layer_inputs: int | None = None  # entries that a token gives to each layer by itself, as in Gemma 4; None: none
-    layer_scale: bool = False  # what a layer gives is multiplied by a number of its own, which is not trained
+    layer_inputs: int | None = None  # width of the token embeddings that each layer has, as in Gemma 4; None: none
+    layer_scale: bool = False  # a layer's output is multiplied by a constant of that layer, which is not trained
     tied: bool = True  # the head is the embedding
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
-    remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, what matrices made; on the host
-    attention: Attention = "reference"  # of rows of tokens: our own, or a kernel. Of one token a row: Sampler.attention
+    remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, matrix products; on the host
+    attention: Attention = "reference"  # over rows of tokens: our own, or a kernel. Decoding has Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:
@@ -116,12 +118,12 @@ class Decoder:
             raise ValueError(f"rotary_dim must be even and at most head_dim={self.head_dim}; got {self.rotary_dim}")
         if isinstance(self.rope, LongRope) and len(self.rope.short) != self.rotated // 2:
             raise ValueError(
-                f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that turn; they have "
-                f"{len(self.rope.short)}"
+                f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that rotate; they "
+                f"have {len(self.rope.short)}"
             )
         if self.attention != "reference" and self.attention_block is not None:
             raise ValueError(
-                f"attention_block is of attention='reference'; {self.attention} has blocks of its own. Leave it out"
+                f"attention_block needs attention='reference'; {self.attention} has blocks of its own. Leave it out"
             )
         if self.attention != "reference" and self.dtype == "float64":
             raise ValueError(f"attention={self.attention!r} computes in float32; dtype='float64' needs 'reference'")
@@ -134,17 +136,17 @@ class Decoder:
                 f"FullHeads.kv_heads must divide heads={self.heads}, and head_dim be even; got {self.full}"
             )
         if self.full is not None and self.full.keys_are_values and self.qkv_bias:
-            raise ValueError("FullHeads.keys_are_values goes without Decoder.qkv_bias: no family adds a bias to both")
+            raise ValueError("FullHeads.keys_are_values cannot be combined with Decoder.qkv_bias")
         if self.shared_mlp_width is not None and (self.mlp != "gated" or self.mlp_bias):
-            raise ValueError("Decoder.shared_mlp_width is of a gated MLP without biases (mlp, mlp_bias)")
+            raise ValueError("Decoder.shared_mlp_width needs mlp='gated' and mlp_bias=False")
         if not 0 <= self.shared_layers < self.layers:
             raise ValueError(f"shared_layers must be below layers={self.layers}; got {self.shared_layers}")
         if self.shared_layers and not self.shared_from:
             raise ValueError(f"shared_layers = {self.shared_layers} have no layer before them to read keys from")
         if self.linear is not None and (self.full is not None or self.shared_layers):
-            raise ValueError("Decoder.linear goes with neither full nor shared_layers yet")
+            raise ValueError("Decoder.linear cannot be combined with full or shared_layers")
         if self.experts is not None and self.experts.shared_expert == "normed" and self.norm == "layer":
-            raise ValueError("Experts.shared_expert='normed' goes with norms without a bias, and not with norm='layer'")
+            raise ValueError("Experts.shared_expert='normed' cannot be combined with norm='layer'")
         if not self.rotary_layers or not self.window_layers:
             raise ValueError("rotary_layers and window_layers are cycles and need at least one entry")
 
@@ -173,10 +175,10 @@ class Decoder:
     def shared_from(self) -> dict[bool, int]:
         """Returns whether a layer is windowed -> whose keys and values it reads, where it shares. Empty where a kind of
         the sharing layers has no layer to read from."""
-        own = self.layers - self.shared_layers
-        found = {self.windowed(i): i for i in range(own)}
-        kinds = {self.windowed(i) for i in range(own, self.layers)}
-        return {kind: found[kind] for kind in kinds} if kinds <= found.keys() else {}
+        unshared = self.layers - self.shared_layers
+        last_of_kind = {self.windowed(i): i for i in range(unshared)}
+        kinds = {self.windowed(i) for i in range(unshared, self.layers)}
+        return {kind: last_of_kind[kind] for kind in kinds} if kinds <= last_of_kind.keys() else {}
 
     def variant(self, layer: int) -> Variant:
         """Returns what decides which leaves a layer has."""

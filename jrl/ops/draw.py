@@ -60,7 +60,7 @@ def greedy(logits: Array) -> Array:
 def _gumbel(key: Array, count: int) -> Array:
     """Returns [count] float32 standard Gumbel noise, -log(-log(u)).
 
-    Always float32, so that a float64 model draws what a float32 model draws. u has 2^-23 between neighbours, which
+    Always float32, so that a float64 model draws what a float32 model draws. u has 2^-23 between neighbors, which
     would make noise above 10 coarse by 0.3 % and cut it at 16; here -log(u) is read from 32 bits with log1p, centered
     in their cell, and the noise reaches 22.9.
     """

@@ -4,7 +4,7 @@
 
 A sum modulo 2^32 has no order, so shards are summed in place. The outer mix is there because a sign is the
 highest bit, and a product alone would not see an even number of them change. It finds lost, stale and swapped weights;
-it is no defence against someone who looks for a collision.
+it is no defense against someone who looks for a collision.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def fingerprint(tree: Any) -> Array:
         return sum(map(_share, names, steps, [jnp.uint32(0)] * len(names), leaves), jnp.uint32(0))
     cuts = [jax.typeof(leaf).sharding.spec for leaf in leaves]
 
-    def own(*shares: Array) -> Array:
+    def shard_sum(*shares: Array) -> Array:
         total = jnp.uint32(0)
         for name, step, cut, share in zip(names, steps, cuts, shares, strict=True):
             places = [jnp.uint32(0 if axes is None else jax.lax.axis_index(axes)) for axes in cut]
@@ -44,7 +44,7 @@ def fingerprint(tree: Any) -> Array:
             total += jnp.where(sum(copies) == 0, _share(name, step, jnp.uint32(first), share), 0)
         return jax.lax.psum(total, mesh.axis_names)
 
-    return jax.shard_map(own, in_specs=tuple(cuts), out_specs=PartitionSpec())(*leaves)
+    return jax.shard_map(shard_sum, in_specs=tuple(cuts), out_specs=PartitionSpec())(*leaves)
 
 
 def _steps(shape: Sequence[int]) -> list[int]:

@@ -16,7 +16,7 @@ def row_key(key: Array, stream: int | Array, uid: Array, sample: int | Array) ->
       uid: [2] uint32, names one visit of one example.
       sample: [] int32, index of the sequence within its prompt's group.
 
-    See docs/algorithms.md, S2. Peers seed a batch, so a row's noise depends on its neighbours; here it does not.
+    See docs/algorithms.md, S2. Peers seed a batch, so a row's noise depends on its neighbors; here it does not.
     """
     for name in (stream, uid[0], uid[1], sample):
         key = jax.random.fold_in(key, name)

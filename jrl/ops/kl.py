@@ -3,7 +3,7 @@
 With d = logprobs - ref_logprobs on tokens sampled from the policy:
 
     estimator  value            bias          expected gradient as a loss         coefficient of grad logprobs
-    k1         d                none, signed  zero: it regularises nothing        1
+    k1         d                none, signed  zero: it regularizes nothing        1
     k2         d^2 / 2          biased, >= 0  reverse KL(policy to reference)     d
     k3         exp(-d) - 1 + d  none, >= 0    forward KL(reference to policy)     1 - exp(-d)
     rho * k3   (K3)             none          reverse KL                          d at rho = 1

@@ -60,13 +60,13 @@ def token_logprobs(
         return i + 1, some(i, *xs)
 
     moved = (jnp.moveaxis(before, 1, 0), jnp.moveaxis(targets, 1, 0))
-    _, found = jax.lax.scan(step, jnp.zeros((), jnp.int32), moved)
+    _, chunks_read = jax.lax.scan(step, jnp.zeros((), jnp.int32), moved)
 
     def in_place(x: Array) -> Array:
         x = jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
         return jnp.where(mask, permute(x, back, order), 0)
 
-    logprobs, entropy = found
+    logprobs, entropy = chunks_read
     return in_place(logprobs), in_place(entropy)
 
 
@@ -83,8 +83,8 @@ def _permute_forward(x: Array, order: Array, back: Array) -> tuple[Array, tuple[
     return permute(x, order, back), (order, back)
 
 
-def _permute_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, None, None]:
-    order, back = kept
+def _permute_backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, None, None]:
+    order, back = residuals
     return permute(gradient, back, order), None, None
 
 

@@ -1,6 +1,6 @@
 """Masked reductions and the weights of tokens in the loss. Numerators and denominators stay separate to the end.
 
-A loss over an optimiser step is `sum(weights * token_loss) / denominator`. Weights and denominators are computed on the
+A loss over an optimizer step is `sum(weights * token_loss) / denominator`. Weights and denominators are computed on the
 whole step, before it is packed and cut into micro-batches; a mean of means would depend on the cut.
 
     G1 token-mean                 weight 1          denominator: tokens in the loss

@@ -1,7 +1,7 @@
 """A router of tokens over experts: where each goes, and the two terms that keep a router healthy.
 
 Logits are [..., experts]. Sums only: numerators stay apart from their denominators, the number of tokens, until the
-end of an optimiser step, so that nothing depends on packing, micro-batches or the mesh.
+end of an optimizer step, so that nothing depends on packing, micro-batches or the mesh.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def wilson(successes: float, n: float, *, confidence: float = 0.95) -> tuple[flo
     z = _quantile(confidence)
     p = successes / n
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    centre, scale = p + z * z / (2 * n), 1 + z * z / n
-    low = (centre - half) / scale if successes > 0 else 0.0  # the ends exactly, not to a rounding
-    high = (centre + half) / scale if successes < n else 1.0
+    center, scale = p + z * z / (2 * n), 1 + z * z / n
+    low = (center - half) / scale if successes > 0 else 0.0  # the ends exactly, not to a rounding
+    high = (center + half) / scale if successes < n else 1.0
     return low, high
 
 

@@ -5,7 +5,7 @@ Every one of them keeps the tokens at or above some logit. The threshold is foun
 bit down the largest number whose tail {v: logit >= number} still holds enough (32 counts of the vocabulary in float32,
 64 in float64). Values may therefore be traced: changing them does not recompile. Ties at the threshold are kept.
 
-Order: top-k, then top-p on what top-k left renormalised, then min-p (as in transformers; vLLM puts min-p first).
+Order: top-k, then top-p on what top-k left renormalized, then min-p (as in transformers; vLLM puts min-p first).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def support(logits: Array, top_k: Array | None = None, top_p: Array | None = Non
     image = _ordered(logits)
     keep = logits > -jnp.inf
     if top_k is not None:
-        keep &= top_kept(logits, jnp.maximum(top_k, 1))
+        keep &= support_of_size(logits, jnp.maximum(top_k, 1))
     if top_p is not None:
         mass = jnp.where(keep, jnp.exp(logits - logits.max(axis=-1, keepdims=True)), 0)
         enough = top_p * mass.sum(axis=-1, keepdims=True)
@@ -45,7 +45,7 @@ def support(logits: Array, top_k: Array | None = None, top_p: Array | None = Non
     return keep
 
 
-def top_kept(logits: Array, support_size: Array) -> Array:
+def support_of_size(logits: Array, support_size: Array) -> Array:
     """Returns the mask [..., V] bool of the `support_size` highest logits, and of any that tie with the last of them.
 
     With the support size from the sampler this recovers the support, whatever rule made it.

@@ -124,7 +124,7 @@ def collect(
     """Waits for the scores of a draw, and returns it with them on the device. Padding rows are masked.
 
     Args:
-      stop: asked while the verifiers work. progress: told (scored, all) completions.
+      stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
     Raises: StopRequested where `stop` says so.
     """
@@ -164,11 +164,11 @@ def refilled(
     Args:
       another: draws and scores one more round. keep: (round) -> [N] bool on the device, rows that the objective takes.
     """
-    rounds, kept = [first], [kept_groups(first, keep(first), samples)]
+    rounds, kept = [first], [groups_with_signal(first, keep(first), samples)]
     # Every process sees the same rewards, so every process takes the same number of rounds.
     while sum(map(len, kept)) < len(first.visits) and len(rounds) <= most:
         rounds.append(another())
-        kept.append(kept_groups(rounds[-1], keep(rounds[-1]), samples))
+        kept.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
     counters = {
         "refill/rounds": float(len(rounds) - 1),
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
@@ -178,7 +178,7 @@ def refilled(
     return merged._replace(metrics={**merged.metrics, **counters})
 
 
-def kept_groups(round_: Collected, keep: Array, samples: int) -> list[int]:
+def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int]:
     """Returns the groups of a round that the objective would learn from. keep: [N] bool."""
     groups = jax.device_get(keep).reshape(-1, samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
@@ -186,13 +186,13 @@ def kept_groups(round_: Collected, keep: Array, samples: int) -> list[int]:
 
 def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Mesh) -> Collected:
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
-    wanted = len(rounds[0].visits)
+    num_groups = len(rounds[0].visits)
     good = [(r, g) for r, groups in enumerate(kept) for g in groups]
     rest = [(r, g) for r, round_ in enumerate(rounds) for g in range(len(round_.visits)) if g not in set(kept[r])]
-    chosen = (good + rest)[:wanted]
+    chosen = (good + rest)[:num_groups]
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
     pad = rounds[0].host["length"].shape[0] - len(rows)
-    rows += [(0, wanted * samples + k) for k in range(pad)]
+    rows += [(0, num_groups * samples + k) for k in range(pad)]
     fetched = [jax.device_get(fields(round_.rollout)) for round_ in rounds]
     taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
     taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)
@@ -231,7 +231,7 @@ def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> di
     for name, component in scores.components.items():
         judged = np.isfinite(component[:rows])
         if judged.any():
-            out[f"reward_part/{name}"] = float(component[:rows][judged].mean())
+            out[f"reward_component/{name}"] = float(component[:rows][judged].mean())
     tasks = np.array([visit.example.task for visit in visits for _ in range(samples)])
     for task in sorted(set(tasks)) if len(set(tasks)) > 1 else []:
         chosen = (tasks == task) & valid

@@ -57,7 +57,7 @@ def measure(
 
     Args:
       weights: the policy's.
-      announce: told how many prompts of how many are being sampled, before each batch.
+      announce: called before each batch with (prompts sampled, prompts in all).
       stop: asked before each batch, and while the verifiers work.
 
     Raises: StopRequested where `stop` says so.
@@ -81,13 +81,13 @@ def measure(
     scores = [scorer.collect(ticket, stop) for ticket, _ in pending]
     verdicts = np.concatenate([batch.verdict for batch in scores])
     texts = [text for _, part in pending for text in part]
-    found = report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
-    found["sample"] = {
+    result = report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
+    result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
         "completion": texts[0],
         "reward": float(scores[0].reward[0]) if scores[0].valid[0] else None,
     }
-    return found
+    return result
 
 
 def report(verdicts: np.ndarray, texts: list[str], tasks: list[str]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def report(verdicts: np.ndarray, texts: list[str], tasks: list[str]) -> dict[str
 def numbers(result: dict[str, Any]) -> dict[str, float]:
     """Returns the flat numbers of a report that go into the metrics of a step."""
     flat = {f"eval/{name}": result[name] for name in ("mean", "low", "high", "parsed")}
-    return flat | {f"eval_task/{task}": found["mean"] for task, found in result.get("tasks", {}).items()}
+    return flat | {f"eval_task/{task}": of_task["mean"] for task, of_task in result.get("tasks", {}).items()}
 
 
 def _answers(texts: list[str], verdicts: np.ndarray, prompt: int) -> list[str | None]:

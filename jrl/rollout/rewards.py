@@ -30,11 +30,11 @@ from jrl.types import Array, PyTree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardModel:
-    """A published classifier whose word is part of the reward: a folder with config.json, safetensors, a tokenizer."""
+    """A published classifier whose scores add to the reward: a folder with config.json, safetensors, a tokenizer."""
 
     path: str  # the folder
     weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward
-    length: int = 1024  # most tokens of a conversation, in its own tokens; a longer one is masked
+    length: int = 1024  # most tokens of a conversation, by the classifier's tokenizer; longer ones are masked
     batch: int = 16  # conversations judged at once
     dtype: Literal["float32", "bfloat16"] = "float32"  # of matmuls
     param_dtype: Literal["float32", "bfloat16"] = "float32"  # weights are cast to it on the way in
@@ -75,11 +75,11 @@ def open_judge(
 
     Args:
       program: (name, function) -> the function compiled, such as a run's program cache.
-      announce: told (bytes read, bytes there are).
+      announce: called with (bytes read, bytes in all).
       tokenizer: None: the one in the folder.
       width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
 
-    Raises: ValueError for a folder that is no classifier, and for weights that are not one a label.
+    Raises: ValueError for a folder that is not a classifier, and where there is not one weight a label.
     """
     _, cfg, labels, pad_id = classifier_of(config.published)
     if len(config.weights) != len(labels):
@@ -119,7 +119,7 @@ def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_i
 
 def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
     """Begins to compute what `judge` returns, and returns the device's arrays by batch at once."""
-    found = []
+    outputs = []
     for start in range(0, len(sequences), opened.batch):
         part = sequences[start : start + opened.batch]
         tokens, length = np.zeros((opened.batch, opened.width), np.int32), np.ones(opened.batch, np.int32)
@@ -127,16 +127,16 @@ def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
             tokens[row, : len(ids)], length[row] = ids, len(ids)
         place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
-            found.append(opened.program(opened.params, place(tokens), place(length)))
-    return found
+            outputs.append(opened.program(opened.params, place(tokens), place(length)))
+    return outputs
 
 
 def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
-    found = dispatch(opened, sequences)
+    outputs = dispatch(opened, sequences)
     return (
-        np.concatenate(jax.device_get(found))[: len(sequences)]
-        if found
+        np.concatenate(jax.device_get(outputs))[: len(sequences)]
+        if outputs
         else np.zeros((0, len(opened.labels)), np.float32)
     )
 
@@ -168,7 +168,7 @@ def reward_model_source(opened: Judge) -> RewardSource:
             values[good] = np.concatenate(jax.device_get(ticket.labels))[: len(good)]
         for row in good:
             if not np.isfinite(values[row]).all():
-                problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which is no number"
+                problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which are not numbers"
                 values[row] = np.nan
         return LearnedScores(tuple(names), opened.weights, values, problems)
 

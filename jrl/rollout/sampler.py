@@ -51,7 +51,7 @@ class Sampler:
     layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
     # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
-    attention: OneToken = "reference"  # of a new token over the cache, or by a kernel of ours for TPUs: 'ragged'
+    attention: OneToken = "reference"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
     # How often the batch shrinks to half the slots as rows finish, once the queue is empty; each compiles a loop.
     max_batch_compactions: int = 0
 
@@ -79,7 +79,7 @@ class Sampler:
     @property
     def layout(self) -> Layout:
         """Returns the layout of the KV cache."""
-        return "whole" if self.attention == "ragged" else self.kv_layout
+        return "single_block" if self.attention == "ragged" else self.kv_layout
 
 
 @struct.dataclass
@@ -121,21 +121,33 @@ def stop_table_on_device(config: Sampler, tokenizer: Any, mesh: Mesh) -> StopTab
     return jax.device_put(build(config.stop_strings, tokenizer.token_bytes()), replicated(mesh))
 
 
+class BehaviorPolicy(NamedTuple):
+    """The model that completions are drawn from."""
+
+    model: Model
+    cfg: Any  # of `model`
+    params: PyTree  # the stacked tree of `model`, in any sharding
+    version: Array | int  # [] int32, the update count of `params`
+
+
+class StopRules(NamedTuple):
+    """What ends a completion, and what comes after its end."""
+
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    stop_table: StopTable | None = None  # of `stop_strings.build`; needed where Sampler.stop_strings is not empty
+
+
 def sample(
-    params: PyTree,
+    policy: BehaviorPolicy,
     prompts: PromptBatch,
     key: Array,
     *,
     stream: int,
-    version: Array,
     config: Sampler,
-    model: Model,
-    model_cfg: object,
     samples: int,
-    stop_ids: tuple[int, ...],
-    pad_id: int,
+    stop: StopRules,
     mesh: Mesh,
-    stop_table: StopTable | None = None,
     budget: Array | None = None,
 ) -> Rollout:
     """Returns `samples` completions of every prompt, rows of a prompt adjacent, sharded over the batch axes of `mesh`.
@@ -145,28 +157,28 @@ def sample(
     with its budget. Log-probs are in float32 or wider.
 
     Args:
-      params: the stacked tree of `model`, in any sharding; gathered over the batch axes inside.
+      policy: its parameters are gathered over the batch axes inside.
       prompts: B a multiple of the mesh's batch shards. A prompt of length 0 gives rows without an action.
       key: [] typed key, the run's root. Not consumed: draws are named by (stream, uid, sample, position).
       stream: keeps train, evaluation and interactive draws apart.
-      version: [] int32, the update count of `params`.
       samples: G.
-      stop_table: of `stop.build`; needed where config.stop_strings is not empty.
       budget: [B * G] int32, most tokens of each completion, also capped by config.completion_length; 0 gives a row
         without an action.
 
     Raises:
-      ValueError: B is no multiple of the batch shards, or stop strings came without their table.
+      ValueError: B is not a multiple of the batch shards, or stop strings came without their table.
     """
     if prompts.tokens.shape[0] % batch_shards(mesh):
         raise ValueError(
-            f"{prompts.tokens.shape[0]} prompts cannot be cut over {batch_shards(mesh)} batch shards; "
+            f"{prompts.tokens.shape[0]} prompts cannot be divided over {batch_shards(mesh)} batch shards; "
             "pad the batch to a multiple"
         )
-    if config.stop_strings and stop_table is None:
-        raise ValueError(f"stop strings {config.stop_strings!r} need stop_table=stop.build(strings, token_bytes)")
+    if config.stop_strings and stop.stop_table is None:
+        raise ValueError(
+            f"stop strings {config.stop_strings!r} need StopRules.stop_table=stop_strings.build(strings, token_bytes)"
+        )
     everywhere = replicated(mesh)
-    put = lambda tree: jax.device_put(tree, everywhere)
+    replicate = lambda tree: jax.device_put(tree, everywhere)
     sampling_params = SamplingParams(
         temperature=_number(config.temperature, np.float32),
         top_k=_number(config.top_k, np.int32),
@@ -176,24 +188,24 @@ def sample(
     by_row = lambda x: jax.device_put(x, batch_sharding(mesh, np.ndim(x)))
     with jax.set_mesh(mesh):
         return program(
-            params,
+            policy.params,
             jax.tree.map(by_row, prompts),
-            put(key),
-            put(_number(stream, np.uint32)),
-            put(_number(version, np.int32)),
-            put(sampling_params),
-            None if stop_table is None else put(stop_table),
+            replicate(key),
+            replicate(_number(stream, np.uint32)),
+            replicate(_number(policy.version, np.int32)),
+            replicate(sampling_params),
+            None if stop.stop_table is None else replicate(stop.stop_table),
             None if budget is None else by_row(budget),
-            model=model,
-            model_cfg=model_cfg,
+            model=policy.model,
+            model_cfg=policy.cfg,
             samples=samples,
             completion_length=config.completion_length,
             slots=config.slots,
             layers=config.layers,
             layout=config.layout,
             max_batch_compactions=config.max_batch_compactions,
-            stop_ids=stop_ids,
-            pad_id=pad_id,
+            stop_ids=stop.stop_ids,
+            pad_id=stop.pad_id,
         )
 
 
@@ -327,7 +339,7 @@ class _Shard(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """The sequences being decoded, [K] each. An idle slot's sequence is the number of sequences, which is no row."""
+    """The sequences being decoded, [K] each. An idle slot's sequence is the number of sequences, which is not a row."""
 
     sequence: Array  # int32, row of the shard's outputs
     token: Array  # int32, the token to feed next
@@ -362,14 +374,14 @@ class _Loop(NamedTuple):
     outputs: _Outputs
 
 
-def prompts_at_hand(local_prompts: int, slots: int, samples: int) -> int:
+def num_resident_prompts(local_prompts: int, slots: int, samples: int) -> int:
     """Returns how many prompts of a batch shard are prefilled together and are resident: parts of the shard's as equal
     as possible, so that nearly none is computed twice, and at most slots / G + 2."""
     rounds = -(-local_prompts // (-(-slots // samples) + 2))
     return -(-local_prompts // rounds)
 
 
-def narrower(slots: int, max_batch_compactions: int) -> tuple[int, ...]:
+def compaction_sizes(slots: int, max_batch_compactions: int) -> tuple[int, ...]:
     """Returns how many slots the batch shrinks to, one compaction after the other: 16, 8 for 32 and 2."""
     sizes = [slots]
     while len(sizes) <= max_batch_compactions and sizes[-1] > 1:
@@ -399,7 +411,7 @@ def _sample_shard(
     budget = jnp.where(prompt_length > 0, jnp.minimum(budget, options.completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
 
-    resident = prompts_at_hand(local_prompts, options.slots, samples)
+    resident = num_resident_prompts(local_prompts, options.slots, samples)
     decoded = options.model.unstack(params, options.model_cfg) if options.unrolled else params
     prompt_column = jnp.broadcast_to(jnp.arange(prompt_width, dtype=jnp.int32), (resident, prompt_width))
     shard = _Shard(
@@ -421,7 +433,7 @@ def _sample_shard(
         return lambda loop: (loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows)
 
     refill_and_decode = lambda loop: _decode_step(shard, _refill(shard, loop))
-    sizes = narrower(options.slots, options.max_batch_compactions)
+    sizes = compaction_sizes(options.slots, options.max_batch_compactions)
     loop = jax.lax.while_loop(more_than(sizes[0] if sizes else 0), refill_and_decode, _start(shard))
     for rows, remaining in zip(sizes, (*sizes[1:], 0)):
         compacted = _compact(shard, loop, rows)

@@ -232,10 +232,10 @@ class Scorer:
         if name in self._by_name:
             return self._by_name[name]
         verifier = look_up(self._table, name, place)
-        own = [i for i, config in enumerate(self._config.verifiers) if type(config).__name__ == name]
-        if own:
-            self._by_name[name] = own[0]
-            return own[0]
+        rows = [i for i, config in enumerate(self._config.verifiers) if type(config).__name__ == name]
+        if rows:
+            self._by_name[name] = rows[0]
+            return rows[0]
         try:
             config = verifier.config()
         except TypeError as error:
@@ -279,7 +279,7 @@ class Scorer:
 def open_scoring(
     config: Scoring,
     verifier_table: Mapping[str, Any],
-    parts_sources: Sequence[PartSource] = (),
+    part_sources: Sequence[PartSource] = (),
     journal_path: str | os.PathLike[str] | None = None,
     *,
     also: Sequence[str] = (),
@@ -289,7 +289,7 @@ def open_scoring(
     Args:
         config: the run's.
         verifier_table: name -> row, jrl's own and those of the run's parts.
-        parts_sources: the parts files that define verifiers, as text; the workers load them.
+        part_sources: the parts files that define verifiers, as text; the workers load them.
         journal_path: file of the verdicts that depended on the machine; None: no journal.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
@@ -304,7 +304,7 @@ def open_scoring(
     try:
         pool = Pool(
             [row_of(verifier) for verifier in config.verifiers],
-            parts_sources,
+            part_sources,
             workers=config.workers,
             cpu_seconds=config.cpu_seconds,
             wall_seconds=config.wall_seconds,

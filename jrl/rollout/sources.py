@@ -78,9 +78,9 @@ def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBa
     def collect(ticket: tuple[int, list[tuple[Array, Array]]]) -> LearnedScores:
         count, dispatched = ticket
         values = np.full(count, np.nan, np.float32)
-        for sequence, found in jax.device_get(dispatched):
+        for sequence, sequence_scores in jax.device_get(dispatched):
             placed = sequence < count
-            values[sequence[placed]] = found[placed]
+            values[sequence[placed]] = sequence_scores[placed]
         problems = ["" if np.isfinite(value) else f"its score is {value}" for value in values]
         return LearnedScores(
             (f"role/{role}",), (weight,), np.where(np.isfinite(values), values, np.nan)[:, None], problems

@@ -19,5 +19,5 @@ def pack_plans(
       lengths: [N] int, tokens of every sequence. prompts: [N] int, those before the first action.
     """
     rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
-    put = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
-    return [jax.tree.map(put, plan(lengths, shape, i, minibatches, prompts)) for i in range(minibatches)]
+    place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
+    return [jax.tree.map(place, plan(lengths, shape, i, minibatches, prompts)) for i in range(minibatches)]

@@ -50,20 +50,20 @@ def state_from_run(origin: Origin, programs: Programs, key: Array, abstract_key:
     Raises: ValueError where the other has adapters and this run has none; StateMismatch for another shape of model.
     """
     state = programs.init.shape(abstract_key)
-    own = state.models["policy"]
+    policy_state = state.models["policy"]
     leaves = verify_step(origin.run / "checkpoints", origin.step)["leaves"]
     adapted = any(name.startswith("state/models/policy/frozen") for name in leaves)
-    if adapted and own.frozen is None:
-        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and begin with that folder, "
+    if adapted and policy_state.frozen is None:
+        raise ValueError(f"{origin.run} trained adapters, and this run has none: export it and start from that folder, "
                          "or set Config.adapter as it did")  # fmt: skip
     if adapted:
-        wanted = {"params": own.params, "frozen": own.frozen}
+        target = {"params": policy_state.params, "frozen": policy_state.frozen}
     else:
-        wanted = {"params": own.params if own.frozen is None else own.frozen}
-    tree = {"state": {"models": {"policy": wanted}}}
-    found = restore_step(origin.run / "checkpoints", tree, origin.step, part=True)[1]["state"]["models"]["policy"]
+        target = {"params": policy_state.params if policy_state.frozen is None else policy_state.frozen}
+    tree = {"state": {"models": {"policy": target}}}
+    saved = restore_step(origin.run / "checkpoints", tree, origin.step, part=True)[1]["state"]["models"]["policy"]
     if not adapted:
-        return programs.init_from(found["params"], key)
-    begun = programs.init_from(found["frozen"], key)
-    policy = begun.models["policy"].replace(params=found["params"])
+        return programs.init_from(saved["params"], key)
+    begun = programs.init_from(saved["frozen"], key)
+    policy = begun.models["policy"].replace(params=saved["params"])
     return begun.replace(models={"policy": policy})

@@ -24,7 +24,7 @@ def check_host(config: Config, mesh: Mesh) -> None:
 def check_router(config: Config, cfg: Any) -> None:
     """Raises ValueError for a loss of routers where the model has none."""
     if any(stage.learner.router is not None for stage in config.stages) and getattr(cfg, "experts", None) is None:
-        raise ValueError("Learner.router is a loss of a mixture of experts, and this model is none; leave it out")
+        raise ValueError("Learner.router is for mixtures of experts, and this model has no experts; leave it out")
 
 
 def check_shared(config: Config, cfg: Any) -> None:
@@ -46,7 +46,7 @@ def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
         raise ValueError("Learner.prefix_sharing='cross_row' needs jrl's decoder: a module of your own sees one row; "
                          "use 'in_row'")  # fmt: skip
     if prefix_sharing == "cross_row" and cfg.linear is not None:
-        raise ValueError("Learner.prefix_sharing='cross_row' is not known to linear attention, which sees one row; "
+        raise ValueError("Learner.prefix_sharing='cross_row' is not supported by linear attention, which sees one row; "
                          "use 'in_row'")  # fmt: skip
 
 
@@ -55,9 +55,11 @@ def check_cache(config: Config, cfg: Any, tensor: int) -> None:
     many devices along its tensor axis."""
     kv_layout, attention = config.sampler.kv_layout, config.sampler.attention
     if kv_layout != "token_major" and not isinstance(cfg, Decoder):
-        raise ValueError(f"Sampler.kv_layout={kv_layout!r} lays out jrl's own cache; this model keeps its own")
+        raise ValueError(
+            f"Sampler.kv_layout={kv_layout!r} is a layout of jrl's cache; this model has a cache of its own"
+        )
     if attention != "reference" and not isinstance(cfg, Decoder):
-        raise ValueError(f"Sampler.attention={attention!r} reads jrl's own cache; this model keeps its own")
+        raise ValueError(f"Sampler.attention={attention!r} reads jrl's cache; this model has a cache of its own")
     if attention != "reference" and cfg.dtype == "float64":
         raise ValueError(f"Sampler.attention={attention!r} computes in float32; float64 needs 'reference'")
     if attention == "ragged":

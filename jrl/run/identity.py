@@ -21,7 +21,7 @@ from jrl.tasks.envs.contract import Source
 
 _log = logging.getLogger(__name__)
 
-PUBLISHED = "published"  # what the model's folder said of itself, so that a run can be read without that folder
+PUBLISHED = "published"  # a copy of the model's configuration, so that a run can be read without that folder
 REWARD = "reward.json"  # which weights, tokenizer and config.json Config.reward began with
 
 
@@ -29,7 +29,7 @@ class RefusedIdentity(ValueError):
     """The folder belongs to another run. The message lists what differs."""
 
 
-def with_kept_model(config: Config, folder: Path) -> Config:
+def with_saved_model(config: Config, folder: Path) -> Config:
     """Returns `config` with a published model's folder replaced by what the run keeps of it: all but the weights.
 
     Before the manifest a folder belongs to no run, and keeps nothing.
@@ -57,19 +57,18 @@ def check_not_foreign(folder: Path) -> None:
 
     A run's first file is its lock, so a folder with that and no manifest is what a run left that did not get far.
     """
-    found = set(paths.list_dir(folder)) if paths.exists(folder) else set()
-    if found & {"manifest.json"}:
+    names = set(paths.list_dir(folder)) if paths.exists(folder) else set()
+    if names & {"manifest.json"}:
         return
-    taken = sorted(name for name in found if not name.startswith("."))
-    if taken and "lock" not in found:
+    taken = sorted(name for name in names if not name.startswith("."))
+    if taken and "lock" not in names:
         rest = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         raise RefusedIdentity(
             f"{folder} is not a run directory and already contains {', '.join(taken[:3])}{rest}; choose another --run"
         )
-    if "checkpoints" in found and list_steps(folder / "checkpoints"):
+    if "checkpoints" in names and list_steps(folder / "checkpoints"):
         raise RefusedIdentity(
-            f"{folder} holds checkpoints, but not the manifest.json that says of which run; put that back, or name "
-            "another folder with --run"
+            f"{folder} holds checkpoints, but not the manifest.json of their run; restore it, or use another --run"
         )
 
 
@@ -122,28 +121,28 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
     configured = {**begun["identity"], "config": None} == {**manifest["identity"], "config": None}
     if identity and accept_change:
         for line in identity:
-            _log.warning("accepted: %s; bit-identity is no longer promised", line)
+            _log.warning("accepted: %s; bit-identity is no longer guaranteed", line)
         return identity
     if identity and configured and all(": not there, now " in line for line in identity):
         raise RefusedIdentity(
-            f"{folder} was begun by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
-            "Go on with that version, or name another folder with --run"
+            f"{folder} was started by a version of jrl that did not have these:\n  " + "\n  ".join(identity) + "\n"
+            "Continue with that version, or use another --run"
         )
     if identity:
         raise RefusedIdentity(
             f"{folder} holds another run:\n  " + "\n  ".join(identity) + "\n"
-            f"Use another --run, or what it began with ({folder / 'config.gin'}), or continue with the change: "
+            f"Use another --run, or its own configuration ({folder / 'config.gin'}), or continue with the change: "
             "--accept-change. To start a new run from its weights: --from"
         )
     if isinstance(config.model, Published):
         theirs = Path(config.model.path) / "config.json"
         if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
             raise RefusedIdentity(
-                f"{theirs} is not what {folder} began with, which is kept in {folder / PUBLISHED}; name another folder "
-                "with --run, or put that back"
+                f"{theirs} differs from what {folder} began with (see {folder / PUBLISHED}); restore it, or use "
+                "another --run"
             )
     for line in environment:
-        _log.warning("other than when it began: %s; bit-identity is not promised across this", line)
+        _log.warning("changed since it began: %s; bit-identity across this is not guaranteed", line)
     return []
 
 
@@ -153,12 +152,12 @@ def record_change(
     """Writes what the run is from now on, with what changed and after which step in the manifest's history."""
     before = read_manifest(folder / "manifest.json")
     history = [*before.get("history", []), {"after_step": step, "changes": list(changes)}]
-    kept = {name: before[name] for name in ("from",) if name in before}
+    carried_over = {name: before[name] for name in ("from",) if name in before}
     write_configuration(config, parts, folder)
-    write_manifest(folder / "manifest.json", {**manifest, **kept, "history": history, "promise": CHANGED})
+    write_manifest(folder / "manifest.json", {**manifest, **carried_over, "history": history, "promise": CHANGED})
 
 
-CHANGED = "the run was continued with changes (history): bit-identity with an uninterrupted run is not promised"
+CHANGED = "the run was continued with changes (history): bit-identity with an uninterrupted run is not guaranteed"
 
 
 def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dict[str, Any]) -> None:
@@ -166,8 +165,8 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)
-        kept = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
-        for name, data in {**kept, **companions_of(config.model.path)}.items():
+        config_json = {"config.json": paths.read_bytes(Path(config.model.path) / "config.json")}
+        for name, data in {**config_json, **companions_of(config.model.path)}.items():
             paths.write_bytes_atomic(folder / PUBLISHED / name, data)
     write_configuration(config, parts, folder)
     write_manifest(folder / "manifest.json", manifest)

@@ -45,7 +45,7 @@ from jrl.run.identity import (
     record_change,
     refuse_another,
     remove_unbegun,
-    with_kept_model,
+    with_saved_model,
     write_run_metadata,
 )
 from jrl.run.offline import OfflineStage
@@ -74,7 +74,7 @@ TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is tr
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What is needed to run a policy: no optimiser, no verifiers."""
+    """What is needed to run a policy: no optimizer, no verifiers."""
 
     config: Config
     parts: Parts
@@ -163,7 +163,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
         raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
-    # Accelerators multiply float32 in fewer bits unless told; sampler and learner would differ by more than rounding.
+    # Accelerators multiply float32 in fewer bits by default; sampler and learner would differ by more than rounding.
     jax.config.update("jax_default_matmul_precision", "highest")
     platform = mesh.devices.flat[0].platform
     cache = ProgramCache(announce, platform)
@@ -221,8 +221,8 @@ def open_job(
         display.phase("data")
         source = open_source(config.task, parts.tables["envs"], stop.is_set)
         if source.counts:
-            found = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
-            display.note(f"{len(source)} examples; dropped or noticed: {found}")
+            counts = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
+            display.note(f"{len(source)} examples; dropped or noticed: {counts}")
         origin = origin_of(folder, begin_from)
         if origin is None:
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set)
@@ -231,12 +231,12 @@ def open_job(
         manifest = {**identify(config, parts, tokenizer, source), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
-        config = with_kept_model(config, folder)
+        config = with_saved_model(config, folder)
         policy = open_policy(config, parts, tokenizer, display.phase)
         stack.callback(policy.program_cache.close)
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
-            display.note(f"LoRA has no adapters to {', '.join(bare)}: these stay as they are")
+            display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
         display.phase("verifiers")
         scorer = open_scoring(
             config.scoring,

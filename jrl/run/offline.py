@@ -31,7 +31,7 @@ class OfflineStage:
     objective: Objective
     programs: StagePrograms
     arrays: StageArrays
-    shape: Shape  # packed, of one optimiser step
+    shape: Shape  # packed, of one optimizer step
     stream: Stream
     source: StoredSource
     tokenizer: Any
@@ -77,10 +77,15 @@ def abstract_step(
     role = config.trains
     rows = (shape.sequences, shape.width)
     by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(mesh, 2))
-    whole = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=replicated(mesh))
-    packed = p.pack(by_row(np.int32), by_row(bool), plan, whole((), np.float32))
+    replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=replicated(mesh))
+    packed = p.pack(by_row(np.int32), by_row(bool), plan, replicated_shape((), np.float32))
     minibatch = prepare(p, state, role, packed, plan)
     count = (shape.sequences,)
-    labels = StoredLabels(by_row(bool), whole(count, np.float32), whole(count, np.float32), whole(count, np.int32))
+    labels = StoredLabels(
+        by_row(bool),
+        replicated_shape(count, np.float32),
+        replicated_shape(count, np.float32),
+        replicated_shape(count, np.int32),
+    )
     minibatches = [minibatch] * config.learner.minibatches
     learn_from_stored(p, state, minibatches, labels, arrays, role=role, epochs=config.learner.epochs)

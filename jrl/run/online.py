@@ -31,7 +31,7 @@ class OnlineStage:
     objective: Objective
     programs: StagePrograms
     arrays: StageArrays
-    shape: Shape  # packed, of one optimiser step
+    shape: Shape  # packed, of one optimizer step
     sampler: PromptSampler
     scorer: Scorer
     sources: Sequence[RewardSource]  # of rewards, beside the verifiers
@@ -60,7 +60,7 @@ def step(
     Args:
       waiting: the completions to learn from, where they are already being drawn; None: they are drawn now.
       draws_next: the completions of the next step are drawn before this one is learned from (lag = 1).
-      phase: told what the step does, and (done, total) of it where that is counted.
+      phase: called with what the step does, and with (done, total) where that is counted.
       stop: asked while completions are scored.
 
     Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.

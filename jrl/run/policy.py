@@ -25,7 +25,7 @@ from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
 from jrl.run import programs
 from jrl.run.checkpoints.run_state import restore_step
-from jrl.run.job import Policy, open_policy, with_kept_model
+from jrl.run.job import Policy, open_policy, with_saved_model
 from jrl.run.precompile import stage_at
 from jrl.run.run_hash import newest, saved_steps
 from jrl.tasks.example import Message
@@ -71,7 +71,7 @@ def open_trained(
         policy out over devices; without it the configured mesh is used where it fits, else one device.
       step: a saved step; None: the newest.
       config: the configuration of a published folder, which has none: a .gin file; None: PLAIN.
-      announce: told (bytes read, bytes there are) while a published folder is read.
+      announce: called with (bytes read, bytes in all) while a published folder is read.
       stage: the name of a stage of the run: its newest saved step. None: of any stage.
       role: which of the run's models.
 
@@ -89,32 +89,35 @@ def open_trained(
                          "fields with NAME=VALUE")  # fmt: skip
     steps = saved_steps(folder)
     if step is not None and step not in steps:
-        raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, steps))}")
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}")
     # The run's parts as they were, whatever became of the files they came from.
-    kept = saved_parts(folder / "parts")
+    run_parts = saved_parts(folder / "parts")
     try:
-        its_own, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], kept)
+        run_config, parts = load_config(str(folder / "config.gin"), [*bindings, "Config.parts=[]"], run_parts)
     except ConfigError as error:
         if not paths.exists(folder / "config.gin"):
             raise ValueError(f"{folder} is not a run folder: it holds no config.gin") from error
         raise
-    config = with_kept_model(on_this_machine(its_own, bindings), folder)
+    config = with_saved_model(on_this_machine(run_config, bindings), folder)
     if stage is not None:
         step = step_of_stage(folder, config, stage, step)
     tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
     state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
-    own = state.models["policy"]
-    models = {"policy": {"params": own.params, "frozen": own.frozen}}
+    policy_state = state.models["policy"]
+    models = {"policy": {"params": policy_state.params, "frozen": policy_state.frozen}}
     if role != "policy":
-        models = {"policy": {"frozen": own.frozen}, role: {"params": own.params, "heads": role_heads(policy, role)}}
+        models = {
+            "policy": {"frozen": policy_state.frozen},
+            role: {"params": policy_state.params, "heads": role_heads(policy, role)},
+        }
     at, tree, _ = restore_step(folder / "checkpoints", {"state": {"models": models}}, step, part=True)
     if step is None and at != newest(folder):
         _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
-    found = tree["state"]["models"]
-    params = merge_params(found["policy"]["frozen"], found[role]["params"])
-    return Trained(policy, at, params, key, found[role].get("heads", {}))
+    saved = tree["state"]["models"]
+    params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
+    return Trained(policy, at, params, key, saved[role].get("heads", {}))
 
 
 def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) -> int:
@@ -126,7 +129,7 @@ def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) ->
     inside = [saved for saved in saved_steps(folder) if stage_at(config, saved) == i]
     if (step is not None and step not in inside) or not inside:
         asked = stage if step is None else f"{stage} at step {step}"
-        raise ValueError(f"{folder} holds no save of stage {asked}; its saves are of the steps "
+        raise ValueError(f"{folder} has no checkpoint of stage {asked}; its checkpoints are of steps "
                          f"{', '.join(map(str, saved_steps(folder)))}")  # fmt: skip
     return inside[-1] if step is None else step
 
@@ -139,8 +142,8 @@ def role_heads(policy: Policy, role: str) -> PyTree:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *trained}))}")
     names = row_of(tables, "algos", trained[role]).needs(trained[role]).heads
     key = jax.eval_shape(jax.random.key, 0)
-    found = jax.eval_shape(lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype), key)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), found)
+    shapes = jax.eval_shape(lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype), key)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
 
 
 def is_published(folder: Path) -> bool:
@@ -163,17 +166,17 @@ def open_published(
     Raises: ValueError for a folder that is not as it says; ConfigError for a binding that does not fit.
     """
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
-    said = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
+    published_bindings = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
     if file is None:
-        said += [*PLAIN, *generation_defaults(folder)]
+        published_bindings += [*PLAIN, *generation_defaults(folder)]
     elif there:
-        said += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
+        published_bindings += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
     bound = {name_of(binding) for binding in bindings}
-    said = [*(binding for binding in said if name_of(binding) not in bound), *bindings]
+    published_bindings = [*(binding for binding in published_bindings if name_of(binding) not in bound), *bindings]
     if file is None:
-        config, parts = gin.load(None, said, Config, config_classes(TABLES)), load_parts(())
+        config, parts = gin.load(None, published_bindings, Config, config_classes(TABLES)), load_parts(())
     else:
-        config, parts = load_config(str(file), said)
+        config, parts = load_config(str(file), published_bindings)
     # A recipe may train adapters; the folder holds none beside its weights.
     config = dataclasses.replace(on_this_machine(config, bindings), adapter=None)
     cfg = decoder_of(config.model)[1]
@@ -195,14 +198,14 @@ def name_of(binding: str) -> str:
 
 
 def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
-    """Returns `config` with a mesh and kernels of attention that this machine has, where the bindings ask for none."""
+    """Returns `config` with a mesh and attention kernels that this host has, where the bindings ask for none."""
     bound = [name_of(binding) for binding in bindings]
     if not any(name.startswith("MeshShape.") for name in bound):
         config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
     platform = jax.devices()[0].platform
     for place, asked in (("model", config.model), ("sampler", config.sampler)):
         kernel, name = getattr(asked, "attention", "reference"), f"{type(asked).__name__}.attention"
-        if PLATFORMS.get(kernel, platform) != platform and not any(said.endswith(name) for said in bound):
+        if PLATFORMS.get(kernel, platform) != platform and not any(other.endswith(name) for other in bound):
             warning = "%s=%r is not on this %s: using the reference, whose rounding differs"
             _log.warning(warning, name, kernel, platform.upper())
             config = dataclasses.replace(config, **{place: dataclasses.replace(asked, attention="reference")})
@@ -210,34 +213,42 @@ def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
 
 
 def generation_defaults(folder: Path) -> list[str]:
-    """Returns generation_config.json's word on how answers are drawn, as bindings; [] where it says nothing.
+    """Returns the sampling settings of generation_config.json as bindings; [] where it has none.
 
     Raises: ValueError for a value that cannot be drawn with.
     """
-    said = generation_config(folder)
+    generation = generation_config(folder)
     limits = {"temperature": (float, 0.0, math.inf), "top_k": (int, 0, math.inf), "top_p": (float, 0.0, 1.0),
               "min_p": (float, 0.0, 1.0)}  # fmt: skip
     for name, (kind, low, high) in limits.items():
-        value = said.get(name)
-        whole = type(value) is int or (kind is float and type(value) is float)
-        if value is not None and not (whole and low <= value <= high):
+        value = generation.get(name)
+        is_number = type(value) is int or (kind is float and type(value) is float)
+        if value is not None and not (is_number and low <= value <= high):
             raise ValueError(f"{folder / GENERATION}: {name} is {value!r}; it must be a number from {low} to {high}")
-    if said.get("do_sample") is False or said.get("temperature") == 0:
+    if generation.get("do_sample") is False or generation.get("temperature") == 0:
         return ["Sampler.temperature=None"]
     # 0 candidates and a share of 1 switch a rule off there.
     off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    kept = {name: said[name] for name in limits if said.get(name) is not None and said[name] != off.get(name)}
-    return [f"Sampler.{name}={value!r}" for name, value in kept.items()]
+    limits_set = {
+        name: generation[name]
+        for name in limits
+        if generation.get(name) is not None and generation[name] != off.get(name)
+    }
+    return [f"Sampler.{name}={value!r}" for name, value in limits_set.items()]
 
 
 def unsupported_generation_options(folder: Path) -> list[str]:
     """Returns what generation_config.json tells of drawing that this version does not have, as NAME = VALUE."""
-    said = generation_config(folder)
+    generation = generation_config(folder)
     plain = {"repetition_penalty": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
              "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "suppress_tokens": None,
              "begin_suppress_tokens": None, "bad_words_ids": None, "forced_bos_token_id": None,
              "forced_eos_token_id": None, "penalty_alpha": None, "top_h": None}  # fmt: skip
-    return [f"{name} = {said[name]!r:.60}" for name, off in plain.items() if said.get(name) not in (None, off, [])]
+    return [
+        f"{name} = {generation[name]!r:.60}"
+        for name, off in plain.items()
+        if generation.get(name) not in (None, off, [])
+    ]
 
 
 def generation_config(folder: Path) -> dict[str, Any]:
@@ -265,15 +276,15 @@ class NoTokenizer:
         return self.encode("")
 
     def token_bytes(self) -> list[bytes]:
-        raise ValueError(f"{self.folder} holds no tokenizer: what an id spells is not known")
+        raise ValueError(f"{self.folder} has no tokenizer, so ids cannot be decoded")
 
     start_ids = ()
 
 
 def without_tokenizer(folder: Path, cfg: Decoder) -> NoTokenizer:
     """Returns what is known without a tokenizer: which ids end an answer, by generation_config.json or config.json."""
-    said = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
-    ends = said.get("eos_token_id", [])
+    settings = {k: v for k, v in [*read_config(folder).items(), *generation_config(folder).items()] if v is not None}
+    ends = settings.get("eos_token_id", [])
     ends = ends if isinstance(ends, list) else [ends]
     for i in ends:
         if type(i) is not int or not 0 <= i < cfg.vocab_size:

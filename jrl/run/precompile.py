@@ -118,9 +118,9 @@ def compile_stage(inputs: Inputs, i: int, state: TrainState, *, begun: bool) -> 
     Args:
       begun: the state is known; what begins the stage is not compiled.
     """
-    stage, own = inputs.config.stages[i], inputs.programs.stages[i]
-    p = own.to_compile()
-    state = own.begin.shape(state) if begun else p.begin(state)
+    stage, programs = inputs.config.stages[i], inputs.programs.stages[i]
+    p = programs.to_compile()
+    state = programs.begin.shape(state) if begun else p.begin(state)
     abstract_step(p, stage, inputs, i, state)
     return state
 

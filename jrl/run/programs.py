@@ -85,7 +85,7 @@ def width_of(config: Config) -> int:
 
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
-    """Returns the packed shape of one optimiser step of a stage."""
+    """Returns the packed shape of one optimizer step of a stage."""
     width, shards = width_of(config), batch_shards(mesh)
     if isinstance(stage, Online):
         return layout.packed_shape(
@@ -130,7 +130,7 @@ def begin_stage(
     cfg: Any,
     keeps_previous: bool,
 ) -> TrainState:
-    """Returns the state that a stage begins with: a fresh optimiser for the role that it trains, copies of the policy
+    """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
 
     Args:
@@ -162,7 +162,7 @@ def begin_stage(
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
     """Returns a model with a copy of the trained parameters of `model`, over the same frozen weights: those of `role`,
-    where it has some. It has no heads and no optimiser."""
+    where it has some. It has no heads and no optimizer."""
     shares = None if model.frozen is None and model.shares is None else role
     params = jax.tree.map(jnp.copy, model.params)
     return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)
@@ -289,13 +289,15 @@ def abstract_plan(shape: Shape, mesh: Mesh) -> PackingPlan:
     """Returns a packing plan as shapes."""
     rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
     cut = lambda last: jax.ShapeDtypeStruct((shape.micro_batches, shape.rows, last), np.int32, sharding=rows)
-    whole = lambda dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    replicated_shape = lambda dims, dtype: jax.ShapeDtypeStruct(
+        dims, dtype, sharding=NamedSharding(mesh, PartitionSpec())
+    )
     return PackingPlan(
         source=cut(shape.row_length),
         segment=cut(shape.row_length),
         shared_prefix=None if shape.samples == 1 or shape.prefix_columns else cut(shape.row_length),
         prefix_row=cut(shape.prefix_columns) if shape.prefix_columns else None,
         sequence=cut(shape.places),
-        member=whole((shape.sequences,), bool),
-        num_real=whole((), np.int32),
+        member=replicated_shape((shape.sequences,), bool),
+        num_real=replicated_shape((), np.int32),
     )

@@ -81,8 +81,8 @@ class Step:
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        found = jax.device_get(fields(self.batch.rollout))
-        return {**found, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
+        on_host = jax.device_get(fields(self.batch.rollout))
+        return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property
     def texts(self) -> list[tuple[str, str]] | None:
@@ -112,13 +112,13 @@ def restore(job: Job) -> Progress:
     host, inputs = None, inputs_of(job)
     for step in reversed(job.run_state.steps()):
         state, i = state_shape(inputs, step), stage_at(job.config, step)
-        wanted = {"state": state}
+        target = {"state": state}
         if draws_next(job.config, step):
-            wanted["waiting"] = rollout_shape(inputs, i, state)
+            target["waiting"] = rollout_shape(inputs, i, state)
         try:
-            _, tree, host = job.run_state.restore(wanted, step)
+            _, tree, host = job.run_state.restore(target, step)
         except DamagedStep as damage:
-            job.display.note(f"{damage}; trying the one before")
+            job.display.note(f"{damage}; trying the one before it")
             continue
         break
     else:
@@ -130,7 +130,7 @@ def restore(job: Job) -> Progress:
     if host is None:
         metrics = job.folder / "metrics.jsonl"
         if paths.exists(metrics) and paths.size(metrics):
-            job.display.note(f"no checkpoint in {job.folder}: beginning anew, what metrics.jsonl holds is dropped")
+            job.display.note(f"no checkpoint in {job.folder}: starting over; the rows of metrics.jsonl are dropped")
         open_files(job, 0, 0)
         return Progress(beginning(job), None, stage=-1)
     data = host["data"]
@@ -173,8 +173,8 @@ def beginning(job: Job) -> TrainState:
     if job.published is None:
         return job.programs.init(job.key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
-    told = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
-    weights = load(job.published, job.mesh, told)
+    on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
+    weights = load(job.published, job.mesh, on_progress)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
     if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantized(job, weights)
@@ -192,16 +192,16 @@ def quantized(job: Job, weights: PyTree) -> PyTree:
     return {**weights, "layers": layers}
 
 
-def refuse_other_weights(job: Job, found: int) -> None:
+def refuse_other_weights(job: Job, fingerprint: int) -> None:
     """Raises RefusedIdentity where a run that begins anew finds other weights than it began with."""
-    kept = job.folder / PUBLISHED / "weights.json"
-    said = json.dumps({"fingerprint": f"{found:08x}"}).encode() + b"\n"
-    if not paths.exists(kept):
-        paths.write_bytes_atomic(kept, said)
-    elif paths.read_bytes(kept) != said:
+    record = job.folder / PUBLISHED / "weights.json"
+    content = json.dumps({"fingerprint": f"{fingerprint:08x}"}).encode() + b"\n"
+    if not paths.exists(record):
+        paths.write_bytes_atomic(record, content)
+    elif paths.read_bytes(record) != content:
         raise RefusedIdentity(
-            f"the weights in {job.published.path} are not those that {job.folder} began with; put those back, or name "
-            "another folder with --run"
+            f"the weights in {job.published.path} are not those that {job.folder} began with; restore those, or use "
+            "another --run"
         )
 
 
@@ -212,7 +212,7 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
     except ValueError as error:
-        raise ValueError(f"{error}. Put it back as it was, or start a new run in another folder") from error
+        raise ValueError(f"{error}. Restore it, or start a new run in another folder") from error
     job.rollout_rows = rollout_rows
 
 
@@ -274,8 +274,8 @@ def emit(job: Job, step: Step) -> Step:
         raise StopRun(
             f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
             f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}, "
-            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is from before; "
-            "look at the learning rate and at the rewards of these steps in RUN/rollouts"
+            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is older; "
+            "check the learning rate and the rewards of these steps in RUN/rollouts"
         )
     return step
 
@@ -318,7 +318,7 @@ def keep(job: Job, step: Step) -> None:
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
-def summarise(job: Job) -> None:
+def summarize(job: Job) -> None:
     """Writes summary.json, and says how the run went and where everything is."""
     job.memory.sample(now=True)
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))

@@ -27,30 +27,33 @@ def open_reward_model(
     Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
       the file that says which is gone or incomplete.
     """
-    path, kept = config.path, folder / REWARD
+    path, record = config.path, folder / REWARD
     resumed = paths.exists(folder / "manifest.json")
-    if resumed and not paths.exists(kept):
-        raise RefusedIdentity(f"{kept} is gone, which says what reward model the run began with; put it back, or name "
-                              "another folder with --run")  # fmt: skip
-    began = paths.read_object(kept) if resumed else {}
+    if resumed and not paths.exists(record):
+        raise RefusedIdentity(
+            f"{record} is missing; it records which reward model the run began with. Restore it, or use another --run"
+        )
+    began = paths.read_object(record) if resumed else {}
     names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
     if resumed and (missing := [repr(key) for key in (*names, "date") if key not in began]):
-        raise RefusedIdentity(f"{kept} has no {' and no '.join(missing)}, which say what reward model the run began "
-                              "with; put the file back as it was, or name another folder with --run")  # fmt: skip
+        raise RefusedIdentity(
+            f"{record} has no {' and no '.join(missing)}; it records which reward model the run began with. "
+            "Restore it, or use another --run"
+        )
     tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
-    told = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
-    judge = open_judge(config, mesh, cache.program, told, tokenizer)
-    found = {
+    on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
+    judge = open_judge(config, mesh, cache.program, on_progress, tokenizer)
+    content = {
         "fingerprint": f"{int(jax.jit(fingerprint)(judge.params)):08x}",  # of the weights
         "config.json": hashlib.sha256(paths.read_bytes(Path(path) / "config.json")).hexdigest(),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }
-    if resumed and (strange := [name for key, name in names.items() if began[key] != found[key]]):
+    if resumed and (strange := [name for key, name in names.items() if began[key] != content[key]]):
         raise RefusedIdentity(
-            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; put those back, or "
-            "name another folder with --run"
+            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; restore those, or "
+            "use another --run"
         )
     if not resumed:
-        paths.write_bytes_atomic(kept, json.dumps(found).encode() + b"\n")
+        paths.write_bytes_atomic(record, json.dumps(content).encode() + b"\n")
     return judge

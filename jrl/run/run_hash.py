@@ -23,20 +23,20 @@ def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, An
 
     Raises: ValueError where the folder holds no run or no such step; DamagedStep where it is not what was saved.
     """
-    wanted = step if step is not None else newest(folder)
+    chosen = step if step is not None else newest(folder)
     while True:
         try:
-            tree, host = read_step(folder, wanted)
+            tree, host = read_step(folder, chosen)
             break
         except DamagedStep:
             # A run that goes on removes old steps, also under the eyes of a reader.
-            if step is not None or newest(folder) == wanted:
+            if step is not None or newest(folder) == chosen:
                 raise
-            wanted = newest(folder)
+            chosen = newest(folder)
     state = tree.pop("state")
     data = {"host": {name: value for name, value in host.items() if name not in OUTSIDE}, **tree}
-    rows = read_metrics(Path(folder) / "metrics.jsonl", wanted)
-    return fingerprint(wanted, run_sections(state, data, rows))
+    rows = read_metrics(Path(folder) / "metrics.jsonl", chosen)
+    return fingerprint(chosen, run_sections(state, data, rows))
 
 
 def newest(folder: str | Path) -> int:
@@ -61,15 +61,15 @@ def read_step(folder: str | Path, step: int) -> tuple[dict[str, PyTree], dict[st
     """
     root = Path(folder) / "checkpoints"
     if step not in (present := saved_steps(folder)):
-        raise ValueError(f"{folder} holds no save of step {step}; there are {', '.join(map(str, present))}")
-    wanted: dict[str, Any] = {}
+        raise ValueError(f"{folder} has no checkpoint of step {step}; there are {', '.join(map(str, present))}")
+    target: dict[str, Any] = {}
     for name, leaf in verify_step(root, step)["leaves"].items():
         *above, last = name.split("/")
-        place = wanted
+        place = target
         for part in above:
             place = place.setdefault(part, {})
         place[last] = _target(leaf)
-    _, tree, host = restore_step(root, wanted, step)
+    _, tree, host = restore_step(root, target, step)
     return tree, host
 
 

@@ -1,4 +1,4 @@
-"""What there is to choose from: the tables and the parts list, as `jrl list` prints them."""
+"""The tables and the parts list, as `jrl list` prints them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
 from jrl.models.shape import Decoder
 from jrl.resolve import bundled_configs
+from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "algos": ALGOS,
+    "sources": SOURCES,
     "verifiers": VERIFIERS,
     "envs": ENVS,
     "families": FAMILIES,

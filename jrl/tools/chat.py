@@ -15,7 +15,7 @@ import numpy as np
 from jrl import paths
 from jrl.rollout import sampler
 from jrl.rollout.prompts import INTERACTIVE_STREAM, place_prompts
-from jrl.rollout.sampler import Sampler, stop_table_on_device
+from jrl.rollout.sampler import BehaviorPolicy, Sampler, StopRules, stop_table_on_device
 from jrl.run.policy import Trained
 from jrl.run.report.text import printable
 from jrl.tasks.data.prompts import Visit
@@ -90,38 +90,35 @@ def ask(chat: Chat, texts: Sequence[str]) -> list[list[Completion]]:
     while width < max((len(visit.prompt) for visit in visits), default=0):
         width *= 2
     count = BATCH if len(visits) > 1 else 1
-    table = stop_table_on_device(chat.config, tokenizer, mesh)
+    behavior = BehaviorPolicy(policy.model, policy.cfg, chat.trained.params, version=0)
+    stop = StopRules(tokenizer.end_ids, tokenizer.pad_id, stop_table_on_device(chat.config, tokenizer, mesh))
     out: list[list[Completion]] = []
     for start in range(0, len(visits), count):
         batch = visits[start : start + count]
         rollout = sampler.sample(
-            chat.trained.params,
+            behavior,
             place_prompts(batch, count, width, tokenizer.pad_id, mesh),
             jax.random.key(chat.seed),
             stream=INTERACTIVE_STREAM,
-            version=0,
             config=chat.config,
-            model=policy.model,
-            model_cfg=policy.cfg,
             samples=chat.samples,
-            stop_ids=tokenizer.end_ids,
-            pad_id=tokenizer.pad_id,
+            stop=stop,
             mesh=mesh,
-            stop_table=table,
         )
         tokens, actions, finish = jax.device_get((rollout.tokens, rollout.action_mask, rollout.finish))
         pieces = tokenizer.token_bytes()
-        said = [
+        completions = [
             Completion(
-                whole_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))), Finish(int(why)).name.lower()
+                decoded_text(row[mask].tolist(), pieces, tokenizer.leads, Finish(int(why))),
+                Finish(int(why)).name.lower(),
             )
             for row, mask, why in zip(tokens, actions, np.asarray(finish))
         ]
-        out += [said[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
+        out += [completions[i * chat.samples : (i + 1) * chat.samples] for i in range(len(batch))]
     return out
 
 
-def whole_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
+def decoded_text(ids: Sequence[int], pieces: Sequence[bytes], leads: bool, finish: Finish) -> str:
     """Returns the text of a completion; one that was cut at its length limit ends with its last whole character."""
     decoder = Decoder(pieces, leads)
     text = decoder.feed(ids)
@@ -154,9 +151,9 @@ def _prompt(line: str) -> str:
 def write_completions(path: str | Path, prompts: Sequence[str], answers: Sequence[Sequence[Completion]]) -> None:
     """Writes {"prompt","sample","completion","finish"}, a line for each completion."""
     rows = [
-        {"prompt": prompt, "sample": k, "completion": said.text, "finish": said.finish}
+        {"prompt": prompt, "sample": k, "completion": completion.text, "finish": completion.finish}
         for prompt, completions in zip(prompts, answers)
-        for k, said in enumerate(completions)
+        for k, completion in enumerate(completions)
     ]
     paths.write_bytes_atomic(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
@@ -169,9 +166,9 @@ def show(prompt: str, completions: Iterable[Completion], stream: TextIO) -> None
 
 def show_completions(completions: Iterable[Completion], stream: TextIO) -> None:
     """Prints completions, a line each, with nothing in them that a terminal obeys."""
-    for said in completions:
-        tail = "  [cut at the length limit]" if said.finish == "length" else ""
-        print(f"{printable(said.text, SHOWN)}{tail}", file=stream, flush=True)
+    for completion in completions:
+        tail = "  [cut at the length limit]" if completion.finish == "length" else ""
+        print(f"{printable(completion.text, SHOWN)}{tail}", file=stream, flush=True)
 
 
 def converse(chat: Chat, read: Callable[[], str], stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Holds a user's own parts to what jrl expects of its own: what `jrl check my_parts.py` prints."""
+"""Runs our contract tests on a user's parts: what `jrl check my_parts.py` prints."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.algos.conformance import default_config, promises_of
-from jrl.models.conformance import PROMISES as MODEL_PROMISES
+from jrl.algos.conformance import contract_tests_of, default_config
+from jrl.models.conformance import CONTRACT_TESTS as MODEL_TESTS
 from jrl.plugins import Parts, load_parts
 from jrl.rollout.scoring import Scoring
 from jrl.run.report.text import printable_lines
@@ -33,66 +33,66 @@ TEXTS = ("", "12+34=46", "<|user|> <s> </s>", " \t\n", "\u00e9 \u65e5\u672c \U00
 
 
 class Finding(NamedTuple):
-    """One promise of one row."""
+    """The result of one contract test on one row."""
 
     name: str  # of the row
-    promise: str
+    test: str
     problem: str | None  # None: it holds
 
 
 def check_parts(parts: Sequence[str | Path]) -> list[Finding]:
-    """Returns a finding for each promise of each row that the files define. Raises PartError where one is no part."""
+    """Returns a finding for each contract test of each row that the files define. Raises PartError for a bad part."""
     loaded = load_parts(parts)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name in loaded.added["algos"]:
-        found += check_objective(name, loaded.tables["algos"][name])
+        findings += check_objective(name, loaded.tables["algos"][name])
     if loaded.added["verifiers"]:
-        found += check_verifiers(loaded)
+        findings += check_verifiers(loaded)
     for name in loaded.added["envs"]:
-        found += check_environment(name, loaded)
+        findings += check_environment(name, loaded)
     for name in loaded.added["sources"]:
-        found += check_stored_source(name, loaded.tables["sources"][name], _own_examples(loaded))
+        findings += check_stored_source(name, loaded.tables["sources"][name], _part_examples(loaded))
     for name in loaded.added["tokenizers"]:
-        found += check_tokenizer(name, loaded)
+        findings += check_tokenizer(name, loaded)
     for name in loaded.added["models"]:
-        found += check_model(name, loaded.tables["models"][name])
-    return found
+        findings += check_model(name, loaded.tables["models"][name])
+    return findings
 
 
 def check_model(name: str, row: Any) -> Iterator[Finding]:
-    """Yields the promises of jrl.models.conformance, of the default shape with a small vocabulary."""
+    """Yields the contract tests of jrl.models.conformance, on the default shape with a small vocabulary."""
     try:
         cfg = dataclasses.replace(row.config(), vocab_size=24)
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
-    for promise, holds in MODEL_PROMISES.items():
-        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
+    for test, holds in MODEL_TESTS.items():
+        yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(row.model, cfg)))
 
 
 def check_objective(name: str, objective: Any) -> Iterator[Finding]:
-    """Yields the promises of jrl.algos.conformance that a row with its functions makes."""
+    """Yields the contract tests of jrl.algos.conformance that a row with its functions takes."""
     try:
         config = default_config(objective)
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
-    for promise, holds in promises_of(objective).items():
-        yield Finding(name, promise.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
+    for test, holds in contract_tests_of(objective).items():
+        yield Finding(name, test.replace("_", " "), _problem(lambda holds=holds: holds(objective, config)))
 
 
 def check_verifiers(parts: Parts) -> list[Finding]:
     """Returns what the parts' verifiers do in real workers: the same twice, and in time on empty and huge texts."""
     table = parts.tables["verifiers"]
-    configs, found = {}, []
+    configs, findings = {}, []
     for name in parts.added["verifiers"]:
         try:
             configs[name] = row_of(table[name].config())
         except (TypeError, ValueError) as error:
-            found.append(Finding(name, "has defaults to be tried with", str(error)))
+            findings.append(Finding(name, "has defaults", str(error)))
     if not configs:
-        return found
-    examples = [PLAIN, *_own_examples(parts)]
+        return findings
+    examples = [PLAIN, *_part_examples(parts)]
     cases = {
         "empty": [("", example) for example in examples],
         "gold": [(example.answer, example) for example in examples if example.answer is not None],
@@ -104,36 +104,36 @@ def check_verifiers(parts: Parts) -> list[Finding]:
         first = _verdicts(list(configs.values()), parts, asked)
         second = _verdicts(list(configs.values()), parts, asked[::-1])[::-1]
     except (ValueError, RuntimeError) as error:
-        return [*found, *(Finding(name, "loads in a worker, without JAX", str(error)) for name in names)]
+        return [*findings, *(Finding(name, "loads in a worker, without JAX", str(error)) for name in names)]
     for row, name in enumerate(names):
-        found.append(Finding(name, "loads in a worker, without JAX", None))
+        findings.append(Finding(name, "loads in a worker, without JAX", None))
         start = 0
         for case, group in cases.items():
-            said = [verdicts[row] for verdicts in first[start : start + len(group)]]
+            answers = [verdicts[row] for verdicts in first[start : start + len(group)]]
             # An empty or a huge text may raise: the row is masked. A gold answer must be judged.
             fine = (Status.VERIFIER_ERROR,) if case != "gold" else ()
-            bad = next((v for v in said if not v.status.scorable and v.status not in fine), None)
+            bad = next((v for v in answers if not v.status.scorable and v.status not in fine), None)
             problem = None if bad is None else f"{bad.status.name}: {bad.detail}"
-            promise = {
-                "empty": "ends on an empty text",
+            tests = {
+                "empty": "returns on an empty text",
                 "gold": "judges a gold answer",
-                "huge": "ends on huge texts in time",
+                "huge": "returns on huge texts in time",
             }
-            found.append(Finding(name, promise[case], problem))
+            findings.append(Finding(name, tests[case], problem))
             start += len(group)
         changed = next((i for i, (a, b) in enumerate(zip(first, second)) if _differ(a[row], b[row])), None)
         problem = None if changed is None else f"{asked[changed][0][:40]!r} got two verdicts"
-        found.append(Finding(name, "says the same of the same text", problem))
-    return found
+        findings.append(Finding(name, "gives the same verdict for the same text", problem))
+    return findings
 
 
 def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
-    """Yields the promises of jrl.tasks.envs.contract, one finding for each that is broken."""
+    """Yields the contract tests of jrl.tasks.envs.contract, one finding for each that fails."""
     row = parts.tables["envs"][name]
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
     problems: list[str] = []
     problem = _problem(lambda: problems.extend(check_source(lambda: row.open(config), 20, _marker(parts))))
@@ -142,7 +142,7 @@ def check_environment(name: str, parts: Parts) -> Iterator[Finding]:
 
 
 def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -> Iterator[Finding]:
-    """Yields the promises of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
+    """Yields the contract tests of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
 
     Args:
       examples: of the parts' own environments; plain ones with an answer and a rejected one are tried too.
@@ -150,7 +150,7 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
-        yield Finding(name, "has defaults to be tried with", str(error))
+        yield Finding(name, "has defaults", str(error))
         return
     plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5"}) for text in TEXTS]
     visits = [Visit(example, (0, i), (1, 2)) for i, example in enumerate([*plain, PLAIN, *examples])]
@@ -164,8 +164,8 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
         _hold(bool((rows.unit == np.arange(count) // row.unit_size).all()), "units are not numbered in order")
         inside = np.arange(width) < rows.length[:, None]
         _hold(bool((rows.action_mask <= inside).all()), "a token beyond a row's length is learned")
-        _hold(bool(rows.action_mask.any(axis=1).all()), "a row has nothing to be learned")
-        _hold(all(map(np.array_equal, rows, again)), "the same visits give other rows")
+        _hold(bool(rows.action_mask.any(axis=1).all()), "a row has no token to learn")
+        _hold(all(map(np.array_equal, rows, again)), "the same visits give different rows")
 
     yield Finding(name, "gives rows that fit, or says why not", _problem(fits))
 
@@ -176,7 +176,7 @@ def _hold(condition: bool, message: str) -> None:
 
 
 def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
-    """Yields the promises of jrl.tasks.tokenizers.contract."""
+    """Yields the contract tests of jrl.tasks.tokenizers.contract."""
     row = parts.tables["tokenizers"][name]
     try:
         tokenizer = row.build(row.config(), TEXTS)
@@ -189,9 +189,9 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
         return
     controls = {tokenizer.pad_id, tokenizer.bos_id, *tokenizer.end_ids, *tokenizer.role_ids.values()}
     lost = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text)) != text]
-    yield Finding(name, "texts come back exactly", f"{lost[0]!r} does not" if lost else None)
+    yield Finding(name, "texts round-trip exactly", f"{lost[0]!r} does not" if lost else None)
     forged = [text for text in TEXTS if controls & set(tokenizer.encode(text))]
-    yield Finding(name, "no text makes a control id", f"{forged[0]!r} does" if forged else None)
+    yield Finding(name, "no text encodes to a control id", f"{forged[0]!r} does" if forged else None)
     with tempfile.TemporaryDirectory() as folder:
 
         def saved() -> None:
@@ -203,17 +203,17 @@ def check_tokenizer(name: str, parts: Parts) -> Iterator[Finding]:
         yield Finding(name, "is the same when saved and loaded", _problem(saved))
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(findings: Sequence[Finding]) -> str:
     """Returns the findings as text, and a last line that counts them."""
-    if not found:
+    if not findings:
         return "the parts define no row to check"
-    width = max(len(row.name) for row in found)
+    width = max(len(row.name) for row in findings)
     lines = []
-    for row in found:
-        lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.promise}")
+    for row in findings:
+        lines.append(f"{'FAIL' if row.problem else 'ok  '}  {row.name:<{width}}  {row.test}")
         lines += [f"{'':{width + 8}}{line}" for line in (row.problem or "").splitlines()[:6]]
-    broken = sum(row.problem is not None for row in found)
-    return printable_lines("\n".join(lines)) + f"\n{len(found) - broken} checks passed, {broken} failed"
+    broken = sum(row.problem is not None for row in findings)
+    return printable_lines("\n".join(lines)) + f"\n{len(findings) - broken} checks passed, {broken} failed"
 
 
 def _problem(run: Callable[[], Any]) -> str | None:
@@ -231,7 +231,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _own_examples(parts: Parts) -> list[Example]:
+def _part_examples(parts: Parts) -> list[Example]:
     """Examples of the parts' environments that open with their defaults: their verifiers may need their `info`."""
     examples: list[Example] = []
     for name in parts.added["envs"]:

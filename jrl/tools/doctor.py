@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jrl import __version__, paths
+from jrl.experiment import stage_names
 from jrl.resolve import load_config
 from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
 from jrl.run.identity import free_places, identify
 from jrl.run.policy import is_published
+from jrl.run.precompile import stage_at
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tasks.envs.mixture import open_source
@@ -27,7 +29,7 @@ from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Exact
-from jrl.tools.inspect_model import recognised
+from jrl.tools.inspect_model import recognized
 
 # Module, the extra that brings it (None: jrl itself needs it), what it is for.
 OPTIONAL = (
@@ -59,7 +61,7 @@ def examine(run: Path | None) -> list[Line]:
         raise ValueError(f"{run} is neither a run (it has no manifest.json) nor a published model (no config.json)")
     here = [*installation(), disk(run or Path(".")), verifiers()]
     if published:
-        return [*here, *(Line(*finding) for finding in recognised(run))]
+        return [*here, *(Line(*finding) for finding in recognized(run))]
     return [*here, *(run_lines(run) if run is not None else ())]
 
 
@@ -115,6 +117,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     else:
         who = f"process {holder['pid']} on {holder['host']}, since {holder['started']}" if holder else "another process"
         yield Line(True, f"{who} is training in this folder")
+    yield from stages(folder)
     yield from saves(folder)
     yield metrics(folder)
     yield identity(folder)
@@ -124,6 +127,23 @@ def run_lines(folder: Path) -> Iterator[Line]:
         yield Line(True, f"finished: {summary['steps']} steps in {summary['seconds']['total']:.0f} s")
     else:
         yield Line(True, "not finished; `jrl train` with the same configuration and --run continues it")
+
+
+def stages(folder: Path) -> Iterator[Line]:
+    """Yields the stages of a run and the roles that they train, where there are several."""
+    try:
+        config, _ = load_config(str(folder / "config.gin"))
+    except Exception:
+        return  # `identity` reports it
+    names = stage_names(config.stages)
+    if len(names) > 1:
+        cells = [f"{name} ({stage.steps} steps)" for name, stage in zip(names, config.stages)]
+        saved = list_steps(folder / "checkpoints")
+        newest = f"; the newest checkpoint is of {names[max(stage_at(config, saved[-1]), 0)]}" if saved else ""
+        yield Line(True, f"stages: {', '.join(cells)}{newest}")
+    roles = list(dict.fromkeys(["policy", *(stage.trains for stage in config.stages)]))
+    if len(roles) > 1:
+        yield Line(True, f"trained roles: {', '.join(roles)}")
 
 
 def saves(folder: Path) -> Iterator[Line]:
@@ -178,8 +198,8 @@ def conversations(folder: Path) -> Iterator[Line]:
     except ValueError:
         return  # a tokenizer of the run's own parts; `identity` has opened it
     if isinstance(tokenizer, PublishedTokenizer) and tokenizer.chat is not None:
-        said = rewrites(tokenizer)
-        yield Line(True, said or "the chat template leaves earlier turns unchanged when one is added")
+        rewritten = rewrites(tokenizer)
+        yield Line(True, rewritten or "the chat template leaves earlier turns unchanged when one is added")
 
 
 def _joined(lines: list[Any]) -> str:

@@ -29,26 +29,26 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
     visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
     scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
     try:
-        found = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
+        result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
     finally:
         scorer.close()
-    return {"step": trained.step, **found}
+    return {"step": trained.step, **result}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """Returns the report as text: a line for each number, in percent with its 95 % interval."""
-    lines = [("", "mean", "95 % interval", "prompts"), _line(f"avg@{found['samples']}", found)]
+    lines = [("", "mean", "95 % interval", "prompts"), _line(f"avg@{result['samples']}", result)]
     for name, key in (("pass", "pass_at_k"), ("majority", "majority_at_k")):
-        lines += [_line(f"{name}@{k}", value) for k, value in found.get(key, {}).items()]
-    lines += [_line(task, value) for task, value in found.get("tasks", {}).items()]
+        lines += [_line(f"{name}@{k}", value) for k, value in result.get(key, {}).items()]
+    lines += [_line(task, value) for task, value in result.get("tasks", {}).items()]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     rows = [
         f"{line[0]:<{widths[0]}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:]))
         for line in lines
     ]
-    tail = f"{100 * found['parsed']:.1f} % of the answers could be read; {found['unscorable']} could not be judged"
+    tail = f"{100 * result['parsed']:.1f} % of the answers could be read; {result['unscorable']} could not be judged"
     return "\n".join(
-        [f"step {found['step']}, {found['n']} held-out prompts, {found['samples']} samples each", *rows, tail]
+        [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, tail]
     )
 
 

@@ -56,7 +56,7 @@ def export_policy(
       dtype: of the tensors, "float32" or "bfloat16".
       max_shard: of one file of tensors, such as "5GB" or "500MB".
       stage, role: as `open_trained` takes them.
-      announce: told (bytes read, bytes there are) while a published folder is read.
+      announce: called with (bytes read, bytes in all) while a published folder is read.
 
     Raises: ValueError for a source, a step, a size or a decoder that cannot be exported.
     """
@@ -65,7 +65,7 @@ def export_policy(
     note_other_models(trained, source)
     model = trained.policy.config.model
     if not isinstance(trained.policy.cfg, Decoder):
-        raise ValueError(f"{type(model).__name__} is a custom model, and has no published form to be written in")
+        raise ValueError(f"{type(model).__name__} is a custom model, and has no published format")
     family = decoder_of(model)[0] if isinstance(model, Published) else None
     tokenizer, companions = trained.policy.tokenizer, {}
     if isinstance(tokenizer, PublishedTokenizer):
@@ -105,7 +105,7 @@ def note_other_models(trained: Trained, source: str | Path) -> None:
     config, tables = trained.policy.config, trained.policy.parts.tables
     for stage in config.stages:
         for head in row_of(tables, "algos", stage.objective).needs(stage.objective).heads:
-            _log.warning("the %s head of %s is no part of the policy: it stays in %s", head, stage.trains, source)
+            _log.warning("the %s head of %s is not part of the policy: it stays in %s", head, stage.trains, source)
 
 
 def merged(trained: Trained, dtype: str) -> PyTree:
@@ -144,9 +144,9 @@ def export_adapter(
             "Leave --adapter-only out"
         )
     if any(name in EXPERTS for name in trained.params.adapters):
-        raise ValueError(f"{source} has adapters to experts, whose form differs among versions of PEFT. Leave "
+        raise ValueError(f"{source} has adapters to experts, whose format differs between versions of PEFT. Leave "
                          "--adapter-only out")  # fmt: skip
-    found = plans(decoder_of(policy.config.model)[0], policy.cfg)
+    tensor_plans = plans(decoder_of(policy.config.model)[0], policy.cfg)
     params = trained.params
     if policy.config.adapter.kind == "lora":  # of whose matrices the shapes are wanted, and no bytes
         params = params._replace(base=abstract(decoder.spec(policy.cfg)))
@@ -154,13 +154,13 @@ def export_adapter(
         full = functools.partial(dequantize_params, names=axes(policy.model.spec(policy.cfg)), dtype="float32")
         with jax.set_mesh(policy.mesh):
             params = params._replace(base=jax.jit(full)(params.base))
-    modules = dict(modules_of(params, policy.config.adapter, found))
+    modules = dict(modules_of(params, policy.config.adapter, tensor_plans))
     files = peft.write(
         to,
         modules,
         base=began["path"],
         rslora=policy.config.adapter.scaling == "alpha/sqrt(rank)",
-        transposed=any(transposed(found[f"{name}.weight"].slots[0].place) for name in modules),
+        transposed=any(transposed(tensor_plans[f"{name}.weight"].slots[0].place) for name in modules),
         dtype=dtype,
     )
     return trained.step, files
@@ -170,17 +170,17 @@ def ids_of(tokenizer: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ids that begin, end and pad a text: as a published config.json says, else as the tokenizer does."""
     ends, start = list(tokenizer.end_ids), list(tokenizer.start_ids)
     known = not isinstance(tokenizer, NoTokenizer)
-    found = {
+    from_tokenizer = {
         "bos_token_id": start[0] if start else None,
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": tokenizer.pad_id if known else None,
     }
-    return {name: config[name] if config.get(name) is not None else value for name, value in found.items()}
+    return {name: config[name] if config.get(name) is not None else value for name, value in from_tokenizer.items()}
 
 
 def size_of(text: str) -> int:
     """Returns bytes of "5GB", "500MB", "20KB" or "1000"."""
-    found = re.fullmatch(r"\s*(\d+)\s*(KB|MB|GB|B)?\s*", text, re.IGNORECASE)
-    if found is None or int(found[1]) < 1:
+    match = re.fullmatch(r"\s*(\d+)\s*(KB|MB|GB|B)?\s*", text, re.IGNORECASE)
+    if match is None or int(match[1]) < 1:
         raise ValueError(f"--max-shard-size is {text!r}; give a size such as 5GB or 500MB")
-    return int(found[1]) * SIZES[(found[2] or "B").upper()]
+    return int(match[1]) * SIZES[(match[2] or "B").upper()]

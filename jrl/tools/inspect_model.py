@@ -1,4 +1,4 @@
-"""What of a published folder is recognised and what is not, a finding each: for `jrl doctor DIR`. Changes nothing."""
+"""What of a published folder is recognized and what is not, a finding each: for `jrl doctor DIR`. Changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def recognised(folder: Path) -> Iterator[Finding]:
+def recognized(folder: Path) -> Iterator[Finding]:
     """Yields what was found of configuration, tensors, tokenizer, template, end tokens and sampling."""
     try:
         config = read_config(folder)
@@ -54,7 +54,7 @@ def recognised(folder: Path) -> Iterator[Finding]:
     yield Finding(True, f"config.json: {len(keys.read)} keys read ({_some(keys.read)})")
     yield Finding(True, f"config.json: {len(keys.ignored)} keys that change nothing here ({_some(keys.ignored)})")
     if keys.unknown:
-        yield Finding(False, f"config.json: {len(keys.unknown)} keys that are not known ({_some(keys.unknown)})")
+        yield Finding(False, f"config.json: {len(keys.unknown)} unknown keys ({_some(keys.unknown)})")
     try:
         labels = labels_of(config, str(folder / "config.json"))
         if labels is None:
@@ -81,26 +81,26 @@ def shape(cfg: Decoder) -> str:
     heads = f"{cfg.heads} heads of {cfg.head_dim} over {cfg.kv_heads} of keys and values"
     tied = "tied to the head" if cfg.tied else "apart from the head"
     beside = "" if cfg.experts is None or cfg.experts.shared_expert is None else " beside an MLP"
-    own = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token{beside}, "
-    return f"{cfg.layers} layers of width {cfg.width}, {heads}, {own}{cfg.vocab_size} rows of the embedding, {tied}"
+    routed = "" if cfg.experts is None else f"{cfg.experts.per_token} of {cfg.experts.count} experts a token{beside}, "
+    return f"{cfg.layers} layers of width {cfg.width}, {heads}, {routed}{cfg.vocab_size} rows of the embedding, {tied}"
 
 
 def tensors(folder: Path, family: Family, cfg: Decoder, spec: PyTree | None) -> Iterator[Finding]:
     """Yields whether every tensor is accounted for. Reads headers only, and a head that should be tied."""
     try:
-        with open_tensors(folder) as found:
-            family = as_stored(family, found)
-            names = account(family, cfg, found, spec)
-            kinds = collections.Counter(found.dtypes[name] for name in names.values())
-            extra = sorted(found.shapes.keys() - set(names.values()))
+        with open_tensors(folder) as stored:
+            family = as_stored(family, stored)
+            names = account(family, cfg, stored, spec)
+            kinds = collections.Counter(stored.dtypes[name] for name in names.values())
+            extra = sorted(stored.shapes.keys() - set(names.values()))
     except (ValueError, ImportError) as error:
         yield Finding(False, str(error))
         return
     size = sum(int(np.prod(plan.shape, dtype=np.int64)) for plan in plans(family, cfg, spec).values())
-    said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    yield Finding(True, f"{len(names)} tensors hold {size:,} parameters ({said}), all accounted for")
+    dtypes = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    yield Finding(True, f"{len(names)} tensors hold {size:,} parameters ({dtypes}), all accounted for")
     if extra:
-        yield Finding(True, f"{len(extra)} tensors hold nothing learned, or a copy ({_some(extra)})")
+        yield Finding(True, f"{len(extra)} tensors are buffers or copies ({_some(extra)})")
 
 
 def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
@@ -108,8 +108,8 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
     try:
         if not there and paths.exists(folder / OWN_TOKENIZER):
-            own = load_tokenizer(folder / OWN_TOKENIZER)
-            yield Finding(True, f"{OWN_TOKENIZER}/ holds a tokenizer in jrl's form: it fills {own.filled} ids of "
+            bundled = load_tokenizer(folder / OWN_TOKENIZER)
+            yield Finding(True, f"{OWN_TOKENIZER}/ holds a tokenizer in jrl's form: it fills {bundled.filled} ids of "
                                 f"{cfg.vocab_size}; other tools read token ids only")  # fmt: skip
             return
         if not there:
@@ -129,7 +129,7 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
     yield Finding(True, f"an answer ends with {spelled(opened.end_ids)}; a text starts with {spelled(opened.start_ids)}"
                         f"; padding is {spelled([opened.pad_id])}")  # fmt: skip
     if opened.chat is None:
-        yield Finding(True, "no chat template: a prompt is asked as a plain text")
+        yield Finding(True, "no chat template: a prompt is sent as plain text")
     else:
         yield Finding(True, rewrites(opened) or "the chat template keeps earlier turns as they are when one is added")
 
@@ -137,15 +137,15 @@ def tokenizer(folder: Path, cfg: Decoder) -> Iterator[Finding]:
 def sampling(folder: Path) -> Iterator[Finding]:
     """Yields how generation_config.json would have answers drawn."""
     try:
-        told, left = generation_defaults(folder), unsupported_generation_options(folder)
+        defaults, left = generation_defaults(folder), unsupported_generation_options(folder)
     except ValueError as error:
         yield Finding(False, str(error))
         return
-    drawn = ", ".join(binding.removeprefix("Sampler.").replace("=", " = ") for binding in told)
-    yield Finding(True, f"jrl sample draws with {drawn}, as {GENERATION} tells" if told
+    drawn = ", ".join(binding.removeprefix("Sampler.").replace("=", " = ") for binding in defaults)
+    yield Finding(True, f"jrl sample draws with {drawn}, as {GENERATION} tells" if defaults
                   else f"{GENERATION} tells nothing of sampling: jrl sample draws at temperature 1")  # fmt: skip
     if left:
-        yield Finding(True, f"{GENERATION} also tells {', '.join(left)}, which this version does not have")
+        yield Finding(True, f"{GENERATION} also sets {', '.join(left)}, which this version does not support")
 
 
 def others(folder: Path) -> Iterator[Finding]:

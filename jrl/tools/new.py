@@ -99,7 +99,7 @@ def template(name: str, folder: str | None = None) -> dict[str, str]:
 def create(folder: Path) -> list[str]:
     """Writes the template into a new folder, called as its last part. Returns three commands to try.
 
-    Raises: ValueError for a name that is no plain word, or a folder that exists.
+    Raises: ValueError for a name that is not a plain word, or a folder that exists.
     """
     name = folder.name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):

@@ -64,7 +64,7 @@ def judge_file(
     _, cfg, labels, _ = classifier_of(published)
     there = any(paths.exists(folder / name) for name in VOCABULARIES)
     tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
-    sequences = read_rows(rows, tokenizer, cfg.vocab_size, whole=True)
+    sequences = read_rows(rows, tokenizer, cfg.vocab_size, templated=True)
     longest = max(map(len, sequences), default=1)
     # No wider than the table of positions: the padding beyond it would have none.
     width = max(longest, min(_width(longest), cfg.learned_positions or MOST_TOKENS))
@@ -73,10 +73,10 @@ def judge_file(
     jax.set_mesh(mesh)
     jax.config.update("jax_default_matmul_precision", "highest")
     opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
-    found = judge(opened, sequences)
+    rewards = judge(opened, sequences)
     lines = [
         json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
-        for tokens, values in zip(sequences, found)
+        for tokens, values in zip(sequences, rewards)
     ]
     paths.write_bytes_atomic(out, "".join(f"{line}\n" for line in lines).encode())
     return len(lines)
@@ -195,17 +195,17 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
     return by_row(tokens), by_row(mask), plan, place(np.float32(1))
 
 
-def read_rows(path: str | Path, tokenizer: Any, vocab_size: int, *, whole: bool = False) -> list[list[int]]:
+def read_rows(path: str | Path, tokenizer: Any, vocab_size: int, *, templated: bool = False) -> list[list[int]]:
     """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
     {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end, or,
-    with `whole`, as the chat template writes all of it.
+    with `templated`, as the chat template writes all of it.
 
     Raises: ValueError naming file and line.
     """
-    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, whole)]
+    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, templated)]
 
 
-def _rows(path: str | Path, tokenizer: Any, vocab_size: int, whole: bool) -> Iterator[list[int]]:
+def _rows(path: str | Path, tokenizer: Any, vocab_size: int, templated: bool) -> Iterator[list[int]]:
     try:
         lines = paths.read_bytes(path).split(b"\n")
     except OSError as error:
@@ -227,7 +227,7 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int, whole: bool) -> Ite
                 )
             ids = [*tokenizer.start_ids, *tokenizer.encode(row["text"])]
         elif "messages" in row:
-            ids = _conversation(row["messages"], tokenizer, place, whole)
+            ids = _conversation(row["messages"], tokenizer, place, templated)
         else:
             ids = row["tokens"]
             if not isinstance(ids, list) or not ids:
@@ -243,17 +243,17 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int, whole: bool) -> Ite
         yield ids
 
 
-def _conversation(rows: Any, tokenizer: Any, place: str, whole: bool) -> list[int]:
+def _conversation(rows: Any, tokenizer: Any, place: str, templated: bool) -> list[int]:
     try:
         messages = [Message(**row) for row in rows]
         if any(type(text) is not str for message in messages for text in (message.role, message.content)):
-            raise TypeError("role and content are texts")
+            raise TypeError("role and content must be text")
     except TypeError as error:
         raise ValueError(f'{place}: messages are a list of {{"role": ..., "content": ...}} ({error})') from error
     if len(messages) < 2 or messages[-1].role != "assistant":
-        raise ValueError(f"{place}: messages end with what the assistant says, after at least one other")
+        raise ValueError(f"{place}: messages must end with one of the assistant, after at least one other")
     try:
-        if whole:
+        if templated:
             return tokenizer.encode_conversation(messages, add_generation_prompt=False)
         prompt = tokenizer.encode_prompt(messages[:-1])
     except ValueError as error:

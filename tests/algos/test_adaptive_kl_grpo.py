@@ -55,8 +55,8 @@ def test_advantages_are_those_of_grpo_and_the_state_begins_at_its_coefficient():
     groups, config = sample_groups(), AdaptiveKLGRPO(kl=0.25)
     state = OBJECTIVE.init_state(config)
     assert float(state["kl"]) == 0.25
-    found, after, _ = OBJECTIVE.advantages(config, groups, groups.reward, state)
-    np.testing.assert_array_equal(found, ALGOS["GRPO"].advantages(GRPO(), groups, groups.reward, ())[0])
+    actual, after, _ = OBJECTIVE.advantages(config, groups, groups.reward, state)
+    np.testing.assert_array_equal(actual, ALGOS["GRPO"].advantages(GRPO(), groups, groups.reward, ())[0])
     assert after is state
 
 

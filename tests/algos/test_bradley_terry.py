@@ -34,8 +34,8 @@ def pairs(score, label=None, mask=None, unit=None):
         (BradleyTerry(), 0.474077),
         # less a margin of 1: -log sigmoid(-0.5) = log(1 + exp(0.5)) = log(2.648721) = 0.974077
         (BradleyTerry(margin=1.0), 0.974077),
-        # and 0.01 * (1 + 0.5)^2 = 0.0225 for scores that are not centred: 0.474077 + 0.0225 = 0.496577
-        (BradleyTerry(centre=0.01), 0.496577),
+        # and 0.01 * (1 + 0.5)^2 = 0.0225 for scores that are not centered: 0.474077 + 0.0225 = 0.496577
+        (BradleyTerry(center=0.01), 0.496577),
     ],
 )
 def test_the_loss_of_a_pair_by_hand(config, expected):
@@ -63,17 +63,17 @@ def test_it_is_the_cross_entropy_of_choosing_the_preferred_one():
 
 
 def test_scores_are_pulled_apart_by_the_odds_of_being_wrong():
-    # d/dr_w = -sigmoid(-0.5) = -0.377541, d/dr_l the opposite; each with 2 * 0.01 * 1.5 = 0.03 more where centred
+    # d/dr_w = -sigmoid(-0.5) = -0.377541, d/dr_l the opposite; each with 2 * 0.01 * 1.5 = 0.03 more where centered
     total = lambda score, config: OBJECTIVE.sequence_loss(config, pairs([0, 0]).replace(score=score), ())[0].sum()
     gradient = jax.jit(jax.grad(total))
     np.testing.assert_allclose(gradient(jnp.array([1.0, 0.5]), BradleyTerry()), [-0.377541, 0.377541], atol=1e-6)
-    centred = gradient(jnp.array([1.0, 0.5]), BradleyTerry(centre=0.01))
-    np.testing.assert_allclose(centred, [-0.347541, 0.407541], atol=1e-6)
+    centered = gradient(jnp.array([1.0, 0.5]), BradleyTerry(center=0.01))
+    np.testing.assert_allclose(centered, [-0.347541, 0.407541], atol=1e-6)
 
 
 def test_the_gradient_is_that_of_small_differences():
     with jax.enable_x64(True):
-        config = BradleyTerry(margin=0.3, centre=0.02)
+        config = BradleyTerry(margin=0.3, center=0.02)
         total = lambda score: OBJECTIVE.sequence_loss(config, pairs([0] * 4).replace(score=score), ())[0].sum()
         score, step = jnp.array([0.7, -0.4, -1.2, 0.9], jnp.float64), 1e-6
         shifts = jnp.eye(4, dtype=jnp.float64) * step
@@ -112,7 +112,7 @@ def test_the_step_is_a_mean_over_pairs():
     [
         (BradleyTerry(margin=-0.1), r"BradleyTerry\.margin = -0\.1"),
         (BradleyTerry(margin=float("nan")), r"BradleyTerry\.margin = nan"),
-        (BradleyTerry(centre=0.0), r"BradleyTerry\.centre = 0\.0 must be above 0, or None"),
+        (BradleyTerry(center=0.0), r"BradleyTerry\.center = 0\.0 must be above 0, or None"),
     ],
 )
 def test_illegal_combinations_are_refused(config, message):

@@ -1,4 +1,4 @@
-"""The promises can be broken: an objective with the fault that one of them is about does not pass it."""
+"""The contract tests can fail: an objective with the fault that one of them is about does not pass it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.bradley_terry import BradleyTerry
-from jrl.algos.conformance import PROMISES, default_config, promises_of
+from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
 from jrl.algos.contract import Needs
 from jrl.algos.grpo import GRPO
 from jrl.types import traced
@@ -184,30 +184,30 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("promise, objective, config", FAULTS)
-def test_a_fault_breaks_its_promise(promise, objective, config):
+@pytest.mark.parametrize("contract_test, objective, config", FAULTS)
+def test_a_fault_fails_its_contract_test(contract_test, objective, config):
     with pytest.raises(AssertionError):
-        PROMISES[promise](objective, objective.config() if config is None else config)
+        CONTRACT_TESTS[contract_test](objective, objective.config() if config is None else config)
 
 
-def test_every_promise_is_broken_by_a_fault():
-    assert {promise for promise, *_ in FAULTS} == set(PROMISES)
+def test_every_contract_test_is_failed_by_a_fault():
+    assert {name for name, *_ in FAULTS} == set(CONTRACT_TESTS)
 
 
-def test_a_row_makes_the_promises_of_its_functions():
+def test_a_row_makes_the_contract_tests_of_its_functions():
     of_every_row = {
         "its_functions_go_together",
         "jit_changes_nothing",
         "another_float_compiles_nothing",
         "the_state_keeps_its_form",
     }
-    of_tokens = {name for name in PROMISES if "token" in name and "verdict" not in name and "sampled" not in name}
-    of_sequences = {name for name in PROMISES if "sequence" in name}
-    assert set(promises_of(ALONE)) == of_every_row | of_tokens
-    assert set(promises_of(PAIRS)) == of_every_row | of_sequences | {"a_tie_has_one_loss"}
-    assert set(promises_of(PAIRS._replace(unit_size=1))) == of_every_row | of_sequences
-    assert set(promises_of(ROW)) == set(PROMISES) - of_sequences - {"a_tie_has_one_loss"}
-    assert set(promises_of(ROW._replace(sequence_loss=PAIRS.sequence_loss, unit_size=2))) == set(PROMISES)
+    of_tokens = {name for name in CONTRACT_TESTS if "token" in name and "verdict" not in name and "sampled" not in name}
+    of_sequences = {name for name in CONTRACT_TESTS if "sequence" in name}
+    assert set(contract_tests_of(ALONE)) == of_every_row | of_tokens
+    assert set(contract_tests_of(PAIRS)) == of_every_row | of_sequences | {"a_tie_has_one_loss"}
+    assert set(contract_tests_of(PAIRS._replace(unit_size=1))) == of_every_row | of_sequences
+    assert set(contract_tests_of(ROW)) == set(CONTRACT_TESTS) - of_sequences - {"a_tie_has_one_loss"}
+    assert set(contract_tests_of(ROW._replace(sequence_loss=PAIRS.sequence_loss, unit_size=2))) == set(CONTRACT_TESTS)
 
 
 def test_a_config_without_defaults_is_named():

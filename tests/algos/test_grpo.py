@@ -178,7 +178,7 @@ def test_a_reference_is_needed_only_for_a_kl():
         (GRPO(clip_low=-0.1), r"GRPO\.clip_low = -0\.1"),
         (GRPO(clip_high=-0.1), r"GRPO\.clip_high = -0\.1"),
         (GRPO(clip_high=0.3, dual_clip=1.3), r"dual_clip = 1\.3 must exceed 1 \+ clip_high"),
-        (GRPO(kl=0.1, kl_estimator="k1"), "regularises nothing"),
+        (GRPO(kl=0.1, kl_estimator="k1"), "regularizes nothing"),
         (GRPO(kl=0.1, kl_estimator="k4"), r"'k4' must be 'k2', 'k3'"),
         (GRPO(kl=0.0), r"GRPO\.kl = 0\.0 must be above 0, or None"),
     ],

@@ -24,8 +24,8 @@ def test_a_line_has_median_rate_share_and_ratio():
 
 
 def test_a_system_that_did_other_work_has_no_ratio():
-    told = {**ROW["systems"]["tunix"], "agrees": False}
-    _, tunix, _ = table.learning_lines("update", {**ROW, "systems": {**ROW["systems"], "tunix": told}}).splitlines()
+    row = {**ROW["systems"]["tunix"], "agrees": False}
+    _, tunix, _ = table.learning_lines("update", {**ROW, "systems": {**ROW["systems"], "tunix": row}}).splitlines()
     assert tunix.split() == ["update", "tunix", "4.000", "1024", "12%", "other", "3.00", "1", "(0)"]
 
 
@@ -41,8 +41,8 @@ def test_systems_agree_to_a_thousandth_of_each_figure():
     assert table.agrees(jrl, {**jrl, "gradient_norm": 2.0019})
     assert not table.agrees(jrl, {**jrl, "gradient_norm": 2.0021})
     assert not table.agrees(jrl, {**jrl, "loss": 0.2})
-    said = table.equal_work({"jrl": jrl, "tunix": {**jrl, "logprobs": -3004.0}})
-    assert said.splitlines()[2].endswith("differs: its rows do not count")
+    table_text = table.equal_work({"jrl": jrl, "tunix": {**jrl, "logprobs": -3004.0}})
+    assert table_text.splitlines()[2].endswith("differs: its rows do not count")
 
 
 def test_an_environment_is_used_as_long_as_its_versions_are_those_asked_for(tmp_path):

@@ -42,26 +42,26 @@ def tmp(tmp_path_factory):
 
 def matrices(family, cfg):
     """Returns published name -> (shape, whether it is [in, out]) of every matrix that may have an adapter."""
-    found = plans(family, cfg)
-    return {name: (plan.shape, transposed(plan.slots[0].place)) for name, plan in found.items()
+    tensor_plans = plans(family, cfg)
+    return {name: (plan.shape, transposed(plan.slots[0].place)) for name, plan in tensor_plans.items()
             if plan.slots[0].path[-1] in ADAPTABLE}  # fmt: skip
 
 
 def write(folder, family, cfg, dora=False, **config):
     """Writes an adapter of rank 3 to every matrix; returns published name -> (A, B, m)."""
-    rng, said, tensors = np.random.default_rng(0), {}, {}
+    rng, written, tensors = np.random.default_rng(0), {}, {}
     for name, (shape, flipped) in matrices(family, cfg).items():
         out, into = shape[::-1] if flipped else shape
         a, b = (rng.normal(size=size).astype(np.float32) for size in ((3, into), (out, 3)))
         m = rng.uniform(1, 2, out).astype(np.float32)
-        said[name] = a, b, m
+        written[name] = a, b, m
         module = f"base_model.model.{name.removesuffix('.weight')}."
         tensors |= {f"{module}lora_A.weight": a, f"{module}lora_B.weight": b}
         tensors |= {f"{module}lora_magnitude_vector": m} if dora else {}
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"use_dora": dora} | config))
-    return said
+    return written
 
 
 def somehow(spec):
@@ -78,20 +78,20 @@ def published(params, cfg, family):
 @pytest.mark.parametrize("name", golden.NAMES)
 def test_an_adapter_is_merged_as_it_says_of_published_matrices(name, dora, tmp, tmp_path):
     folder, family, cfg = base(name, tmp)
-    said = write(tmp_path / "adapter", family, cfg, dora)
+    written = write(tmp_path / "adapter", family, cfg, dora)
     params = load(Published(path=str(folder), adapter=str(tmp_path / "adapter")), one_device())
-    found = published(params, cfg, family)
+    actual = published(params, cfg, family)
     for label, weight in golden.tensors(name).items():
-        if label in said:
-            a, b, m = said[label]
+        if label in written:
+            a, b, m = written[label]
             flipped = transposed(plans(family, cfg)[label].slots[0].place)
             weight = (weight.T if flipped else weight) + 6 / 3 * b @ a
             weight = weight * (m / np.linalg.norm(weight, axis=1))[:, None] if dora else weight
             weight = weight.T if flipped else weight
-            np.testing.assert_allclose(found[label], weight, rtol=1e-5, atol=1e-6)
-        elif label in found:
-            np.testing.assert_array_equal(found[label], weight)
-    assert len(said) >= 2 * cfg.layers
+            np.testing.assert_allclose(actual[label], weight, rtol=1e-5, atol=1e-6)
+        elif label in actual:
+            np.testing.assert_array_equal(actual[label], weight)
+    assert len(written) >= 2 * cfg.layers
 
 
 @pytest.mark.parametrize("name, kind", list(zip(golden.NAMES, itertools.cycle(["lora", "dora"]))))
@@ -103,16 +103,18 @@ def test_an_adapter_that_is_written_says_of_published_matrices_what_was_trained(
     with jax.set_mesh(one_device()):
         adapters = somehow(adapted(MODEL, config).spec(cfg).adapters)
         params = Adapted(load(Published(path=str(folder)), one_device()), adapters)
-        whole = jax.jit(functools.partial(merge, config=config, names=names, dtype="float32"))(params)
+        merged = jax.jit(functools.partial(merge, config=config, names=names, dtype="float32"))(params)
     modules = dict(modules_of(params, config, plans(family, cfg)))
     to = tmp_path / "adapter"
     flipped = name == "GPT2"
     peft.write(to, modules, base="there", rslora=True, transposed=flipped, dtype="float32")
     again = load(Published(path=str(folder), adapter=str(to)), one_device())
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, whole)
-    said = json.loads((to / "adapter_config.json").read_text())
-    assert (said["r"], said["fan_in_fan_out"], said["use_rslora"]) == (2, flipped, True)
-    assert said["rank_pattern"] == {} and len(said["target_modules"]) == len(targets)  # fused or not: up, not gate
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, merged)
+    adapter_config = json.loads((to / "adapter_config.json").read_text())
+    assert (adapter_config["r"], adapter_config["fan_in_fan_out"], adapter_config["use_rslora"]) == (2, flipped, True)
+    assert adapter_config["rank_pattern"] == {} and len(adapter_config["target_modules"]) == len(
+        targets
+    )  # fused or not: up, not gate
 
 
 def test_fused_leaves_share_one_adapter_of_their_ranks_together(tmp, tmp_path):
@@ -122,10 +124,14 @@ def test_fused_leaves_share_one_adapter_of_their_ranks_together(tmp, tmp_path):
     assert {name.split(".")[-1]: len(module.a) for name, module in modules.items()} == {
         "qkv_proj": 6, "o_proj": 2, "gate_up_proj": 4, "down_proj": 2}  # fmt: skip
     peft.write(tmp_path / "adapter", modules, base="there", rslora=False, transposed=False, dtype="bfloat16")
-    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    adapter_config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     # The scale stays 1: alpha is the rank.
-    assert (said["r"], said["lora_alpha"]) == (2, 2)
-    assert said["rank_pattern"] == said["alpha_pattern"] == {"self_attn.qkv_proj": 6, "mlp.gate_up_proj": 4}
+    assert (adapter_config["r"], adapter_config["lora_alpha"]) == (2, 2)
+    assert (
+        adapter_config["rank_pattern"]
+        == adapter_config["alpha_pattern"]
+        == {"self_attn.qkv_proj": 6, "mlp.gate_up_proj": 4}
+    )
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert {str(x.dtype) for x in tensors.values()} == {"bfloat16"}
 
@@ -144,8 +150,10 @@ def test_a_published_dimension_unfolds_and_folds_by_hand():
 def test_a_mesh_reads_the_same(dora, tmp, tmp_path):
     folder, family, cfg = base("Llama", tmp)
     write(tmp_path / "adapter", family, cfg, dora)
-    said = Published(path=str(folder), adapter=str(tmp_path / "adapter"), param_dtype="bfloat16")
-    one, many = (load(said, mesh) for mesh in (one_device(), make_mesh(MeshShape(data=2, fsdp=2, tensor=2))))
+    published_config = Published(path=str(folder), adapter=str(tmp_path / "adapter"), param_dtype="bfloat16")
+    one, many = (
+        load(published_config, mesh) for mesh in (one_device(), make_mesh(MeshShape(data=2, fsdp=2, tensor=2)))
+    )
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many)):
         assert a.dtype == b.dtype == "bfloat16"
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=2**-7)
@@ -154,17 +162,17 @@ def test_a_mesh_reads_the_same(dora, tmp, tmp_path):
 def test_ranks_and_alphas_of_their_own(tmp, tmp_path):
     _, family, cfg = base("Llama", tmp)
     write(tmp_path / "a", family, cfg, alpha_pattern={"o_proj": 1, r"layers\.1\.mlp\.up_proj": 30}, use_rslora=True)
-    found = peft.read(tmp_path / "a")
+    actual = peft.read(tmp_path / "a")
     layer = "model.layers.{}.{}"
-    assert found[layer.format(0, "self_attn.o_proj")].scale == pytest.approx(1 / 3**0.5)
-    assert found[layer.format(1, "mlp.up_proj")].scale == pytest.approx(30 / 3**0.5)
-    assert found[layer.format(0, "mlp.up_proj")].scale == pytest.approx(6 / 3**0.5)
+    assert actual[layer.format(0, "self_attn.o_proj")].scale == pytest.approx(1 / 3**0.5)
+    assert actual[layer.format(1, "mlp.up_proj")].scale == pytest.approx(30 / 3**0.5)
+    assert actual[layer.format(0, "mlp.up_proj")].scale == pytest.approx(6 / 3**0.5)
 
 
 # What is refused
 
 
-def refused(tmp, tmp_path, *said, change=None, **config):
+def refused(tmp, tmp_path, *parts, change=None, **config):
     folder, family, cfg = base("Llama", tmp)
     adapter = tmp_path / "adapter"
     write(adapter, family, cfg, **config)
@@ -174,7 +182,7 @@ def refused(tmp, tmp_path, *said, change=None, **config):
         save_file(tensors, adapter / "adapter_model.safetensors")
     with pytest.raises(ValueError) as caught:
         load(Published(path=str(folder), adapter=str(adapter)), one_device())
-    for part in (str(adapter), *said):
+    for part in (str(adapter), *parts):
         assert part in str(caught.value)
 
 
@@ -197,7 +205,7 @@ def test_an_adapter_to_another_model_is_refused(tmp, tmp_path):
     refused(tmp, tmp_path, "belongs to another model", "model.layers.1.mlp.w1", change=other)
 
 
-@pytest.mark.parametrize("change, said", [
+@pytest.mark.parametrize("change, message", [
     (lambda t: t.pop("base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"), "model.layers.1.mlp.up_proj has"),
     (lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((3, 4), np.float32)}),
      "lora_embedding_A"),
@@ -206,8 +214,8 @@ def test_an_adapter_to_another_model_is_refused(tmp, tmp_path):
     (lambda t: t.update({"base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": np.zeros((3, 32), np.int8)}),
      "not floating point"),
 ])  # fmt: skip
-def test_tensors_that_are_no_adapter_are_refused(change, said, tmp, tmp_path):
-    refused(tmp, tmp_path, said, change=change)
+def test_tensors_that_are_no_adapter_are_refused(change, message, tmp, tmp_path):
+    refused(tmp, tmp_path, message, change=change)
 
 
 def test_a_pickled_adapter_is_refused(tmp, tmp_path):

@@ -28,10 +28,10 @@ def rewrite(folder, change):
     save_file(tensors, folder / FILE)
 
 
-def refused(folder, *said):
+def refused(folder, *parts):
     with pytest.raises(ValueError) as caught:
         opened(folder)
-    for part in said:
+    for part in parts:
         assert part in str(caught.value)
 
 
@@ -60,8 +60,8 @@ def test_a_prefix_that_all_tensors_lack_is_none_that_matters(folder):
             tensors[name.removeprefix("model.")] = tensors.pop(name)
 
     rewrite(folder, change)
-    found = opened(folder)[1]
-    np.testing.assert_array_equal(found["layers"]["q"], want["layers"]["q"])
+    actual = opened(folder)[1]
+    np.testing.assert_array_equal(actual["layers"]["q"], want["layers"]["q"])
 
 
 def test_a_copy_of_a_tied_head_is_passed_over_and_another_head_is_refused(folder):
@@ -97,14 +97,14 @@ def test_an_index_that_names_what_is_not_there_is_refused(folder):
 
 
 def test_damaged_files_are_refused(folder):
-    whole = (folder / FILE).read_bytes()
+    intact = (folder / FILE).read_bytes()
     huge = json.dumps({"a": {"dtype": "F32", "shape": [10**6, 10**7], "data_offsets": [0, 4 * 10**13]}}).encode()
     for data in (
-        whole[:-5],
-        whole[:100],
+        intact[:-5],
+        intact[:100],
         b"",
-        whole[:9] + b"\xff" + whole[10:],
-        struct.pack("<Q", 10**13) + whole[8:],
+        intact[:9] + b"\xff" + intact[10:],
+        struct.pack("<Q", 10**13) + intact[8:],
         struct.pack("<Q", len(huge)) + huge,
     ):
         (folder / FILE).write_bytes(data)
@@ -112,14 +112,14 @@ def test_damaged_files_are_refused(folder):
 
 
 def test_a_flipped_byte_of_a_header_is_refused_wherever_it_is(folder):
-    whole = (folder / FILE).read_bytes()
-    (length,) = struct.unpack("<Q", whole[:8])
+    data = (folder / FILE).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
     for place in [*range(8), *range(8, 8 + length, 97)]:
         for bit in (0x01, 0x80):
-            (folder / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            (folder / FILE).write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
             with pytest.raises(ValueError):
                 opened(folder)
-    (folder / FILE).write_bytes(whole)
+    (folder / FILE).write_bytes(data)
     opened(folder)
 
 
@@ -131,7 +131,7 @@ def test_a_header_that_names_a_tensor_twice_is_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"num_attention_heads": 2}, "q_proj.weight is [32, 32], expected [16, 32]"),
         ({"num_key_value_heads": 1}, "k_proj.weight is [16, 32], expected [8, 32]"),
@@ -140,18 +140,18 @@ def test_a_header_that_names_a_tensor_twice_is_refused(folder):
         ({"vocab_size": 95}, "embed_tokens.weight is [96, 32], expected [95, 32]"),
     ],
 )
-def test_a_config_of_another_shape_than_the_tensors_is_refused_by_name(tmp_path, changes, said):
-    refused(golden.write(tmp_path / "model", head_dim=8, **changes), said)
+def test_a_config_of_another_shape_than_the_tensors_is_refused_by_name(tmp_path, changes, message):
+    refused(golden.write(tmp_path / "model", head_dim=8, **changes), message)
 
 
 def test_rows_and_columns_are_read_by_ranges_and_in_pieces(folder, monkeypatch):
     want = load_file(folder / FILE)
     monkeypatch.setattr(tensors_module, "HELD_BYTES", 300)
-    with open_tensors(folder) as found:
-        for name, whole in want.items():
-            ranges = tuple(slice(n // 3, n - n // 4) for n in whole.shape)
-            np.testing.assert_array_equal(found.read(name, ranges), whole[ranges])
-            np.testing.assert_array_equal(found.read(name, tuple(slice(0, n) for n in whole.shape)), whole)
+    with open_tensors(folder) as tensors:
+        for name, tensor in want.items():
+            ranges = tuple(slice(n // 3, n - n // 4) for n in tensor.shape)
+            np.testing.assert_array_equal(tensors.read(name, ranges), tensor[ranges])
+            np.testing.assert_array_equal(tensors.read(name, tuple(slice(0, n) for n in tensor.shape)), tensor)
 
 
 def test_a_folder_without_a_config_or_weights_is_refused(tmp_path, folder):

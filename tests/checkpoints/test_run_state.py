@@ -30,21 +30,21 @@ def small_state(devices: int = 1, seed: int = 0):
     """Every kind of leaf a run holds, on a mesh of `devices`."""
     rng = np.random.default_rng(seed)
     mesh = mesh_of(devices)
-    rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    rows, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     return {
         "params": {"layers": [jax.device_put(rng.normal(size=(8, 6)).astype(np.float32), rows) for _ in range(2)]},
-        "half": jax.device_put(jnp.arange(4, dtype=jnp.bfloat16) / 3, whole),
-        "mask": jax.device_put(np.array([True, False, True]), whole),
-        "finish": jax.device_put(np.array([-3, 4], np.int8), whole),
-        "uid": jax.device_put(np.array([2**32 - 1, 7], np.uint32), whole),
-        "step": jax.device_put(np.int32(seed), whole),
-        "baseline": jax.device_put(np.float32(np.nan), whole),
-        "key": jax.device_put(jax.random.key(seed), whole),
+        "half": jax.device_put(jnp.arange(4, dtype=jnp.bfloat16) / 3, everywhere),
+        "mask": jax.device_put(np.array([True, False, True]), everywhere),
+        "finish": jax.device_put(np.array([-3, 4], np.int8), everywhere),
+        "uid": jax.device_put(np.array([2**32 - 1, 7], np.uint32), everywhere),
+        "step": jax.device_put(np.int32(seed), everywhere),
+        "baseline": jax.device_put(np.float32(np.nan), everywhere),
+        "key": jax.device_put(jax.random.key(seed), everywhere),
         "keys": jax.device_put(jax.random.split(jax.random.key(seed + 1, impl="rbg"), 8), rows),
         "wide": rng.normal(size=5),
-        "empty": jax.device_put(np.zeros((0, 3), np.float32), whole),
+        "empty": jax.device_put(np.zeros((0, 3), np.float32), everywhere),
         "nothing": None,
-        "pair": (jax.device_put(np.float32(1), whole), None),
+        "pair": (jax.device_put(np.float32(1), everywhere), None),
     }
 
 
@@ -129,7 +129,7 @@ def test_the_newest_saves_are_kept_and_older_ones_removed(tmp_path):
     assert saves.steps() == [10, 15]
     step, restored, host = saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=10)
     assert (step, host) == (10, {"at": 10}) and restored["w"].tolist() == [10, 10]
-    with pytest.raises(run_state.NoIntactStep, match=r"no save of step 5 .* \[10, 15\]"):
+    with pytest.raises(run_state.NoIntactStep, match=r"no checkpoint of step 5 .* \[10, 15\]"):
         saves.restore({"w": jax.ShapeDtypeStruct((2,), jnp.int32)}, step=5)
 
 
@@ -249,7 +249,7 @@ def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("leaves", "message"),
     [
         ({"w": (3, jnp.float32), "b": (2, jnp.float32)}, r"holds w as float32\[2\], this run needs float32\[3\]"),
         ({"w": (2, jnp.bfloat16), "b": (2, jnp.float32)}, r"holds w as float32\[2\], this run needs bfloat16\[2\]"),
@@ -257,12 +257,12 @@ def test_interrupted_saves_are_swept_and_a_set_aside_step_comes_back(tmp_path):
             {"w": (2, jnp.float32), "bias": (2, jnp.float32)},
             r"does not hold 1 of the leaves .* 'bias' \(nearest saved: 'b'\)",
         ),
-        ({"w": (2, jnp.float32)}, r"holds 1 leaves this run has no place for, first 'b'"),
+        ({"w": (2, jnp.float32)}, r"holds 1 leaves that this run does not use, first 'b'"),
     ],
 )
-def test_another_structure_is_refused_in_one_line(tmp_path, wanted, message):
+def test_another_structure_is_refused_in_one_line(tmp_path, leaves, message):
     run_state.save_step(tmp_path, 1, {"w": jnp.ones(2), "b": jnp.ones(2)}, {})
-    target = {name: jax.ShapeDtypeStruct((size,), dtype) for name, (size, dtype) in wanted.items()}
+    target = {name: jax.ShapeDtypeStruct((size,), dtype) for name, (size, dtype) in leaves.items()}
     with pytest.raises(run_state.StateMismatch, match=message) as caught:
         run_state.restore_step(tmp_path, target)
     assert "\n" not in str(caught.value)
@@ -377,7 +377,7 @@ def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(tmp_path):
 
 def test_no_intact_step_is_a_refusal_that_lists_them(tmp_path):
     target = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
-    with pytest.raises(run_state.NoIntactStep, match="holds no save"):
+    with pytest.raises(run_state.NoIntactStep, match="holds no checkpoint"):
         run_state.restore_step(tmp_path, target)
     for step in (5, 10):
         run_state.save_step(tmp_path, step, {"w": jnp.ones(2)}, {})

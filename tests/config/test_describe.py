@@ -26,9 +26,9 @@ def test_comment_beside_a_field_is_its_doc():
 
 
 def test_class_without_source_has_no_docs():
-    made = dataclasses.make_dataclass("Made", [("x", int, 0)])
-    assert field_docs(made) == {}
-    assert describe(made, {}) == "Made\n  x: int = 0\n"
+    cls = dataclasses.make_dataclass("Made", [("x", int, 0)])
+    assert field_docs(cls) == {}
+    assert describe(cls, {}) == "Made\n  x: int = 0\n"
 
 
 def test_every_reachable_field_is_listed_once():

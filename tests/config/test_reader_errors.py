@@ -103,8 +103,8 @@ WRONG_LINES = [
 
 @pytest.mark.parametrize(("line", "reason"), WRONG_LINES, ids=[line[:40] for line, _ in WRONG_LINES])
 def test_wrong_line_is_refused_at_its_place(refused, line, reason):
-    place, said = refused({"a.gin": "\n".join([*BASE, line]) + "\n"})
-    assert reason in said
+    place, message = refused({"a.gin": "\n".join([*BASE, line]) + "\n"})
+    assert reason in message
     # A value that never ends is noticed at the end of the text.
     assert place in ("a.gin:4", "a.gin:5") if "[" in line and "]" not in line else place == "a.gin:4"
 
@@ -125,8 +125,8 @@ def test_wrong_line_is_refused_at_its_place(refused, line, reason):
     ],
 )
 def test_wrong_binding_is_refused_on_the_command_line(refused, binding, reason):
-    place, said = refused({}, *BASE, binding)
-    assert (place, reason in said) == ("command line", True), said
+    place, message = refused({}, *BASE, binding)
+    assert (place, reason in message) == ("command line", True), message
 
 
 def test_error_in_an_included_file_names_that_file(refused):
@@ -162,7 +162,7 @@ def test_wrong_type_through_a_macro_is_named_where_the_value_stands(refused):
     assert (place, reason) == ("a.gin:1", "Loop.lag expects int, got 'x' (str) (Loop.lag is %LAG at a.gin:2)")
 
 
-def test_misspelt_macro_names_the_one_that_was_meant(refused):
+def test_misspelled_macro_names_the_one_that_was_meant(refused):
     text = "\n".join(BASE)
     assert refused({"a.gin": f"WARMUP = 5\nSchedule.warmup = %WARMPU\n{text}"}) == (
         "a.gin:2",
@@ -183,7 +183,7 @@ def test_macros_that_go_in_a_circle_are_refused(refused):
     assert "is defined by itself: A -> B -> A" in reason
 
 
-def test_misspelt_scope_names_the_one_that_was_meant(refused):
+def test_misspelled_scope_names_the_one_that_was_meant(refused):
     text = "\n".join([*BASE, "Config.optimizer = @warm/AdamW()", "wram/AdamW.learning_rate = 1.0"])
     place, reason = refused({"a.gin": text})
     assert (place, reason.endswith("did you mean warm/AdamW.learning_rate?")) == ("a.gin:5", True)

@@ -30,11 +30,11 @@ def chosen(table: str, name: str) -> list[str]:
     if table == "algos":
         field = "Online.objective" if ALGOS[name].advantages else "warm/Offline.objective"
     pick = f"{field} = @{name}()" if field else f"Scoring.verifiers = [@{name}(), @other/{name}()]"
-    kept = [binding for binding in BASE if not (field and binding.startswith(f"{field} "))]
+    remaining = [binding for binding in BASE if not (field and binding.startswith(f"{field} "))]
     inner = (
         ["Mixture.tasks = [@Addition(), @other/Addition()]", "other/Addition.digits = 5"] if name == "Mixture" else []
     )
-    return [*kept, pick, *required(CLASSES[table][name]), *inner]
+    return [*remaining, pick, *required(CLASSES[table][name]), *inner]
 
 
 ROWS = [(table, name) for table, rows in CLASSES.items() for name in rows]

@@ -1,5 +1,5 @@
-"""Every row of ALGOS, with its defaults and with every option on, keeps the promises of its kind and learns a toy
-task."""
+"""Every row of ALGOS, with its defaults and with every option on, passes the contract tests of its kind and learns a
+toy task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from jrl.algos import ALGOS, conformance
 from jrl.algos.common import TruncatedImportance
-from jrl.algos.conformance import PROMISES, default_config, promises_of
+from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
 from jrl.algos.contract import Facts, Groups, Sequences, Tokens
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
@@ -31,7 +31,7 @@ OPTIONS = {
     "entropy_bonus": 0.01,
     "importance": TruncatedImportance(cap=1.5, level="sequence"),
     "margin": 0.5,
-    "centre": 0.01,
+    "center": 0.01,
 }
 
 SAMPLED = [name for name, objective in ALGOS.items() if objective.advantages is not None]
@@ -47,17 +47,17 @@ def everything_on(objective):
 
 
 WITH_OPTIONS = [name for name, row in ALGOS.items() if everything_on(row) != default_config(row)]
-CASES = [(name, promise) for name, objective in ALGOS.items() for promise in promises_of(objective)]
+CASES = [(name, contract_test) for name, objective in ALGOS.items() for contract_test in contract_tests_of(objective)]
 
 
-@pytest.mark.parametrize("name, promise", CASES)
-def test_defaults_keep_the_promise(name, promise):
-    PROMISES[promise](ALGOS[name], default_config(ALGOS[name]))
+@pytest.mark.parametrize("name, contract_test", CASES)
+def test_defaults_pass_the_contract_test(name, contract_test):
+    CONTRACT_TESTS[contract_test](ALGOS[name], default_config(ALGOS[name]))
 
 
-@pytest.mark.parametrize("name, promise", [case for case in CASES if case[0] in WITH_OPTIONS])
-def test_all_options_together_keep_the_promise(name, promise):
-    PROMISES[promise](ALGOS[name], everything_on(ALGOS[name]))
+@pytest.mark.parametrize("name, contract_test", [case for case in CASES if case[0] in WITH_OPTIONS])
+def test_all_options_together_pass_the_contract_test(name, contract_test):
+    CONTRACT_TESTS[contract_test](ALGOS[name], everything_on(ALGOS[name]))
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,10 @@ def documented(tmp_path_factory):
     return loaded.tables["algos"][name]
 
 
-@pytest.mark.parametrize("promise", promises_of(ALGOS["GRPO"]))
-def test_the_objective_of_the_documentation_keeps_the_promise(documented, promise):
-    assert set(promises_of(documented)) == set(promises_of(ALGOS["GRPO"]))
-    PROMISES[promise](documented, default_config(documented))
+@pytest.mark.parametrize("contract_test", contract_tests_of(ALGOS["GRPO"]))
+def test_the_objective_of_the_documentation_passes_the_contract_test(documented, contract_test):
+    assert set(contract_tests_of(documented)) == set(contract_tests_of(ALGOS["GRPO"]))
+    CONTRACT_TESTS[contract_test](documented, default_config(documented))
 
 
 @pytest.mark.parametrize("name", ALGOS)
@@ -238,8 +238,8 @@ def test_it_learns_which_of_two_is_preferred(name):
     )
 
     def loss(w):
-        said = features @ w
-        sequences = given.replace(logprob=said if needs.logprobs else None, score=said if needs.score else None)
+        values = features @ w
+        sequences = given.replace(logprob=values if needs.logprobs else None, score=values if needs.score else None)
         return objective.sequence_loss(config, sequences, state)[0].sum()
 
     def update(carry, _):
@@ -265,18 +265,18 @@ def test_rows_may_be_sharded_over_data(name):
 
     @jax.jit
     def run(groups, tokens, sequences):
-        found = []
+        actual = []
         if objective.advantages is not None:
-            found += objective.advantages(config, groups, objective.shape(config, groups), state)
+            actual += objective.advantages(config, groups, objective.shape(config, groups), state)
             mask = groups.action_mask & objective.keep(config, groups)[:, None]
-            found += [objective.weights(config, mask, 6), objective.denominator(config, mask, 12, 6)]
+            actual += [objective.weights(config, mask, 6), objective.denominator(config, mask, 12, 6)]
         if objective.token_loss is not None:
             total = lambda lp: objective.token_loss(config, tokens.replace(logprobs=lp), state)[0].sum()
-            found.append(jax.value_and_grad(total)(tokens.logprobs))
+            actual.append(jax.value_and_grad(total)(tokens.logprobs))
         if objective.sequence_loss is not None:
             total = lambda x: objective.sequence_loss(config, sequences.replace(**x), state)[0].sum()
-            found.append(jax.value_and_grad(total)({"logprob": sequences.logprob, "score": sequences.score}))
-        return found
+            actual.append(jax.value_and_grad(total)({"logprob": sequences.logprob, "score": sequences.score}))
+        return actual
 
     alone = run(groups, tokens, sequences)
     mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])

@@ -38,7 +38,7 @@ def mark(completion: str, example: Example) -> float | None:
     return row.score(row.config(), completion, example).reward
 
 
-def test_row_keeps_every_promise_and_its_answers_are_worth_one(config):
+def test_a_row_passes_its_contract_tests_and_its_answers_are_worth_one(config):
     assert check_source(lambda: open_source(config, ENVS), 20, mark) == []
 
 
@@ -69,7 +69,7 @@ def good(i: int) -> Example:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda calls, i: Example(f"e{next(calls)}", (Message("user", "q"),)), "read in another order"),
         (lambda calls, i: Example("e", (Message("user", "q"),)), "same id"),
@@ -79,9 +79,9 @@ def good(i: int) -> Example:
         (lambda calls, i: Example(f"e{i}", (Message("user", "q"),), info={"x": (1, 2)}), "after JSON"),
     ],
 )
-def test_the_check_finds_broken_promises(make, said):
+def test_the_check_names_what_breaks_the_contract(make, message):
     calls = iter(range(1000))
-    assert any(said in problem for problem in check_source(lambda: source_of(lambda i: make(calls, i))))
+    assert any(message in problem for problem in check_source(lambda: source_of(lambda i: make(calls, i))))
 
 
 def test_the_check_finds_unbounded_sources_and_worthless_answers():

@@ -38,7 +38,7 @@ FORGERIES = [
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A folder as a byte-level model without a normaliser is published: texts come back exactly."""
+    """A folder as a byte-level model without a normalizer is published: texts come back exactly."""
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     return published_forms.byte_level("llama3", tmp_path_factory.mktemp("published") / "model")

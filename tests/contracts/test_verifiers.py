@@ -1,4 +1,4 @@
-"""Every row of VERIFIERS keeps every promise, and the promises catch who does not."""
+"""Every row of VERIFIERS passes every contract test, and a row that breaks its contract fails one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Row, row_of
-from jrl.tasks.verifiers.conformance import PROMISES
+from jrl.tasks.verifiers.conformance import CONTRACT_TESTS
 from jrl.tasks.verifiers.source import PartSource
 
 REQUIRED = {"Regex": {"pattern": "(a|b)*c"}}
@@ -28,10 +28,10 @@ VERIFIERS = {f.__name__: f for f in (counts, depends_on_the_process, raises_on_e
 )
 
 
-@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("contract_test", CONTRACT_TESTS)
 @pytest.mark.parametrize("name", VERIFIERS)
-def test_a_row_with_its_defaults_keeps_the_promise(name, promise):
-    PROMISES[promise](row_of(VERIFIERS[name].config(**REQUIRED.get(name, {}))), (), EXAMPLE)
+def test_a_row_with_its_defaults_passes_the_contract_test(name, contract_test):
+    CONTRACT_TESTS[contract_test](row_of(VERIFIERS[name].config(**REQUIRED.get(name, {}))), (), EXAMPLE)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
@@ -52,13 +52,13 @@ def test_a_config_is_frozen_and_has_a_weight_of_one(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "promise"),
+    ("name", "contract_test"),
     [
         ("counts", "says the same of the same"),
         ("depends_on_the_process", "says the same of the same"),
         ("raises_on_empty", "judges any text"),
     ],
 )
-def test_a_row_that_breaks_a_promise_is_caught(name, promise):
+def test_a_row_that_breaks_its_contract_is_caught(name, contract_test):
     with pytest.raises(AssertionError, match=name):
-        PROMISES[promise](Row(name, {}), (BREAKS,), EXAMPLE)
+        CONTRACT_TESTS[contract_test](Row(name, {}), (BREAKS,), EXAMPLE)

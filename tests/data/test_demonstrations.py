@@ -112,8 +112,8 @@ def test_prompt_batch_is_left_aligned_and_carries_the_visits_names():
 
 def test_survey_counts_what_a_run_would_meet():
     source = numbered(5, ["a", "a", "", "x" * 40, "bc"], ["1", "22", None, "3", "4"])
-    found = survey(source, TOKENIZER, CONFIG, 100)
-    assert found == {
+    counts = survey(source, TOKENIZER, CONFIG, 100)
+    assert counts == {
         "examined": 5, "held_out": 0, "duplicate_prompt": 1, "no_answer": 1, "empty": 1, "too_long": 1,
         "longest_prompt": 44, "longest_answer": 2,
     }  # fmt: skip

@@ -22,7 +22,7 @@ def test_a_position_can_be_looked_up_alone_and_far_ahead(size):
 
 
 @pytest.mark.parametrize("size", [50, 5000])
-def test_neighbouring_seeds_share_no_epoch(size):
+def test_neighboring_seeds_share_no_epoch(size):
     orders = [open_order(size, seed) for seed in range(4)]
     epochs = {tuple(order(e * size + i) for i in range(20)) for order in orders for e in range(4)}
     assert len(epochs) == 16

@@ -95,11 +95,11 @@ def test_geometric_lengths_leave_little_padding():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"),
+    ("lengths", "message"),
     [([3, 11], "sequence 1 has 11"), ([-1], "sequence 0 has -1"), ([[1]], "list"), ([1.5], "whole")],
 )
-def test_lengths_that_cannot_be_placed_are_named(lengths, said):
-    with pytest.raises(ValueError, match=said):
+def test_lengths_that_cannot_be_placed_are_named(lengths, message):
+    with pytest.raises(ValueError, match=message):
         plan_rows(np.array(lengths), 10, 4)
 
 

@@ -158,19 +158,19 @@ def narrower(rows):
 FAULTS = [
     (longer, "a token beyond a row's length is learned"),
     (renumbered, "units are not numbered in order"),
-    (nothing_learned, "a row has nothing to be learned"),
+    (nothing_learned, "a row has no token to learn"),
     (narrower, "rows are not"),
 ]
 
 
-@pytest.mark.parametrize("fault, said", FAULTS)
-def test_a_fault_of_a_source_is_named(fault, said):
+@pytest.mark.parametrize("fault, message", FAULTS)
+def test_a_fault_of_a_source_is_named(fault, message):
     def rows(config, visits, tokenizer, width):
-        found, counts = SOURCE.rows(config, visits, tokenizer, width)
-        return fault(found), counts
+        stored, counts = SOURCE.rows(config, visits, tokenizer, width)
+        return fault(stored), counts
 
     (finding,) = check_stored_source("Mine", SOURCE._replace(rows=rows))
-    assert said in finding.problem
+    assert message in finding.problem
 
 
 def test_visits_that_are_neither_rows_nor_counted_are_named():

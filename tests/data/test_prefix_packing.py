@@ -13,18 +13,18 @@ def test_a_small_plan_by_hand():
     # and 3 goes to row 1, where it fits most tightly. Group 1 begins the next micro-batch: 9 beside a prefix of 2 opens
     # row 4, 8 fills row 3 up, 9 opens row 5; the last 4 find no row, and go after another copy of the prefix.
     continuations = np.array([[5, 7, 3, 6], [9, 4, 9, 8]])
-    found = plan_prefixes(np.array([4, 2]), continuations, row_length=10, rows=3, max_per_row=4)
-    np.testing.assert_array_equal(found.row, [[2, 1, 1, 0], [4, 6, 5, 3]])
-    np.testing.assert_array_equal(found.start, [[0, 0, 7, 4], [0, 2, 0, 2]])
-    np.testing.assert_array_equal(found.place, [[0, 0, 1, 0], [0, 0, 0, 0]])
-    assert found.blocks == (PrefixBlock(0, 0, 3), PrefixBlock(1, 3, 3), PrefixBlock(1, 6, 1))
-    assert found.micro_batches == 3
+    packing = plan_prefixes(np.array([4, 2]), continuations, row_length=10, rows=3, max_per_row=4)
+    np.testing.assert_array_equal(packing.row, [[2, 1, 1, 0], [4, 6, 5, 3]])
+    np.testing.assert_array_equal(packing.start, [[0, 0, 7, 4], [0, 2, 0, 2]])
+    np.testing.assert_array_equal(packing.place, [[0, 0, 1, 0], [0, 0, 0, 0]])
+    assert packing.blocks == (PrefixBlock(0, 0, 3), PrefixBlock(1, 3, 3), PrefixBlock(1, 6, 1))
+    assert packing.micro_batches == 3
 
 
 def test_continuations_of_no_length_have_no_row():
-    found = plan_prefixes(np.array([3, 3]), np.array([[0, 0], [0, 2]]), row_length=5, rows=1, max_per_row=1)
-    np.testing.assert_array_equal(found.row, [[-1, -1], [-1, 0]])
-    assert found.blocks == (PrefixBlock(1, 0, 1),) and found.micro_batches == 1
+    packing = plan_prefixes(np.array([3, 3]), np.array([[0, 0], [0, 2]]), row_length=5, rows=1, max_per_row=1)
+    np.testing.assert_array_equal(packing.row, [[-1, -1], [-1, 0]])
+    assert packing.blocks == (PrefixBlock(1, 0, 1),) and packing.micro_batches == 1
 
 
 def test_what_fits_nowhere_is_refused():
@@ -38,8 +38,8 @@ def test_the_longest_of_all_take_as_many_rows_as_are_counted():
     # A row of 129 holds a continuation of 129, and none beside a prefix of 63: nine rows for eight of them.
     assert max_prefix_rows(4, 8, 63, 129, row_length=129, max_per_row=32) == 4 * 9
     assert max_micro_batches(4, 8, 63, 129, row_length=129, rows=36, max_per_row=32) == 1
-    found = plan_prefixes(np.full(4, 63), np.full((4, 8), 129), row_length=129, rows=9, max_per_row=32)
-    assert (found.micro_batches, len(found.blocks)) == (4, 4)
+    packing = plan_prefixes(np.full(4, 63), np.full((4, 8), 129), row_length=129, rows=9, max_per_row=32)
+    assert (packing.micro_batches, len(packing.blocks)) == (4, 4)
 
 
 @pytest.mark.parametrize("row_length, rows", [(20, 2), (20, 3), (20, 7), (40, 1), (40, 4), (33, 5), (100, 2)])
@@ -56,12 +56,12 @@ def test_no_batch_takes_more_than_is_counted_and_every_continuation_is_placed_on
             if longest
             else rng.integers(0, continuation + 1, (groups, samples))
         )
-        found = plan_prefixes(prefixes, continuations, rows=rows, **shape)
-        assert found.micro_batches <= max_micro_batches(groups, samples, prefix, continuation, rows=rows, **shape)
-        by_row = {part.row: [(0, int(prefixes[part.group]))] for part in found.blocks}
-        of_row = {row: part for part in found.blocks for row in range(part.row, part.row + part.rows)}
+        packing = plan_prefixes(prefixes, continuations, rows=rows, **shape)
+        assert packing.micro_batches <= max_micro_batches(groups, samples, prefix, continuation, rows=rows, **shape)
+        by_row = {part.row: [(0, int(prefixes[part.group]))] for part in packing.blocks}
+        of_row = {row: part for part in packing.blocks for row in range(part.row, part.row + part.rows)}
         for (g, i), length in np.ndenumerate(continuations):
-            row, start = found.row[g, i], found.start[g, i]
+            row, start = packing.row[g, i], packing.start[g, i]
             assert (row >= 0) == (length > 0)
             if length:
                 assert of_row[row].group == g and row // rows == of_row[row].row // rows

@@ -32,7 +32,7 @@ def test_five_hundred_random_kills_resume_exactly_and_every_epoch_is_whole():
         if not train:
             continue
         total = len(train) * epochs
-        whole = stream_of(numbered(size), config, seed=trial).next(total)
+        uninterrupted = stream_of(numbered(size), config, seed=trial).next(total)
         # A fifth of the kills fall at an epoch's boundary or one visit beside it.
         kill = draw.randrange(total + 1)
         if trial % 5 == 0:
@@ -45,9 +45,9 @@ def test_five_hundred_random_kills_resume_exactly_and_every_epoch_is_whole():
         after.set_state(json.loads(json.dumps(before.get_state())))
         while len(got) < total:
             got += after.next(min(batch, total - len(got)))
-        assert got == whole
+        assert got == uninterrupted
         for epoch in range(epochs):
-            part = whole[epoch * len(train) : (epoch + 1) * len(train)]
+            part = uninterrupted[epoch * len(train) : (epoch + 1) * len(train)]
             assert sorted(v.example.id for v in part) == sorted(f"e{i}" for i in train)
             assert all(v.uid == visit_uid(v.example.id, epoch) for v in part)
 
@@ -67,10 +67,10 @@ def test_a_visit_met_again_has_another_uid():
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_processes_together_walk_the_order_of_one(count):
     config = Data(prompt_length=32, held_out_every=4)
-    whole = stream_of(numbered(23), config).next(3 * 12)
+    one_process = stream_of(numbered(23), config).next(3 * 12)
     streams = [stream_of(numbered(23), config, process_index=p, process_count=count) for p in range(count)]
     together = [visit for _ in range(3) for s in streams for visit in s.next(12 // count)]
-    assert together == whole
+    assert together == one_process
     assert len({json.dumps(s.get_state()) for s in streams}) == 1
 
 
@@ -120,8 +120,8 @@ TEXTS = ["good", " \n", "", "x" * 40, "fine", "x" * 26, "x" * 28]  # a prompt of
 
 def test_bad_prompts_are_refused_by_name():
     config = Data(prompt_length=32, held_out_every=None)
-    for i, said in ((1, "'e0': its prompt is empty"), (3, "'e0': its prompt has 44 tokens")):
-        with pytest.raises(ValueError, match=said):
+    for i, message in ((1, "'e0': its prompt is empty"), (3, "'e0': its prompt has 44 tokens")):
+        with pytest.raises(ValueError, match=message):
             stream_of(numbered(1, [TEXTS[i]]), config).next(1)
 
 
@@ -173,14 +173,14 @@ def test_held_out_prompts_do_not_count_towards_the_limit():
 
 
 def test_a_large_source_is_stopped_long_before_its_first_pass_ends():
-    made = []
+    read = []
     source = numbered(1_000_000)
-    texts = lambda i: made.append(i) or Example(f"e{i}", (Message("user", "x" * 40 if i % 10 else "good"),), answer="1")
+    texts = lambda i: read.append(i) or Example(f"e{i}", (Message("user", "x" * 40 if i % 10 else "good"),), answer="1")
     source = dataclasses.replace(source, make=texts)
     config = Data(prompt_length=32, held_out_every=None, on_bad_prompt="drop")
     with pytest.raises(ValueError, match=r"\d+ of 10\d\d prompts exceed"):
         stream_of(source, config).next(200)
-    assert len(made) < 1100
+    assert len(read) < 1100
 
 
 def test_looking_for_prompts_stops_when_it_is_asked_to():

@@ -91,7 +91,7 @@ def test_a_row_of_math(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "answer_in", "row", "said"),
+    ("columns", "answer_in", "row", "message"),
     [
         (GSM, "hash", {"question": "q", "answer": "18"}, "'answer' has not a #### with an answer after it"),
         (GSM, "hash", {"question": "q", "answer": " "}, "'answer' is missing, null or blank"),
@@ -101,12 +101,12 @@ def test_a_row_of_math(tmp_path):
         (MATH, "boxed", {"problem": " ", "solution": r"\boxed{4}"}, "has an empty prompt"),
     ],
 )
-def test_a_row_of_another_form_is_refused_by_file_and_line(tmp_path, columns, answer_in, row, said):
+def test_a_row_of_another_form_is_refused_by_file_and_line(tmp_path, columns, answer_in, row, message):
     good = {"question": "q", "problem": "q", "answer": "#### 1", "solution": r"\boxed{1}"}
     path = write(tmp_path / "rows.jsonl", [good, row])
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 2: the row ") as refused:
         open_jsonl(Jsonl(path=path, columns=columns, answer_in=answer_in, prompt_form="Q: {prompt}"))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_form_of_a_prompt_holds_the_prompt_once(tmp_path):

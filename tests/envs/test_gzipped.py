@@ -34,11 +34,11 @@ def test_examples_are_those_of_the_plain_file(tmp_path):
 
 
 def test_the_fingerprint_is_of_the_text_and_not_of_how_it_was_compressed(tmp_path):
-    found = []
+    fingerprints = []
     for level, when in ((1, 0), (9, 1)):
         (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(rows(50), level, mtime=when))
-        found.append(open_jsonl(Jsonl(path=str(tmp_path / "rows.jsonl.gz"))).fingerprint)
-    assert found[0] == found[1]
+        fingerprints.append(open_jsonl(Jsonl(path=str(tmp_path / "rows.jsonl.gz"))).fingerprint)
+    assert fingerprints[0] == fingerprints[1]
 
 
 def test_rows_far_into_a_file_of_several_members_are_found_in_any_order_and_soon(tmp_path):

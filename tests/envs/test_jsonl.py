@@ -224,13 +224,13 @@ def test_pipes_sockets_and_devices_are_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rows.jsonl.gz")
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "socket.jsonl"))
-    for name, said in (
+    for name, message in (
         (tmp_path / "rows.jsonl", "a named pipe"),
         (tmp_path / "rows.jsonl.gz", "a named pipe"),
         (tmp_path / "socket.jsonl", "a socket"),
         ("/dev/zero", "a device"),
     ):
-        with pytest.raises(ValueError, match=f"{name}' is {said}, not a file"):
+        with pytest.raises(ValueError, match=f"{name}' is {message}, not a file"):
             open_jsonl(Jsonl(path=str(name)))
     server.close()
 
@@ -244,8 +244,8 @@ def test_dropping_has_a_ceiling(tmp_path):
 
 def test_missing_file_folder_and_empty_file_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_bytes(b"")
-    for name, said in (("none.jsonl", "cannot be read"), ("", "cannot be read"), ("empty.jsonl", "no rows")):
-        with pytest.raises(ValueError, match=said):
+    for name, message in (("none.jsonl", "cannot be read"), ("", "cannot be read"), ("empty.jsonl", "no rows")):
+        with pytest.raises(ValueError, match=message):
             open_jsonl(Jsonl(path=str(tmp_path / name)))
 
 

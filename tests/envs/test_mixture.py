@@ -7,7 +7,7 @@ import pytest
 
 from jrl.tasks.envs import ENVS, Environment, Generated, open_source
 from jrl.tasks.envs.addition import Addition
-from jrl.tasks.envs.mixture import Mixture, mix, whole_numbers
+from jrl.tasks.envs.mixture import Mixture, integer_weights, mix
 from jrl.tasks.example import Example, Message
 
 
@@ -42,24 +42,24 @@ def test_the_mixture_ends_with_the_first_walk_of_its_longest_task(sizes, weights
     mixture = mix([source("x", sizes[0]), source("y", sizes[1])], weights)
     seen = [mixture[i].id for i in range(len(mixture))]
     assert len(set(seen)) == len(seen)
-    whole = {f"0/x{i}" for i in range(sizes[0])} | {f"1/y{i}" for i in range(sizes[1])}
-    assert whole <= set(seen)
-    assert not whole <= set(seen[:-1])
+    every_id = {f"0/x{i}" for i in range(sizes[0])} | {f"1/y{i}" for i in range(sizes[1])}
+    assert every_id <= set(seen)
+    assert not every_id <= set(seen[:-1])
 
 
 def test_weights_become_least_whole_numbers():
-    assert whole_numbers((0.5, 0.25, 0.25), 3) == [2, 1, 1]
-    assert whole_numbers((3.0, 9.0), 2) == [1, 3]
-    assert whole_numbers((1e-6, 3e-6), 2) == [1, 3]
+    assert integer_weights((0.5, 0.25, 0.25), 3) == [2, 1, 1]
+    assert integer_weights((3.0, 9.0), 2) == [1, 3]
+    assert integer_weights((1e-6, 3e-6), 2) == [1, 3]
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("weights", "message"),
     [((1.0,), "1 numbers for 2"), ((1.0, 0.0), "not a positive"), ((1.0, float("nan")), "not a positive"),
      ((1.0, 1e-9), "rounder")],
 )  # fmt: skip
-def test_weights_without_sense_are_refused(weights, said):
-    with pytest.raises(ValueError, match=said):
+def test_weights_without_sense_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
         mix([source("x", 4), source("y", 2)], weights)
 
 

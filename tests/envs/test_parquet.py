@@ -52,11 +52,11 @@ def test_bad_values_are_named_by_their_row(tmp_path):
         ({"prompt": "b" * 400}, "max_row_bytes"),
         ({"prompt": ""}, "empty prompt"),
     ]
-    for change, said in cases:
+    for change, message in cases:
         path = write(tmp_path / "a.parquet", [good, good | change])
         with pytest.raises(ValueError, match="row 2") as refused:
             open_jsonl(Jsonl(path=path, max_row_bytes=300))
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path):
@@ -77,10 +77,10 @@ def test_columns_that_json_does_not_have_are_left_out_and_counted(tmp_path):
 def test_damaged_and_missing_files_are_refused_with_their_name(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, ROWS)
-    whole = path.read_bytes()
-    for data in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2], whole[:-8] + b"\xff\xff\xff\x7fPAR1"):
+    intact = path.read_bytes()
+    for data in (b"", b"PAR1", intact[:-1], intact[: len(intact) // 2], intact[:-8] + b"\xff\xff\xff\x7fPAR1"):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"a\.parquet is damaged, or no Parquet file"):
+        with pytest.raises(ValueError, match=r"a\.parquet is damaged, or not a Parquet file"):
             open_jsonl(Jsonl(path=str(path), **GSM))
     for name in ("none.parquet", "folder.parquet"):
         (tmp_path / "folder.parquet").mkdir(exist_ok=True)
@@ -109,9 +109,9 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 def test_every_flipped_byte_gives_an_error_that_names_the_file_or_rows(tmp_path):
     path = tmp_path / "a.parquet"
     write(path, ROWS[:5], compression="none")
-    whole = bytearray(path.read_bytes())
-    for place in range(0, len(whole), 41):
-        damaged = bytearray(whole)
+    data = bytearray(path.read_bytes())
+    for place in range(0, len(data), 41):
+        damaged = bytearray(data)
         damaged[place] ^= 0xFF
         path.write_bytes(damaged)
         try:

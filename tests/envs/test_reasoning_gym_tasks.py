@@ -40,7 +40,7 @@ def test_seeds_and_configs_give_other_tasks_and_ids():
     sources = [open_reasoning_gym(config) for config in configs]
     assert len({source.fingerprint for source in sources}) == 3
     assert len({source[i].id for source in sources for i in range(20)}) == 60
-    # Neighbouring seeds of the package share all their tasks but one.
+    # Neighboring seeds of the package share all their tasks but one.
     first, second = ({source[i].messages[0].content for i in range(20)} for source in sources[:2])
     assert first.isdisjoint(second)
 
@@ -58,7 +58,7 @@ def test_config_overrides_the_level():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"dataset": "chain_sums"}, "unknown dataset 'chain_sums'; the nearest is 'chain_sum'"),
         ({"dataset": "composite"}, "Mixture"),
@@ -71,8 +71,8 @@ def test_config_overrides_the_level():
         ({"size": 0}, "at least 1"),
     ],
 )
-def test_wrong_configs_are_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_configs_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         open_reasoning_gym(ReasoningGym(**{"dataset": "chain_sum", "size": 5, **wrong}))
 
 
@@ -122,11 +122,11 @@ def test_every_hash_ordered_name_is_a_dataset():
 
 
 def test_plain_values():
-    class Colour(enum.Enum):
+    class Color(enum.Enum):
         RED = "red"
 
     given = {
-        1: (1, 2), Colour.RED: Colour.RED, "a": np.array([[1.5]]), "b": np.int32(3), "c": {3, 1}, "d": np.str_("x"),
+        1: (1, 2), Color.RED: Color.RED, "a": np.array([[1.5]]), "b": np.int32(3), "c": {3, 1}, "d": np.str_("x"),
         "e": float("nan"), "f": datetime.date(2026, 1, 2), "g": fractions.Fraction(1, 4), "h": None, "i": True,
         "j": object(),
     }  # fmt: skip

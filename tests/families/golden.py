@@ -20,18 +20,18 @@ def family(name):
     return FAMILIES[FORMS.get(name, name)]
 
 
-def kept(name):
+def golden_files(name):
     return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
 def tensors(name):
-    return {label: weight(label, tuple(shape)) for label, shape in kept(name)["tensors"].items()}
+    return {label: weight(label, tuple(shape)) for label, shape in golden_files(name)["tensors"].items()}
 
 
 def write(folder, name="Llama", layout="config5", dtype=np.float32, files=1, **changes):
     """Writes a published folder; `changes` are of its config.json, None leaves a key out. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {key: value for key, value in (kept(name)[layout] | changes).items() if value is not None}
+    config = {key: value for key, value in (golden_files(name)[layout] | changes).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config))
     rows = [(label, x.astype(dtype)) for label, x in tensors(name).items()]
     if files == 1:

@@ -47,7 +47,8 @@ def greedy(cfg, params, prompt, count, mesh=None):
         uid=np.zeros((1, 2), np.uint32),
     )
     rollout = sampler.sample(
-        params, prompts, jax.random.key(0), stream=0, version=0, mesh=mesh, samples=1, stop_ids=(), pad_id=0,
-        config=sampler.Sampler(completion_length=count, temperature=None, slots=1), model=MODEL, model_cfg=cfg,
+        sampler.BehaviorPolicy(MODEL, cfg, params, version=0), prompts, jax.random.key(0), stream=0, mesh=mesh,
+        samples=1, stop=sampler.StopRules((), 0),
+        config=sampler.Sampler(completion_length=count, temperature=None, slots=1),
     )  # fmt: skip
     return np.asarray(rollout.tokens)[0, len(prompt) :].tolist()

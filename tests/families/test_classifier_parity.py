@@ -19,15 +19,15 @@ LABELS = {"Llama": 1, "Qwen2": 1, "Mistral": 3}  # others: 2, which a config.jso
 @pytest.mark.parametrize("name", SHAPES)
 def test_rewards_are_those_of_transformers(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    made = getattr(transformers, f"{CLASSES[name]}ForSequenceClassification", None)
-    if made is None:
+    classifier = getattr(transformers, f"{CLASSES[name]}ForSequenceClassification", None)
+    if classifier is None:
         pytest.skip(f"transformers {transformers.__version__} has no classifier of {name}")
     count = LABELS.get(name, 2)
     config = getattr(transformers, f"{CLASSES[name]}Config")(
         **{**SHAPES[name][0], "num_labels": count, "pad_token_id": 0}
     )
     config._attn_implementation = "eager"
-    model = made(config).eval().float()
+    model = classifier(config).eval().float()
     with torch.no_grad():
         for label, tensor in model.named_parameters():
             tensor.copy_(torch.tensor(weight(label, tuple(tensor.shape), 0)))

@@ -138,15 +138,15 @@ def test_the_text_model_of_a_larger_one(name, tmp_path):
     from jrl.models.pretrained.published import Published, decoder_of, export
 
     text = SHAPES[name][0] | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    whole = CLASSES[name].removesuffix("Text")
+    larger = CLASSES[name].removesuffix("Text")
     ids = dict(boi_token_index=90, eoi_token_index=91, image_token_index=92, mm_tokens_per_image=4)
     given = ids if name == "Gemma3" else {"image_token_id": 92}
     tied = text.get("tie_word_embeddings", name.startswith("Gemma"))
-    config = getattr(transformers, f"{whole}Config")(
+    config = getattr(transformers, f"{larger}Config")(
         text_config=text, vision_config=TOWERS[name], tie_word_embeddings=tied, **given
     )
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{whole}ForConditionalGeneration")(config).eval().float()
+    model = getattr(transformers, f"{larger}ForConditionalGeneration")(config).eval().float()
     inner = random_model(CLASSES[name], text, seed=0)
     model.model.language_model.load_state_dict(inner.model.state_dict())
     model.lm_head.load_state_dict(inner.lm_head.state_dict())

@@ -90,16 +90,16 @@ def test_peft_loads_our_adapter_and_computes_the_same(model, kind, tmp_path, rec
     tokens = tokens_of(cfg)
     before = theirs(bare, tokens)
     loaded = peft.PeftModel.from_pretrained(bare, to)
-    found = theirs(loaded.eval(), tokens)
+    actual = theirs(loaded.eval(), tokens)
     assert not [w for w in recwarn if "missing" in str(w.message).lower() or "unexpected" in str(w.message).lower()]
     trained = sum(p.numel() for name, p in loaded.named_parameters() if "lora_" in name)
     assert trained == sum(
         m.a.size + m.b.size + (0 if m.magnitude is None else m.magnitude.size) for m in modules.values()
     )
     expected = logits_of(params, config, cfg, tokens)
-    absolute = np.abs(found - expected).max()
-    print(f"FIGURE {family.architecture} {kind} export: abs {absolute:.2e}, moved {np.abs(found - before).max():.2f}")
-    assert absolute <= 2e-4 and np.abs(found - before).max() > 0.05
+    absolute = np.abs(actual - expected).max()
+    print(f"FIGURE {family.architecture} {kind} export: abs {absolute:.2e}, moved {np.abs(actual - before).max():.2f}")
+    assert absolute <= 2e-4 and np.abs(actual - before).max() > 0.05
 
 
 def logits_of(params, config, cfg, tokens):
@@ -126,19 +126,19 @@ def test_we_load_an_adapter_of_peft_and_compute_the_same(model, kind, tmp_path, 
         target_modules=KNOWN.get(request.node.callspec.params["model"], "all-linear"),
         use_rslora=config.scaling != "alpha/rank", use_dora=config.kind == "dora",
     )  # fmt: skip
-    made = peft.get_peft_model(fresh(model), settings).eval()
+    peft_model = peft.get_peft_model(fresh(model), settings).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in peft_model.named_parameters():
             if "lora_" in name:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     tokens = tokens_of(cfg)
-    expected = theirs(made, tokens)
-    made.save_pretrained(tmp_path / "adapter")
+    expected = theirs(peft_model, tokens)
+    peft_model.save_pretrained(tmp_path / "adapter")
     json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     params = load(Published(path=str(model), adapter=str(tmp_path / "adapter")), one_device())
-    found = logits(cfg, params, tokens)
+    actual = logits(cfg, params, tokens)
     bare = logits(cfg, load(Published(path=str(model)), one_device()), tokens)
-    absolute = np.abs(found - expected).max()
-    print(f"FIGURE {type(made.base_model.model).__name__} {kind} import: abs {absolute:.2e}")
-    assert absolute <= 2e-4 and np.abs(found - bare).max() > 0.05
+    absolute = np.abs(actual - expected).max()
+    print(f"FIGURE {type(peft_model.base_model.model).__name__} {kind} import: abs {absolute:.2e}")
+    assert absolute <= 2e-4 and np.abs(actual - bare).max() > 0.05

@@ -50,5 +50,5 @@ def parameters(model):
         for i, expert in enumerate(tensor.data):
             half = len(expert) // 2
             parts = {down: expert} if name == "down_proj" else {gate: expert[:half], up: expert[half:]}
-            for part, own in parts.items():
-                yield f"{place}.experts.{i}.{part}.weight", own
+            for part, weights in parts.items():
+                yield f"{place}.experts.{i}.{part}.weight", weights

@@ -54,8 +54,8 @@ def older(config):
     return config
 
 
-def main(wanted):
-    for name in wanted or SHAPES:
+def main(names):
+    for name in names or SHAPES:
         model = random_model(CLASSES[name], SHAPES[name][0], seed=0)
         config = json.loads(model.config.to_json_string()) | {"architectures": [type(model).__name__]}
         config["dtype"] = "float32"
@@ -70,8 +70,8 @@ def main(wanted):
             with torch.no_grad():
                 assert np.abs(again(torch.tensor(tokens)).logits.numpy() - logits).max() < 1e-6, name
         tensors = {label: list(x.shape) for label, x in parameters(model)}
-        kept = {"config5": config, "config4": older(config), "tensors": tensors}
-        (HERE / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+        files = {"config5": config, "config4": older(config), "tensors": tensors}
+        (HERE / f"{name}.json").write_text(json.dumps(files, indent=1) + "\n")
         np.savez_compressed(HERE / f"{name}.npz", tokens=tokens.astype(np.int32), logits=logits[:, ::4])
         print(name, logits.shape, sum(path.stat().st_size for path in HERE.glob(f"{name}.*")), "bytes")
 

@@ -39,8 +39,8 @@ def test_blocks_double():
 def test_a_mean_by_hand():
     # Queries of 0 score all alike: a row that sees columns 0 to 99 gets their mean, (0 + 99) / 2.
     v = jnp.broadcast_to(jnp.arange(COLUMNS, dtype=jnp.float32)[None, None, :, None], (1, 1, COLUMNS, 2))
-    found = attend_cached(jnp.zeros((1, 1, 1, 2)), cut(v), cut(v), None, up_to(99))
-    np.testing.assert_allclose(found.ravel(), [49.5, 49.5], rtol=1e-6)
+    actual = attend_cached(jnp.zeros((1, 1, 1, 2)), cut(v), cut(v), None, up_to(99))
+    np.testing.assert_allclose(actual.ravel(), [49.5, 49.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("last", [(0, 40, 63), (64, 3, 127), (399, 200, 0)], ids=str)
@@ -63,8 +63,8 @@ def test_turned_keys_give_the_same(heads):
     turn = lambda blocks: tuple(block.swapaxes(-1, -2) for block in blocks)
     stacked = lambda blocks: tuple(jnp.stack([0 * block, block]) for block in blocks)
     expected = attend(q, k, v, mask)
-    found = attend_cached(q, turn(cut(k)), cut(v), None, mask, transposed=True)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    actual = attend_cached(q, turn(cut(k)), cut(v), None, mask, transposed=True)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
     of_layers = attend_cached(q, stacked(turn(cut(k))), stacked(cut(v)), jnp.int32(1), mask, transposed=True)
     np.testing.assert_allclose(of_layers, expected, rtol=0, atol=1e-6)
 
@@ -93,6 +93,6 @@ def test_a_layer_of_a_stack_and_float64():
         q, k, v = operands(dtype=jnp.float64)
         stack = lambda x: tuple(jnp.stack([block * 0, block]) for block in cut(x))
         mask = up_to(399, 200, 0)
-        found = attend_cached(q, stack(k), stack(v), jnp.int32(1), mask)
-        assert found.dtype == jnp.float64
-        np.testing.assert_allclose(found, attend(q, k, v, mask), rtol=0, atol=1e-14)
+        actual = attend_cached(q, stack(k), stack(v), jnp.int32(1), mask)
+        assert actual.dtype == jnp.float64
+        np.testing.assert_allclose(actual, attend(q, k, v, mask), rtol=0, atol=1e-14)

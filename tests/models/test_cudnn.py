@@ -60,9 +60,9 @@ def test_it_is_the_reference_and_so_is_its_gradient(four, queries, keys):
         weighed = lambda *x: (jax.checkpoint(fn)(*x) * constrain(weights, "batch", None, "heads", None)).sum()
         return jax.jit(lambda *x: (fn(*x), jax.grad(weighed, (0, 1, 2))(*x)))(q, k, v)
 
-    found = both(lambda q, k, v: cudnn.attend(q, k, v, mask, scale=0.3, implementation="xla"))
+    actual = both(lambda q, k, v: cudnn.attend(q, k, v, mask, scale=0.3, implementation="xla"))
     expected = both(lambda q, k, v: attend(q, k, v, mask, scale=0.3))
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=2e-6)
 
 
@@ -72,29 +72,29 @@ def logprobs(params, cfg):
 
 
 def test_logprobs_of_packed_rows_with_windows(by_xla, drawn):
-    own = drawn(CFG)
+    params = drawn(CFG)
     configs = (CUDNN, CFG, dataclasses.replace(CFG, dtype="float32"))
-    found, expected, exact = (np.asarray(jax.jit(lambda p, cfg=cfg: logprobs(p, cfg))(own)) for cfg in configs)
+    actual, expected, exact = (np.asarray(jax.jit(lambda p, cfg=cfg: logprobs(p, cfg))(params)) for cfg in configs)
     # Both are as far from float32 as bfloat16 takes them, and no farther from one another.
-    assert 0 < np.abs(found - expected).max() <= 2 * np.abs(expected - exact).max()
+    assert 0 < np.abs(actual - expected).max() <= 2 * np.abs(expected - exact).max()
 
 
 def test_shared_prompts_are_seen(by_xla, drawn):
-    own, both = drawn(CFG), np.stack([SEGMENT, np.where(SEGMENT == 1, 0, SEGMENT)], -1)
+    weights, both = drawn(CFG), np.stack([SEGMENT, np.where(SEGMENT == 1, 0, SEGMENT)], -1)
 
     @functools.partial(jax.jit, static_argnums=1)
     def hidden(params, cfg):
         return MODEL.forward(params, TOKENS, POSITIONS, both, cfg)[0]
 
-    found, expected = (np.asarray(hidden(own, cfg), np.float32) for cfg in (CUDNN, CFG))
-    assert np.linalg.norm(found - expected) < 2**-6 * np.linalg.norm(expected)
+    actual, expected = (np.asarray(hidden(weights, cfg), np.float32) for cfg in (CUDNN, CFG))
+    assert np.linalg.norm(actual - expected) < 2**-6 * np.linalg.norm(expected)
     check_shared(load_config("configs/tiny.gin", ["Learner.prefix_sharing='in_row'"])[0], CUDNN)
 
 
 def test_forward_and_gradient_are_lowered_for_a_gpu(a_gpu_is_there, drawn):
-    own = drawn(CFG)
+    params = drawn(CFG)
     gradient = jax.jit(jax.grad(lambda p: -logprobs(p, CUDNN)[..., 0].mean()))
-    text = gradient.trace(own).lower(lowering_platforms=("cuda",)).as_text()
+    text = gradient.trace(params).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaScaleBiasSoftmax" in text and "__cudnn$fmhaScaleBiasSoftmaxBackward" in text
 
 

@@ -62,12 +62,12 @@ def test_prefill_and_decode_equal_one_full_forward(layers):
     cache = MODEL.init_cache(CFG, 3, 10)
     if layers == "unrolled":
         cache = unstack_cache(cache)
-    found = []
+    actual = []
     for start, stop in [(0, 4), *((t, t + 1) for t in range(4, 10))]:
         hidden, cache = forward(weights, TOKENS[:, start:stop], POSITIONS[:, start:stop], CFG, cache=cache)
-        found.append(MODEL.unembed(weights, hidden, CFG))
+        actual.append(MODEL.unembed(weights, hidden, CFG))
     expected = logits()
-    np.testing.assert_allclose(jnp.concatenate(found, 1), expected, atol=2e-6 * max(1, np.abs(expected).max()))
+    np.testing.assert_allclose(jnp.concatenate(actual, 1), expected, atol=2e-6 * max(1, np.abs(expected).max()))
 
 
 def test_packed_sequences_see_only_themselves():
@@ -100,9 +100,9 @@ def test_a_decode_loop_holds_its_cache_once(layers):
         return jax.tree.leaves(cache)[0].sum()
 
     compiled = jax.jit(decode).lower(abstract(MODEL.spec(cfg))).compile()
-    whole = 2 * 4 * rows * columns * 2 * 4 * 4  # k and v, layers, rows, columns, heads of 4, float32
+    cache_bytes = 2 * 4 * rows * columns * 2 * 4 * 4  # k and v, layers, rows, columns, heads of 4, float32
     # A second cache would be 2; one layer at work is a quarter.
-    assert compiled.memory_analysis().temp_size_in_bytes < 1.6 * whole
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.6 * cache_bytes
 
 
 def test_parameters_are_counted():
@@ -114,12 +114,12 @@ def test_parameters_are_counted():
 @pytest.mark.parametrize("chunk", [1, 3, 10, 64])
 def test_chunked_logprobs_equal_a_log_softmax_of_all_logits(chunk):
     hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
-    found, entropy = token_logprobs(
+    actual, entropy = token_logprobs(
         hidden, TOKENS, ALL, lambda h: MODEL.unembed(params(), h, CFG), temperature=jnp.float32(0.7), chunk=chunk
     )
     sampling_params = jax.nn.log_softmax(logits() / 0.7)
     expected = jnp.take_along_axis(sampling_params[:, :-1], TOKENS[:, 1:, None], axis=2)[..., 0]
-    np.testing.assert_allclose(found[:, 1:], expected, atol=1e-5)
+    np.testing.assert_allclose(actual[:, 1:], expected, atol=1e-5)
     np.testing.assert_allclose(entropy[:, 1:], -(jnp.exp(sampling_params) * sampling_params).sum(-1)[:, :-1], atol=1e-5)
 
 
@@ -130,12 +130,12 @@ def test_the_gradient_of_chunked_logprobs_is_that_of_all_logits():
         )
         return values[:, 1:].sum()
 
-    def whole(h):
+    def of_all_logits(h):
         sampling_params = jax.nn.log_softmax(MODEL.unembed(params(), h, CFG))
         return jnp.take_along_axis(sampling_params[:, :-1], TOKENS[:, 1:, None], axis=2).sum()
 
     hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
-    np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(whole)(hidden), atol=1e-5)
+    np.testing.assert_allclose(jax.grad(chunked)(hidden), jax.grad(of_all_logits)(hidden), atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 64])
@@ -146,17 +146,17 @@ def test_logprobs_are_computed_where_they_are_wanted(chunk):
     weight = np.random.default_rng(1).normal(size=TOKENS.shape)
 
     @functools.partial(jax.jit, static_argnames="wanted")
-    def both(h, wanted):
-        chosen = jnp.asarray(mask if wanted else ALL)
+    def both(h, needed):
+        chosen = jnp.asarray(mask if needed else ALL)
         unembed = lambda x: MODEL.unembed(params(), x, CFG)
         out = token_logprobs(h, TOKENS, chosen, unembed, temperature=jnp.float32(0.7), chunk=chunk)
         return sum((jnp.where(mask, x, 0) * weight).sum() for x in out), out
 
     (_, some), gradient = jax.value_and_grad(both, has_aux=True)(hidden, True)
     (_, every), expected = jax.value_and_grad(both, has_aux=True)(hidden, False)
-    for found, whole in zip(some, every):
-        np.testing.assert_allclose(found, np.where(mask, whole, 0), atol=1e-6)
-        assert (np.asarray(found)[~mask] == 0).all()
+    for actual, everywhere in zip(some, every):
+        np.testing.assert_allclose(actual, np.where(mask, everywhere, 0), atol=1e-6)
+        assert (np.asarray(actual)[~mask] == 0).all()
     np.testing.assert_allclose(gradient, expected, atol=1e-6)
     assert np.abs(expected).max() > 0.1
 

@@ -53,7 +53,7 @@ POSITIONS = np.broadcast_to(np.arange(12, dtype=np.int32), TOKENS.shape)
 
 
 @functools.cache
-def made(name):
+def option_model(name):
     """Returns (config, parameters), every parameter random: norms and biases too."""
     cfg = dataclasses.replace(CFG, **OPTIONS[name])
 
@@ -76,7 +76,7 @@ def fresh(cfg):
 
 
 def logits(name, tokens=TOKENS, positions=POSITIONS, segment=None):
-    cfg, params = made(name)
+    cfg, params = option_model(name)
     return run(params, tokens, positions, segment, cfg)
 
 
@@ -94,30 +94,30 @@ def gradient(params, tokens, positions, cfg, layers="scanned"):
 
 @functools.cache
 def expected_gradient(name):
-    cfg, params = made(name)
+    cfg, params = option_model(name)
     return gradient(params, TOKENS, POSITIONS, cfg)
 
 
-def close_gradients(found, expected):
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])):
+def close_gradients(actual, expected):
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(actual[1]), jax.tree.leaves(expected[1])):
         assert np.linalg.norm(a - b) <= 1e-5 * max(1, np.linalg.norm(b))
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * max(1, np.abs(expected).max()))
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * max(1, np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_prefill_and_decode_equal_one_full_forward(name, layers):
-    cfg, params = made(name)
+    cfg, params = option_model(name)
 
     @jax.jit
     def prefill_and_decode(params):
         cache = MODEL.init_cache(cfg, 4, 12)
         hidden, cache = MODEL.forward(params, TOKENS[:, :7], POSITIONS[:, :7], None, cfg, cache)
-        found = [MODEL.unembed(params, hidden, cfg)]
+        actual = [MODEL.unembed(params, hidden, cfg)]
         if layers == "unrolled":
             params = MODEL.unstack(params, cfg)
             cache = unstack_cache(cache)
@@ -128,7 +128,7 @@ def test_prefill_and_decode_equal_one_full_forward(name, layers):
             return cache, MODEL.unembed(params, hidden, cfg)[:, 0]
 
         _, rest = jax.lax.scan(step, cache, (TOKENS[:, 7:].T, POSITIONS[:, 7:].T))
-        return jnp.concatenate([*found, rest.swapaxes(0, 1)], 1)
+        return jnp.concatenate([*actual, rest.swapaxes(0, 1)], 1)
 
     close(prefill_and_decode(params), logits(name))
 
@@ -150,17 +150,17 @@ def test_a_trunk_that_branches_share_equals_separate(name):
     prefix, a, b = TOKENS[0, :5], TOKENS[0, 5:9], TOKENS[1, 5:7]
     tokens = np.concatenate([prefix, a, b, [0]])[None]
     positions = np.concatenate([np.arange(9), np.arange(5, 7), [0]])[None].astype(np.int32)
-    own, other = [[9] * 5 + [0] * 4 + [1] * 2 + [8]], [[9] * 11 + [8]]
-    found = logits(name, tokens, positions, np.stack([own, other], -1).astype(np.int32))[0]
+    sequence, other = [[9] * 5 + [0] * 4 + [1] * 2 + [8]], [[9] * 11 + [8]]
+    actual = logits(name, tokens, positions, np.stack([sequence, other], -1).astype(np.int32))[0]
     alone = TOKENS.copy()
     alone[1, :5] = prefix  # what comes later in a row does not matter
-    close(found[:9], logits(name, alone)[0, :9])
-    close(found[9:11], logits(name, alone)[1, 5:7])
+    close(actual[:9], logits(name, alone)[0, :9])
+    close(actual[9:11], logits(name, alone)[1, 5:7])
 
 
 def test_a_state_counts_the_tokens_it_is_told_to():
     # Prompts of 7, 5 and 1 tokens in rows of 7; the last one of each is given again, as the sampler does.
-    cfg, params = made("qwen3.5 with experts")
+    cfg, params = option_model("qwen3.5 with experts")
     length = np.array([7, 5, 1, 0])
 
     @jax.jit
@@ -172,22 +172,22 @@ def test_a_state_counts_the_tokens_it_is_told_to():
         hidden, _ = MODEL.forward(params, np.take_along_axis(TOKENS, last, 1), last, None, cfg, cache)
         return MODEL.unembed(params, hidden, cfg)[:, 0]
 
-    found = run(params)
+    actual = run(params)
     for i, n in enumerate(length[:3]):
-        close(found[i], logits("qwen3.5 with experts")[i, n - 1])
+        close(actual[i], logits("qwen3.5 with experts")[i, n - 1])
 
 
 @pytest.mark.parametrize(
     "name", ["neox, gpt2", "gemma", "olmo, nope", "gemma4", "gemma4 with experts", "qwen3.5 with experts"]
 )
 def test_a_mesh_computes_the_same_loss_and_gradient(name):
-    cfg, params = made(name)
+    cfg, params = option_model(name)
     mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
-        found = gradient(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows), cfg)
-    close_gradients(found, expected_gradient(name))
+        actual = gradient(spread, *jax.device_put((TOKENS, np.array(POSITIONS)), rows), cfg)
+    close_gradients(actual, expected_gradient(name))
 
 
 def test_sampling_with_shared_keys_is_a_plain_forward_on_every_mesh():
@@ -205,14 +205,14 @@ def test_sampling_with_shared_keys_is_a_plain_forward_on_every_mesh():
     ],
 )
 def test_what_is_computed_again_has_the_same_gradient(name, layers):
-    cfg, params = made(name)
+    cfg, params = option_model(name)
     saving = dataclasses.replace(cfg, remat="layer", attention_block=5)
     close_gradients(gradient(params, TOKENS, POSITIONS, saving, layers), expected_gradient(name))
 
 
 @pytest.mark.parametrize("name", ["neox, gpt2", "gemma"])  # every bias, both kinds of norm
 def test_fresh_norms_and_biases_change_nothing(name):
-    cfg, _ = made(name)
+    cfg, _ = option_model(name)
     params = fresh(cfg)
     for leaf, value in {**params["layers"], **params}.items():
         if leaf.endswith("bias"):
@@ -229,18 +229,18 @@ def test_a_window_of_one_sees_itself_alone():
     other = TOKENS[:1].copy()
     other[0, :-1] = other[0, :-1][::-1]
     np.testing.assert_array_equal(at(TOKENS[:1]), at(other))
-    whole = dataclasses.replace(cfg, window=None)
-    found = run(params, TOKENS[:1], POSITIONS[:1], None, whole)[0, -1]
-    assert np.abs(found - at(TOKENS[:1])).max() > 1e-3
+    without_window = dataclasses.replace(cfg, window=None)
+    actual = run(params, TOKENS[:1], POSITIONS[:1], None, without_window)[0, -1]
+    assert np.abs(actual - at(TOKENS[:1])).max() > 1e-3
 
 
 def test_a_block_of_queries_at_a_time_on_a_mesh():
-    cfg, params = made("gemma")
+    cfg, params = option_model("gemma")
     mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, shardings(axes(MODEL.spec(cfg)), mesh, TRAIN))
-        found = run(spread, TOKENS, POSITIONS, None, dataclasses.replace(cfg, attention_block=5))
-    close(np.asarray(found), np.asarray(logits("gemma")))
+        actual = run(spread, TOKENS, POSITIONS, None, dataclasses.replace(cfg, attention_block=5))
+    close(np.asarray(actual), np.asarray(logits("gemma")))
 
 
 def test_no_array_has_the_scores_of_more_than_a_block():
@@ -263,8 +263,8 @@ def test_without_rotation_the_order_of_earlier_tokens_does_not_matter():
 
 def test_layer_norm_by_hand():
     # [1, 3]: mean 2, variance 1; (-1, 1) * (2, 3) + (1, 1) = (-1, 4).
-    found = layer_norm(jnp.array([[1.0, 3.0]]), jnp.array([2.0, 3.0]), jnp.array([1.0, 1.0]), 0.0)
-    np.testing.assert_allclose(found, [[-1, 4]], atol=1e-6)
+    actual = layer_norm(jnp.array([[1.0, 3.0]]), jnp.array([2.0, 3.0]), jnp.array([1.0, 1.0]), 0.0)
+    np.testing.assert_allclose(actual, [[-1, 4]], atol=1e-6)
 
 
 def test_caps_bound_logits():
@@ -282,31 +282,31 @@ def test_options_that_cannot_be_are_refused(wrong):
         dataclasses.replace(CFG, **wrong)
 
 
-@pytest.mark.parametrize("wrong, said", [
-    (dict(shared_layers=1, shared_mlp_width=40, mlp="plain"), "shared_mlp_width is of a gated MLP"),
-    (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width is of a gated MLP"),
+@pytest.mark.parametrize("wrong, message", [
+    (dict(shared_layers=1, shared_mlp_width=40, mlp="plain"), "shared_mlp_width needs mlp='gated'"),
+    (dict(shared_layers=1, shared_mlp_width=40, mlp_bias=True), "shared_mlp_width needs mlp='gated'"),
     (dict(window=4, qkv_bias=True, full=FullHeads(head_dim=4, kv_heads=2, keys_are_values=True)),
-     "keys_are_values goes without Decoder.qkv_bias"),
+     "keys_are_values cannot be combined with Decoder.qkv_bias"),
     (dict(norm="layer", experts=Experts(count=2, per_token=1, width=8, shared_expert="normed")),
-     "shared_expert='normed' goes with norms without a bias"),
+     "shared_expert='normed' cannot be combined with norm="),
     (dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4), shared_layers=1),
-     "Decoder.linear goes with neither full nor shared_layers"),
+     "Decoder.linear cannot be combined with full or shared_layers"),
 ])  # fmt: skip
-def test_options_that_do_not_go_together_are_refused(wrong, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_do_not_go_together_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         dataclasses.replace(CFG, **wrong)
 
 
-@pytest.mark.parametrize("options, shape, said", [
+@pytest.mark.parametrize("options, shape, message", [
     (dict(width=18), dict(tensor=4), "Decoder.width = 18 does not divide over MeshShape.tensor = 4"),
     (dict(shared_layers=1, shared_mlp_width=18), dict(tensor=4), r"Decoder.shared_mlp_width = 18 .*tensor = 4"),
     (dict(layer_inputs=3), dict(fsdp=2), r"Decoder.layers \* layer_inputs = 9 .* MeshShape.fsdp = 2"),
     (dict(layer_inputs=3), dict(tensor=2), r"Decoder.layers \* layer_inputs = 9 .* MeshShape.tensor = 2"),
 ])  # fmt: skip
-def test_a_mesh_that_does_not_divide_is_refused_by_name(options, shape, said):
+def test_a_mesh_that_does_not_divide_is_refused_by_name(options, shape, message):
     cfg = dataclasses.replace(CFG, kv_heads=4, **options)
     check_divides(cfg, make_mesh(MeshShape(), jax.devices()[:1]))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         check_divides(cfg, make_mesh(MeshShape(**shape), jax.devices()[:4]))
 
 
@@ -342,8 +342,13 @@ def test_continuations_see_a_prefix_in_another_row(name, params_of):
     positions = np.array([[*range(8)], [*range(8)], [5, 6, 7, 8, 9, 10, 5, 6]], np.int32)
     segment = np.array([[0] * 8, [9] * 5 + [0] * 3, [0] * 6 + [1] * 2], np.int32)
     prefix_row = np.array([[-1] * 6, [1] * 5 + [-1], [1] * 5 + [-1]], np.int32)  # five of six columns are seen
-    found = logits(tokens, positions, PrefixSegments(segment, segment < 9, prefix_row))
+    actual = logits(tokens, positions, PrefixSegments(segment, segment < 9, prefix_row))
     other = logits(tokens[:1], positions[:1], segment[:1])[0]
-    expected = [(found[0], other), (found[1, 5:], alone(two)), (found[2, :6], alone(one)), (found[2, 6:], alone(three))]
-    for got, wanted in expected:
-        np.testing.assert_allclose(got, wanted, atol=3e-6 * max(1, np.abs(found).max()))
+    expected = [
+        (actual[0], other),
+        (actual[1, 5:], alone(two)),
+        (actual[2, :6], alone(one)),
+        (actual[2, 6:], alone(three)),
+    ]
+    for got, expected_logits in expected:
+        np.testing.assert_allclose(got, expected_logits, atol=3e-6 * max(1, np.abs(actual).max()))

@@ -143,22 +143,22 @@ def test_experts_that_cannot_be_are_refused(wrong):
 )
 def test_an_mlp_beside_experts_by_hand(form):
     """One layer, whose attention gives nothing: the stream is the embedding, and what the MLP and experts add."""
-    own = dataclasses.replace(OWN, **form)
-    cfg = dataclasses.replace(CFG, layers=1, experts=own, dtype="float64", param_dtype="float64", norm_eps=0.01)
+    with_shared = dataclasses.replace(OWN, **form)
+    cfg = dataclasses.replace(CFG, layers=1, experts=with_shared, dtype="float64", param_dtype="float64", norm_eps=0.01)
     tokens = np.arange(6, dtype=np.int32)[None]
     with jax.enable_x64(True):
         spec = MODEL.spec(cfg)
         draws = np.random.default_rng(0)
         params = jax.tree.map(lambda leaf: jnp.asarray(draws.normal(size=leaf.shape)), spec, is_leaf=is_spec)
         params["layers"]["o"] *= 0
-        found, logits = jax.jit(lambda p: MODEL.routed(p, tokens, tokens, None, cfg))(params)
+        actual, logits = jax.jit(lambda p: MODEL.routed(p, tokens, tokens, None, cfg))(params)
     w, x = {name: np.asarray(leaf[0]) for name, leaf in params["layers"].items()}, np.asarray(params["embed"])[:6]
     norm = lambda x, scale: x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.01) * scale
     h = norm(x, w["mlp_norm"])
     z = (h @ w["gate"] / (1 + np.exp(-h @ w["gate"])) * (h @ w["up"])) @ w["down"]
-    if own.shared_expert == "gated":
+    if with_shared.shared_expert == "gated":
         decided = h @ w["router"]
-        added = by_hand(h[None], w, own)[0] + z / (1 + np.exp(-h @ w["shared_expert_gate"]))
+        added = by_hand(h[None], w, with_shared)[0] + z / (1 + np.exp(-h @ w["shared_expert_gate"]))
     else:
         decided = norm(x, w["router_norm"]) / 4 @ w["router"]  # 16 ** -0.5
         read, y = norm(x, w["expert_norm"]), np.zeros_like(x)
@@ -169,7 +169,7 @@ def test_an_mlp_beside_experts_by_hand(form):
             y[t] += share * w["expert_scale"][i] * ((gate / (1 + np.exp(-gate)) * up) @ w["expert_down"][i])
         added = norm(y, w["expert_out_norm"]) + norm(z, w["shared_expert_norm"])
     np.testing.assert_allclose(logits[0, 0], decided, atol=1e-12)
-    np.testing.assert_allclose(found[0], norm(x + added, np.asarray(params["final_norm"])), atol=1e-12)
+    np.testing.assert_allclose(actual[0], norm(x + added, np.asarray(params["final_norm"])), atol=1e-12)
 
 
 def test_parameters_beside_experts_are_counted():

@@ -29,10 +29,10 @@ def test_two_objectives_of_two_members_by_hand():
 def test_an_ensemble_is_its_members_one_by_one():
     rng = np.random.default_rng(0)
     w, hidden = rng.normal(size=(3, 6, 2)).astype(np.float32), rng.normal(size=(4, 5, 6)).astype(np.float32)
-    found = jax.jit(read_head)(w, hidden)
-    assert found.shape == (3, 4, 5, 2)
+    actual = jax.jit(read_head)(w, hidden)
+    assert actual.shape == (3, 4, 5, 2)
     for member in range(3):
-        np.testing.assert_allclose(found[member], hidden @ w[member], atol=1e-6)
+        np.testing.assert_allclose(actual[member], hidden @ w[member], atol=1e-6)
 
 
 def test_hidden_states_in_bfloat16_are_summed_wide():
@@ -45,10 +45,10 @@ def test_a_head_is_drawn_beside_the_weights_and_moves_none_of_them():
     spec = MODEL.spec(CFG)
     head = Head(outputs=2, members=3)
     both = init(jax.random.key(0), {**spec, REWARD: head_spec(head, CFG.width, "bfloat16")})
-    own = both.pop(REWARD)
-    assert own.shape == (3, 16, 2) and own.dtype == jnp.float32
-    assert len({float(own[i, 0, 0]) for i in range(3)}) == 3  # members begin apart
-    np.testing.assert_allclose(float((own**2).mean()), 1 / 16, rtol=0.4)  # variance 1 / width
+    reward_head = both.pop(REWARD)
+    assert reward_head.shape == (3, 16, 2) and reward_head.dtype == jnp.float32
+    assert len({float(reward_head[i, 0, 0]) for i in range(3)}) == 3  # members begin apart
+    np.testing.assert_allclose(float((reward_head**2).mean()), 1 / 16, rtol=0.4)  # variance 1 / width
     jax.tree.map(np.testing.assert_array_equal, both, init(jax.random.key(0), spec))
 
 
@@ -80,9 +80,9 @@ def test_a_value_head_of_zeros_is_trained_beside_the_weights_or_the_adapters_and
     jax.tree.map(np.testing.assert_array_equal, policy.params, bare)
     trained = {leaf.shape for leaf in jax.tree.leaves((policy.params, policy.heads))}
     assert trained <= {leaf.shape for leaf in jax.tree.leaves(policy.opt_state)}  # the head has moments too
-    own = weights_of(state.models, "policy")
-    assert own.heads is policy.heads
-    jax.tree.map(np.testing.assert_array_equal, own.params, merge_params(policy.frozen, policy.params))
+    weights = weights_of(state.models, "policy")
+    assert weights.heads is policy.heads
+    jax.tree.map(np.testing.assert_array_equal, weights.params, merge_params(policy.frozen, policy.params))
 
 
 def test_a_reward_head_begins_normal_and_a_draw_of_its_own():

@@ -49,8 +49,8 @@ def by_hand(h, w):
 
 
 @jax.jit
-def whole(h, w, segment=None):
-    return linear.attend(h, w, CFG, EPS, segment=segment, kept=None, counted=None)[0]
+def attend_all(h, w, segment=None):
+    return linear.attend(h, w, CFG, EPS, segment=segment, state=None, token_mask=None)[0]
 
 
 def row_of(bundles):
@@ -82,13 +82,13 @@ def row_by_hand(h, w, bundles):
 def test_a_row_equals_the_recurrence():
     h, w = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)), layer()
     with jax.enable_x64(True):
-        np.testing.assert_allclose(whole(h, w), np.stack([by_hand(row, w) for row in h]), atol=1e-12)
+        np.testing.assert_allclose(attend_all(h, w), np.stack([by_hand(row, w) for row in h]), atol=1e-12)
 
 
 def test_a_row_shorter_than_the_convolution():
     h, w = np.random.default_rng(1).normal(size=(1, 1, WIDTH)), layer()
     with jax.enable_x64(True):
-        np.testing.assert_allclose(whole(h, w)[0], by_hand(h[0], w), atol=1e-12)
+        np.testing.assert_allclose(attend_all(h, w)[0], by_hand(h[0], w), atol=1e-12)
 
 
 # Rows of 128 tokens are two chunks of 64, rows of 192 three.
@@ -112,17 +112,17 @@ def test_packed_sequences_begin_with_nothing():
     h = np.random.default_rng(1).normal(size=(len(rows), 128, WIDTH))
     segment = np.stack([row_of(row)[:, 0] for row in rows])
     with jax.enable_x64(True):
-        found = whole(h, w, segment)
+        actual = attend_all(h, w, segment)
         expected = np.stack([row_by_hand(h[i], w, row) for i, row in enumerate(rows)])
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 def test_branches_begin_with_what_their_trunk_left():
     h, w = np.random.default_rng(1).normal(size=(len(TREES), 192, WIDTH)), layer()
     with jax.enable_x64(True):
-        found = whole(h, w, np.stack([row_of(row) for row in TREES]))
+        actual = attend_all(h, w, np.stack([row_of(row) for row in TREES]))
         expected = np.stack([row_by_hand(h[i], w, row) for i, row in enumerate(TREES)])
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 MIXED = [(40, [20, 30]), (7, []), (23, [10])]  # 130 tokens: chunks of 44, the last filled up with 2
@@ -135,7 +135,7 @@ WEIGHED = np.random.default_rng(1).normal(size=(2, 130, WIDTH))
 @jax.value_and_grad
 def weighed(args):
     segment = jnp.asarray(np.stack([row_of(MIXED), row_of([(130, [])])]))
-    return (whole(args["h"], args, segment) * WEIGHED).sum()
+    return (attend_all(args["h"], args, segment) * WEIGHED).sum()
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +148,14 @@ def given():
 
 def test_gradients_are_those_of_the_recurrence(given):
     """Along a random direction of each argument, by a step into the complex plane: exact to rounding."""
-    args, (_, found) = given
+    args, (_, actual) = given
     rng = np.random.default_rng(3)
     for name, leaf in args.items():
         direction = rng.normal(size=leaf.shape)
         moved = {**args, name: leaf + 1e-30j * direction}
         rows = row_by_hand(moved["h"][0], moved, MIXED), by_hand(moved["h"][1], moved)
         expected = (rows * WEIGHED).sum().imag / 1e-30
-        np.testing.assert_allclose((found[name] * direction).sum(), expected, rtol=1e-11, err_msg=name)
+        np.testing.assert_allclose((actual[name] * direction).sum(), expected, rtol=1e-11, err_msg=name)
 
 
 def test_a_mesh_changes_nothing(given):
@@ -164,27 +164,27 @@ def test_a_mesh_changes_nothing(given):
     with jax.enable_x64(True), jax.set_mesh(mesh):
         axes = {name: axes for name, (_, axes) in linear.leaves(CFG, WIDTH).items()}
         spread = jax.device_put(args, shardings({**axes, "h": (None, None, None)}, mesh, TRAIN))
-        found = weighed(spread)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max()), found, expected)
+        actual = weighed(spread)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max()), actual, expected)
 
 
 @jax.jit
-def continued(h, w, kept, counted=None):
-    return linear.attend(h, w, CFG, EPS, segment=None, kept=kept, counted=counted)
+def continued(h, w, state, token_mask=None):
+    return linear.attend(h, w, CFG, EPS, segment=None, state=state, token_mask=token_mask)
 
 
 @pytest.mark.parametrize("cuts", [(0, 9), (0, 4, 5, 6, 9), (0, 1, 9)])
-def test_what_is_kept_stands_for_the_tokens_before(cuts):
+def test_the_state_stands_for_the_tokens_before(cuts):
     h, w = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)), layer()
     with jax.enable_x64(True):
-        kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 2).values()]
-        found = []
+        state = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 2).values()]
+        actual = []
 
         for start, stop in itertools.pairwise(cuts):
-            out, kept = continued(h[:, start:stop], w, kept)
-            found.append(out)
+            out, state = continued(h[:, start:stop], w, state)
+            actual.append(out)
         expected = np.stack([by_hand(row, w) for row in h])
-        np.testing.assert_allclose(np.concatenate(found, 1), expected, atol=1e-12)
+        np.testing.assert_allclose(np.concatenate(actual, 1), expected, atol=1e-12)
 
 
 def test_a_long_prompt_leaves_what_its_tokens_that_count_leave():
@@ -192,12 +192,12 @@ def test_a_long_prompt_leaves_what_its_tokens_that_count_leave():
     rng, w, counts = np.random.default_rng(1), layer(), np.array([100, 44, 3])
     prompts, more = rng.normal(size=(3, 130, WIDTH)), rng.normal(size=(3, 70, WIDTH))
     with jax.enable_x64(True):
-        kept = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 3).values()]
-        _, kept = continued(prompts, w, kept, np.arange(130)[None] < counts[:, None])
-        found, _ = continued(more, w, kept)
+        state = [jnp.zeros(shape) for shape, _ in linear.state_shapes(CFG, 3).values()]
+        _, state = continued(prompts, w, state, np.arange(130)[None] < counts[:, None])
+        actual, _ = continued(more, w, state)
         for i, n in enumerate(counts):
             expected = by_hand(np.concatenate([prompts[i, :n], more[i]]), w)[n:]
-            np.testing.assert_allclose(found[i], expected, atol=1e-12)
+            np.testing.assert_allclose(actual[i], expected, atol=1e-12)
 
 
 def test_a_long_row_in_float32_is_as_exact_as_a_short_one():
@@ -207,9 +207,9 @@ def test_a_long_row_in_float32_is_as_exact_as_a_short_one():
     h = np.float32(rng.normal(size=(1, length, WIDTH)))
     w = {name: np.float32(leaf) for name, leaf in layer().items()}
     w["linear_step_bias"] = w["linear_step_bias"] + 4  # g is about -5 a token
-    found = whole(h, w)[0]
+    actual = attend_all(h, w)[0]
     expected = by_hand(np.float64(h[0]), {name: np.float64(leaf) for name, leaf in w.items()})
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("wrong", [dict(value_heads=3), dict(taps=1), dict(layers=(True,))])
@@ -221,6 +221,6 @@ def test_shapes_that_cannot_be_are_refused(wrong):
 @pytest.mark.parametrize("layers", ["scanned", "unrolled"])
 def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(layers):
     """Prompts of different lengths share a prefill, and their last token is fed again."""
-    own = Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4, layers=(True, False))
+    shape = Linear(key_heads=2, value_heads=4, key_dim=6, value_dim=4, layers=(True, False))
     agree_on_every_mesh(Decoder(vocab_size=48, layers=3, width=16, heads=4, kv_heads=2, head_dim=4, mlp_width=32,
-                                linear=own, output_gate=True), layers)  # fmt: skip
+                                linear=shape, output_gate=True), layers)  # fmt: skip

@@ -72,11 +72,11 @@ def test_the_forward_pass_by_hand():
         "up": jnp.array([[1.0, 2], [3, 4]]),
         ADAPTER: {"up": {"a": jnp.array([[1.0], [2]]), "b": jnp.array([[10.0, 14]])}},
     }
-    found = multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
-    np.testing.assert_array_equal(found, [[[34, 48]]])
+    actual = multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
+    np.testing.assert_array_equal(actual, [[[34, 48]]])
     weights[ADAPTER]["up"]["c"] = jnp.array([0.5, 2])
-    found = multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
-    np.testing.assert_array_equal(found, [[[17, 96]]])
+    actual = multiply("bld,df->blf", jnp.ones((1, 1, 2)), weights, "up", ("embed", "mlp"))
+    np.testing.assert_array_equal(actual, [[[17, 96]]])
 
 
 def test_the_scale_by_hand():
@@ -100,8 +100,8 @@ def test_the_factor_of_dora_is_that_of_its_definition():
         now = weight + np.stack([np.tensordot(a[i], b[i], 1) for i in range(2)])
         lengths = [np.sqrt((w * w).sum(inputs)) for w in (weight, now)]
         with jax.enable_x64(True):
-            found = columns(*map(jnp.asarray, (weight, a, b, d)), names=(None,) * len(out))
-        np.testing.assert_allclose(found, (lengths[0] + d) / lengths[1], rtol=1e-12)
+            actual = columns(*map(jnp.asarray, (weight, a, b, d)), names=(None,) * len(out))
+        np.testing.assert_allclose(actual, (lengths[0] + d) / lengths[1], rtol=1e-12)
 
 
 def test_an_output_without_weights_stays_finite():
@@ -125,8 +125,8 @@ def test_the_first_policy_is_the_base_bit_for_bit(kind, cfg):
         return model.unembed(params, hidden, cfg)
 
     np.testing.assert_array_equal(one_by_one(model, params), one_by_one(MODEL, base))
-    found, expected = on_one_device(logits, params, model=model, cfg=cfg), on_one_device(logits, base, cfg=cfg)
-    np.testing.assert_allclose(found, expected, atol=2e-6 * np.abs(expected).max())
+    actual, expected = on_one_device(logits, params, model=model, cfg=cfg), on_one_device(logits, base, cfg=cfg)
+    np.testing.assert_allclose(actual, expected, atol=2e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("config, cfg", list(zip(KINDS, [PLAIN, CFG])))
@@ -136,10 +136,10 @@ def test_merged_weights_compute_what_adapters_do(config, cfg):
         model, params = adapted(MODEL, config), drawn(config, wide)
         merged = merge(params, config, axes(model.spec(wide)), dtype="float64")
         expected = on_one_device(logits, merged, cfg=wide)
-        found = on_one_device(logits, params, model=model, cfg=wide)
+        actual = on_one_device(logits, params, model=model, cfg=wide)
         bare = on_one_device(logits, split_params(params)[0], cfg=wide)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    assert np.abs(found - bare).max() > 0.05
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
+    assert np.abs(actual - bare).max() > 0.05
 
 
 @pytest.mark.parametrize("config", KINDS)
@@ -164,9 +164,9 @@ def test_the_gradient_is_that_of_the_definition(config):
         score = lambda out: (out**3).mean()
         with jax.set_mesh(one_device()):
             expected = jax.jit(jax.grad(lambda p: score(written(p))))(adapters)
-            found = jax.jit(jax.grad(lambda p: score(logits(merge_params(base, p), model=model, cfg=cfg))))(adapters)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), found, expected)
-    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(found))
+            actual = jax.jit(jax.grad(lambda p: score(logits(merge_params(base, p), model=model, cfg=cfg))))(adapters)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), actual, expected)
+    assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(actual))
 
 
 @pytest.mark.parametrize("config", KINDS)
@@ -181,8 +181,8 @@ def test_a_mesh_changes_neither_policy_nor_gradient(config):
     mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         places = places_of(model, CFG, mesh)
-        put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
-        base, adapters = split_params(put)
+        placed = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
+        base, adapters = split_params(placed)
         value, gradient = jax.jit(jax.value_and_grad(loss))(adapters, base)
         assert jax.tree.all(jax.tree.map(lambda g, p: g.sharding.spec == p.sharding.spec, gradient, adapters))
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
@@ -200,8 +200,8 @@ def sampled(config, params, mesh=None, layers="unrolled", cfg=CFG):
         uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
     )
     out = sampler.sample(
-        params, prompts, jax.random.key(11), stream=0, version=4, stop_ids=(3, 7), pad_id=0, samples=2, model_cfg=cfg,
-        config=Sampler(completion_length=8, slots=5, layers=layers), model=adapted(MODEL, config),
+        sampler.BehaviorPolicy(adapted(MODEL, config), cfg, params, version=4), prompts, jax.random.key(11), stream=0,
+        stop=sampler.StopRules((3, 7), 0), samples=2, config=Sampler(completion_length=8, slots=5, layers=layers),
         mesh=mesh or one_device(),
     )  # fmt: skip
     return jax.tree.map(np.asarray, out)
@@ -240,8 +240,8 @@ def test_sampling_on_a_mesh_draws_the_same(config, layers):
     mesh = make_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         places = places_of(model, CFG, mesh)
-        put = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
-    one, two = sampled(config, params, layers=layers), sampled(config, put, mesh, layers)
+        placed = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, params), places)
+    one, two = sampled(config, params, layers=layers), sampled(config, placed, mesh, layers)
     np.testing.assert_array_equal(one.tokens, two.tokens)
     np.testing.assert_allclose(one.sampler_logprobs, two.sampler_logprobs, atol=5e-6)
     assert one.weights_fingerprint == two.weights_fingerprint
@@ -277,9 +277,9 @@ def test_adapters_are_counted():
 
 
 def test_a_target_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="'w_proj' matches no projection; there are q, k, v, o, gate, up, down"):
+    with pytest.raises(ValueError, match=r"'w_proj' matches no projection\. Available: q, k, v, o, gate, up, down"):
         LoRA(targets=("q", "w_proj"))
-    with pytest.raises(ValueError, match="'gate' matches no projection; there are q, k, v, o, up, down"):
+    with pytest.raises(ValueError, match=r"'gate' matches no projection\. Available: q, k, v, o, up, down"):
         adapted(MODEL, LoRA(targets=("gate",))).spec(PLAIN)
 
 
@@ -321,7 +321,7 @@ def test_adapters_to_bfloat16_are_float32():
 def test_adapters_to_experts_are_asked_for_by_name():
     sparse = dataclasses.replace(CFG, experts=Experts(count=3, per_token=2, width=8))
     assert adapted(MODEL, LoRA()).spec(sparse).adapters.keys() == {"q", "k", "v", "o"}
-    found = adapted(MODEL, LoRA(rank=2, targets=("expert_up",))).spec(sparse).adapters["expert_up"]
-    assert found["a"].shape == (2, 3, 16, 2) and found["b"].shape == (2, 3, 2, 8)
-    with pytest.raises(ValueError, match="'dora' is not known for experts"):
+    actual = adapted(MODEL, LoRA(rank=2, targets=("expert_up",))).spec(sparse).adapters["expert_up"]
+    assert actual["a"].shape == (2, 3, 16, 2) and actual["b"].shape == (2, 3, 2, 8)
+    with pytest.raises(ValueError, match="'dora' is not supported for experts"):
         LoRA(kind="dora", targets=("expert_*",))

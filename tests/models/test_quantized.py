@@ -61,9 +61,9 @@ def drawn(config, cfg):
 def by_hand(kind, column):
     """Returns (values, scale, the matrix they stand for) of one output with the inputs of `column`."""
     weight = jnp.asarray(column, jnp.float32).reshape(1, -1, 1)
-    found = quantize(weight, "up", kind, ("layers", "embed", "mlp"))
-    stood_for = dequantize(jax.tree.map(lambda leaf: leaf[0], found), "up", jnp.float32, None)
-    return found[kind][0, :, 0].tolist(), found["scale"][0, :, 0].tolist(), stood_for[:, 0]
+    actual = quantize(weight, "up", kind, ("layers", "embed", "mlp"))
+    stood_for = dequantize(jax.tree.map(lambda leaf: leaf[0], actual), "up", jnp.float32, None)
+    return actual[kind][0, :, 0].tolist(), actual["scale"][0, :, 0].tolist(), stood_for[:, 0]
 
 
 def test_eight_bits_by_hand():
@@ -99,12 +99,12 @@ SCALES = {("o", "int8"): (2, 1, 1, 6), ("o", "int4"): (2, 2, 2, 6), ("o", "nf4")
 def test_every_weight_is_within_half_a_step_and_what_qwix_makes_of_it(name, kind):
     shape, names = LAID[name]
     weight = jax.random.normal(jax.random.key(0), shape)
-    found = quantize(weight, name, kind, names)
+    actual = quantize(weight, name, kind, names)
     # A scale for all inputs of an output, or for 64 (of 96 inputs: 32, which divides them) of one head or expert.
-    assert found["scale"].shape == SCALES[name, kind]
-    first = jax.tree.map(lambda leaf: leaf[0], found)
+    assert actual["scale"].shape == SCALES[name, kind]
+    first = jax.tree.map(lambda leaf: leaf[0], actual)
     stood_for = dequantize(first, name, jnp.float32, None)
-    # Between neighbouring levels lies 1, or of the quantiles at most -0.696 + 1.
+    # Between neighboring levels lies 1, or of the quantiles at most -0.696 + 1.
     step = 1 if kind != "nf4" else max(b - a for a, b in itertools.pairwise(NF4))
     tiles = [n // s for n, s in zip(shape[1:], first["scale"].shape)]
     scale = np.repeat(first["scale"], tiles[1], 1)  # the second axis is the last input of both
@@ -126,8 +126,8 @@ OTHERS = {"experts": SPARSE, "linear": dataclasses.replace(CFG, linear=LINEAR),
 def test_every_matrix_has_its_inputs_named(cfg):
     """The stream is on one side of each: what is not an input, or an expert's number, is an output."""
     layers = MODEL.spec(cfg)["layers"]
-    found = {name for name, leaf in layers.items() if "embed" in leaf.axes and len(leaf.axes) > 2}
-    assert found - {"router", "linear_step", "linear_beta"} == MATRICES.keys() & layers.keys()
+    actual = {name for name, leaf in layers.items() if "embed" in leaf.axes and len(leaf.axes) > 2}
+    assert actual - {"router", "linear_step", "linear_beta"} == MATRICES.keys() & layers.keys()
     for name in MATRICES.keys() & layers.keys():
         inputs = [layers[name].axes[1 + axis] for axis in MATRICES[name]]
         assert ("embed" in inputs) != (layers[name].axes[-1] == "embed"), name
@@ -148,10 +148,10 @@ def test_the_model_computes_with_the_weights_that_they_stand_for():
             layers = [dequantize(jax.tree.map(lambda x, i=i: x[i], stacks), name, "float64", None) for i in range(2)]
             meant[name] = np.stack(layers)
         with jax.set_mesh(one_device()):
-            found, without = logits(params, model=model, cfg=cfg), logits(bare, cfg=cfg)
+            actual, without = logits(params, model=model, cfg=cfg), logits(bare, cfg=cfg)
             expected = logits({**bare, "layers": meant}, cfg=cfg)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
-    assert 1e-4 < np.abs(found - without).max() < 2
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    assert 1e-4 < np.abs(actual - without).max() < 2
 
 
 @pytest.mark.parametrize("config, cfg", CASES, ids=IDS)
@@ -160,10 +160,10 @@ def test_merged_weights_compute_what_adapters_do(config, cfg):
     with jax.enable_x64(True), jax.set_mesh(one_device()):
         merged = jax.jit(lambda p: merge(p, config, axes(model.spec(cfg)), dtype="float64"))(params)
         assert not any(isinstance(leaf, dict) for leaf in merged["layers"].values())
-        found, expected = logits(params, model=model, cfg=cfg), logits(merged, cfg=cfg)
+        actual, expected = logits(params, model=model, cfg=cfg), logits(merged, cfg=cfg)
         still = logits(params._replace(adapters=jax.tree.map(np.zeros_like, params.adapters)), model=model, cfg=cfg)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
-    assert np.abs(found - still).max() > 0.01
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    assert np.abs(actual - still).max() > 0.01
 
 
 def test_the_gradient_of_adapters_is_that_of_the_loss():
@@ -175,9 +175,9 @@ def test_the_gradient_of_adapters_is_that_of_the_loss():
         along = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), adapters)
         moved = lambda step: jax.tree.map(lambda x, d: x + step * d, adapters, along)
         at = lambda step: float(gradient(moved(step), base, model, cfg)[0])
-        found = sum(float(np.vdot(g, d)) for g, d in zip(*map(jax.tree.leaves, (slope, along))))
+        actual = sum(float(np.vdot(g, d)) for g, d in zip(*map(jax.tree.leaves, (slope, along))))
         expected = (at(3e-7) - at(-3e-7)) / 6e-7
-    assert found == pytest.approx(expected, rel=1e-7)
+    assert actual == pytest.approx(expected, rel=1e-7)
 
 
 @pytest.mark.parametrize("config, cfg", CASES, ids=IDS)
@@ -220,11 +220,11 @@ def test_a_merged_copy_is_refused():
 def test_bytes_that_do_not_divide_are_refused(kind):
     mesh = make_mesh(MeshShape(fsdp=8), jax.devices()[:8])
     cfg = dataclasses.replace(CFG, width=8)  # 8 inputs over 8 devices, but 4 bytes
-    found = adapted(MODEL, LoRA(base=kind)).spec(cfg).base
+    actual = adapted(MODEL, LoRA(base=kind)).spec(cfg).base
     if kind == "int8":
-        return check_bytes(found, mesh)
+        return check_bytes(actual, mesh)
     with pytest.raises(ValueError, match=r"4 bytes do not divide over MeshShape.fsdp = 8; 'int8' does"):
-        check_bytes(found, mesh)
+        check_bytes(actual, mesh)
     with pytest.raises(ValueError, match="two inputs in a byte, and 'q' has 7"):
         adapted(MODEL, LoRA(base=kind)).spec(dataclasses.replace(CFG, width=7))
 

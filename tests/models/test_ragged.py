@@ -69,8 +69,8 @@ def test_a_mean_by_hand():
     v = jnp.broadcast_to(jnp.arange(COLUMNS, dtype=jnp.float32)[:, None], (2, 1, COLUMNS, 2))
     q, bounds = jnp.zeros((2, 1, 1, 2)), ((0, 120), (99, 139))
     np.testing.assert_allclose(kernel(q, v, v, None, bounds)[:, 0, 0, 0], [49.5, 129.5], rtol=1e-6)
-    found = kernel(q, v, v, None, bounds, jnp.zeros(1))[:, 0, 0, 0]
-    np.testing.assert_allclose(found, [49.5 * 100 / 101, 129.5 * 20 / 21], rtol=1e-6)
+    actual = kernel(q, v, v, None, bounds, jnp.zeros(1))[:, 0, 0, 0]
+    np.testing.assert_allclose(actual, [49.5 * 100 / 101, 129.5 * 20 / 21], rtol=1e-6)
 
 
 def test_weights_of_bfloat16_values_are_not_rounded():
@@ -78,10 +78,10 @@ def test_weights_of_bfloat16_values_are_not_rounded():
     q, k, v, sinks = operands(dtype=jnp.bfloat16)
     expected = attend_cached(q, (k,), (v,), None, mask_of(*FILLED), sinks=sinks)
     with jax.default_matmul_precision("highest"):  # as in a run
-        found = kernel(q, k, v, None, FILLED, sinks)
-    assert found.dtype == jnp.bfloat16
-    assert np.mean(np.asarray(found != expected)) < 0.01
-    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), rtol=2**-7, atol=1e-6)
+        actual = kernel(q, k, v, None, FILLED, sinks)
+    assert actual.dtype == jnp.bfloat16
+    assert np.mean(np.asarray(actual != expected)) < 0.01
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (actual, expected)), rtol=2**-7, atol=1e-6)
 
 
 def test_blocks_that_a_row_does_not_see_are_not_read():
@@ -104,17 +104,17 @@ def test_heads_and_rows_over_a_mesh_and_a_layer_of_a_stack():
     with jax.set_mesh(mesh):
         q, k, v, sinks = operands()
         stack = lambda x: jnp.stack([x * jnp.nan, x])
-        found = kernel(q, stack(k), stack(v), jnp.int32(1), WINDOWS, sinks)
-        assert found.sharding.spec[2] == "tensor"
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        actual = kernel(q, stack(k), stack(v), jnp.int32(1), WINDOWS, sinks)
+        assert actual.sharding.spec[2] == "tensor"
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
 
 
 def test_a_cache_is_filled_up_to_whole_blocks():
     one = lambda columns: Cache(k=(jnp.ones((2, 3, 2, columns, 48)),), v=(jnp.ones((2, 3, 2, columns, 48)),))
-    found = cut_cache(one(130), 999, "whole")
-    assert found.k[0].shape == found.v[0].shape == (2, 3, 2, 256, 128)
-    assert found.k[0].sum() == 2 * 3 * 2 * 130 * 48
-    assert ends(130, 999, "whole") == (256,) and ends(130, 999, "token_major") == (64, 128, 130)
+    actual = cut_cache(one(130), 999, "single_block")
+    assert actual.k[0].shape == actual.v[0].shape == (2, 3, 2, 256, 128)
+    assert actual.k[0].sum() == 2 * 3 * 2 * 130 * 48
+    assert ends(130, 999, "single_block") == (256,) and ends(130, 999, "token_major") == (64, 128, 130)
 
 
 def test_blocks_by_hand():
@@ -154,12 +154,12 @@ def test_greedy_sampling_takes_the_same_tokens(kind, interpreted):
         completion_length=5, slots=3, temperature=None, layers=layers, max_batch_compactions=max_batch_compactions
     )
     draw = lambda config: sampler.sample(
-        params, prompts, jax.random.key(1), stream=0, version=0, config=config, model=decoder.MODEL, model_cfg=cfg,
-        samples=1, stop_ids=(3, 7), pad_id=95, mesh=mesh,
+        sampler.BehaviorPolicy(decoder.MODEL, cfg, params, version=0), prompts, jax.random.key(1), stream=0,
+        config=config, samples=1, stop=sampler.StopRules((3, 7), 95), mesh=mesh,
     )  # fmt: skip
-    found, expected = draw(dataclasses.replace(reference, attention="ragged")), draw(reference)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_allclose(found.sampler_logprobs, expected.sampler_logprobs, rtol=0, atol=1e-5)
+    actual, expected = draw(dataclasses.replace(reference, attention="ragged")), draw(reference)
+    np.testing.assert_array_equal(actual.tokens, expected.tokens)
+    np.testing.assert_allclose(actual.sampler_logprobs, expected.sampler_logprobs, rtol=0, atol=1e-5)
     assert expected.action_mask.sum() > 20
 
 
@@ -186,7 +186,7 @@ def test_what_it_does_not_know_is_refused():
     check_cache(config, CFG, 2)
     with pytest.raises(ValueError, match="computes in float32"):
         check_cache(config, dataclasses.replace(CFG, dtype="float64"), 1)
-    with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads jrl's own cache"):
+    with pytest.raises(ValueError, match=r"Sampler\.attention='ragged' reads jrl's cache"):
         check_cache(config, object(), 1)
     check_ragged(dataclasses.replace(CFG, heads=24, kv_heads=24), 1)
     with pytest.raises(ValueError, match=r"not 12 \(kv_heads=24 over MeshShape.tensor=2\)"):

@@ -58,9 +58,9 @@ def stacks(remat):
     backward = jax.make_jaxpr(lambda params: jax.vjp(lambda p: loss(p, "scanned", remat), params)[1])(
         weights("scanned")
     )
-    own = {leaf.shape for leaf in jax.tree.leaves(weights("scanned"))}
-    found = [aval for aval in backward.out_avals if aval.shape[:3] == (3, 2, 7) and aval.shape not in own]
-    return sorted((aval.shape[3:], aval.memory_space == jax.memory.Space.Host) for aval in found)
+    of_weights = {leaf.shape for leaf in jax.tree.leaves(weights("scanned"))}
+    actual = [aval for aval in backward.out_avals if aval.shape[:3] == (3, 2, 7) and aval.shape not in of_weights]
+    return sorted((aval.shape[3:], aval.memory_space == jax.memory.Space.Host) for aval in actual)
 
 
 def test_a_layer_keeps_what_its_policy_names():

@@ -18,9 +18,9 @@ from jrl.models.rope import (
     ProportionalRope,
     YarnRope,
     amplitude,
+    cos_sin,
     frequencies,
     rotate,
-    turns,
 )
 from jrl.models.shape import Decoder
 
@@ -35,17 +35,17 @@ def test_linear_divides_all():
 
 
 def test_llama3_keeps_short_waves_divides_long_ones_and_blends_between():
-    # Base 10^4, 4 pairs: 1, 0.1, 0.01, 0.001 radians; within 1000 tokens 159.2, 15.92, 1.592 and 0.159 turns.
-    # Kept above 4 turns, divided by 8 below 1; between, a share of (1.5915 - 1) / 3 = 0.19718 is kept:
+    # Base 10^4, 4 pairs: 1, 0.1, 0.01, 0.001 radians; within 1000 tokens 159.2, 15.92, 1.592 and 0.159 rotations.
+    # Kept above 4 rotations, divided by 8 below 1; between, a share of (1.5915 - 1) / 3 = 0.19718 is kept:
     # 0.01 * (0.19718 + 0.80282 / 8) = 0.0029753.
     stretch = Llama3Rope(factor=8, low_freq_factor=1, high_freq_factor=4, original_length=1000)
-    found = frequencies(1e4, 4, jnp.float32, stretch)
-    np.testing.assert_allclose(found, [1, 0.1, 0.0029753, 0.000125], rtol=2e-5)
+    actual = frequencies(1e4, 4, jnp.float32, stretch)
+    np.testing.assert_allclose(actual, [1, 0.1, 0.0029753, 0.000125], rtol=2e-5)
 
 
-def test_yarn_divides_pairs_by_how_often_they_turn():
-    # The same base: a pair that turns n times within 1000 tokens has number 4 ln(1000 / (2 pi n)) / ln(10^4), so 32
-    # turns are at 0.697 -> 0, 1 turn at 2.202 -> 3. Pair i is divided to a share of i / 3, factor 4:
+def test_yarn_divides_pairs_by_how_often_they_rotate():
+    # The same base: a pair that rotates n times within 1000 tokens has number 4 ln(1000 / (2 pi n)) / ln(10^4), so 32
+    # rotations are at 0.697 -> 0, 1 rotation at 2.202 -> 3. Pair i is divided to a share of i / 3, factor 4:
     # 1, 0.1 (2/3 + 1/12) = 0.075, 0.01 (1/3 + 2/12) = 0.005, 0.001 / 4.
     stretch = YarnRope(factor=4, original_length=1000)
     np.testing.assert_allclose(frequencies(1e4, 4, jnp.float32, stretch), [1, 0.075, 0.005, 0.00025], rtol=1e-5)
@@ -57,9 +57,9 @@ def test_yarn_divides_pairs_by_how_often_they_turn():
 def test_only_the_first_entries_turn_and_the_rest_stays():
     # A quarter turn takes (1, 0) to (0, 1) and (0, 2) to (-2, 0); entries 2 to 3 are not of the rotation.
     x = jnp.array([1.0, 0.0, 5.0, 6.0]).reshape(1, 1, 1, 4)
-    found = rotate(x, *turns(jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2])))
-    np.testing.assert_allclose(found[0, 0, 0], [0, 1, 5, 6], atol=1e-7)
-    doubled = rotate(x, *turns(jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2]), 2.0))
+    actual = rotate(x, *cos_sin(jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2])))
+    np.testing.assert_allclose(actual[0, 0, 0], [0, 1, 5, 6], atol=1e-7)
+    doubled = rotate(x, *cos_sin(jnp.ones((1, 1), jnp.int32), jnp.array([math.pi / 2]), 2.0))
     np.testing.assert_allclose(doubled[0, 0, 0], [0, 2, 5, 6], atol=1e-6)
 
 

@@ -48,10 +48,10 @@ def value_and_gradients(fn, arrays):
     return both(arrays)
 
 
-def of_norm(found, expected):
+def of_norm(actual, expected):
     """How far two arrays are apart, in parts of the norm of the second."""
-    found, expected = (np.asarray(x, np.float32) for x in (found, expected))
-    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    actual, expected = (np.asarray(x, np.float32) for x in (actual, expected))
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
 def kernel_and_reference(case, dtype):
@@ -81,8 +81,8 @@ def interpreted(four, monkeypatch):
 def test_the_kernel_equals_the_reference_and_so_does_its_gradient(four):
     (out, gradients), (expected, their_gradients) = kernel_and_reference(LONG, jnp.float32)
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-6)
-    for found, theirs in zip(gradients, their_gradients, strict=True):
-        assert of_norm(found, theirs) < 1e-5
+    for actual, theirs in zip(gradients, their_gradients, strict=True):
+        assert of_norm(actual, theirs) < 1e-5
 
 
 def test_bfloat16_is_within_its_rounding(mesh):
@@ -91,8 +91,8 @@ def test_bfloat16_is_within_its_rounding(mesh):
         (out, gradients), (expected, their_gradients) = kernel_and_reference(SHORT, jnp.bfloat16)
     assert out.dtype == jnp.bfloat16
     assert of_norm(out, expected) < 2**-7
-    for found, theirs in zip(gradients, their_gradients, strict=True):
-        assert found.dtype == theirs.dtype and of_norm(found, theirs) < 2**-6
+    for actual, theirs in zip(gradients, their_gradients, strict=True):
+        assert actual.dtype == theirs.dtype and of_norm(actual, theirs) < 2**-6
 
 
 # Windows in one layer of two: the scan carries which, and each has a kernel of its own.
@@ -110,8 +110,8 @@ def test_logprobs_of_packed_rows(interpreted, drawn):
         hidden, _ = MODEL.forward(params, TOKENS, POSITIONS, SEGMENT, cfg)
         return jax.nn.log_softmax(constrain(MODEL.unembed(params, hidden, cfg), "batch", None, None))
 
-    own = drawn(CFG)
-    np.testing.assert_allclose(logprobs(own, SPLASH), logprobs(own, CFG), rtol=0, atol=5e-6)
+    weights = drawn(CFG)
+    np.testing.assert_allclose(logprobs(weights, SPLASH), logprobs(weights, CFG), rtol=0, atol=5e-6)
 
 
 def test_a_prompt_that_fills_its_cache_is_read_by_the_kernel(interpreted, drawn):
@@ -121,8 +121,8 @@ def test_a_prompt_that_fills_its_cache_is_read_by_the_kernel(interpreted, drawn)
         positions = constrain(jnp.broadcast_to(jnp.arange(12), TOKENS.shape), "batch", None)
         return MODEL.forward(params, TOKENS, positions, None, cfg, cache)
 
-    for found, expected in zip(*(jax.tree.leaves(prefill(drawn(CFG), cfg, 12)) for cfg in (SPLASH, CFG))):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
+    for actual, expected in zip(*(jax.tree.leaves(prefill(drawn(CFG), cfg, 12)) for cfg in (SPLASH, CFG))):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6)
     with pytest.raises(ValueError, match="12 queries and 16 keys"):
         prefill(drawn(CFG), SPLASH, 16)
 
@@ -137,7 +137,7 @@ def test_what_is_asked_for_and_missing_is_refused():
     with pytest.raises(ValueError, match="computes in float32"):
         dataclasses.replace(SPLASH, dtype="float64")
     both = np.stack([SEGMENT, SEGMENT], -1)
-    with pytest.raises(ValueError, match="shared prompts need another"):
+    with pytest.raises(ValueError, match="which excludes shared prompts"):
         jax.eval_shape(lambda p: MODEL.forward(p, TOKENS, POSITIONS, both, SPLASH), abstract(MODEL.spec(CFG)))
 
 

@@ -65,10 +65,10 @@ def test_gae_by_hand():
     # discount 0.9: A_2 = 0.4; A_1 = 0.54 - 0.5 + 0.9 * 0.95 * 0.4 = 0.382; A_0 = 0.45 - 0.2 + 0.855 * 0.382 = 0.57661
     gae = jax.jit(advantages.gae)
     everything = jnp.ones((1, 3), bool)
-    found = gae(REWARDS, VALUES, everything, discount=1.0, gae_lambda=0.95)
-    np.testing.assert_allclose(found, [[0.756, 0.48, 0.4]], 1e-6)
-    found = gae(REWARDS, VALUES, everything, discount=0.9, gae_lambda=0.95)
-    np.testing.assert_allclose(found, [[0.57661, 0.382, 0.4]], rtol=1e-6)
+    actual = gae(REWARDS, VALUES, everything, discount=1.0, gae_lambda=0.95)
+    np.testing.assert_allclose(actual, [[0.756, 0.48, 0.4]], 1e-6)
+    actual = gae(REWARDS, VALUES, everything, discount=0.9, gae_lambda=0.95)
+    np.testing.assert_allclose(actual, [[0.57661, 0.382, 0.4]], rtol=1e-6)
     one = gae(jnp.array([[1.0]]), jnp.array([[0.3]]), jnp.ones((1, 1), bool), discount=1.0, gae_lambda=0.95)
     np.testing.assert_allclose(one, [[0.7]], rtol=1e-6)  # a single token: r - v
 
@@ -86,8 +86,8 @@ def test_gae_of_padding_and_of_rows_without_an_action_is_zero():
     # Row 0: two actions after a prompt, then padding: A_2 = 1 - 0.6, A_1 = 0.6 - 0.5 + 0.95 * 0.4.
     action = jnp.array([[False, True, True, False], [False] * 4])
     reward, value = jnp.array([[0.0, 0, 1, 0], [0.0, 0, 1, 0]]), jnp.array([[9.0, 0.5, 0.6, NAN]] * 2)
-    found = advantages.gae(reward, value, action, discount=1.0, gae_lambda=0.95)
-    np.testing.assert_allclose(found, [[0, 0.48, 0.4, 0], [0] * 4], rtol=1e-6)
+    actual = advantages.gae(reward, value, action, discount=1.0, gae_lambda=0.95)
+    np.testing.assert_allclose(actual, [[0, 0.48, 0.4, 0], [0] * 4], rtol=1e-6)
 
 
 def test_gae_is_the_return_less_the_value_or_the_error_of_one_step():
@@ -261,7 +261,7 @@ def test_whitened_returns_of_equal_rewards_are_exactly_zero():
 
 
 def test_whitened_centered_by_hand():
-    # groups [1, 0], [1, 1], one token each: centred [.5, -.5, 0, 0]; var1 = 0.5 / 3; 0.5 / sqrt(1/6) = 1.224745
+    # groups [1, 0], [1, 1], one token each: centered [.5, -.5, 0, 0]; var1 = 0.5 / 3; 0.5 / sqrt(1/6) = 1.224745
     reward, group = jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     action = jnp.array([[True, False]] * 4)
     got = jitted(advantages.whitened_centered)(reward, group, ALL, action, num_groups=2)
@@ -278,9 +278,9 @@ def test_whitened_centered_keeps_rows_without_a_verdict_out():
 def test_whitened_returns_with_centred_rewards_equal_whitened_centered():
     reward, group = jnp.array([3.0, 1.0, 0.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     action = jnp.array([[True, True], [True, False], [True, True], [True, True]])
-    centred = advantages.group_centered(reward, group, ALL, num_groups=2)
+    centered = advantages.group_centered(reward, group, ALL, num_groups=2)
     last = jnp.array([1, 0, 1, 1])
-    token_reward = jnp.where(jnp.arange(2)[None, :] == last[:, None], centred[:, None], 0)
+    token_reward = jnp.where(jnp.arange(2)[None, :] == last[:, None], centered[:, None], 0)
     np.testing.assert_allclose(
         advantages.whitened_returns(token_reward, action, ALL, discount=1.0),
         advantages.whitened_centered(reward, group, ALL, action, num_groups=2),

@@ -24,8 +24,8 @@ def logits(dtype=jnp.float32):
 def test_by_hand():
     # exp(z) = 1, 3: p = 1/4, 3/4. Entropy = ln 4 - 3/4 ln 3 = 1.386294 - 0.823959 = 0.562335.
     z = jnp.log(jnp.array([[1.0, 3.0]]))
-    found = jax.jit(logprob_and_entropy)(z, jnp.array([1]), jnp.float32(1))
-    np.testing.assert_allclose(found, [[np.log(0.75)], [0.562335]], rtol=1e-5)
+    actual = jax.jit(logprob_and_entropy)(z, jnp.array([1]), jnp.float32(1))
+    np.testing.assert_allclose(actual, [[np.log(0.75)], [0.562335]], rtol=1e-5)
     # d log p_1 / dz = (0 - 1/4, 1 - 3/4).
     # d H / dz = -p (log p + H) = (-1/4 (-1.386294 + 0.562335), -3/4 (-0.287682 + 0.562335)) = (0.205990, -0.205990).
     of = lambda i: jax.jit(jax.grad(lambda z: logprob_and_entropy(z, jnp.array([1]), jnp.float32(1))[i].sum()))(z)
@@ -36,8 +36,8 @@ def test_by_hand():
 def test_a_temperature_divides_the_logits():
     # At T = 2, logits 2 ln 1 and 2 ln 3 are the law above; a logit moves half as much.
     z = 2 * jnp.log(jnp.array([[1.0, 3.0]]))
-    found = logprob_and_entropy(z, jnp.array([1]), jnp.float32(2))
-    np.testing.assert_allclose(found, [[np.log(0.75)], [0.562335]], rtol=1e-5)
+    actual = logprob_and_entropy(z, jnp.array([1]), jnp.float32(2))
+    np.testing.assert_allclose(actual, [[np.log(0.75)], [0.562335]], rtol=1e-5)
     moved = jax.grad(lambda z: logprob_and_entropy(z, jnp.array([1]), jnp.float32(2))[0].sum())(z)
     np.testing.assert_allclose(moved, [[-0.125, 0.125]], rtol=1e-6)
 

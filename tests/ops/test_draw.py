@@ -18,14 +18,14 @@ def counts(logits, seed=0, draws=DRAWS):
 
 
 def chi_square(observed, logits):
-    """Standardised chi-square over cells of at least 10 expected draws, the rest pooled: about N(0, 1)."""
+    """Standardized chi-square over cells of at least 10 expected draws, the rest pooled: about N(0, 1)."""
     expected = np.asarray(jax.nn.softmax(logits.astype(jnp.float32)), np.float64) * observed.sum()
     large = expected >= 10
     cells = np.append(expected[large], expected[~large].sum())
-    found = np.append(observed[large], observed[~large].sum())
-    cells, found = cells[cells >= 10], found[cells >= 10]
+    actual = np.append(observed[large], observed[~large].sum())
+    cells, actual = cells[cells >= 10], actual[cells >= 10]
     freedom = len(cells) - 1
-    return (((found - cells) ** 2 / cells).sum() - freedom) / np.sqrt(2 * freedom)
+    return (((actual - cells) ** 2 / cells).sum() - freedom) / np.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("vocabulary", [3, BLOCK, 300])
@@ -69,8 +69,8 @@ def test_noise_has_the_moments_and_tails_of_a_gumbel():
     assert abs(noise.var() - np.pi**2 / 6) < 0.02
     for edge in (-2.0, 8.0, 11.0):
         share = np.exp(-np.exp(-edge)) if edge < 0 else -np.expm1(-np.exp(-edge))
-        found = (noise < edge).mean() if edge < 0 else (noise > edge).mean()
-        assert abs(found - share) < 4 * np.sqrt(share / 1e6)
+        actual = (noise < edge).mean() if edge < 0 else (noise > edge).mean()
+        assert abs(actual - share) < 4 * np.sqrt(share / 1e6)
 
 
 def test_noise_does_not_depend_on_the_dtype_of_the_logits():

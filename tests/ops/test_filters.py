@@ -31,17 +31,17 @@ def test_shaping_would_keep_what_accuracy_drops():
 
 def test_rows_without_a_verdict_give_no_signal():
     # group 0: 1 and a missing one; group 1: 1, 0 and a missing one; group 2: one row
-    kept = has_signal([1.0, NAN, 1.0, 0.0, NAN, 1.0], [0, 0, 1, 1, 1, 2], [True, False, True, True, False, True])
-    np.testing.assert_array_equal(kept, [False, False, True, True, True, False])
+    signal = has_signal([1.0, NAN, 1.0, 0.0, NAN, 1.0], [0, 0, 1, 1, 1, 2], [True, False, True, True, False, True])
+    np.testing.assert_array_equal(signal, [False, False, True, True, True, False])
 
 
 def test_a_group_is_kept_where_its_zscores_are_not_zero():
     outcome = jax.random.bernoulli(jax.random.key(0), 0.3, (40,)).astype(jnp.float32)
     group = jnp.arange(40, dtype=jnp.int32) % 10
-    kept = filters.has_signal(outcome, group, jnp.ones(40, bool), num_groups=10)
+    signal = filters.has_signal(outcome, group, jnp.ones(40, bool), num_groups=10)
     score = advantages.group_zscore(outcome, group, jnp.ones(40, bool), num_groups=10)
-    np.testing.assert_array_equal(kept, score != 0)
-    assert kept.any() and not kept.all()
+    np.testing.assert_array_equal(signal, score != 0)
+    assert signal.any() and not signal.all()
 
 
 def test_only_rows_cut_at_the_length_limit_are_filtered():

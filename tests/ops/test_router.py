@@ -55,8 +55,8 @@ def test_balance_by_hand():
 def test_balance_where_a_few_experts_have_everything():
     # 6 experts, 2 a token, always the same two and with all of the probability: E / K = 3 a token.
     logits = jnp.broadcast_to(jnp.array([40.0, 40, 0, 0, 0, 0]), (2, 5, 6))
-    found = router.balance_sum(logits, jnp.ones((2, 5), bool), jnp.zeros((2, 5), int), num_segments=1, per_token=2)
-    np.testing.assert_allclose(found / 10, 3, rtol=1e-5)
+    actual = router.balance_sum(logits, jnp.ones((2, 5), bool), jnp.zeros((2, 5), int), num_segments=1, per_token=2)
+    np.testing.assert_allclose(actual / 10, 3, rtol=1e-5)
 
 
 def test_balance_is_a_sum_over_sequences_however_they_are_packed():
@@ -77,8 +77,8 @@ def test_the_gradient_of_balance_goes_through_the_probabilities_alone():
 
 def test_z_by_hand_and_its_gradient():
     # logsumexp of (ln 3, 0) is ln 4, of all three tokens. d/dz = 2 ln 4 * p.
-    found, gradient = jax.value_and_grad(jax.jit(router.z_sum))(ROW, MASK)
-    np.testing.assert_allclose(found, 3 * LN(4) ** 2, rtol=1e-6)
+    actual, gradient = jax.value_and_grad(jax.jit(router.z_sum))(ROW, MASK)
+    np.testing.assert_allclose(actual, 3 * LN(4) ** 2, rtol=1e-6)
     np.testing.assert_allclose(gradient[0, 0], 2 * LN(4) * np.array([3 / 4, 1 / 4]), rtol=1e-6)
     np.testing.assert_array_equal(gradient[0, 3], 0)
 

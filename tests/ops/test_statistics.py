@@ -21,7 +21,7 @@ from jrl.ops.statistics import (
 
 
 def test_wilson_on_eight_of_ten():
-    # z = 1.959964, z^2 = 3.841459; centre (0.8 + 3.841459/20) / 1.3841459 = 0.716740
+    # z = 1.959964, z^2 = 3.841459; center (0.8 + 3.841459/20) / 1.3841459 = 0.716740
     # half 1.959964 sqrt(0.16/10 + 3.841459/400) / 1.3841459 = 1.959964 * 0.1600114 / 1.3841459 = 0.226577
     low, high = wilson(8, 10)
     assert low == pytest.approx(0.490163, abs=2e-6)

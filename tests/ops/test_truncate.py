@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.ops.truncate import support, top_kept
+from jrl.ops.truncate import support, support_of_size
 
 
 def by_sorting(logits, top_k=None, top_p=None, min_p=None):
@@ -97,7 +97,7 @@ def test_the_support_is_recovered_from_its_size():
         }
         logits = jnp.asarray(rng.normal(size=(5, 80)) * 3, jnp.float32)
         keep = support(logits, **sampling_params)
-        np.testing.assert_array_equal(top_kept(logits, keep.sum(axis=-1, keepdims=True)), keep)
+        np.testing.assert_array_equal(support_of_size(logits, keep.sum(axis=-1, keepdims=True)), keep)
 
 
 def test_float64_bisects_all_its_bits():

@@ -35,9 +35,9 @@ def test_a_value_that_has_moved_too_far_has_no_gradient():
     # v - Ret where the clip does not bind: 0.9, 0.6 - 1; 0 where it does. Returns and old values have none at all.
     values, old, returns = jnp.array([0.9, 0.9, 0.6]), jnp.full(3, 0.5), jnp.array([0.0, 1.0, 1.0])
     total = lambda v, o, r: clipped_value_loss(v, o, r, jnp.ones(3, bool), clip=0.2)[0].sum()
-    found = jax.jit(jax.grad(total, (0, 1, 2)))(values, old, returns)
-    np.testing.assert_allclose(found[0], [0.9, 0, -0.4], rtol=1e-6)
-    np.testing.assert_array_equal(found[1:], np.zeros((2, 3)))
+    actual = jax.jit(jax.grad(total, (0, 1, 2)))(values, old, returns)
+    np.testing.assert_allclose(actual[0], [0.9, 0, -0.4], rtol=1e-6)
+    np.testing.assert_array_equal(actual[1:], np.zeros((2, 3)))
 
 
 def test_the_gradient_is_that_of_differences():

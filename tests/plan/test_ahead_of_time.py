@@ -40,10 +40,10 @@ def test_an_update_and_a_decode_loop_with_the_kernel_compile_for_a_tpu(dtype, he
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    said = json.loads(done.stdout)
-    assert said["fits"] and {"sample", "update"} <= {program["name"] for program in said["programs"]}
-    update = next(program for program in said["programs"] if program["name"] == "update")
-    assert (update["host"] > 0) == (memory == "host") == (sum(said["host_gib"].values()) > 0)
+    result = json.loads(done.stdout)
+    assert result["fits"] and {"sample", "update"} <= {program["name"] for program in result["programs"]}
+    update = next(program for program in result["programs"] if program["name"] == "update")
+    assert (update["host"] > 0) == (memory == "host") == (sum(result["host_gib"].values()) > 0)
     assert "update: compiled in" in done.stderr and "sample: compiled in" in done.stderr
 
 
@@ -54,7 +54,7 @@ def test_ragged_attention_reads_the_cache_where_it_lies(tensor, head_dim):
                 "Sampler.completion_length=12000", "Decoder.dtype='bfloat16'", f"Decoder.head_dim={head_dim}",
                 f"MeshShape.fsdp={4 // tensor}", f"MeshShape.tensor={tensor}"]  # fmt: skip
     config, parts = load_config("configs/tiny.gin", bindings)
-    cache = budget.sample(make_case(config, parts, 4)).cache  # with the prompts at hand, a fiftieth of it
+    cache = budget.sample(make_case(config, parts, 4)).cache  # with the resident prompts, a fiftieth of it
     mesh = topology_mesh(parse_topology("v5e:2x2"), config.mesh)
     with jax.default_matmul_precision("highest"):  # as in a run
         compiled = lower(config, parts, mesh)["rl.sample"].compile()

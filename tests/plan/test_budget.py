@@ -18,10 +18,10 @@ PARAMETERS = 73728 + 32768 + 2 * (2 * 64 + 2 * 16) + 64
 
 
 def test_what_a_run_keeps_by_hand(small):
-    found = budget.resident_memory(small())
-    assert (found.weights, found.optimiser) == (4 * PARAMETERS, 8 * PARAMETERS)
+    actual = budget.resident_memory(small())
+    assert (actual.weights, actual.optimizer) == (4 * PARAMETERS, 8 * PARAMETERS)
     frozen = budget.resident_memory(small("GRPO.kl=0.01"))
-    assert (frozen.weights, frozen.optimiser) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
+    assert (frozen.weights, frozen.optimizer) == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
 
 
 # Adapters of rank 4, a layer: q and o 64 + 64, k and v 64 + 32 each, gate, up and down 64 + 128 each.
@@ -31,12 +31,12 @@ LORA = ("Config.adapter=@LoRA()", "LoRA.rank=4")
 
 def test_what_a_run_of_adapters_keeps_by_hand(small):
     case = small(*LORA, "Decoder.param_dtype='bfloat16'", "GRPO.kl=0.01")
-    found = budget.resident_memory(case)
-    assert (found.weights, found.optimiser) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
+    actual = budget.resident_memory(case)
+    assert (actual.weights, actual.optimizer) == (2 * PARAMETERS + 2 * 4 * ADAPTERS, 8 * ADAPTERS)
     assert budget.update(case).gradients == 4 * ADAPTERS
     # The first state has weights alone: the stage that begins makes the copy and the moments.
     assert budget.init(case)[:2] == (2 * PARAMETERS + 4 * ADAPTERS, 0)
-    assert budget.begin(case) == found
+    assert budget.begin(case) == actual
 
 
 def test_a_base_in_four_bits_by_hand(small):
@@ -54,16 +54,16 @@ def test_a_base_in_four_bits_by_hand(small):
 def test_sampling_reads_frozen_weights_where_they_lie(small):
     """Where they lie as they multiply: not cut over fsdp, in the dtype of the products, and scanned."""
     lies = (*LORA, "Sampler.layers='scanned'", "MeshShape.data=2")
-    made = lambda *more: budget.sample(small(*lies, *more, devices=2)).temporary
+    temporary = lambda *more: budget.sample(small(*lies, *more, devices=2)).temporary
     merged = 4 * 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128)  # every matrix of both layers
-    assert made("LoRA.sampling='merged'") - made() == merged
-    gathered = made("MeshShape.data=1", "MeshShape.fsdp=2") - made()
+    assert temporary("LoRA.sampling='merged'") - temporary() == merged
+    gathered = temporary("MeshShape.data=1", "MeshShape.fsdp=2") - temporary()
     assert gathered == 4 * (PARAMETERS + ADAPTERS)
 
 
 def test_shards_share_matrices_and_not_norms(small):
-    found = budget.resident_memory(small("MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
-    assert found.weights == 4 * ((73728 + 32768) // 4 + 2 * (2 * 64 + 2 * 16) + 64)
+    actual = budget.resident_memory(small("MeshShape.fsdp=2", "MeshShape.tensor=2", devices=4))
+    assert actual.weights == 4 * ((73728 + 32768) // 4 + 2 * (2 * 64 + 2 * 16) + 64)
     copies = budget.resident_memory(small("MeshShape.data=4", devices=4))
     assert copies.weights == 4 * PARAMETERS
 
@@ -99,8 +99,8 @@ def test_a_loss_of_routers_needs_routers(small):
 def test_moments_in_bfloat16_are_half(small):
     case, narrow = small(), small("AdamW.moments='bfloat16'")
     assert 2 * estimate.moment_bytes(narrow) == estimate.moment_bytes(case) == 2 * 4 * PARAMETERS
-    assert budget.resident_memory(narrow).optimiser == budget.begin(narrow).optimiser == estimate.moment_bytes(narrow)
-    assert budget.init(narrow).optimiser == 0  # which a stage makes when it begins
+    assert budget.resident_memory(narrow).optimizer == budget.begin(narrow).optimizer == estimate.moment_bytes(narrow)
+    assert budget.init(narrow).optimizer == 0  # which a stage makes when it begins
     # Both are read and written once a step.
     less = estimate.update_traffic(case).hbm - estimate.update_traffic(narrow).hbm
     assert less == 2 * estimate.moment_bytes(narrow)
@@ -108,7 +108,7 @@ def test_moments_in_bfloat16_are_half(small):
 
 def test_the_cache_by_hand(small):
     # Keys and values of 2 layers, 2 heads of 16, float32: 512 bytes a column. 3 slots of 32 columns; of 2 samples each,
-    # 4 prompts of 8 at hand, and the next ones beside them.
+    # 4 prompts of 8 resident, and the next ones beside them.
     assert budget.sample(small()).cache == 512 * (3 * 32 + 2 * 4 * 8)
     assert budget.sample(small("Decoder.dtype='bfloat16'")).cache == 256 * (3 * 32 + 2 * 4 * 8)
     # One slot: at most 3 of the 4 prompts, 1 / 2 rounded up and 2 more; two rounds of 2.
@@ -131,9 +131,9 @@ def test_the_cache_of_a_kernel_is_filled_up_by_hand(small):
 
 
 def test_gradients_and_layer_inputs_by_hand(small):
-    found = budget.update(small("Decoder.remat='layer'"))
-    assert found.gradients == 4 * PARAMETERS  # the sum; the micro-batch's own is there while a layer goes back
-    assert found.activations == 2 * (2 * 32) * 64 * 4  # layers, rows x length, width, float32
+    actual = budget.update(small("Decoder.remat='layer'"))
+    assert actual.gradients == 4 * PARAMETERS  # the sum; the micro-batch's own is there while a layer goes back
+    assert actual.activations == 2 * (2 * 32) * 64 * 4  # layers, rows x length, width, float32
 
 
 def test_what_layers_keep_by_hand(small):
@@ -151,21 +151,21 @@ def test_what_layers_keep_by_hand(small):
 
 def test_moments_on_the_host_by_hand(small):
     there, away = small("Decoder.remat='layer'"), small("Decoder.remat='layer'", "AdamW.memory='host'")
-    assert budget.resident_memory(away).optimiser == budget.begin(away).optimiser == 0
+    assert budget.resident_memory(away).optimizer == budget.begin(away).optimizer == 0
     assert budget.on_host(away) == (8 * PARAMETERS, 0)
     assert budget.update(there).total - budget.update(away).total == 8 * PARAMETERS
     # The largest leaf is the embedding, 512 x 64: both moments as they came, and as they go.
     assert budget.offload_buffer_bytes(away) == 4 * 4 * 512 * 64 and budget.offload_buffer_bytes(there) == 0
     narrow = small("AdamW.memory='host'", "AdamW.moments='bfloat16'")
-    assert (budget.on_host(narrow).optimiser, budget.offload_buffer_bytes(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
+    assert (budget.on_host(narrow).optimizer, budget.offload_buffer_bytes(narrow)) == (4 * PARAMETERS, 4 * 2 * 512 * 64)
 
 
 def test_the_hosts_memory_is_no_part_of_what_the_compiler_puts_on_a_device():
     what = ["size 64, parameter 0, shape |f32[16]|:", "size 32, color 5, parameter 1, shape |f32[8]|:",
             "size 8, maybe-live-out:", "size 4, preallocated-temp:", "size 2, color 1, preallocated-temp:"]  # fmt: skip
-    lines = [f"allocation {i}: {said}" for i, said in enumerate(what)]
-    found = hbm_assigned("\n".join(lines))
-    assert (found.arguments, found.outputs, found.temporary, found.host, found.total) == (64, 8, 4, 32, 76)
+    lines = [f"allocation {i}: {line}" for i, line in enumerate(what)]
+    actual = hbm_assigned("\n".join(lines))
+    assert (actual.arguments, actual.outputs, actual.temporary, actual.host, actual.total) == (64, 8, 4, 32, 76)
 
 
 def test_a_layer_on_its_way_back_by_hand(small):
@@ -180,8 +180,8 @@ def test_a_layer_on_its_way_back_by_hand(small):
 def test_a_chunk_of_logits_on_its_way_back_by_hand(small):
     # The head of 2048 x 64 three times: gathered, its gradient, the sum of that over shards. Of 2 rows x 32 positions
     # x 2048: logits, their gradient, and where the tokens are, a byte each.
-    found = budget.update(small("Decoder.remat='layer'", "Decoder.vocab_size=2048"))
-    assert found.temporary == 3 * 4 * 2048 * 64 + 2 * 32 * 2048 * (4 + 4 + 1)
+    actual = budget.update(small("Decoder.remat='layer'", "Decoder.vocab_size=2048"))
+    assert actual.temporary == 3 * 4 * 2048 * 64 + 2 * 32 * 2048 * (4 + 4 + 1)
     # In bfloat16: gathered and summed narrow, the gradient wide, and every weight once more as it multiplies.
     narrow = budget.update(small("Decoder.remat='layer'", "Decoder.vocab_size=2048", "Decoder.dtype='bfloat16'"))
     weights = PARAMETERS + (2048 - 512) * 64
@@ -190,16 +190,16 @@ def test_a_chunk_of_logits_on_its_way_back_by_hand(small):
 
 def test_sampling_holds_some_weights_twice_by_hand(small):
     # Queries' and keys' matrices once more; over tensor the embedding too, cut over its width.
-    whole = 4 * (PARAMETERS + 2 * (64 * 64 + 64 * 32))
+    weights = 4 * (PARAMETERS + 2 * (64 * 64 + 64 * 32))
     scanned = "Sampler.layers='scanned'"
-    made = lambda *more, devices=1: budget.sample(small(*more, devices=devices)).temporary
+    temporary = lambda *more, devices=1: budget.sample(small(*more, devices=devices)).temporary
     prefill = 2 * (4 * 4 * 8 * 8) * 4 + 4 * 8 * (2 * 64 + 192 + 3 * 128) * 4
-    assert made(scanned) == whole + prefill
+    assert temporary(scanned) == weights + prefill
     cut = 4 * ((73728 + 32768) // 2 + 2 * (2 * 64 + 2 * 16) + 64 + (64 * 64 + 64 * 32) + 512 * 64 // 2)
     cut += 2 * (4 * 2 * 8 * 8) * 4 + 4 * 8 * (2 * 64 + 96 + 3 * 64) * 4
-    assert made(scanned, "MeshShape.tensor=2", devices=2) == cut
+    assert temporary(scanned, "MeshShape.tensor=2", devices=2) == cut
     # Unrolled, a layer's part of the stack is read where it lies, by prompts and turns alike.
-    assert made(scanned) - made("Sampler.layers='unrolled'") == 4 * 2 * (64 * 64 + 64 * 32)
+    assert temporary(scanned) - temporary("Sampler.layers='unrolled'") == 4 * 2 * (64 * 64 + 64 * 32)
 
 
 def test_computing_again_keeps_less(small):
@@ -214,7 +214,7 @@ def large():
 
 def test_8b_is_within_a_twentieth_of_the_compilers(large):
     # jax 0.10.2, libtpu 0.0.42.1, v5p:4x4x4 as fsdp 16 x tensor 4: 1.434 GiB of arguments and 2.607 temporary; the
-    # sampler's 5.650 hold the weights already, and the optimiser's 0.956 lie beside them.
+    # sampler's 5.650 hold the weights already, and the optimizer's 0.956 lie beside them.
     assert budget.update(large[0]).total / 2**30 == pytest.approx(1.434 + 2.607, rel=0.05)
     assert budget.sample(large[0]).total / 2**30 == pytest.approx(5.650 + 0.956, rel=0.05)
 
@@ -234,17 +234,19 @@ def test_linear_attention_is_within_a_tenth_of_the_compilers(bindings, compiled)
 def test_changes_save_what_they_say_and_those_that_fit_come_first(large):
     case, parts = large
     _, before = budget.peak(case)
-    found = cheaper.cheapest(case, parts, before - 2**28, 64, CHIPS["v5p"])
-    assert len(found) == 3
-    assert found[0].fits and [c.fits for c in found] == sorted((c.fits for c in found), reverse=True)
-    for change in found:
+    actual = cheaper.cheapest(case, parts, before - 2**28, 64, CHIPS["v5p"])
+    assert len(actual) == 3
+    assert actual[0].fits and [c.fits for c in actual] == sorted((c.fits for c in actual), reverse=True)
+    for change in actual:
         config, _ = load_config("configs/plan/8b.gin", change.bindings)
         assert before - budget.peak(make_case(config, parts, 64))[1] == change.saves > 0
 
 
 def test_layers_that_keep_more_than_their_inputs_are_told_to_keep_those_alone(small):
-    told = lambda remat: {"Decoder.remat": "layer"} in list(cheaper.candidates(small(f"Decoder.remat={remat!r}")))
-    assert [told(remat) for remat in ("none", "dots", "layer", "offload")] == [True, True, False, False]
+    suggests_layer = lambda remat: (
+        {"Decoder.remat": "layer"} in list(cheaper.candidates(small(f"Decoder.remat={remat!r}")))
+    )
+    assert [suggests_layer(remat) for remat in ("none", "dots", "layer", "offload")] == [True, True, False, False]
 
 
 def test_a_run_that_cannot_be_laid_out_is_refused(small):
@@ -253,22 +255,22 @@ def test_a_run_that_cannot_be_laid_out_is_refused(small):
 
 
 def test_blocks_that_a_row_fits_into_are_none(small):
-    whole, same = small(), small("Decoder.attention_block=32")
-    assert budget.update(same) == budget.update(whole)
+    unblocked, same = small(), small("Decoder.attention_block=32")
+    assert budget.update(same) == budget.update(unblocked)
     # Two layers keep two arrays of scores [2 rows, 4 heads, 32 queries, 32 keys] in float32 each; in blocks, none.
     blocked = budget.update(small("Decoder.attention_block=16"))
-    assert budget.update(whole).activations - blocked.activations == 2 * 2 * (2 * 4 * 32 * 32) * 4
+    assert budget.update(unblocked).activations - blocked.activations == 2 * 2 * (2 * 4 * 32 * 32) * 4
 
 
 def test_scores_of_a_kernel_are_not_kept(small):
     long = ("Learner.row_length=1024", "Learner.micro_batch_tokens=1024")
-    own, kernel = (budget.update(small(*long, f"Decoder.attention={name!r}")) for name in ("reference", "splash"))
+    reference, kernel = (budget.update(small(*long, f"Decoder.attention={name!r}")) for name in ("reference", "splash"))
     # Two layers keep two arrays of scores [1 row, 4 heads, 1024 queries, 1024 keys] in float32 each.
-    assert own.activations - kernel.activations == 2 * 2 * (4 * 1024 * 1024) * 4
+    assert reference.activations - kernel.activations == 2 * 2 * (4 * 1024 * 1024) * 4
     with pytest.raises(ValueError, match="'in_row' needs attention='reference', or"):
         small(*long, "Decoder.attention='splash'", "Learner.prefix_sharing='in_row'")
     linear = ["Decoder.linear=@Linear()", "Linear.key_heads=2", "Linear.value_heads=2", "Linear.key_dim=4"]
-    with pytest.raises(ValueError, match="'cross_row' is not known to linear attention"):
+    with pytest.raises(ValueError, match="'cross_row' is not supported by linear attention"):
         small(*linear, "Linear.value_dim=4", "Decoder.layers=4", "Learner.prefix_sharing='cross_row'")
 
 
@@ -289,12 +291,12 @@ def test_what_lies_ahead_of_rows_is_counted_with_their_scores(small):
 def test_stages_and_evaluations_are_counted_by_their_own_shapes(small, two_stages):
     case = small(*two_stages, "warm/Offline.batch_size=64", "GRPO.kl=0.01", "Config.eval=@Eval()",
                  "Data.held_out_every=5", "Eval.batch=16", "Eval.samples=2")  # fmt: skip
-    found = budget.of_programs(case)
+    actual = budget.of_programs(case)
     # The first stage keeps no reference: one copy of the weights, not two.
-    assert found["sft.update"].weights == 4 * PARAMETERS and found["rl.update"].weights == 2 * 4 * PARAMETERS
-    # Of its 16 prompts 4 are at hand; see the cache by hand above.
-    assert found["sample_eval"].cache == 512 * (3 * 32 + 2 * 4 * 8)
-    assert found["sample_eval"].weights == 2 * 4 * PARAMETERS
+    assert actual["sft.update"].weights == 4 * PARAMETERS and actual["rl.update"].weights == 2 * 4 * PARAMETERS
+    # Of its 16 prompts 4 are resident; see the cache by hand above.
+    assert actual["sample_eval"].cache == 512 * (3 * 32 + 2 * 4 * 8)
+    assert actual["sample_eval"].weights == 2 * 4 * PARAMETERS
     counts = flops.of_programs(case)
     assert counts["sample_eval"].total > counts["rl.sample"].total
     # The update's operations grow with its packed tokens: 64 rows of 32 against 8.
@@ -304,17 +306,17 @@ def test_stages_and_evaluations_are_counted_by_their_own_shapes(small, two_stage
 
 def test_a_stage_that_begins_holds_the_moments_of_the_one_that_ends(small, two_stages):
     case = small(*two_stages, "GRPO.kl=0.01")
-    found = budget.of_programs(case)["rl.begin"]
+    actual = budget.of_programs(case)["rl.begin"]
     # Weights, the reference and the new moments; the old moments are given up only afterwards.
-    assert found == budget.Memory(weights=2 * 4 * PARAMETERS, optimiser=8 * PARAMETERS, temporary=8 * PARAMETERS)
+    assert actual == budget.Memory(weights=2 * 4 * PARAMETERS, optimizer=8 * PARAMETERS, temporary=8 * PARAMETERS)
     # The reference of a stage that ends goes with them.
     again = small("Config.stages=[@Online(), @again/Online()]", "again/Online.name='again'",
                   "again/Online.objective=@DrGRPO()", "GRPO.kl=0.01")  # fmt: skip
     assert again.name == "again" and budget.resident_memory(again).weights == 4 * PARAMETERS
     assert budget.begin(again).temporary == 8 * PARAMETERS + 4 * PARAMETERS
-    # Moments of a stage whose own optimiser keeps them on the host are not there.
+    # Moments of a stage whose own optimizer keeps them on the host are not there.
     away = small(*two_stages, "warm/Offline.optimizer=@warm/AdamW()", "warm/AdamW.memory='host'")
-    assert budget.begin(away).temporary == 0 and budget.begin(away).optimiser == 8 * PARAMETERS
+    assert budget.begin(away).temporary == 0 and budget.begin(away).optimizer == 8 * PARAMETERS
 
 
 REWARD_STAGE = (
@@ -332,10 +334,10 @@ def test_a_role_that_an_earlier_stage_trained_stays_without_its_moments(small):
     case = small(*REWARD_STAGE)
     pairs = small(*REWARD_STAGE, stage="bradleyterry")
     # The policy and the reward model; moments of the one that learns.
-    for own in (case, pairs):
-        assert budget.resident_memory(own)[:2] == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
-    found = budget.of_programs(case)
-    assert {"bradleyterry.update", "rl.scores", "rl.update"} <= set(found)
+    for stage_case in (case, pairs):
+        assert budget.resident_memory(stage_case)[:2] == (2 * 4 * PARAMETERS, 8 * PARAMETERS)
+    actual = budget.of_programs(case)
+    assert {"bradleyterry.update", "rl.scores", "rl.update"} <= set(actual)
     # A pass that reads no logits has no head in it.
     assert flops.scores(case).weights == flops.logprobs(case).weights - 2 * flops.read_positions(case) * 64 * 512
     # Nor has a comparison's update: 4 rows of 64 tokens hold a pair each, and layers have 73728 entries in matrices.

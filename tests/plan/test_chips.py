@@ -22,7 +22,7 @@ def test_half_a_tpu7x_is_a_device():
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("v5e", "write CHIP:GRID"),
         ("v5e:", "write CHIP:GRID"),
@@ -35,10 +35,10 @@ def test_half_a_tpu7x_is_a_device():
         ("v5e:0x4", "2 dimensions"),
     ],
 )
-def test_a_wrong_name_is_refused_with_what_is_right(text, said):
+def test_a_wrong_name_is_refused_with_what_is_right(text, message):
     with pytest.raises(ValueError, match="--topology") as error:
         parse_topology(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_table_has_every_chip_with_its_source():

@@ -93,8 +93,8 @@ def counted():
 
 
 def test_sampling_gathers_weights_over_fsdp_once_and_never_over_tensor(counted):
-    case, found = counted
-    outside = [row for row in found["rl.sample"] if row.op == "all-gather" and not row.in_loop]
+    case, actual = counted
+    outside = [row for row in actual["rl.sample"] if row.op == "all-gather" and not row.in_loop]
     over_fsdp = sum(row.bytes for row in outside if row.axes == "fsdp")
     norms = 4 * (16 + 2 * 2 * 16 + 2 * 2 * 16)  # whole everywhere: final, two of width 16 and two of a head in 2 layers
     assert over_fsdp == (held_bytes(case, GATHERED, "float32") - norms) // 2

@@ -38,14 +38,14 @@ def test_programs_by_hand(small):
     forward = flops.logprobs(case)
     assert forward == (2 * 256 * (LAYERS + HEAD), 256 * 2 * 2 * 2 * 4 * 16 * 32)
     assert flops.update(case) == (2 * 256 * (3 * LAYERS + 4 * HEAD), 3 * forward.attention)
-    kept_less = flops.update(small("Decoder.remat='layer'"))
+    recomputed = flops.update(small("Decoder.remat='layer'"))
     # The last product of a layer, down, is not needed again.
-    assert kept_less == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
-    assert flops.update(small("Decoder.remat='offload'")) == kept_less
+    assert recomputed == (2 * 256 * (4 * LAYERS - 2 * 64 * 128 + 4 * HEAD), 4 * forward.attention)
+    assert flops.update(small("Decoder.remat='offload'")) == recomputed
     # Products with matrices are kept, attention is not.
     assert flops.update(small("Decoder.remat='dots'")) == (2 * 256 * (3 * LAYERS + 4 * HEAD), 4 * forward.attention)
     blocked = flops.update(small("Decoder.remat='layer'", "Decoder.attention_block=16"))
-    assert blocked == (kept_less.weights, 4.5 * forward.attention)
+    assert blocked == (recomputed.weights, 4.5 * forward.attention)
 
 
 def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):
@@ -57,16 +57,16 @@ def test_a_turn_reads_the_filled_blocks_of_the_cache_by_hand(small):
 
 def test_a_turn_reads_the_blocks_of_a_kernel_by_hand(small):
     long = ("Data.prompt_length=250", "Sampler.completion_length=140", "Learner.row_length=390")
-    case, own = (small(*long, f"Sampler.attention={name!r}") for name in ("ragged", "reference"))
+    case, reference = (small(*long, f"Sampler.attention={name!r}") for name in ("ragged", "reference"))
     # Of 2 heads filled up to 128 entries of float32 a block holds 256 columns. Turns see 250 to 389: 7 of them one,
     # 133 two. A query meets the keys of both heads.
     assert flops.read_columns(case) == (7 * 256 + 133 * 512) / 140
-    attended = flops.decode(own).attention / flops.read_columns(own) * flops.read_columns(case)
-    assert flops.decode(case) == (pytest.approx(flops.decode(own).weights + 2 * attended), 0)
+    attended = flops.decode(reference).attention / flops.read_columns(reference) * flops.read_columns(case)
+    assert flops.decode(case) == (pytest.approx(flops.decode(reference).weights + 2 * attended), 0)
     narrow = small(*long, "Sampler.attention='ragged'", "Decoder.dtype='bfloat16'")
     # Weights of values are two numbers each: three products in place of two. One block holds all 512 columns.
     attended *= 512 / flops.read_columns(case)
-    assert flops.decode(narrow) == (pytest.approx(flops.decode(own).weights + 3 * attended), 0)
+    assert flops.decode(narrow) == (pytest.approx(flops.decode(reference).weights + 3 * attended), 0)
 
 
 def test_ppo_takes_one_pass_more_a_minibatch(small):
@@ -114,12 +114,12 @@ def test_what_a_norm_reads_is_computed_again(place, small):
 def test_a_kernels_products_are_narrow_and_causal_by_hand(small):
     # A row of 1,024 tokens, which two blocks of 512 divide: 3 of 4 pairs of a query and a key.
     long = ("Learner.row_length=1024", "Learner.micro_batch_tokens=1024")
-    own, kernel = (small(*long, f"Decoder.attention={name!r}") for name in ("reference", "splash"))
-    forward, narrow = flops.logprobs(own), flops.logprobs(kernel)
+    reference, kernel = (small(*long, f"Decoder.attention={name!r}") for name in ("reference", "splash"))
+    forward, narrow = flops.logprobs(reference), flops.logprobs(kernel)
     assert narrow == (forward.weights + 3 / 4 * forward.attention, 0)
     # Forward two products of the size of scores; back three and four.
-    assert flops.update(kernel) == (flops.update(own).weights + 4.5 * 3 / 4 * forward.attention, 0)
-    assert flops.decode(kernel) == flops.decode(own)
+    assert flops.update(kernel) == (flops.update(reference).weights + 4.5 * 3 / 4 * forward.attention, 0)
+    assert flops.decode(kernel) == flops.decode(reference)
 
 
 def test_programs_of_adapters_by_hand(small):
@@ -153,8 +153,8 @@ def unrolled_loss(cfg, rows, length):
         positions = jnp.broadcast_to(jnp.arange(length)[None], tokens.shape)
         hidden, _ = MODEL.forward(params, tokens, positions, jnp.zeros_like(tokens), cfg)
         unembed = lambda h: MODEL.unembed(params, h, cfg)
-        wanted = jnp.ones_like(tokens, bool)
-        logprobs, _ = token_logprobs(hidden, tokens, wanted, unembed, temperature=jnp.float32(1), chunk=length)
+        everywhere = jnp.ones_like(tokens, bool)
+        logprobs, _ = token_logprobs(hidden, tokens, everywhere, unembed, temperature=jnp.float32(1), chunk=length)
         return logprobs.sum()
 
     params = jax.eval_shape(lambda p: MODEL.unstack(p, cfg), abstract(MODEL.spec(cfg)))
@@ -210,14 +210,14 @@ def test_a_mixture_of_experts_by_hand(small):
 def test_an_mlp_beside_experts_by_hand(beside, more, small):
     # A layer as above, with an MLP of 3 x 64 x 128; what gates it is 64 x 1. Under remat all of it is computed again.
     layers = 2 * (12288 + 64 * 4 + 2 * 3 * 64 * 32 + 3 * 64 * 128 + more)
-    own = [*MOE, f"Experts.shared_expert='{beside}'"]
-    case = small(*own)
+    bindings = [*MOE, f"Experts.shared_expert='{beside}'"]
+    case = small(*bindings)
     assert flops.layer_weights(case.spec, case.cfg.experts) == layers
-    assert flops.update(small(*own, "Decoder.remat='layer'")).weights == 2 * 256 * (4 * layers + 4 * HEAD)
+    assert flops.update(small(*bindings, "Decoder.remat='layer'")).weights == 2 * 256 * (4 * layers + 4 * HEAD)
     # A token's copies for two experts, 2 x (2 x 64 + 3 x 32), four logits, and 3 x 128 of the MLP.
     assert estimate.mlp_entries(case.cfg, 1) == 2 * (2 * 64 + 3 * 32) + 4 + 3 * 128
     # Over tensor 2 a pass sums three products a layer in place of two: half of [tokens, 64] float32, there and back.
-    cut = small(*own, "MeshShape.tensor=2", devices=2)
+    cut = small(*bindings, "MeshShape.tensor=2", devices=2)
     assert estimate.tensor_sums(cut, 10, 1) == {"tensor": 2 * 3 * 2 * 10 * 64 * 4 / 2}
     assert estimate.tensor_sums(small(*MOE, "MeshShape.tensor=2", devices=2), 10, 1) == {"tensor": 2 * 2 * 2560.0}
 
@@ -262,9 +262,9 @@ def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_c
     remat, beside, small
 ):
     """On CPU `ragged_dot` multiplies every token with every expert: its products count `experts.count` times."""
-    own = Experts(count=3, per_token=2, width=512, shared_expert=beside)
-    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=512, experts=own,
-                  remat=remat)  # fmt: skip
+    experts = Experts(count=3, per_token=2, width=512, shared_expert=beside)
+    cfg = Decoder(vocab_size=2048, layers=2, width=256, heads=4, kv_heads=2, head_dim=64, mlp_width=512,
+                  experts=experts, remat=remat)  # fmt: skip
     rows, length = 4, 128
     bindings = [f"Decoder.{name}={getattr(cfg, name)!r}" for name in (
         "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "remat")]  # fmt: skip
@@ -275,13 +275,13 @@ def test_the_compiler_counts_a_mixture_the_same_but_for_the_experts_that_a_cpu_c
     assert case.cfg == cfg and case.shape.micro_batches * case.shape.rows == rows
     loss, params, ids = unrolled_loss(cfg, rows, length)
 
-    visits = 2.0 * rows * length * cfg.layers * own.per_token * 3 * cfg.width * own.width
-    for_nothing = (own.count - 1) * visits
+    visits = 2.0 * rows * length * cfg.layers * experts.per_token * 3 * cfg.width * experts.width
+    for_nothing = (experts.count - 1) * visits
     passes = 3 if remat == "none" else 4
-    found = counted_by_xla(loss, params, ids)
-    assert found == pytest.approx(flops.logprobs(case).total + for_nothing, rel=0.05)
-    found = counted_by_xla(jax.value_and_grad(loss), params, ids)
-    assert found == pytest.approx(flops.update(case).total + passes * for_nothing, rel=0.05)
+    actual = counted_by_xla(loss, params, ids)
+    assert actual == pytest.approx(flops.logprobs(case).total + for_nothing, rel=0.05)
+    actual = counted_by_xla(jax.value_and_grad(loss), params, ids)
+    assert actual == pytest.approx(flops.update(case).total + passes * for_nothing, rel=0.05)
 
 
 def test_decoding_one_token_as_the_compiler_counts_it():

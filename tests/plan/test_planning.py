@@ -30,22 +30,22 @@ def plan(monkeypatch, capsys):
 
 
 def test_a_plan_says_what_its_numbers_are(plan):
-    said = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
-    assert set(said) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "notes", "wastes", "programs"}
-    assert said["fits"] and said["limit_gib"] == 94.75 and said["wastes"] == []
-    assert any("libtpu is not installed: nothing was compiled" in note for note in said["notes"])
-    programs = {program["name"]: program for program in said["programs"]}
+    printed = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
+    assert set(printed) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "notes", "wastes", "programs"}
+    assert printed["fits"] and printed["limit_gib"] == 94.75 and printed["wastes"] == []
+    assert any("libtpu is not installed: nothing was compiled" in note for note in printed["notes"])
+    programs = {program["name"]: program for program in printed["programs"]}
     assert set(programs) == {"init", "restore", "sample", "update"}
     assert [programs[name]["stage"] for name in ("init", "restore", "sample", "update")] == [None, None, "rl", "rl"]
     assert not any(program["compiled"] for program in programs.values())
-    assert said["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
-    assert said["host_gib"] == {"optimiser": 0, "activations": 0}
+    assert printed["hbm_gib"] == max(sum(program["hbm"].values()) for program in programs.values())
+    assert printed["host_gib"] == {"optimizer": 0, "activations": 0}
     assert programs["update"]["flops"] > 0 and programs["update"]["collectives"] is None
 
 
 def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan, two_stages):
     run = ("configs/tiny.gin", "Decoder.vocab_size=320", "GRPO.kl=0.01", *two_stages, "--topology", "v5e:1x1")
-    rows = lambda said: {(program["stage"], program["name"]) for program in said["programs"]}
+    rows = lambda printed: {(program["stage"], program["name"]) for program in printed["programs"]}
     of_run, both = {(None, "init"), (None, "restore")}, plan(*run)
     sft = {("sft", "update")}
     rl = {("rl", "begin"), ("rl", "sample"), ("rl", "reference"), ("rl", "update")}
@@ -60,34 +60,34 @@ def test_a_run_of_two_stages_has_rows_of_both_and_one_can_be_planned_alone(plan,
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [(["--stage", "dpo"], "unknown stage 'dpo'; available: rl"), (["--stage", "rl", "--search"], "leave it out with")],
 )
-def test_a_stage_that_cannot_be_planned_alone_is_refused(arguments, said, monkeypatch, capsys):
+def test_a_stage_that_cannot_be_planned_alone_is_refused(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
     assert cli.main(["plan", "configs/plan/0.6b.gin", "--topology", "v5e:2x4", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_shape_that_stands_in_is_named(plan):
-    said = plan("configs/gsm8k/qwen3-0.6b.gin", "--topology", "v5e:2x2")
-    assert "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published" in said["notes"]
+    printed = plan("configs/gsm8k/qwen3-0.6b.gin", "--topology", "v5e:2x2")
+    assert "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published" in printed["notes"]
 
 
 def test_a_reward_model_that_is_not_counted_is_named(plan):
     over = ["Config.reward=@RewardModel()", "RewardModel.path='models/judge'"]
-    said = plan("configs/plan/0.6b.gin", *over, "--topology", "v5e:2x4")
-    assert "the memory and the time of Config.reward are not counted" in said["notes"]
+    printed = plan("configs/plan/0.6b.gin", *over, "--topology", "v5e:2x4")
+    assert "the memory and the time of Config.reward are not counted" in printed["notes"]
 
 
 def test_what_the_run_keeps_beside_a_program_counts():
     config, parts = load_config("configs/plan/0.6b.gin")
-    kept = budget.resident_memory(make_case(config, parts, 8))
-    # Sampling is given the weights alone: the optimiser is on the device all the same.
-    found = Compiled(arguments=kept.weights, temporary=3 * GIB)
+    resident = budget.resident_memory(make_case(config, parts, 8))
+    # Sampling is given the weights alone: the optimizer is on the device all the same.
+    actual = Compiled(arguments=resident.weights, temporary=3 * GIB)
     arithmetic = budget.Memory(cache=GIB)
-    assert planning.by_kind("rl.sample", found, arithmetic, kept) == budget.Memory(
-        weights=kept.weights, optimiser=kept.optimiser, cache=GIB, temporary=2 * GIB
+    assert planning.by_kind("rl.sample", actual, arithmetic, resident) == budget.Memory(
+        weights=resident.weights, optimizer=resident.optimizer, cache=GIB, temporary=2 * GIB
     )

@@ -29,22 +29,22 @@ def without_libtpu(monkeypatch):
 
 def test_meshes_use_every_device_once():
     # 8 = 2^3: the ways to share out three factors of 2 among three axes are (3 + 2)! / (3! 2!) = 10.
-    found = list(search.meshes(8))
-    assert len(found) == len({tuple(mesh.values()) for mesh in found}) == 10
-    assert all(math.prod(mesh.values()) == 8 for mesh in found)
+    actual = list(search.meshes(8))
+    assert len(actual) == len({tuple(mesh.values()) for mesh in actual}) == 10
+    assert all(math.prod(mesh.values()) == 8 for mesh in actual)
 
 
 def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu):
     config, parts = load_config("configs/plan/8b.gin")
     done = search.search(config, parts, parse_topology("v6e:16x16"), [], lambda line: None)
-    assert done.found[0].step_seconds < done.default.step_seconds
-    assert [c.step_seconds for c in done.found] == sorted(c.step_seconds for c in done.found)
-    assert all(c.refused is None and c.gib <= 31.75 for c in done.found)
+    assert done.fitting[0].step_seconds < done.default.step_seconds
+    assert [c.step_seconds for c in done.fitting] == sorted(c.step_seconds for c in done.fitting)
+    assert all(c.refused is None and c.gib <= 31.75 for c in done.fitting)
     assert done.refused and all(c.refused for c in done.refused)
     reasons = search.why_refused(done.refused)
     assert any("GiB a device, by arithmetic" in line for line in reasons)
     assert any("does not divide" in line for line in reasons)
-    assert len(done.found) + len(done.refused) == len(list(search.layouts(config, parts, done.topology)))
+    assert len(done.fitting) + len(done.refused) == len(list(search.layouts(config, parts, done.topology)))
 
 
 def test_a_kernel_of_other_devices_is_no_plan(without_libtpu):
@@ -73,12 +73,12 @@ def test_what_the_compiler_refuses_is_refused(monkeypatch):
     done = search.search(config, parts, topology, source, lambda line: None)
     # What was given goes along, but for what the layout itself binds.
     assert asked == [(["0.6b.gin", "Online.samples=16"], ["rl.sample", "rl.update"])] * (1 + search.COMPILED)
-    assert [c.compiled for c in done.found[:3]] == [True, True, False]
+    assert [c.compiled for c in done.fitting[:3]] == [True, True, False]
     as_compiled = [c for c in done.refused if c.refused.endswith("as compiled")]
     assert {c.refused for c in as_compiled} == {"update takes 99.00 of 15.75 GiB a device, as compiled"}
     # What differs in slots alone has the same update, and is refused without being compiled.
     assert len({search.depends_on("rl.update", c.bindings) for c in as_compiled}) == 1
-    assert not {search.depends_on("rl.update", c.bindings) for c in done.found[:2]} & {
+    assert not {search.depends_on("rl.update", c.bindings) for c in done.fitting[:2]} & {
         search.depends_on("rl.update", c.bindings) for c in as_compiled
     }
 
@@ -90,7 +90,7 @@ def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():
                 "Online.prompts=4", "Data.prompt_length=8", "Sampler.completion_length=24"]  # fmt: skip
     config, parts = load_config("configs/tiny.gin", bindings)
     tried = list(search.layouts(config, parts, parse_topology("v5e:1x1")))
-    assert {found["Learner.micro_batch_tokens"] // 25 for found in tried} == {1, 2, 4, 5, 8}
+    assert {actual["Learner.micro_batch_tokens"] // 25 for actual in tried} == {1, 2, 4, 5, 8}
 
 
 def test_the_smallest_slice_that_fits_is_found(without_libtpu):
@@ -99,7 +99,7 @@ def test_the_smallest_slice_that_fits_is_found(without_libtpu):
     done = search.smallest(config, parts, CHIPS["v5p"], [], tried.append)
     slices = CHIPS["v5p"].slices
     place = slices.index("x".join(map(str, done.topology.grid)))
-    assert done.found
+    assert done.fitting
     assert [line for line in tried if "searching" in line] == [
         f"searching layouts for v5p:{s}" for s in slices[: place + 1]
     ]
@@ -111,10 +111,10 @@ def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(monkeypa
     limit = parse_topology("v5e:2x4").chip.limit_bytes
     monkeypatch.setattr(assigned, "ask", lambda *_: {"rl.sample": Compiled(needed=limit + 1), "rl.update": Compiled()})
     done = search.search(config, parts, parse_topology("v5e:2x4"), ["0.6b.gin"], lambda line: None)
-    assert done.found == [] and not search.to_json(done)["fits"]
-    told = [c.refused for c in done.refused if "was not asked about" in c.refused]
-    said = f"the compiler refused all {search.TRIES} that it was asked about, and was not asked about this one"
-    assert set(told) == {said}
+    assert done.fitting == [] and not search.to_json(done)["fits"]
+    unasked = [c.refused for c in done.refused if "was not asked about" in c.refused]
+    message = f"the compiler refused all {search.TRIES} that it was asked about, and was not asked about this one"
+    assert set(unasked) == {message}
 
 
 def test_what_the_compiler_said_of_one_program_is_not_held_against_another(monkeypatch):
@@ -129,23 +129,23 @@ def test_what_the_compiler_said_of_one_program_is_not_held_against_another(monke
         return {"rl.sample": Compiled(needed=2 * limit if len(asked) == 1 else 1), "rl.update": Compiled()}
 
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
-    found = search.search(config, parts, topology, [], lambda line: None).found
+    actual = search.search(config, parts, topology, [], lambda line: None).fitting
     monkeypatch.setattr(assigned, "ask", ask)
-    good, _ = search.confirmed(config, parts, topology, found, ["0.6b.gin"], lambda line: None, max_found=1)
+    good, _ = search.confirmed(config, parts, topology, actual, ["0.6b.gin"], lambda line: None, max_layouts=1)
     case = lambda c: make_case(applied(config, c.bindings), parts, topology.num_devices)
     sampling = lambda c: budget.of_programs(case(c))["rl.sample"].total
-    expected = next(c for c in found if 2 * sampling(c) <= sampling(found[0]))
-    assert asked == [search.words(c.bindings) for c in (found[0], expected)]
+    expected = next(c for c in actual if 2 * sampling(c) <= sampling(actual[0]))
+    assert asked == [search.words(c.bindings) for c in (actual[0], expected)]
     assert good[0].bindings == expected.bindings
-    assert 2 * expected.gib > found[0].gib  # its update would be too much by the factor of sampling
+    assert 2 * expected.gib > actual[0].gib  # its update would be too much by the factor of sampling
 
 
 def test_a_stage_is_not_charged_for_the_reference_of_a_later_one(small, two_stages):
     case = small(*two_stages, "GRPO.kl=0.01")
     warm = small(*two_stages, "GRPO.kl=0.01", stage="sft")
     assert budget.resident_memory(case).weights == 2 * budget.resident_memory(warm).weights
-    said = {"sft.update": Compiled(temporary=1)}
-    assert search.largest(said, case) == ("sft.update", budget.resident_memory(warm).total + 1)
+    compiled = {"sft.update": Compiled(temporary=1)}
+    assert search.largest(compiled, case) == ("sft.update", budget.resident_memory(warm).total + 1)
 
 
 def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monkeypatch, capsys):
@@ -154,10 +154,10 @@ def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monk
     out = tmp_path / "winner.gin"
     given = ["configs/plan/0.6b.gin", "Online.samples=16", "MeshShape.fsdp=4", "--topology", "v5e:2x4"]
     assert cli.main(["plan", *given, "--search", "--json", "--out", str(out)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["fits"] and len(said["best"]) == 5
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] and len(printed["best"]) == 5
     config, _ = load_config(str(out))
-    expected, _ = load_config("configs/plan/0.6b.gin", ["Online.samples=16", *said["best"][0]["bindings"]])
+    expected, _ = load_config("configs/plan/0.6b.gin", ["Online.samples=16", *printed["best"][0]["bindings"]])
     assert config == expected
     assert every.topology_of(out.read_text()) == "v5e:2x4"
 
@@ -195,9 +195,9 @@ def test_every_recipe_fits_the_topology_in_its_header(without_libtpu):
 
 def test_a_known_shape_stands_in_only_where_the_model_is_not_here(tmp_path):
     config, _ = load_config("configs/gsm8k/qwen3-0.6b.gin")
-    found, told = with_known_shape(config)
-    assert told == "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published"
-    assert vocab_size_of(found) == 151936
+    actual, note = with_known_shape(config)
+    assert note == "models/Qwen3-0.6B does not exist; the plan uses the shape of Qwen3-0.6B as published"
+    assert vocab_size_of(actual) == 151936
     (tmp_path / "config.json").write_text("{}")
     here = dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(tmp_path)))
     assert with_known_shape(here) == (here, None)
@@ -232,9 +232,9 @@ class FakeLowered:
 
 def test_memory_is_what_the_compiler_assigned_counted_once():
     """JAX's own number of temporary bytes holds donated arguments a second time."""
-    found = compiled.compile_now(FakeLowered())
-    assert (found.arguments, found.outputs, found.temporary, found.code) == (1000, 200, 34, 5)
-    assert found.total == 1239
+    actual = compiled.compile_now(FakeLowered())
+    assert (actual.arguments, actual.outputs, actual.temporary, actual.code) == (1000, 200, 34, 5)
+    assert actual.total == 1239
     early = assigned.assign_now(FakeLowered())
     assert (early.arguments, early.outputs, early.temporary, early.code) == (1000, 200, 34, 0)
 

@@ -30,9 +30,9 @@ def compiled(name, *bindings):
 def test_logits_of_whole_rows_are_flagged():
     case, text = compiled("update")
     assert waste.full_logits("update", case, waste.widest_logits(text, {320, 160})) is None
-    _, whole = compiled("update", "Learner.logprob_chunk=128")
-    said = waste.full_logits("update", case, waste.widest_logits(whole, {320, 160}))
-    assert said.startswith(f"update holds logits of {case.rows * 128} positions at once")
+    _, full_rows = compiled("update", "Learner.logprob_chunk=128")
+    warning = waste.full_logits("update", case, waste.widest_logits(full_rows, {320, 160}))
+    assert warning.startswith(f"update holds logits of {case.rows * 128} positions at once")
 
 
 def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
@@ -42,8 +42,8 @@ def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
     usual = sampler._draw
 
     def wasteful(keys, logits, sampling_params):
-        whole = jax.lax.all_gather(logits, "fsdp").sum() * 0
-        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * whole, sampling_params)
+        gathered = jax.lax.all_gather(logits, "fsdp").sum() * 0
+        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * gathered, sampling_params)
         return token, *rest
 
     monkeypatch.setattr(sampler, "_draw", wasteful)
@@ -75,5 +75,5 @@ def test_a_second_cache_is_flagged(monkeypatch, layers):
 
     monkeypatch.setattr(decoder, "MODEL", decoder.MODEL._replace(forward=wasteful))
     case, text = compiled("sample", "Sampler.layers='scanned'", "Decoder.layers=3", "Sampler.slots=2")
-    said = waste.second_cache("sample", case, waste.caches_carried(text, case))
-    assert said.startswith("sample carries")
+    warning = waste.second_cache("sample", case, waste.caches_carried(text, case))
+    assert warning.startswith("sample carries")

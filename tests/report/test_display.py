@@ -291,14 +291,14 @@ def test_other_threads_can_give_notice_while_the_panel_is_drawn():
 
 
 def test_log_records_for_the_terminal_of_the_panel_are_shown_as_messages():
-    stderr, other, said = io.StringIO(), io.StringIO(), []
+    stderr, other, messages = io.StringIO(), io.StringIO(), []
     handlers = [logging.StreamHandler(stderr), logging.StreamHandler(other), logging.NullHandler()]
     record = logging.makeLogRecord({"msg": "a warning\nof two lines"})
-    with route_logs(said.append, stderr, handlers):
+    with route_logs(messages.append, stderr, handlers):
         for handler in handlers:
             handler.handle(record)
     handlers[0].handle(record)
-    assert said == ["a warning\nof two lines"]
+    assert messages == ["a warning\nof two lines"]
     assert stderr.getvalue() == other.getvalue() == "a warning\nof two lines\n"
 
 

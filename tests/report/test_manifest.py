@@ -22,15 +22,15 @@ def manifest(**changes):
 
 
 def test_a_manifest_reads_back_and_equals_itself(tmp_path):
-    made = manifest()
-    write_manifest(tmp_path / "manifest.json", made)
-    assert read_manifest(tmp_path / "manifest.json") == made
+    written = manifest()
+    write_manifest(tmp_path / "manifest.json", written)
+    assert read_manifest(tmp_path / "manifest.json") == written
     assert compare(read_manifest(tmp_path / "manifest.json"), manifest()) == ([], [])
     assert {"jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jrl-jax"} <= set(
-        made["environment"]["packages"]
+        written["environment"]["packages"]
     )
-    assert made["environment"]["devices"] >= 1 and made["environment"]["device_kind"]
-    assert "per-device shape" in made["promise"]
+    assert written["environment"]["devices"] >= 1 and written["environment"]["device_kind"]
+    assert "per-device shape" in written["promise"]
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_steps_read_back_as_they_were_appended(tmp_path):
     store.close()
     assert_holds(tmp_path, [1, 2, 3])
     part = read_rollouts(tmp_path, 3, 6)
-    whole = read_rollouts(tmp_path)
-    assert part["completion"] == whole["completion"][3:6]
-    np.testing.assert_array_equal(part["tokens"], whole["tokens"][3:6])
+    rows = read_rollouts(tmp_path)
+    assert part["completion"] == rows["completion"][3:6]
+    np.testing.assert_array_equal(part["tokens"], rows["tokens"][3:6])
     assert read_rollouts(tmp_path, 5, 5)["prompt"] == []
 
 

@@ -15,15 +15,15 @@ def scalars(folder):
     """Reads (tag, step, value) back from event files: length-framed protocol buffers."""
     from tensorboardX.proto import event_pb2
 
-    found = []
+    actual = []
     for path in sorted(folder.glob("events.*")):
         data, place = path.read_bytes(), 0
         while place < len(data):
             length = int.from_bytes(data[place : place + 8], "little")
             event = event_pb2.Event.FromString(data[place + 12 : place + 12 + length])
-            found += [(value.tag, event.step, round(value.simple_value, 6)) for value in event.summary.value]
+            actual += [(value.tag, event.step, round(value.simple_value, 6)) for value in event.summary.value]
             place += 16 + length
-    return found
+    return actual
 
 
 def test_tensorboard_holds_the_numbers_of_every_row(tmp_path):

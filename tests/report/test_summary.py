@@ -11,7 +11,7 @@ INTERVAL = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 500}
 
 
 def test_a_summary_has_exactly_the_keys_that_checks_read(tmp_path):
-    made = write_summary(
+    summary = write_summary(
         tmp_path / "summary.json",
         steps=30,
         seconds={"total": 12.5, "sampling": 3.0},
@@ -20,7 +20,7 @@ def test_a_summary_has_exactly_the_keys_that_checks_read(tmp_path):
         peak_bytes=2**30,
     )
     read = json.loads((tmp_path / "summary.json").read_text())
-    assert read == made and list(read) == ["steps", "seconds", "eval", "tokens_per_second", "peak_bytes"]
+    assert read == summary and list(read) == ["steps", "seconds", "eval", "tokens_per_second", "peak_bytes"]
     assert read["seconds"]["total"] == 12.5 and read["eval"]["before_rl"] == INTERVAL
     assert read["eval"]["after_rl"]["mean"] is None
 

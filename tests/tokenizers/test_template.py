@@ -24,9 +24,9 @@ ASKED = [{"role": "user", "content": "q"}]
 
 @pytest.fixture(scope="module")
 def renderer():
-    made = chat_template.Renderer()
-    yield made
-    made.close()
+    opened = chat_template.Renderer()
+    yield opened
+    opened.close()
 
 
 def render(renderer, source, messages=ASKED, tools=(), **variables):
@@ -90,14 +90,14 @@ def test_a_hostile_template_is_refused_and_the_next_one_renders(renderer, name):
 
 
 def test_a_renderer_that_is_closed_leaves_no_process():
-    made = chat_template.Renderer()
-    assert made.render("x", {}, "2026-11-20") == "x"
-    process = made._process
-    made.close()
+    opened = chat_template.Renderer()
+    assert opened.render("x", {}, "2026-11-20") == "x"
+    process = opened._process
+    opened.close()
     assert process.returncode is not None
 
 
-def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbours():
+def test_a_text_cannot_say_a_spelling_alone_or_with_its_neighbors():
     guard = Guard(["<|end|>", "[INST]"])
     broken = lambda text: guard.text(text, "#")
     assert broken("plain text") == "plain text"

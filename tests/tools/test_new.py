@@ -47,8 +47,8 @@ def test_the_template_names_its_own_files_and_follows_its_name():
 
 
 def test_its_verifier_keeps_the_contract(task):
-    found = check_parts([task / "sums.py"])
-    assert found and all(row.problem is None for row in found)
+    actual = check_parts([task / "sums.py"])
+    assert actual and all(row.problem is None for row in actual)
 
 
 def test_its_verifier_pays_for_near_answers_and_its_rows_are_read(task):

@@ -41,9 +41,9 @@ def kill_at(folder, lag, doing, times, longest, seed, config="configs/tiny.gin")
     process = subprocess.Popen(
         command(folder, lag, doing != "compile", config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    wanted = "scoring" if doing == "anywhere" else doing
+    phase = "scoring" if doing == "anywhere" else doing
     for line in process.stderr:
-        if line.strip() == f"NOW {wanted}":
+        if line.strip() == f"NOW {phase}":
             times -= 1
             if times == 0:
                 break
@@ -57,20 +57,20 @@ def kill_at(folder, lag, doing, times, longest, seed, config="configs/tiny.gin")
 
 def contents(folder):
     """Returns (fingerprint, metrics table) of a finished run."""
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "jrl.cli", "fingerprint", str(folder), "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return json.loads(said.stdout), [
+    return json.loads(done.stdout), [
         {name: value for name, value in row.items() if not name.startswith(("time/", "host/"))} for row in rows
     ]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folders = {lag: tmp_path_factory.mktemp(f"whole{lag}") for lag in (0, 1)}
     for lag, folder in folders.items():
         finish(folder, lag)
@@ -79,10 +79,10 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("doing,times,longest", POINTS)
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path, whole, lag, doing, times, longest):
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path, uninterrupted, lag, doing, times, longest):
     rows = kill_at(tmp_path, lag, doing, times, longest, seed=f"{doing}{times}{lag}")
     finish(tmp_path, lag)
     fingerprint, table = contents(tmp_path)
     print(f"lag {lag}: killed in {doing} with {rows} of 30 rows written; total {fingerprint['total'][:12]}")
-    assert fingerprint == whole[lag][0]
-    assert table == whole[lag][1]
+    assert fingerprint == uninterrupted[lag][0]
+    assert table == uninterrupted[lag][1]

@@ -67,10 +67,10 @@ def strings(specials: list[str], *, draw: random.Random, count: int = STRINGS) -
     ]  # fmt: skip
     if specials:
         kinds.append(lambda: draw.choice(specials))
-    made = ["", *specials, *(chr(plane << 16 | 0x41) for plane in range(17))]
-    while len(made) < count:
-        made.append("".join(draw.choice(kinds)() for _ in range(draw.randrange(1, 12))))
-    return made
+    texts = ["", *specials, *(chr(plane << 16 | 0x41) for plane in range(17))]
+    while len(texts) < count:
+        texts.append("".join(draw.choice(kinds)() for _ in range(draw.randrange(1, 12))))
+    return texts
 
 
 def unigram_json(folder: Path, model: bytes) -> Path:
@@ -81,18 +81,18 @@ def unigram_json(folder: Path, model: bytes) -> Path:
 
     proto = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocab = [(proto.id_to_piece(i), proto.get_score(i)) for i in range(proto.vocab_size())]
-    made = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
-    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
                                       decoders.Strip(" ", 1, 0)])  # fmt: skip
-    made.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
         "eos_token": "</s>",
         "unk_token": "<unk>",
     }
-    return forms.write_json(folder, {"tokenizer.json": made.to_str(), "tokenizer_config.json": config})
+    return forms.write_json(folder, {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": config})
 
 
 def unigram_model(folder: Path) -> Path:
@@ -192,18 +192,18 @@ def test_ids_and_round_trips_equal_those_of_transformers(form, tmp_path):
         for some in (ids, literal):
             if ours.decode(some) != theirs.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False):
                 differ["decoded"].append(text)
-    counts = {name: len(found) for name, found in differ.items()}
+    counts = {name: len(actual) for name, actual in differ.items()}
     print(f"\n{form}: {ours.filled} ids, {STRINGS} strings, different {json.dumps(counts)}; "
           f"{forged} where transformers makes a control of data; {len(ties)} ties")  # fmt: skip
-    for name, found in differ.items():
-        assert not found, (name, len(found), sorted(found, key=len)[:5])
+    for name, actual in differ.items():
+        assert not actual, (name, len(actual), sorted(actual, key=len)[:5])
     assert ours.start_ids == tuple(theirs("").input_ids)
 
 
 def conversations(draw: random.Random, count: int = 40) -> list[tuple[list[dict], list[dict] | None]]:
     """Returns conversations of one to nine turns: with and without a system message, tools, calls, and thinking."""
     text = lambda: " ".join(draw.choice(WORDS) for _ in range(draw.randrange(1, 9)))
-    made = []
+    out = []
     for n in range(count):
         messages = [{"role": "system", "content": text()}] if n % 3 == 0 else []
         tools = [tool(name) for name in ("add", "weather")[: 1 + n % 2]] if n % 4 == 1 else None
@@ -218,20 +218,20 @@ def conversations(draw: random.Random, count: int = 40) -> list[tuple[list[dict]
                 }
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
                 messages.append({"role": "tool", "content": json.dumps({"sum": text()})})
-            said = {"role": "assistant", "content": text()}
+            answer = {"role": "assistant", "content": text()}
             if n % 7 == 2:
-                said["reasoning_content"] = text()
+                answer["reasoning_content"] = text()
             if n % 7 == 3:
-                said["content"] = f"<think>\n{text()}\n</think>\n\n{text()}"
-            messages.append(said)
-        made.append((messages, tools))
-    return made
+                answer["content"] = f"<think>\n{text()}\n</think>\n\n{text()}"
+            messages.append(answer)
+        out.append((messages, tools))
+    return out
 
 
 def tool(name: str) -> dict:
     fields = {"type": "object", "properties": {"a": {"type": "integer", "description": "\u00e9"}}, "required": ["a"]}
-    told = f"It does {name} <well> & 'so'."
-    return {"type": "function", "function": {"name": name, "description": told, "parameters": fields}}
+    description = f"It does {name} <well> & 'so'."
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": fields}}
 
 
 WORDS = ["hello", "12+34", "\u65e5\u672c\u8a9e", "\U0001f389", "def f(x):\n    return x",
@@ -243,8 +243,8 @@ def compare(folder: Path, options: dict | None = None) -> tuple[int, int]:
     """Asserts that conversations render equal, to text and to ids. Returns how many did, and how many both refuse."""
     options = options or {}
     theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
-    told = tuple(f"{name}={json.dumps(value)}" for name, value in options.items())
-    config = HuggingFace(path=str(folder), template_options=told, date=datetime.date.today().isoformat())
+    bindings = tuple(f"{name}={json.dumps(value)}" for name, value in options.items())
+    config = HuggingFace(path=str(folder), template_options=bindings, date=datetime.date.today().isoformat())
     ours = build(config, [])
     rendered = refused = 0
     for messages, tools in conversations(random.Random(1)):
@@ -279,8 +279,8 @@ def test_options_render_equal_to_transformers(tmp_path):
 
 def trl_templates() -> list[Path]:
     """The chat templates inside the installed TRL, without importing it."""
-    found = importlib.util.find_spec("trl")
-    return [] if found is None else sorted(Path(found.submodule_search_locations[0]).glob("chat_templates/*.jinja"))
+    actual = importlib.util.find_spec("trl")
+    return [] if actual is None else sorted(Path(actual.submodule_search_locations[0]).glob("chat_templates/*.jinja"))
 
 
 @pytest.mark.parametrize("path", trl_templates(), ids=lambda path: path.stem)

@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 def blocks() -> dict[str, str]:
     """Returns the page's code: "make", "commands", "use"."""
     text = (ROOT / "docs/published-models.md").read_text(encoding="utf-8")
-    found = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
-    assert [kind for kind, _ in found] == ["python", "bash", "python"]
-    return dict(zip(("make", "commands", "use"), (code for _, code in found)))
+    actual = re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
+    assert [kind for kind, _ in actual] == ["python", "bash", "python"]
+    return dict(zip(("make", "commands", "use"), (code for _, code in actual)))
 
 
 def test_a_folder_of_transformers_is_trained_exported_and_goes_on_there(tmp_path):

@@ -11,7 +11,7 @@ from jrl.tasks.verifiers.judge import judge, to_verdict
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "reward"),
+    ("returned", "status", "reward"),
     [
         (1, Status.CORRECT, 1.0),
         (0.25, Status.CORRECT, 0.25),
@@ -29,14 +29,14 @@ from jrl.tasks.verifiers.judge import judge, to_verdict
         (Verdict(Status.FORBIDDEN, 3.0), Status.FORBIDDEN, None),
     ],
 )
-def test_a_number_or_bool_is_correct_where_it_is_positive(said, status, reward):
-    verdict = to_verdict(said)
+def test_a_number_or_bool_is_correct_where_it_is_positive(returned, status, reward):
+    verdict = to_verdict(returned)
     assert (verdict.status, verdict.reward) == (status, reward)
     assert verdict.reward is None or type(verdict.reward) is float
 
 
 @pytest.mark.parametrize(
-    "said",
+    "returned",
     [
         float("nan"), float("inf"), -float("inf"), np.float32("nan"), None, "1.0", b"1", 1 + 0j,
         [1.0], np.ones(1), Decimal(1), 10**400, 1e300, object(),
@@ -44,8 +44,8 @@ def test_a_number_or_bool_is_correct_where_it_is_positive(said, status, reward):
         Verdict(Status.INFRA_ERROR, None), Verdict(Status.CPU_LIMIT, None), Verdict(17, 1.0),
     ],
 )  # fmt: skip
-def test_what_is_no_finite_number_is_the_verifiers_error_and_no_reward(said):
-    verdict = to_verdict(said)
+def test_what_is_no_finite_number_is_the_verifiers_error_and_no_reward(returned):
+    verdict = to_verdict(returned)
     assert verdict.status is Status.VERIFIER_ERROR
     assert verdict.reward is None
     assert verdict.detail

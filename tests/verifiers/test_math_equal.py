@@ -1,4 +1,4 @@
-r"""MathEqual on labelled pairs. Each label holds under the module's policy: exact, one answer, units as in gold."""
+r"""MathEqual on labeled pairs. Each label holds under the module's policy: exact, one answer, units as in gold."""
 
 import pytest
 from verifier_fakes import example

@@ -57,7 +57,7 @@ def open_pool(*names: str, parts=(HOSTILE,), **limits) -> Pool:
     return Pool([row(name) for name in names], parts, **limits)
 
 
-def said(pool: Pool, items: list[Item]) -> list[tuple]:
+def verdicts_of(pool: Pool, items: list[Item]) -> list[tuple]:
     return [tuple((v.status, v.reward) for v in verdicts) for verdicts in pool.collect(pool.submit(items))]
 
 
@@ -77,13 +77,13 @@ def test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other(nothi
         items = []
         for index in range(len(names)):
             items += [Item("4", example(), (good, index, good)), Item("5", example(), (good,))]
-        verdicts = said(pool, items)
-        assert said(pool, [Item("4", example(), (good,))] * 10) == [((Status.CORRECT, 1.0),)] * 10
+        verdicts = verdicts_of(pool, items)
+        assert verdicts_of(pool, [Item("4", example(), (good,))] * 10) == [((Status.CORRECT, 1.0),)] * 10
         assert len(pool.worker_pids()) == 2
         if pool.layers != ("rlimits", "seccomp"):
             pytest.skip(f"this machine confines workers by {pool.layers} only")
-    found = {name: verdicts[2 * index][1][0] for index, name in enumerate(names)}
-    assert found == HOSTILE_NAMES
+    actual = {name: verdicts[2 * index][1][0] for index, name in enumerate(names)}
+    assert actual == HOSTILE_NAMES
     assert all(v[0] == v[2] == (Status.CORRECT, 1.0) for v in verdicts[::2])
     assert all(v == ((Status.WRONG, 0.0),) for v in verdicts[1::2])
     assert all((status.scorable) == (reward is not None) for v in verdicts for status, reward in v)
@@ -98,7 +98,7 @@ def test_verdicts_depend_neither_on_the_number_of_workers_nor_on_the_order():
             order = sorted(range(60), key=lambda n: (n * 37 + turn * 11) % 61)
             with open_pool("good", "draws", "exits", "raises", workers=workers) as pool:
                 items = [Item(texts[n], example(), (0, 1, 2) if n % 20 == 0 else (1, 0, 3)) for n in order]
-                verdicts = said(pool, items)
+                verdicts = verdicts_of(pool, items)
             answers[workers, turn] = [verdicts[order.index(n)] for n in range(60)]
     assert len({str(answer) for answer in answers.values()}) == 1
 
@@ -107,7 +107,7 @@ def test_a_killed_worker_is_replaced_and_the_item_it_had_not_begun_is_tried_agai
     with open_pool("good") as pool:
         for pid in pool.worker_pids():
             os.kill(pid, signal.SIGKILL)
-        assert said(pool, [Item("4", example(), (0,))] * 20) == [((Status.CORRECT, 1.0),)] * 20
+        assert verdicts_of(pool, [Item("4", example(), (0,))] * 20) == [((Status.CORRECT, 1.0),)] * 20
         assert len(pool.worker_pids()) == 2
 
 
@@ -122,7 +122,7 @@ def test_a_killed_template_is_replaced_with_its_workers(nothing_leaks):
     with open_pool("good") as pool:
         for turn in range(3):
             kill_template(pool)
-            assert said(pool, [Item("4", example(), (0,))] * 20) == [((Status.CORRECT, 1.0),)] * 20
+            assert verdicts_of(pool, [Item("4", example(), (0,))] * 20) == [((Status.CORRECT, 1.0),)] * 20
             assert pool.counts["templates_started"] == turn + 2
 
 
@@ -165,13 +165,13 @@ VERIFIERS = {{"good": good}}
 """,
     )
     with open_pool("good", parts=(part,)) as pool:
-        assert said(pool, [Item("4", example(), (0,))]) == [((Status.CORRECT, 1.0),)]
+        assert verdicts_of(pool, [Item("4", example(), (0,))]) == [((Status.CORRECT, 1.0),)]
         kill_template(pool)
         verdicts = pool.collect(pool.submit([Item("4", example(), (0,))] * 3))
         assert [v.status for (v,) in verdicts] == [Status.INFRA_ERROR] * 3
         assert "only once" in verdicts[0][0].detail
         once.unlink()
-        assert said(pool, [Item("4", example(), (0,))]) == [((Status.CORRECT, 1.0),)]
+        assert verdicts_of(pool, [Item("4", example(), (0,))]) == [((Status.CORRECT, 1.0),)]
 
 
 def test_closing_answers_what_is_still_due(nothing_leaks):
@@ -201,12 +201,12 @@ def test_a_stop_request_kills_what_is_judged_and_leaves_other_batches_alone(noth
 
 
 def test_progress_counts_items_and_is_told_seldom():
-    told = []
+    progress = []
     with open_pool("good") as pool:
-        pool.collect(pool.submit([Item("4", example(), (0, 0))] * 300), progress=lambda *now: told.append(now))
-        pool.collect(pool.submit([]), progress=lambda *now: told.append(now))
-    assert told[-2:] == [(300, 300), (0, 0)]
-    assert told == sorted(set(told[:-1])) + told[-1:]
+        pool.collect(pool.submit([Item("4", example(), (0, 0))] * 300), progress=lambda *now: progress.append(now))
+        pool.collect(pool.submit([]), progress=lambda *now: progress.append(now))
+    assert progress[-2:] == [(300, 300), (0, 0)]
+    assert progress == sorted(set(progress[:-1])) + progress[-1:]
 
 
 def test_a_row_added_later_is_loaded_when_it_is_needed():
@@ -214,7 +214,7 @@ def test_a_row_added_later_is_loaded_when_it_is_needed():
         place = pool.add_row(row("Exact"))
         assert pool.add_row(row("Exact")) == place
         items = [Item("4", example(), (0, place)), Item("5", example(), (place,))]
-        assert said(pool, items) == [((Status.CORRECT, 1.0),) * 2, ((Status.WRONG, 0.0),)]
+        assert verdicts_of(pool, items) == [((Status.CORRECT, 1.0),) * 2, ((Status.WRONG, 0.0),)]
 
 
 def test_a_row_that_does_not_load_is_refused_and_the_pool_goes_on():
@@ -223,7 +223,9 @@ def test_a_row_that_does_not_load_is_refused_and_the_pool_goes_on():
             pool.add_row(row("Exakt"))
         with pytest.raises(ValueError, match="Length has low 5 and high 4"):
             pool.add_row(row("Length", low=5, high=4))
-        assert said(pool, [Item("4", example(), (0, pool.add_row(row("Exact"))))]) == [((Status.CORRECT, 1.0),) * 2]
+        assert verdicts_of(pool, [Item("4", example(), (0, pool.add_row(row("Exact"))))]) == [
+            ((Status.CORRECT, 1.0),) * 2
+        ]
 
 
 def test_two_batches_can_be_under_way_and_collected_in_any_order():
@@ -238,12 +240,12 @@ def test_two_batches_can_be_under_way_and_collected_in_any_order():
 @pytest.mark.parametrize("text", ["", "\x00", "\ud800", "\u202e\u200b", "é" * 3, '"}\n{"token": 1}', "x" * 1_000_000])
 def test_any_text_arrives_unchanged(text):
     with open_pool("good", workers=1) as pool:
-        assert said(pool, [Item(text, example(text), (0,))]) == [((Status.CORRECT, 1.0),)]
+        assert verdicts_of(pool, [Item(text, example(text), (0,))]) == [((Status.CORRECT, 1.0),)]
 
 
 def test_what_is_too_large_to_send_is_forbidden():
     with open_pool("good", workers=1) as pool:
-        assert said(pool, [Item("x" * (17 << 20), example(), (0,))]) == [((Status.FORBIDDEN, None),)]
+        assert verdicts_of(pool, [Item("x" * (17 << 20), example(), (0,))]) == [((Status.FORBIDDEN, None),)]
 
 
 def test_an_example_that_is_no_json_is_refused_by_name():
@@ -296,8 +298,8 @@ VERIFIERS = {"look": look}
         with open(f"/proc/{pool.template_pid}/maps") as file:
             maps = file.read()
     assert verdict.reward == 0.0
-    names, sockets, own_session = json.loads(verdict.detail)
-    assert (sockets, own_session, threads) == (1, True, 1)
+    names, sockets, starts_session = json.loads(verdict.detail)
+    assert (sockets, starts_session, threads) == (1, True, 1)
     assert "SECRET_TOKEN" not in names and "hush" not in environment
     assert "jaxlib" not in maps
 
@@ -307,7 +309,7 @@ def test_a_thousand_deaths_leave_the_pool_as_it_was(nothing_leaks):
     names = ["good", "exits", "segfaults", "aborts", "garbage", "floods", "closes", "forges"]
     with open_pool(*names) as pool:
         items = [Item("4", example(), (0, 1 + n % 7, 0)) for n in range(1000)]
-        verdicts = said(pool, items)
+        verdicts = verdicts_of(pool, items)
         assert len(pool.worker_pids()) == 2
     assert all(v[0] == v[2] == (Status.CORRECT, 1.0) and not v[1][0].scorable for v in verdicts)
 
@@ -316,7 +318,7 @@ def test_a_thousand_deaths_leave_the_pool_as_it_was(nothing_leaks):
 def test_a_hundred_hangs_each_end_in_time(nothing_leaks):
     names = ["good", "sleeps", "busy", "ignores_signals", "stops_itself", "big_integer"]
     with open_pool(*names, cpu_seconds=0.2, wall_seconds=0.5) as pool:
-        verdicts = said(pool, [Item("4", example(), (0, 1 + n % 5, 0)) for n in range(100)])
+        verdicts = verdicts_of(pool, [Item("4", example(), (0, 1 + n % 5, 0)) for n in range(100)])
     assert all([s for s, _ in v] == [Status.CORRECT, Status.CPU_LIMIT, Status.CORRECT] for v in verdicts)
 
 

@@ -17,7 +17,7 @@ HARMLESS = {"re.compile", "ast.literal_eval"}
 
 def violations(tree: ast.AST, file: str) -> list[str]:
     """What a source file does that it may not, as "line: what"."""
-    found = []
+    actual = []
 
     def visit(node: ast.AST, function: str) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -28,25 +28,25 @@ def violations(tree: ast.AST, file: str) -> list[str]:
             compiled = last == "compile" and name != "compile"  # jitted.lower(...).compile(): no text
             allowed = (file, function) in LOADS_THE_USERS_SOURCE or name in HARMLESS or compiled
             if last in FORBIDDEN_CALLS and not allowed:
-                found.append(f"{node.lineno}: calls {name}")
+                actual.append(f"{node.lineno}: calls {name}")
             if any(k.arg == "shell" and getattr(k.value, "value", True) for k in node.keywords):
-                found.append(f"{node.lineno}: shell=True")
+                actual.append(f"{node.lineno}: shell=True")
             if any(
                 k.arg in ("allow_pickle", "trust_remote_code") and getattr(k.value, "value", True)
                 for k in node.keywords
             ):
-                found.append(f"{node.lineno}: {[k.arg for k in node.keywords]}")
+                actual.append(f"{node.lineno}: {[k.arg for k in node.keywords]}")
         modules = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
-        found.extend(f"{node.lineno}: imports {m}" for m in modules if m.split(".")[0] in FORBIDDEN_MODULES)
+        actual.extend(f"{node.lineno}: imports {m}" for m in modules if m.split(".")[0] in FORBIDDEN_MODULES)
         for child in ast.iter_child_nodes(node):
             visit(child, function)
 
     visit(tree, "")
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))

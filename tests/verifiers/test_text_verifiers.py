@@ -1,4 +1,4 @@
-"""Exact, Numeric, Regex, FormatTags and Length: labelled completions, and configs that make no sense."""
+"""Exact, Numeric, Regex, FormatTags and Length: labeled completions, and configs that make no sense."""
 
 import pytest
 from verifier_fakes import example

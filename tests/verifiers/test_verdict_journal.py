@@ -28,12 +28,12 @@ def test_a_line_cut_short_by_a_kill_is_dropped_and_the_file_goes_on(tmp_path, cu
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.keep([("a", LATE)])
-    whole = path.stat().st_size
+    size = path.stat().st_size
     journal.keep([("b", LATE)])
     journal.close()
     os.truncate(path, path.stat().st_size - cut)
     again = Journal(path)
-    assert path.stat().st_size == whole
+    assert path.stat().st_size == size
     assert (again.recall("a"), again.recall("b")) == (LATE, None)
     again.keep([("c", LATE)])
     again.close()

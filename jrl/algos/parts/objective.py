@@ -26,7 +26,7 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "output": "state: a tree of arrays, part of the checkpoint",
         "tests": [
             "tests/algos/test_reinforce.py::test_the_first_batch_is_compared_with_its_own_mean",
-            "tests/contracts/test_algos.py::test_defaults_keep_the_promise",
+            "tests/contracts/test_algos.py::test_defaults_pass_the_contract_test",
         ],
     },
     {
@@ -107,6 +107,6 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "function": "jrl.algos.contract:Objective.next_state",
         "inputs": ["config", "state", "metrics"],
         "output": "state after the updates of a step, from the means of their metrics",
-        "tests": ["tests/contracts/test_algos.py::test_defaults_keep_the_promise"],
+        "tests": ["tests/contracts/test_algos.py::test_defaults_pass_the_contract_test"],
     },
 ]

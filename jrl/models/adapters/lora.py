@@ -59,7 +59,7 @@ class LoRA:
             raise ValueError("LoRA.targets names no projection, so nothing would be trained")
         _targets(self.targets, (*ADAPTABLE, *EXPERTS))
         if self.kind == "dora" and any(pattern.startswith("expert") for pattern in self.targets):
-            raise ValueError("LoRA.kind = 'dora' is not known for experts; leave them out of LoRA.targets")
+            raise ValueError("LoRA.kind = 'dora' is not supported for experts; leave them out of LoRA.targets")
         if self.base is not None and self.sampling == "merged":
             raise ValueError(
                 f"LoRA.sampling = 'merged' dequantizes every matrix, which LoRA.base = {self.base!r} is there to "
@@ -84,7 +84,7 @@ def _targets(patterns: tuple[str, ...], names: Any) -> tuple[str, ...]:
     )
     for pattern in patterns:
         if not any(meets(name, pattern) for name in names):
-            raise ValueError(f"LoRA.targets: {pattern!r} matches no projection; there are {', '.join(names)}")
+            raise ValueError(f"LoRA.targets: {pattern!r} matches no projection. Available: {', '.join(names)}")
     return tuple(name for name in names if any(meets(name, pattern) for pattern in patterns))
 
 
@@ -93,9 +93,9 @@ def without_adapters(base: PyTree) -> tuple[str, ...]:
     routers, gates of shared experts, linear attention, inputs of layers; and experts that have no adapters."""
     base, adapters = split_params(base)
     base, adapters = (adapters, ()) if base is None else (base, adapters)
-    own = {*ADAPTABLE, *adapters}
+    named = {*ADAPTABLE, *adapters}
     return tuple(
-        name for name in ("router", "shared_expert_gate", *MATRICES) if name in base["layers"] and name not in own
+        name for name in ("router", "shared_expert_gate", *MATRICES) if name in base["layers"] and name not in named
     )
 
 
@@ -107,22 +107,22 @@ def adapter_spec(config: LoRA, base: PyTree) -> PyTree:
 
     Raises: ValueError for a target that the decoder does not have.
     """
-    found = {}
+    specs = {}
     for name in _targets(config.targets, [name for name in (*ADAPTABLE, *EXPERTS) if name in base["layers"]]):
         weight = base["layers"][name]
         first, inputs = 1 + MATRICES[name][0], 2 + MATRICES[name][-1]  # after the layer axis and the expert axis
         apart, into, out = weight.shape[:first], weight.shape[first:inputs], weight.shape[inputs:]
         apart_axes, into_axes, out_axes = weight.axes[:first], weight.axes[first:inputs], weight.axes[inputs:]
         dtype = jnp.promote_types(weight.dtype, jnp.float32)
-        found[name] = {
+        specs[name] = {
             "a": ParamSpec(
                 (*apart, *into, config.rank), dtype, (*apart_axes, *into_axes, "rank"), (3 * math.prod(into)) ** -0.5
             ),
             "b": ParamSpec((*apart, config.rank, *out), dtype, (*apart_axes, "rank", *out_axes), 0.0),
         }
         if config.kind == "dora":
-            found[name]["d"] = ParamSpec((*apart, *out), dtype, (*apart_axes, *out_axes), 0.0)
-    return found
+            specs[name]["d"] = ParamSpec((*apart, *out), dtype, (*apart_axes, *out_axes), 0.0)
+    return specs
 
 
 @functools.cache  # one object for one model, so that equal programs are compiled once
@@ -198,8 +198,8 @@ def attach(params: Adapted, config: LoRA, names: Adapted) -> PyTree:
 
 def _names(names: PyTree, name: str) -> Names:
     """Returns the logical axes of a layer's matrix, quantized or not."""
-    found = names.base["layers"][name]
-    return (next(found[kind] for kind in KINDS if kind in found) if is_quantized(found) else found)[1:]
+    axes = names.base["layers"][name]
+    return (next(axes[kind] for kind in KINDS if kind in axes) if is_quantized(axes) else axes)[1:]
 
 
 def _widened(weight: Array | PyTree, dtype: Any, *, name: str, names: Names) -> Array:

@@ -72,8 +72,8 @@ def quantize(weight: Array, name: str, kind: str, names: Names) -> dict[str, Arr
             "install them with pip install 'jrl-jax[quant]'"
         ) from error
 
-    found = _spec(name, ParamSpec(weight.shape, weight.dtype, names, None), kind)
-    sharing = [size // scales for size, scales in zip(weight.shape[1:], found["scale"].shape[1:])]  # a scale, by axis
+    specs = _spec(name, ParamSpec(weight.shape, weight.dtype, names, None), kind)
+    sharing = [size // scales for size, scales in zip(weight.shape[1:], specs["scale"].shape[1:])]  # a scale, by axis
     how = {"channelwise_axes": [axis for axis, size in enumerate(sharing) if size == 1],
            "tiled_axes": {axis: size for axis, size in enumerate(sharing) if size > 1}}  # fmt: skip
 
@@ -82,7 +82,7 @@ def quantize(weight: Array, name: str, kind: str, names: Names) -> dict[str, Arr
         values = done.qvalue if kind == "int8" else packed(done.qvalue, MATRICES[name][-1])
         return {kind: values, "scale": done.scale}
 
-    places = {key: spec(leaf.axes, TRAIN) for key, leaf in found.items()}
+    places = {key: spec(leaf.axes, TRAIN) for key, leaf in specs.items()}
     return _auto_sharded(lambda weight: jax.lax.map(layer, weight), places, weight)
 
 
@@ -156,7 +156,7 @@ def _spec(name: str, leaf: ParamSpec, kind: str) -> dict[str, ParamSpec]:
 def _scale_axes(name: str, sizes: Sequence[int], names: Sequence[str | None]) -> Names:
     """Returns the logical axes of a layer's scales: those of the matrix, but none for inputs that share a scale."""
     last = MATRICES[name][-1]
-    return tuple(None if size == 1 or i == last else own for i, (size, own) in enumerate(zip(sizes, names)))
+    return tuple(None if size == 1 or i == last else axis for i, (size, axis) in enumerate(zip(sizes, names)))
 
 
 def _auto_sharded(fn: Callable[[Any], Any], out: Any, arg: Any) -> Any:

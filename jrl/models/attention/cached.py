@@ -31,10 +31,10 @@ class Sums(NamedTuple):
 
 def edges(columns: int) -> tuple[int, ...]:
     """Returns where each block of `columns` columns ends: 64, 128, 256, 512 and so on, the last one shortened."""
-    found = [FIRST]
-    while found[-1] < columns:
-        found.append(2 * found[-1])
-    return (*found[:-1], columns)
+    ends = [FIRST]
+    while ends[-1] < columns:
+        ends.append(2 * ends[-1])
+    return (*ends[:-1], columns)
 
 
 def attend_cached(
@@ -84,34 +84,34 @@ def attend_cached(
         value = jax.lax.platform_dependent(weights, v.astype(wide), cpu=on_cpu[1], default=_values)
         return Sums(top, weights.sum(axis=-1), value)
 
-    def add(found: Sums, *block: Array) -> Sums:
+    def add(total: Sums, *block: Array) -> Sums:
         new = sums(*block)
-        top = jnp.maximum(found.top, new.top)
-        old_share, new_share = jnp.exp(found.top - top), jnp.exp(new.top - top)
+        top = jnp.maximum(total.top, new.top)
+        old_share, new_share = jnp.exp(total.top - top), jnp.exp(new.top - top)
         return Sums(
             top,
-            found.weight * old_share + new.weight * new_share,
-            found.value * old_share[..., None] + new.value * new_share[..., None],
+            total.weight * old_share + new.weight * new_share,
+            total.value * old_share[..., None] + new.value * new_share[..., None],
         )
 
-    found, start = None, 0
+    total, start = None, 0
     for k_block, v_block in zip(k, v, strict=True):
         seen = mask[:, 0, start : start + v_block.shape[-2]]
         start += v_block.shape[-2]
         block = (q, k_block, v_block, seen)
-        found = sums(*block) if found is None else jax.lax.cond(seen.any(), add, lambda found, *_: found, found, *block)
+        total = sums(*block) if total is None else jax.lax.cond(seen.any(), add, lambda total, *_: total, total, *block)
     if sinks is not None:  # one more score, which adds its weight and no value
         sink = reshape(sinks.astype(wide), grouped[1:3], "kv_heads", None)[None]
-        found = _add_sink(found, sink)
-    out = (found.value / found.weight[..., None]).astype(v[0].dtype)
+        total = _add_sink(total, sink)
+    out = (total.value / total.weight[..., None]).astype(v[0].dtype)
     return reshape(out, (batch, 1, heads, head_dim), "batch", None, "heads", None)
 
 
-def _add_sink(found: Sums, sink: Array) -> Sums:
+def _add_sink(total: Sums, sink: Array) -> Sums:
     """Returns the sums with one more score, [1, J, G], that has no value."""
-    top = jnp.maximum(found.top, sink)
-    share = jnp.exp(found.top - top)
-    return Sums(top, found.weight * share + jnp.exp(sink - top), found.value * share[..., None])
+    top = jnp.maximum(total.top, sink)
+    share = jnp.exp(total.top - top)
+    return Sums(top, total.weight * share + jnp.exp(sink - top), total.value * share[..., None])
 
 
 def _scores(q: Array, k: Array) -> Array:

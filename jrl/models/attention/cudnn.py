@@ -36,7 +36,7 @@ def attend(
     Raises: RuntimeError without cuDNN; NotImplementedError for heads of another size.
     """
 
-    def own(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array]:
+    def shard(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array]:
         length = q.shape[1]
         q, k, v = _even(q, 1), _even(k.swapaxes(1, 2), 1), _even(v.swapaxes(1, 2), 1)
         mask = _even(_even(mask, 1), 2)[:, None]
@@ -45,7 +45,7 @@ def attend(
 
     rows, keys = ("batch", None, "heads", None), ("batch", "kv_heads", None, None)
     # A kernel does not say over which axes of the mesh its result varies.
-    return per_shard(own, (q, k, v, mask), (rows, keys, keys, ("batch", None, None)), (rows,), checked=False)[0]
+    return per_shard(shard, (q, k, v, mask), (rows, keys, keys, ("batch", None, None)), (rows,), checked=False)[0]
 
 
 def _even(x: Array, axis: int) -> Array:

@@ -50,11 +50,11 @@ def check_ragged(cfg: Any, tensor: int) -> None:
     """Raises ValueError where ragged attention would read incomplete tiles of a Decoder's cache: of a device's shard
     over `tensor` devices. XLA would copy the whole cache at every token."""
     for heads in [cfg.kv_heads] + ([] if cfg.full is None else [cfg.full.kv_heads]):
-        own = heads // tensor
-        if own not in (1, 2, 4) and own % 8:
+        local_heads = heads // tensor
+        if local_heads not in (1, 2, 4) and local_heads % 8:
             raise ValueError(
                 f"Sampler.attention='ragged' needs 1, 2, 4 or a multiple of 8 key heads on a device, not "
-                f"{own} (kv_heads={heads} over MeshShape.tensor={tensor}); set Sampler.attention='reference'"
+                f"{local_heads} (kv_heads={heads} over MeshShape.tensor={tensor}); set Sampler.attention='reference'"
             )
 
 

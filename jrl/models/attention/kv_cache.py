@@ -42,7 +42,7 @@ def cache_shapes(
     cfg: Decoder, batch: int, length: int
 ) -> dict[str, dict[str, tuple[tuple[int, ...], Any, tuple[str | None, ...]]]]:
     """Returns stack of a cache -> its fields -> (shape, dtype, logical axes)."""
-    found, dtype = {}, jnp.dtype(cfg.dtype)
+    shapes, dtype = {}, jnp.dtype(cfg.dtype)
     for stack, prefix, heads in (("plain", "", cfg), ("full", "full_", cfg.full)):
         if layers := len(layers_of(cfg, f"{prefix}k")):
             what = (
@@ -50,14 +50,14 @@ def cache_shapes(
                 dtype,
                 (None, "batch", "kv_heads", None, None),
             )
-            found[stack] = {"k": what, "v": what}
+            shapes[stack] = {"k": what, "v": what}
     if cfg.linear is not None:
         layers, wide = len(layers_of(cfg, "linear_q")), jnp.promote_types(dtype, jnp.float32)
-        found["linear"] = {
+        shapes["linear"] = {
             name: ((layers, *shape), wide if name == "matrix" else dtype, (None, *names))
             for name, (shape, names) in linear.state_shapes(cfg.linear, batch).items()
         }
-    return found
+    return shapes
 
 
 def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
@@ -68,10 +68,10 @@ def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
                              full=cache.full and cut_cache(cache.full, length, layout))  # fmt: skip
     if isinstance(cache, tuple):
         return tuple(cut_cache(layer, length, layout) for layer in cache)
-    if layout == "whole":
+    if layout == "single_block":
         return Cache(k=_padded(cache.k), v=_padded(cache.v), layout=layout)
     starts = (0, *edges(length)[:-1])
-    cut = lambda whole: tuple(whole[..., a:b, :] for a, b in zip(starts, edges(length)))
+    cut = lambda single: tuple(single[..., a:b, :] for a, b in zip(starts, edges(length)))
     transpose = lambda blocks: (
         tuple(block.swapaxes(-1, -2) for block in blocks) if layout == "head_dim_major" else blocks
     )
@@ -79,13 +79,13 @@ def cut_cache(cache: Any, length: int, layout: Layout) -> Any:
 
 
 def _padded(blocks: tuple[Array]) -> tuple[Array]:
-    (whole,) = blocks
-    return (pad_to(pad_to(whole, -2, padded_length(whole.shape[-2])), -1, padded_length(whole.shape[-1])),)
+    (block,) = blocks
+    return (pad_to(pad_to(block, -2, padded_length(block.shape[-2])), -1, padded_length(block.shape[-1])),)
 
 
 def ends(columns: int, length: int, layout: Layout) -> tuple[int, ...]:
     """Returns where each block ends of a cache of `columns` columns that has the layout of one of `length` columns."""
-    if layout == "whole":
+    if layout == "single_block":
         return (padded_length(columns),)
     every = edges(length)
     return tuple(min(end, columns) for start, end in zip((0, *every), every) if start < columns)
@@ -114,12 +114,14 @@ def write(
     """Returns the cache's blocks with new [B, J, L, K] at the columns from start [B] on, of `layer` if they hold all
     layers. More than one token a row is written only to a cache in one block, whose keys are not transposed."""
     if new.shape[2] > 1:
-        (whole,) = blocks
+        (only_block,) = blocks
         update = jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice_in_dim(c, n, s, 1))
         if layer is None:
-            return (update(whole, new, start),)
-        return (jax.lax.dynamic_update_index_in_dim(whole, update(of_layer(whole, layer), new, start), layer, 0),)
-    rows, found, first = jnp.arange(new.shape[0]), [], 0
+            return (update(only_block, new, start),)
+        return (
+            jax.lax.dynamic_update_index_in_dim(only_block, update(of_layer(only_block, layer), new, start), layer, 0),
+        )
+    rows, written, first = jnp.arange(new.shape[0]), [], 0
     if not transposed:
         new = pad_to(new, -1, blocks[0].shape[-1])
     for block in blocks:
@@ -127,9 +129,9 @@ def write(
         column = jnp.where(start < first, width, start - first)  # columns outside this block are dropped
         index = (rows, slice(None), slice(None), column) if transposed else (rows, slice(None), column)
         cells = block.at[index if layer is None else (layer, *index)]
-        found.append(cells.set(new[:, :, 0], mode="drop"))
+        written.append(cells.set(new[:, :, 0], mode="drop"))
         first += width
-    return tuple(found)
+    return tuple(written)
 
 
 def of_layer(stack: Array, layer: Array | None) -> Array:

@@ -123,17 +123,17 @@ def attend(
     eps: float,
     *,
     segment: Array | None,
-    kept: Sequence[Array] | None,
-    counted: Array | None,
+    state: Sequence[Array] | None,
+    token_mask: Array | None,
 ) -> tuple[Array, tuple[Array, ...] | None]:
-    """Returns the output of linear attention, [B, L, D], and the state after the tokens (None where `kept` is).
+    """Returns the output of linear attention, [B, L, D], and the state after the tokens (None where `state` is).
 
     Args:
       h: [B, L, D]. weights: LEAVES of one layer. eps: of its norm.
-      segment: as `decoder.forward` takes it, without `kept`. The tokens of a segment are adjacent and in order, and
+      segment: as `decoder.forward` takes it, without `state`. The tokens of a segment are adjacent and in order, and
         continuations follow the prefix that they see, with nothing else between.
-      kept: the fields of the State after the tokens before these.
-      counted: [B, L] bool, with `kept`: the first tokens of a row, which the new state includes; None: all of them.
+      state: the fields of the State after the tokens before these.
+      token_mask: [B, L] bool, with `state`: the first tokens of a row, which the new state includes; None: all of them.
     """
     dtype, wide = h.dtype, jnp.promote_types(h.dtype, jnp.float32)
     shapes = leaves(cfg, h.shape[-1])
@@ -159,14 +159,14 @@ def attend(
         keys[2:] + (None,), keys[2:] + (None,), values[2:] + (None,), ("heads",), ("heads",),
     )  # fmt: skip
     fields = state_shapes(cfg, h.shape[0])
-    if kept is None:
+    if state is None:
         shape, state_axes = fields["matrix"]
         extra, run = [jnp.zeros(shape, wide), *([] if segment is None else [segment])], _from_zero_state
         extra_axes, outs = [state_axes, *(("batch", *[None] * (x.ndim - 1)) for x in extra[1:])], [values]
     else:
         states = [axes for _, axes in fields.values()]
-        every = jnp.ones(h.shape[:2], bool) if counted is None else counted
-        extra, run = [every, *kept], _from_state
+        every = jnp.ones(h.shape[:2], bool) if token_mask is None else token_mask
+        extra, run = [every, *state], _from_state
         extra_axes, outs = [("batch", None), *states], [values, *states]
 
     def shard(*arrays: Array) -> tuple[Array, ...]:
@@ -177,7 +177,7 @@ def attend(
     gated = (normed * jax.nn.silu(project("linear_gate").astype(wide))).astype(dtype)
     o = gathered(weights, "linear_o", gated, *shapes["linear_o"][1])
     out = product(einsum("blhk,hkd->bld", constrain(gated, *values), o, ("batch", None, None)))
-    return out, None if kept is None else tuple(new)
+    return out, None if state is None else tuple(new)
 
 
 def _from_zero_state(inputs: LayerInputs, zeros: Array, segment: Array | None = None, *, cfg: Linear) -> tuple[Array]:
@@ -211,11 +211,13 @@ def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
         back = lambda d: jnp.pad(segment, ((0, 0), (d, 0)))[:, :length]
         return [(None, (segment == back(d)) & (jnp.arange(length) >= d)[None]) for d in range(1, taps)]
     # The token before a continuation's first is the last of its prefix.
-    own, other = segment[..., 0], segment[..., 1]
-    column = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], own.shape)
-    root = jax.lax.cummax(jnp.where(own == other, column, -1), axis=1)
-    of_prefix = (root >= 0) & (jnp.take_along_axis(own, jnp.maximum(root, 0), axis=1) == other) & (own != other)
-    follows = (own == jnp.pad(own, ((0, 0), (1, 0)))[:, :length]) & (column > 0)
+    sequence, prefix = segment[..., 0], segment[..., 1]
+    column = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], sequence.shape)
+    root = jax.lax.cummax(jnp.where(sequence == prefix, column, -1), axis=1)
+    of_prefix = (
+        (root >= 0) & (jnp.take_along_axis(sequence, jnp.maximum(root, 0), axis=1) == prefix) & (sequence != prefix)
+    )
+    follows = (sequence == jnp.pad(sequence, ((0, 0), (1, 0)))[:, :length]) & (column > 0)
     last = jnp.where(follows, column - 1, jnp.where(of_prefix, root, -1))
     past, index = [], column
     for _ in range(1, taps):
@@ -225,12 +227,12 @@ def _before(segment: Array, taps: int) -> list[tuple[Array | None, Array]]:
 
 
 def _from_state(
-    inputs: LayerInputs, counted: Array, matrix: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear
+    inputs: LayerInputs, token_mask: Array, matrix: Array, tap_q: Array, tap_k: Array, tap_v: Array, *, cfg: Linear
 ) -> tuple[Array, ...]:
-    """Returns (o [B, L, H, V], and the fields of the State after the counted tokens) of tokens that follow the State of
-    the fields `matrix` and `tap_*`. counted: [B, L] bool, as in `attend`."""
+    """Returns (o [B, L, H, V], and the fields of the State after the unmasked tokens) of tokens that follow the State
+    of the fields `matrix` and `tap_*`. token_mask: [B, L] bool, as in `attend`."""
     wide, length = inputs.decay.dtype, inputs.q.shape[1]
-    count = counted.sum(1, dtype=jnp.int32)
+    count = token_mask.sum(1, dtype=jnp.int32)
 
     def convolve(x: Array, taps: Array, before: Array) -> tuple[Array, Array]:
         line = jnp.concatenate([before, x.astype(before.dtype)], axis=1)
@@ -242,8 +244,8 @@ def _from_state(
     k, tap_k = convolve(inputs.k, inputs.conv_k, tap_k)
     v, tap_v = convolve(inputs.v, inputs.conv_v, tap_v)
     g, b = _gates(inputs)
-    # A token that does not count decays nothing and writes nothing.
-    g, b = (jnp.where(counted[..., None], x, 0) for x in (g, b))
+    # A masked token decays nothing and writes nothing.
+    g, b = (jnp.where(token_mask[..., None], x, 0) for x in (g, b))
     out, after = _in_chunks(q, k, v, g, b, jnp.zeros((1, length), jnp.int32), matrix.astype(wide))
     return out, after.astype(matrix.dtype), tap_q, tap_k, tap_v
 
@@ -268,17 +270,21 @@ class Carry(NamedTuple):
 def _carry(segment: Array) -> Carry:
     """Returns how states pass through chunks of segments [N, B, C] or [N, B, C, 2]."""
     continuations = segment.ndim == 4
-    own, other = (segment[..., 0], segment[..., 1]) if continuations else (segment, segment)
-    column = jnp.arange(own.shape[2])
+    sequence, prefix = (segment[..., 0], segment[..., 1]) if continuations else (segment, segment)
+    column = jnp.arange(sequence.shape[2])
     causal = (column[:, None] >= column[None, :])[None, None]
-    seen = causal & ((own[..., :, None] == own[..., None, :]) | (other[..., :, None] == own[..., None, :]))
+    seen = causal & (
+        (sequence[..., :, None] == sequence[..., None, :]) | (prefix[..., :, None] == sequence[..., None, :])
+    )
     # Of the token before each chunk; before the first, of its own first token.
-    own_before, other_before = (jnp.concatenate([x[:1, :, :1], x[:-1, :, -1:]]) for x in (own, other))
-    goes_on = (own == own_before) & (own_before != other_before)
-    root = jnp.where(own == other, column[None, None], -1).max(-1, keepdims=True)  # the last token of no continuation
-    begins, ends = [(other == other_before) & ~goes_on], [column[None, None] == root]
+    sequence_before, prefix_before = (jnp.concatenate([x[:1, :, :1], x[:-1, :, -1:]]) for x in (sequence, prefix))
+    goes_on = (sequence == sequence_before) & (sequence_before != prefix_before)
+    root = jnp.where(sequence == prefix, column[None, None], -1).max(
+        -1, keepdims=True
+    )  # the last token of no continuation
+    begins, ends = [(prefix == prefix_before) & ~goes_on], [column[None, None] == root]
     if continuations:
-        begins, ends = [*begins, goes_on], [*ends, jnp.broadcast_to(column[None, None] == column[-1], own.shape)]
+        begins, ends = [*begins, goes_on], [*ends, jnp.broadcast_to(column[None, None] == column[-1], sequence.shape)]
     first = jnp.arange(len(ends)) == 0
     stays = (first[:, None] & first[None])[None, None] & (root < 0)[..., None]
     return Carry(seen, jnp.stack(begins, 2), jnp.stack(ends, 2), stays)

@@ -116,7 +116,7 @@ def _kernel(
     values so weighted.
 
     Every query is multiplied with the keys of all heads, m J of them, and those of other heads are masked: the matrix
-    unit has to read all keys anyhow, and has room to spare for a few queries.
+    unit has to read all keys in any case, and has room for a few queries.
 
     Args:
       q, out: [H, K]. k, v: [m J, K]. column: [H, m J] int32. sinks, top, weight: [H, 1]. value: [H, K] float32.
@@ -157,7 +157,7 @@ def _weighted(weights: Array, v: Array) -> Array:
     if v.dtype == jnp.float32:
         return _product(weights, v, 0)
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
-    upper = jax.lax.bitcast_convert_type(bits & jnp.int32(-(2**16)), jnp.float32)  # rounded towards 0, exactly
+    upper = jax.lax.bitcast_convert_type(bits & jnp.int32(-(2**16)), jnp.float32)  # rounded toward 0, exactly
     both = jnp.concatenate([upper, weights - upper]).astype(v.dtype)
     out = _product(both, v, 0)
     return out[: len(weights)] + out[len(weights) :]

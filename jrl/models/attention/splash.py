@@ -64,7 +64,7 @@ def attend(
     }
     names = [name for name, x in given.items() if x is not None]
 
-    def own(*arrays: Array) -> tuple[Array]:
+    def shard(*arrays: Array) -> tuple[Array]:
         share = dict(zip(names, arrays))
         kernel = _kernel(share["q"].shape[2], length, window, cap, interpret)
 
@@ -76,7 +76,7 @@ def attend(
         return (out[:, :, :length].swapaxes(1, 2),)
 
     # A kernel does not say over which axes of the mesh its result varies.
-    return per_shard(own, [given[n] for n in names], [axes[n] for n in names], [axes["q"]], checked=False)[0]
+    return per_shard(shard, [given[n] for n in names], [axes[n] for n in names], [axes["q"]], checked=False)[0]
 
 
 def _row(

@@ -56,25 +56,31 @@ def known() -> str:
 
 def family_of(config: Mapping[str, Any], where: str = "config.json") -> Family:
     """Returns the family that a published config.json names. Raises ValueError, listing the known ones, for another."""
-    kind, said = config.get("model_type"), _architectures(config, where)
+    kind, architectures = config.get("model_type"), _architectures(config, where)
     for family in FAMILIES.values():
-        if kind == family.model_type and (not said or {family.architecture, *classifiers(family)} & set(said)):
+        if kind == family.model_type and (
+            not architectures or {family.architecture, *classifiers(family)} & set(architectures)
+        ):
             return family
-        if kind is None and family.architecture in said:
+        if kind is None and family.architecture in architectures:
             return family
         around = family.wrapped
-        if around is not None and kind == around.model_type and (not said or around.architecture in said):
+        if (
+            around is not None
+            and kind == around.model_type
+            and (not architectures or around.architecture in architectures)
+        ):
             return family
     raise ValueError(
-        f"{where}: the architecture {', '.join(said) or None} of model_type {kind!r} is not known. Known: {known()}"
+        f"{where}: unknown architecture {', '.join(architectures) or None} of model_type {kind!r}. Known: {known()}"
     )
 
 
 def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
-    said = config.get("architectures") or []
-    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
-        raise ValueError(f"{where}: architectures is {said!r:.200}; it must be a list of names")
-    return said
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: architectures is {names!r:.200}; it must be a list of names")
+    return names
 
 
 def classifiers(family: Family) -> tuple[str, ...]:
@@ -91,13 +97,17 @@ def labels_of(config: Mapping[str, Any], where: str = "config.json") -> tuple[st
     """
     if not any(name.endswith(CLASSIFIER) for name in _architectures(config, where)):
         return None
-    said = config.get("id2label")
-    if said is None:
+    id2label = config.get("id2label")
+    if id2label is None:
         count = Keys(config, where).count("num_labels", 2)  # transformers omits 2
-        said = {str(i): f"LABEL_{i}" for i in range(count)}
-    if not isinstance(said, Mapping) or not said or {str(i) for i in range(len(said))} != set(map(str, said)):
-        raise ValueError(f"{where}: id2label is {said!r:.200}; it must name the labels 0, 1, ...")
-    return tuple(str(said[key]) for key in sorted(said, key=int))
+        id2label = {str(i): f"LABEL_{i}" for i in range(count)}
+    if (
+        not isinstance(id2label, Mapping)
+        or not id2label
+        or {str(i) for i in range(len(id2label))} != set(map(str, id2label))
+    ):
+        raise ValueError(f"{where}: id2label is {id2label!r:.200}; it must name the labels 0, 1, ...")
+    return tuple(str(id2label[key]) for key in sorted(id2label, key=int))
 
 
 def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json") -> int | None:
@@ -108,10 +118,10 @@ def pad_of(config: Mapping[str, Any], family: Family, where: str = "config.json"
 
     Raises: ValueError for a value that is not an id.
     """
-    found = config.get("pad_token_id", family.pad_id)
-    if found is not None and type(found) is not int:
-        raise ValueError(f"{where}: pad_token_id is {found!r:.200}; it must be a whole number, or null")
-    return found
+    pad_id = config.get("pad_token_id", family.pad_id)
+    if pad_id is not None and type(pad_id) is not int:
+        raise ValueError(f"{where}: pad_token_id is {pad_id!r:.200}; it must be a whole number, or null")
+    return pad_id
 
 
 def describe(cfg: Decoder) -> tuple[Family, dict[str, Any]]:
@@ -132,12 +142,12 @@ def describe(cfg: Decoder) -> tuple[Family, dict[str, Any]]:
 def config_json_of(family: Family, cfg: Decoder) -> tuple[dict[str, Any], list[str] | None]:
     """Returns config.json of `cfg` for a family, and the options that it cannot represent (None: it represents all)."""
     config = {"architectures": [family.architecture], "model_type": family.model_type, **family.write(cfg)}
-    wanted = canonical(cfg)
+    expected = canonical(cfg)
     try:
-        found = canonical(read(family, config))
+        read_back = canonical(read(family, config))
     except ValueError as error:
         return config, [str(error)]
     fields = [field.name for field in dataclasses.fields(cfg)]
-    differs = [f"Decoder.{name} = {getattr(wanted, name)!r}" for name in fields
-               if getattr(found, name) != getattr(wanted, name)]  # fmt: skip
+    differs = [f"Decoder.{name} = {getattr(expected, name)!r}" for name in fields
+               if getattr(read_back, name) != getattr(expected, name)]  # fmt: skip
     return config, differs or None

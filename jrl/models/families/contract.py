@@ -192,9 +192,9 @@ def text_config(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the text model, wrapped or not."""
     if not is_wrapped(family, config):
         return dict(config)
-    said = {name: value for name, value in (config.get("text_config") or {}).items() if value is not None}
+    inner = {name: value for name, value in (config.get("text_config") or {}).items() if value is not None}
     around = {name: config[name] for name in family.wrapped.inherited if config.get(name) is not None}
-    return {**family.wrapped.defaults, **around, **said}
+    return {**family.wrapped.defaults, **around, **inner}
 
 
 class Sorted(NamedTuple):
@@ -209,13 +209,13 @@ def sort_keys(family: Family, config: Mapping[str, Any]) -> Sorted:
     """Returns the use of every key that is not null. `read` also refuses invalid values."""
     inner = text_config(family, config)
     around = [name for name in config if name not in inner] if is_wrapped(family, config) else []
-    said = [name for name, value in inner.items() if value is not None] + around
+    present = [name for name, value in inner.items() if value is not None] + around
     known = {*family.keys, *EVERY, *(("text_config",) if around else ())}
     ignored = (HARMLESS | set(family.harmless) | set(family.wrapped.harmless if around else ())) - known
     return Sorted(
-        tuple(name for name in said if name in known),
-        tuple(name for name in said if name in ignored),
-        tuple(name for name in said if name not in known | ignored),
+        tuple(name for name in present if name in known),
+        tuple(name for name in present if name in ignored),
+        tuple(name for name in present if name not in known | ignored),
     )
 
 

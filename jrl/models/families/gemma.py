@@ -28,7 +28,7 @@ def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> d
     """Returns the Decoder fields that both generations share. flags: [layers], windowed by default."""
     keys.expect("use_bidirectional_attention", False)
     bias = keys.flag("attention_bias", False)
-    said = layer_flags(keys, shape["layers"])
+    declared = layer_flags(keys, shape["layers"])
     window = keys.maybe("sliding_window", 4096)
     return {
         **shape,
@@ -42,7 +42,7 @@ def read_shared(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...]) -> d
         "qkv_bias": bias,
         "output_bias": bias,
         "window": None if window is None else int(window),
-        "window_layers": flags if said is None else said,
+        "window_layers": flags if declared is None else declared,
     }
 
 

@@ -22,9 +22,9 @@ def read(keys: Keys) -> Decoder:
     keys.expect("attention_bias", False)
     keys.expect("use_bidirectional_attention", "vision")  # of text, nothing
     shape = read_shape(keys, tied=True, head_dim=256, kv_heads=4, rope=False)
-    layers, said = shape["layers"], layer_flags(keys, shape["layers"])
-    flags = tuple((i + 1) % 6 != 0 for i in range(layers)) if said is None else said
-    flags = (*flags[:-1], False)  # transformers makes the last layer a full one, whatever is said of it
+    layers, declared = shape["layers"], layer_flags(keys, shape["layers"])
+    flags = tuple((i + 1) % 6 != 0 for i in range(layers)) if declared is None else declared
+    flags = (*flags[:-1], False)  # transformers makes the last layer a full one, whatever the configuration says
     same = keys.flag("attention_k_eq_v", False)
     head_dim, kv_heads = _read_full(keys, shape, flags, same)
     shared = _count(keys, "num_kv_shared_layers", 0)
@@ -78,15 +78,15 @@ def _read_full(keys: Keys, shape: dict[str, Any], flags: tuple[bool, ...], same:
     each = keys.take("per_layer_config", None)
     if each is None:
         return head_dim, kv_heads if same else shape["kv_heads"]
-    where, own = f"{keys.where}: per_layer_config", {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
+    where, field_of = f"{keys.where}: per_layer_config", {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
     if not isinstance(each, dict) or not all(isinstance(x, dict) and set(x) <= set(OVERRIDES) for x in each.values()):
         raise ValueError(f"{where} is {each!r:.200}; this version supports only {' and '.join(OVERRIDES)} of a layer")
     numbers = {str(i) for i, windowed in enumerate(flags) if not windowed}
     layers = [Keys(each.get(i, {}), f"{where}: {i}") for i in sorted(numbers)]
-    found = {tuple(layer.count(key, shape[own[key]]) for key in OVERRIDES) for layer in layers}
-    if len(found) != 1 or not set(each) <= numbers:
+    overrides = {tuple(layer.count(key, shape[field_of[key]]) for key in OVERRIDES) for layer in layers}
+    if len(overrides) != 1 or not set(each) <= numbers:
         raise ValueError(f"{where} must be the same for every full layer, and absent for others; got {each!r:.200}")
-    return found.pop()
+    return overrides.pop()
 
 
 def _read_ropes(keys: Keys) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _read_ropes(keys: Keys) -> dict[str, Any]:
 
 def write(cfg: Decoder) -> dict[str, Any]:
     full = cfg.full or FullHeads(head_dim=cfg.head_dim, kv_heads=cfg.kv_heads)
-    said = {key: value for key, value in write_shape(cfg).items() if not key.startswith("rope")}
+    shape = {key: value for key, value in write_shape(cfg).items() if not key.startswith("rope")}
     rope = {"rope_type": "default", "rope_theta": cfg.rope_theta}
     if isinstance(cfg.rope, ProportionalRope):
         rope |= {"rope_type": "proportional", "partial_rotary_factor": cfg.rope.share, "factor": cfg.rope.factor}
@@ -120,12 +120,12 @@ def write(cfg: Decoder) -> dict[str, Any]:
     if full.kv_heads != cfg.kv_heads and not full.keys_are_values:  # which their key says only of keys that are values
         one = {"head_dim": full.head_dim, "num_key_value_heads": full.kv_heads}
         heads = {"per_layer_config": {str(i): one for i in range(cfg.layers) if not cfg.windowed(i)}}
-    own = cfg.experts
-    experts = {} if own is None else dict(zip(EXPERT_KEYS, (own.count, own.per_token, own.width)))
+    routed = cfg.experts
+    experts = {} if routed is None else dict(zip(EXPERT_KEYS, (routed.count, routed.per_token, routed.width)))
     return {
-        **said,
+        **shape,
         **heads,
-        "enable_moe_block": own is not None,
+        "enable_moe_block": routed is not None,
         **experts,
         "hidden_activation": {ours: theirs for theirs, ours in ACTIVATIONS.items()}.get(cfg.activation),
         "sliding_window": cfg.window,

@@ -71,13 +71,13 @@ def read_shape(
     kv = keys.count("num_key_value_heads", kv_heads or heads)
     if heads % kv:
         raise ValueError(f"{keys.where}: num_key_value_heads = {kv} does not divide num_attention_heads = {heads}")
-    said = keys.take("head_dim", head_dim)
-    if said is None and width % heads:
+    declared = keys.take("head_dim", head_dim)
+    if declared is None and width % heads:
         raise ValueError(
             f"{keys.where}: num_attention_heads = {heads} does not divide hidden_size = {width}, and there is no "
             "head_dim"
         )
-    head_dim = width // heads if said is None else keys.count("head_dim", head_dim)
+    head_dim = width // heads if declared is None else keys.count("head_dim", head_dim)
     return dict(
         vocab_size=keys.count("vocab_size"),
         layers=keys.count("num_hidden_layers"),

@@ -34,7 +34,7 @@ def read_olmo3(keys: Keys) -> Decoder:
     older = Keys({}) if parameters is not None else keys
     shape = read_shape(keys, norm_eps=1e-5, rope=False)
     ropes = read_two_ropes(older, parameters, keys, theta=THETA, near_theta=THETA, near_key=None)
-    bias, said = keys.flag("attention_bias", False), layer_flags(keys, shape["layers"])
+    bias, declared = keys.flag("attention_bias", False), layer_flags(keys, shape["layers"])
     return Decoder(
         **{**shape, "qk_norm": "all", **ropes},
         norm_place="after",
@@ -42,19 +42,19 @@ def read_olmo3(keys: Keys) -> Decoder:
         qkv_bias=bias,
         output_bias=bias,
         window=keys.count("sliding_window", 4096),
-        window_layers=tuple((i + 1) % 4 != 0 for i in range(shape["layers"])) if said is None else said,
+        window_layers=tuple((i + 1) % 4 != 0 for i in range(shape["layers"])) if declared is None else declared,
     )
 
 
 def write_olmo3(cfg: Decoder) -> dict[str, Any]:
     near = cfg.rope_theta if cfg.window_rope_theta is None else cfg.window_rope_theta
-    said = {**write(cfg), "sliding_window": cfg.window, "layer_types": layer_types(cfg)}
+    config = {**write(cfg), "sliding_window": cfg.window, "layer_types": layer_types(cfg)}
     if cfg.rope_theta == near == THETA:
-        return said
+        return config
     # rope_theta alone is read there as the base of full layers only.
-    del said["rope_theta"], said["rope_scaling"]
+    del config["rope_theta"], config["rope_scaling"]
     full = {"rope_type": "default", **(write_stretch(cfg.rope) or {}), "rope_theta": cfg.rope_theta}
-    return {**said, "rope_parameters": {
+    return {**config, "rope_parameters": {
         "full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": near}
     }}  # fmt: skip
 

@@ -105,10 +105,10 @@ def write_stretch(rope: Stretch | None) -> dict[str, Any] | None:
     if rope is None:
         return None
     if isinstance(rope, LongRope):
-        said = {"rope_type": "longrope", "short_factor": list(rope.short), "long_factor": list(rope.long)}
+        scaling = {"rope_type": "longrope", "short_factor": list(rope.short), "long_factor": list(rope.long)}
         if rope.attention_factor is not None:
-            said["attention_factor"] = rope.attention_factor
-        return {**said, "factor": rope.factor, "original_max_position_embeddings": rope.original_length}
+            scaling["attention_factor"] = rope.attention_factor
+        return {**scaling, "factor": rope.factor, "original_max_position_embeddings": rope.original_length}
     if isinstance(rope, LinearRope):
         return {"rope_type": "linear", "factor": rope.factor}
     if isinstance(rope, ProportionalRope):
@@ -122,12 +122,12 @@ def write_stretch(rope: Stretch | None) -> dict[str, Any] | None:
             "high_freq_factor": rope.high_freq_factor,
             **original,
         }
-    said = {"rope_type": "yarn", "factor": rope.factor, "beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+    scaling = {"rope_type": "yarn", "factor": rope.factor, "beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
     if rope.attention_factor is not None:
-        said["attention_factor"] = rope.attention_factor
+        scaling["attention_factor"] = rope.attention_factor
     if not rope.truncate:
-        said["truncate"] = False
-    return {**said, **original}
+        scaling["truncate"] = False
+    return {**scaling, **original}
 
 
 def write_rope(cfg: Decoder) -> dict[str, Any]:
@@ -137,15 +137,20 @@ def write_rope(cfg: Decoder) -> dict[str, Any]:
 
 def layer_flags(keys: Keys, layers: int, flagged: str = "sliding_attention") -> tuple[bool, ...] | None:
     """Returns which layers are windowed by layer_types, or `flagged`, [layers]; None where config.json has none."""
-    said = keys.take("layer_types", None)
-    if said is None:
+    layer_types = keys.take("layer_types", None)
+    if layer_types is None:
         return None
     known = {flagged: True, "full_attention": False}
-    if not isinstance(said, list) or len(said) != layers or not all(name in known for name in said):
+    if (
+        not isinstance(layer_types, list)
+        or len(layer_types) != layers
+        or not all(name in known for name in layer_types)
+    ):
         raise ValueError(
-            f"{keys.where}: layer_types must name each of the {layers} layers, {' or '.join(known)}; got {said!r:.200}"
+            f"{keys.where}: layer_types must name each of the {layers} layers, {' or '.join(known)}; "
+            f"got {layer_types!r:.200}"
         )
-    return tuple(known[name] for name in said)
+    return tuple(known[name] for name in layer_types)
 
 
 def layer_types(cfg: Decoder) -> list[str]:

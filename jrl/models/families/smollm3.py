@@ -13,13 +13,15 @@ from jrl.models.shape import Decoder
 def read(keys: Keys) -> Decoder:
     shape = read_shape(keys, tied=True, kv_heads=4, rope_theta=2_000_000.0)
     layers = shape["layers"]
-    interval, said = keys.count("no_rope_layer_interval", 4), keys.take("no_rope_layers", None)
-    if said is not None and (not isinstance(said, list) or len(said) != layers or not set(said) <= {0, 1}):
+    interval, declared = keys.count("no_rope_layer_interval", 4), keys.take("no_rope_layers", None)
+    if declared is not None and (
+        not isinstance(declared, list) or len(declared) != layers or not set(declared) <= {0, 1}
+    ):
         raise ValueError(
-            f"{keys.where}: no_rope_layers must be a 0 or a 1 for each of the {layers} layers; got {said!r:.200}"
+            f"{keys.where}: no_rope_layers must be a 0 or a 1 for each of the {layers} layers; got {declared!r:.200}"
         )
     # Despite its name, 1 means a layer with RoPE.
-    rotates = tuple((i + 1) % interval != 0 for i in range(layers)) if said is None else tuple(map(bool, said))
+    rotates = tuple((i + 1) % interval != 0 for i in range(layers)) if declared is None else tuple(map(bool, declared))
     used, window, flags = keys.flag("use_sliding_window", False), keys.take("sliding_window", None), None
     flags = layer_flags(keys, layers)
     if not used and flags is not None and any(flags):

@@ -62,12 +62,12 @@ def check(name: str, module: Module, leaf: str, place: Place, shape: Sequence[in
     """Raises ValueError where an adapter does not fit the published matrix, of `shape`, that holds a leaf."""
     if leaf not in ADAPTABLE:
         raise ValueError(f"the adapter also adapts {name}; only the matrices of attention and of MLPs are supported")
-    found = (module.b.shape[0], module.a.shape[1])
+    sizes = (module.b.shape[0], module.a.shape[1])
     due = tuple(shape[::-1] if transposed(place) else shape)
     lengths = due[0] if module.magnitude is None else len(module.magnitude)
-    if found != due or lengths != due[0]:
+    if sizes != due or lengths != due[0]:
         raise ValueError(
-            f"the adapter to {name} has {found[1]} inputs and {found[0]} outputs, expected {due[1]} and {due[0]}"
+            f"the adapter to {name} has {sizes[1]} inputs and {sizes[0]} outputs, expected {due[1]} and {due[0]}"
         )
 
 

@@ -62,26 +62,28 @@ def read(folder: str | Path) -> dict[str, Module]:
     parts: dict[str, dict[str, np.ndarray]] = {}
     with open_file(folder / TENSORS) as tensors:
         for name, shape in tensors.shapes.items():
-            found = re.fullmatch(
+            match = re.fullmatch(
                 rf"{re.escape(PREFIX)}(.+)\.(lora_A\.weight|lora_B\.weight|{MAGNITUDE}(?:\.weight)?)", name
             )
-            if found is None:
+            if match is None:
                 raise ValueError(
                     f"{folder / TENSORS} contains {name}; only {A}, {B} and {MAGNITUDE} of modules are supported"
                 )
             if tensors.dtypes[name] not in DTYPES:
                 raise ValueError(f"{folder / TENSORS}: {name} is {tensors.dtypes[name]}, not floating point")
-            kind = found[2] if not found[2].startswith(MAGNITUDE) else MAGNITUDE
-            whole = tensors.read(name, tuple(slice(0, size) for size in shape))
-            parts.setdefault(found[1], {})[kind] = np.asarray(whole, np.float32)
+            kind = match[2] if not match[2].startswith(MAGNITUDE) else MAGNITUDE
+            values = tensors.read(name, tuple(slice(0, size) for size in shape))
+            parts.setdefault(match[1], {})[kind] = np.asarray(values, np.float32)
     return {name: _module(name, leaves, config, folder) for name, leaves in sorted(parts.items())}
 
 
 def _module(name: str, leaves: Mapping[str, np.ndarray], config: Mapping[str, Any], folder: Path) -> Module:
     due = {A: 2, B: 2} | ({MAGNITUDE: 1} if config.get("use_dora") else {})
     if {kind: leaf.ndim for kind, leaf in leaves.items()} != due or leaves[A].shape[0] != leaves[B].shape[1]:
-        found = ", ".join(f"{kind} {list(leaf.shape)}" for kind, leaf in leaves.items())
-        raise ValueError(f"{folder / TENSORS}: {name} has {found}; an adapter consists of {', '.join(due)} of one rank")
+        present = ", ".join(f"{kind} {list(leaf.shape)}" for kind, leaf in leaves.items())
+        raise ValueError(
+            f"{folder / TENSORS}: {name} has {present}; an adapter consists of {', '.join(due)} of one rank"
+        )
     rank = leaves[A].shape[0]
     alpha = config.get("lora_alpha", 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():

@@ -145,20 +145,20 @@ def plans(family: Family, cfg: Decoder, spec: PyTree | None = None) -> dict[str,
                 leaves.append(((layer,), order[name], ("layers", name), leaf.shape[1:], (row,)))
             else:
                 leaves += [((layer, i), order[name], ("layers", name), leaf.shape[2:], (row, i)) for i in each]
-    found: dict[str, TensorPlan] = {}
+    by_name: dict[str, TensorPlan] = {}
     for numbers, _, path, shape, at in sorted(leaves):
         place = family.places[path[-1]]
         sizes = [_size(dims, shape) for dims in place.dims]
         name, start = place.name.format(*numbers), 0
-        if name in found:
-            tensor = found[name]
+        if name in by_name:
+            tensor = by_name[name]
             if place.join is not None:
                 start = tensor.shape[place.join]
                 sizes[place.join] += start
-            found[name] = TensorPlan(tuple(sizes), (*tensor.slots, Slot(path, at, place, start)))
+            by_name[name] = TensorPlan(tuple(sizes), (*tensor.slots, Slot(path, at, place, start)))
         else:
-            found[name] = TensorPlan(tuple(sizes), (Slot(path, at, place, 0),))
-    return found
+            by_name[name] = TensorPlan(tuple(sizes), (Slot(path, at, place, 0),))
+    return by_name
 
 
 def account(family: Family, cfg: Decoder, tensors: Tensors, spec: PyTree | None = None) -> dict[str, str]:
@@ -223,8 +223,8 @@ def renamed(due: Mapping[str, TensorPlan], tensors: Tensors, family: Family) -> 
     inside = {name: other + name.removeprefix(prefix) for name in due if name.startswith(prefix)}
     head = {name: next((there for there in (name, f"language_model.{name}") if there in tensors.shapes), name)
             for name in due.keys() - inside.keys()}  # fmt: skip
-    found = {**inside, **head}
-    return {name: found[name] for name in due}
+    names_in_files = {**inside, **head}
+    return {name: names_in_files[name] for name in due}
 
 
 Where = tuple[str, TensorPlan, Slot, Module | None]  # the tensor that holds a layer of a leaf, and its adapter
@@ -386,12 +386,12 @@ def _read_published(
     ranges, fine, inner, order = [], [], [], []
     for number, dims in enumerate(slot.place.dims):
         sizes = [d.of if isinstance(d, Pick) else shape[d] for d in dims]
-        wanted = [slice(d.index, d.index + 1) if isinstance(d, Pick) else box[d] for d in dims]
+        picked = [slice(d.index, d.index + 1) if isinstance(d, Pick) else box[d] for d in dims]
         stride = int(np.prod(sizes[1:], dtype=np.int64))
         start = slot.start if slot.place.join == number else 0
-        ranges.append(slice(start + wanted[0].start * stride, start + wanted[0].stop * stride))
-        fine += [wanted[0].stop - wanted[0].start, *sizes[1:]]
-        inner += [slice(None), *wanted[1:]]
+        ranges.append(slice(start + picked[0].start * stride, start + picked[0].stop * stride))
+        fine += [picked[0].stop - picked[0].start, *sizes[1:]]
+        inner += [slice(None), *picked[1:]]
         order += [None if isinstance(d, Pick) else d for d in dims]
     data = tensors.read(name, tuple(ranges))
     bits = data.view(bits_of(data.dtype)).reshape(fine)[tuple(inner)]

@@ -35,17 +35,17 @@ class Tensors:
     Pages of a mapped file are released after reading, so that the process holds the tensors and not the file too.
     """
 
-    def __init__(self, folder: Path, found: dict[str, Path]) -> None:
+    def __init__(self, folder: Path, files: dict[str, Path]) -> None:
         self.folder = folder
         self._stack = contextlib.ExitStack()
         self._files: dict[Path, tuple[mmap.mmap, dict[str, tuple[int, int]]]] = {}
-        self._paths = found
+        self._paths = files
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         problems: list[str] = []
         try:
-            for path in dict.fromkeys(found.values()):
-                names = [name for name, place in found.items() if place == path]
+            for path in dict.fromkeys(files.values()):
+                names = [name for name, place in files.items() if place == path]
                 there = self._open(path)
                 problems += [f"{name}, which {INDEX} places in {path.name}" for name in names if name not in there]
                 self.shapes |= {name: there[name][0] for name in names if name in there}
@@ -69,11 +69,11 @@ class Tensors:
         shape, dtype = self.shapes[name], jnp.dtype(DTYPES[self.dtypes[name]])
         if start == end:
             return np.zeros(shape, dtype)[ranges]
-        whole = np.frombuffer(mapped, bits_of(dtype), math.prod(shape), start).reshape(shape)
+        tensor = np.frombuffer(mapped, bits_of(dtype), math.prod(shape), start).reshape(shape)
         if not shape:
-            return whole.copy().view(dtype)
-        box = whole[ranges]
-        out = np.empty(box.shape, whole.dtype)
+            return tensor.copy().view(dtype)
+        box = tensor[ranges]
+        out = np.empty(box.shape, tensor.dtype)
         a_row = (end - start) // shape[0]
         step = max(1, HELD_BYTES // max(1, a_row))
         first = start + (ranges[0].start or 0) * a_row
@@ -170,16 +170,16 @@ def _indexed(folder: Path) -> dict[str, Path]:
         pairs = list(names.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{place} is not an index of tensors: {type(error).__name__}: {error}") from error
-    found = {}
+    files = {}
     for name, file in pairs:
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ValueError(
                 f"{place} places {name} in {file!r}; it must be the name of a .safetensors file in the folder"
             )
-        found[name] = folder / file
-    if absent := sorted({path.name for path in found.values() if not paths.exists(path)}):
+        files[name] = folder / file
+    if absent := sorted({path.name for path in files.values() if not paths.exists(path)}):
         raise ValueError(f"{folder} lacks {_some(absent)}, which {INDEX} names")
-    return found
+    return files
 
 
 def write_tensors(folder: str | Path, tensors: Iterator[tuple[str, np.ndarray]], max_bytes: int) -> list[str]:

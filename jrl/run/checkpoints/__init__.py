@@ -9,8 +9,8 @@ import dataclasses
 class Checkpoint:
     """When a run saves itself."""
 
-    every: int = 50  # steps between saves; the last step of a phase is always saved
-    keep: int = 2  # newest saves kept, beside the last of every stage; one is removed once a newer one is verified
+    every: int = 50  # steps between saves; the last step of a stage is always saved
+    keep: int = 2  # newest saves to keep, besides the last of every stage; one is removed once a newer one is verified
 
     def __post_init__(self) -> None:
         if self.every < 1:

@@ -13,7 +13,7 @@ import numpy as np
 from jrl.run.checkpoints import digest
 
 PyTree = Any
-OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are no part of a run's contents
+OUTSIDE = ("time/", "host/")  # metrics that depend on the clock or the machine are not part of a run's contents
 
 
 def fingerprint(step: int, sections: Mapping[str, PyTree]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def run_sections(state: Mapping[str, PyTree], data: PyTree, rows: Iterable[Mappi
 
     Args:
       state: the fields of a TrainState, as nested mappings. Trained and frozen weights and heads of all roles count as
-        params; optimisers, the objective's state and counters as opt_state.
+        params; optimizers, the objective's state and counters as opt_state.
       data: data position, curriculum, in-flight rollouts, verdict journal: arrays and JSON.
       rows: the metrics table.
     """
@@ -65,10 +65,10 @@ def tree_digest(tree: PyTree) -> str:
 
 def rows_digest(rows: Iterable[Mapping[str, Any]], step: int) -> str:
     """Returns sha256 (hex) of the rows up to and with `step`, in order, without keys under time/ or host/."""
-    kept = [
+    exact = [
         {key: value for key, value in row.items() if not key.startswith(OUTSIDE)} for row in rows if row["step"] <= step
     ]
-    return _json_digest(kept)
+    return _json_digest(exact)
 
 
 def _json_digest(value: Any) -> str:

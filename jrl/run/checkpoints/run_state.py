@@ -57,7 +57,7 @@ class NoIntactStep(ValueError):
 
 
 class StateMismatch(ValueError):
-    """An intact step holds other leaves than the run asks for: another model, optimiser or configuration."""
+    """An intact step holds other leaves than the run asks for: another model, optimizer or configuration."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
         raise ValueError(f"keep is {keep}; at least one save must be kept")
     if jax.process_count() > 1:
         raise ValueError(
-            f"this run has {jax.process_count()} processes; run state is written by one process in this version"
+            f"this run has {jax.process_count()} processes; this version saves run state from one process only"
         )
     folder = paths.make_dir(root)
     _sweep(folder)
@@ -134,7 +134,7 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
     Args:
-      state: pytree of jax or numpy arrays, typed keys included; None is no leaf.
+      state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
       host: JSON values, no NaN (write None).
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
@@ -163,11 +163,11 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
         _discard(temporary)
-        _put_back(folder)
-        kept = [old for old in list_steps(folder) if old != step]
+        _restore_replaced(folder)
+        earlier = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
             f"step {step} could not be saved under {folder}: {_cause(error)}. "
-            + (f"Last checkpoint: step {kept[-1]}" if kept else "There is no earlier checkpoint")
+            + (f"Last checkpoint: step {earlier[-1]}" if earlier else "There is no earlier checkpoint")
         ) from error
 
 
@@ -193,15 +193,15 @@ def restore_step(
     present = list_steps(folder)
     if step is not None:
         if step not in present:
-            raise NoIntactStep(f"there is no save of step {step} in {folder}; there are {present or 'none'}")
+            raise NoIntactStep(f"there is no checkpoint of step {step} in {folder}; there are {present or 'none'}")
         return step, *_read(folder, step, abstract_state, part)
     for candidate in reversed(present):
         try:
             return candidate, *_read(folder, candidate, abstract_state, part)
         except DamagedStep as error:
-            _log.warning("%s; trying the one before", error)
+            _log.warning("%s; trying the one before it", error)
             skipped.append((candidate, error.reason))
-    listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no save"
+    listed = "; ".join(f"step {bad}: {reason}" for bad, reason in skipped) or "the folder holds no checkpoint"
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
 
 
@@ -218,8 +218,8 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(present - body["files"].keys()):
             raise ValueError(f"{extra[0]} is not in the manifest")
-        for name, found in digest.tree_digests(folder, present).items():
-            if found != body["files"][name]:
+        for name, actual in digest.tree_digests(folder, present).items():
+            if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedStep(step, _first_line(error)) from error
@@ -228,9 +228,9 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
 
 def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[PyTree, dict[str, Any]]:
     body = verify_step(folder, step)
-    saved, wanted = body["leaves"], digest.named_leaves(abstract_state)
-    _match(step, saved, wanted, part)
-    targets = {name: _target(leaf, saved[name]) for name, leaf in wanted.items() if leaf.size}
+    saved, target = body["leaves"], digest.named_leaves(abstract_state)
+    _match(step, saved, target, part)
+    targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
     try:
         loaded: dict[str, Any] = {}
         if targets:
@@ -240,7 +240,7 @@ def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[
     except Exception as error:
         # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
         raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
-    leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in wanted.items()}
+    leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in target.items()}
     for name, leaf in leaves.items():
         if digest.leaf_digest(leaf) != saved[name]["sha256"]:
             raise DamagedStep(step, f"leaf {name} was read with other values than were saved")
@@ -268,17 +268,17 @@ def _read_back(temporary: Path, body: dict[str, Any]) -> None:
         group = {}
 
 
-def _match(step: int, saved: dict[str, Any], wanted: dict[str, Any], part: bool) -> None:
-    missing, unused = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
+def _match(step: int, saved: dict[str, Any], target: dict[str, Any], part: bool) -> None:
+    missing, unused = sorted(target.keys() - saved.keys()), sorted(saved.keys() - target.keys())
     if missing:
         near = difflib.get_close_matches(missing[0], unused or saved, n=1, cutoff=0.0)
         raise StateMismatch(
-            f"step {step} does not hold {len(missing)} of the leaves this run needs, first {missing[0]!r}"
+            f"step {step} does not hold {len(missing)} of the leaves that this run needs, first {missing[0]!r}"
             + (f" (nearest saved: {near[0]!r})" if near else "")
         )
     if unused and not part:
-        raise StateMismatch(f"step {step} holds {len(unused)} leaves this run has no place for, first {unused[0]!r}")
-    for name, leaf in wanted.items():
+        raise StateMismatch(f"step {step} holds {len(unused)} leaves that this run does not use, first {unused[0]!r}")
+    for name, leaf in target.items():
         have = (saved[name]["dtype"], tuple(saved[name]["shape"]))
         want = (str(leaf.dtype), tuple(leaf.shape))
         if have != want:
@@ -378,7 +378,7 @@ def _publish(temporary: Path, final: Path) -> None:
     paths.remove_tree(aside)
 
 
-def _put_back(folder: Path) -> None:
+def _restore_replaced(folder: Path) -> None:
     for name in paths.list_dir(folder):
         if name.startswith(_REPLACED):
             final = folder / name.removeprefix(_REPLACED)
@@ -387,7 +387,7 @@ def _put_back(folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    _put_back(folder)
+    _restore_replaced(folder)
     for name in paths.list_dir(folder):
         if name.startswith(paths.TEMPORARY):
             _log.warning("removed %s, left by a save that did not finish", folder / name)

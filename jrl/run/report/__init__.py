@@ -9,13 +9,13 @@ WRITERS = ("tensorboard", "wandb", "trackio")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Log:
-    """What is written besides metrics.jsonl, which always is.
+    """What is written besides metrics.jsonl.
 
     `writers` are off by default because each needs an extra: ('tensorboard',) needs jrl-jax[log], ('wandb',) and
     ('trackio',) the extras of those names. A writer that is named and not installed is an error.
     """
 
-    writers: tuple[str, ...] = ()  # of WRITERS
+    writers: tuple[str, ...] = ()  # any of 'tensorboard', 'wandb', 'trackio'
     samples: int = 2  # rollouts printed at a time
     rollouts: bool = True  # keep every rollout in RUN/rollouts
 

@@ -44,7 +44,7 @@ COLUMNS: tuple[tuple[str, tuple[str, ...], Callable[[float], str]], ...] = (
     ("tokens/s", ("time/tokens_per_second",), "{:,.0f}".format),
 )
 HISTORY_LINES = 40  # about so many lines of steps stay on the screen
-_COUNTED = {"sampling": "sampled", "scoring": "scored"}  # what is said of a phase with a count
+_COUNTED = {"sampling": "sampled", "scoring": "scored"}  # how a phase with a count is shown
 _BETWEEN_DRAWS_SECONDS = 0.1
 BAR_WIDTH = 24
 _NOTE_WIDTH = 4000
@@ -353,8 +353,8 @@ def note_lines(text: str) -> list[str]:
 
 def sample_lines(prompt: str, completion: str, reward: float | None) -> list[str]:
     """Returns the lines that show one rollout: model text with nothing in it that a terminal obeys."""
-    said = "not scored" if reward is None or math.isnan(reward) else f"reward {reward:.3g}"
-    return [f"  prompt      {printable(prompt)}", f"  completion  {printable(completion)}  [{said}]"]
+    score = "not scored" if reward is None or math.isnan(reward) else f"reward {reward:.3g}"
+    return [f"  prompt      {printable(prompt)}", f"  completion  {printable(completion)}  [{score}]"]
 
 
 def _first(metrics: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
@@ -369,7 +369,7 @@ class _Console(Console):
     """A console that leaves a closed pipe to its caller: `jrl train | head` must not end the run, as rich would."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError("nobody reads the output any more")
+        raise BrokenPipeError("the output has no reader any more")
 
 
 class _Pace:

@@ -72,7 +72,7 @@ def compare(
     A configuration whose identity differs is explained field by field where the manifests hold it, without the fields
     that `free` names ("loop.steps", "log.*"): they may differ. Those that `rounded` names warn as the environment does.
     """
-    line = lambda name, before, after: f"{name}: {_said(before)}, now {_said(after)}"
+    line = lambda name, before, after: f"{name}: {_shown(before)}, now {_shown(after)}"
     fields = _differences(old.get("config"), new.get("config"))
     bound = [each for each in fields if not any(fnmatch.fnmatchcase(each[0], pattern) for pattern in free)]
     identity = []
@@ -94,7 +94,7 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
         for section in ("identity", "environment"):
             if not isinstance(manifest[section], dict):
-                raise ValueError(f"its {section} is no object")
+                raise ValueError(f"its {section} is not an object")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the manifest of a run: {error}") from error
     return manifest
@@ -105,11 +105,11 @@ _MISSING = object()
 
 def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found = []
+        lines = []
         for name in sorted({*old, *new}):
             place = f"{prefix}.{name}" if prefix else name
-            found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), place)
-        return found
+            lines += _differences(old.get(name, _MISSING), new.get(name, _MISSING), place)
+        return lines
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and all(map(_is_object, old + new)):
         return _differences(dict(enumerate(old)), dict(enumerate(new)), prefix)
     same = type(old) is type(new) and old == new
@@ -120,7 +120,7 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if value is _MISSING:
         return "not there"
     text = json.dumps(value, ensure_ascii=True)

@@ -33,7 +33,7 @@ def scoring_warning(valid_share: float, detail: str) -> str | None:
 
     Args:
       valid_share: scored completions over all completions of a step.
-      detail: what the verifier said of the first completion that was not scored; '' where it said nothing.
+      detail: the verifier's message on the first completion that was not scored; '' where there is none.
     """
     if not valid_share < SCORED_ENOUGH:
         return None
@@ -49,7 +49,7 @@ def no_signal_warning(num_steps: int) -> str:
 
     Args:
       num_steps: steps so far, none with a group whose rewards differ. A run that had a signal and lost it may have
-        learned all there is: that is no reason to warn.
+        learned all there is: that needs no warning.
     """
     return (
         f"Warning: no learning signal in {num_steps} step{'' if num_steps == 1 else 's'}. In every group all "

@@ -114,7 +114,7 @@ def row_line(row: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(path: str | os.PathLike[str], last_step: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the rows up to and with `last_step`. A last line without its end, which a kill may leave, is no row.
+    """Yields the rows up to and with `last_step`. A last line without its end, which a kill may leave, is not a row.
 
     Raises ValueError naming the line that is not JSON.
     """

@@ -30,8 +30,8 @@ def open_tensorboard(folder: str | os.PathLike[str], *, step: int, config: Mappi
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the finite numbers of a row but its step; text and missing values are for metrics.jsonl."""
-    found = {}
+    values = {}
     for name, value in row.items():
         if name != "step" and value is not None and not isinstance(value, str) and math.isfinite(value):
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values

@@ -59,9 +59,9 @@ def percent(share: float) -> str:
 
 def duration(seconds: float) -> str:
     """Returns '42 s', '3 min 05 s' or '2 h 07 min'."""
-    whole = round(max(seconds, 0))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    rounded = round(max(seconds, 0))
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60:02d} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02d} min"

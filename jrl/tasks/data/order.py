@@ -19,7 +19,7 @@ def open_order(size: int, seed: int) -> Callable[[int], int]:
     # grain's order of epoch e under seed s is that of epoch e - 1 under seed s + 1; a hash keeps seeds apart.
     key = hashlib.sha256(f"order/{seed}".encode()).digest()
     if size >= _SMALL:
-        import grain  # 0.7 s to import, and a typo in a configuration must be refused in a moment
+        import grain  # 0.7 s to import, and a typo in a configuration must be refused at once
 
         places = grain.MapDataset.range(size).seed(int.from_bytes(key[:4], "little")).shuffle().repeat(None)
         return lambda position: int(places[position])

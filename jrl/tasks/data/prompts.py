@@ -16,9 +16,9 @@ class Data:
     """How examples become prompts."""
 
     prompt_length: int  # most tokens of an encoded prompt, role markers included: P of every program
-    held_out_every: int | None = 10  # one prompt in so many is held out, by its text's hash; None: none is, 1: all
+    held_out_every: int | None = 10  # one prompt in so many is held out, by a hash of its text; None: none, 1: all
     on_bad_prompt: Literal["refuse", "drop"] = "refuse"  # empty or longer than prompt_length
-    max_dropped_share: float = 0.5  # largest share of the training prompts that dropping may lose
+    max_dropped_share: float = 0.5  # largest share of the training prompts that may be dropped
 
     def __post_init__(self) -> None:
         if self.prompt_length < 1:
@@ -48,7 +48,7 @@ def is_held_out(example: Example, config: Data) -> bool:
 def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple[int, ...], str | None]:
     """Returns the prompt's ids, role markers included, and what is wrong with them: None, "empty" or "too_long".
 
-    Raises: ValueError naming the example where its messages are no conversation for the tokenizer's chat template.
+    Raises: ValueError naming the example where its messages are not a conversation for the tokenizer's chat template.
     """
     if not any(message.content.strip() for message in example.messages):
         return (), "empty"
@@ -62,10 +62,12 @@ def encode_prompt(example: Example, tokenizer: Any, config: Data) -> tuple[tuple
 def refusal(example: Example, cause: str, length: int, config: Data) -> ValueError:
     """Returns the error that names a prompt that cannot be used."""
     if cause == "empty":
-        said = "its prompt is empty"
+        problem = "its prompt is empty"
     else:
-        said = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
-    return ValueError(f"example {example.id!r}: {said}; Data.on_bad_prompt = 'drop' would drop and count such prompts")
+        problem = f"its prompt has {length} tokens, more than Data.prompt_length = {config.prompt_length}"
+    return ValueError(
+        f"example {example.id!r}: {problem}; Data.on_bad_prompt = 'drop' would drop and count such prompts"
+    )
 
 
 def dropped_prompts(counts: Mapping[str, int], seen: int, config: Data) -> str:

@@ -34,7 +34,7 @@ def survey(source: Source, tokenizer: Any, config: Data, n: int) -> dict[str, in
     Returns: counts "examined", "held_out", "duplicate_prompt" (a text met before), "no_answer", "empty", "too_long",
         and "longest_prompt", "longest_answer" in tokens.
     """
-    found = dict.fromkeys(
+    counts = dict.fromkeys(
         ("examined", "held_out", "duplicate_prompt", "no_answer", "empty", "too_long", "longest_prompt",
          "longest_answer"), 0)  # fmt: skip
     seen: set[bytes] = set()
@@ -42,15 +42,15 @@ def survey(source: Source, tokenizer: Any, config: Data, n: int) -> dict[str, in
         example = source[index]
         digest = example.prompt_digest()
         prompt, cause = encode_prompt(example, tokenizer, config)
-        found["examined"] += 1
-        found["held_out"] += is_held_out(example, config)
-        found["duplicate_prompt"] += digest in seen
+        counts["examined"] += 1
+        counts["held_out"] += is_held_out(example, config)
+        counts["duplicate_prompt"] += digest in seen
         seen.add(digest)
         if cause is not None:
-            found[cause] += 1
-        found["longest_prompt"] = max(found["longest_prompt"], len(prompt))
+            counts[cause] += 1
+        counts["longest_prompt"] = max(counts["longest_prompt"], len(prompt))
         if example.answer is None:
-            found["no_answer"] += 1
+            counts["no_answer"] += 1
         else:
-            found["longest_answer"] = max(found["longest_answer"], len(tokenizer.encode(example.answer)))
-    return found
+            counts["longest_answer"] = max(counts["longest_answer"], len(tokenizer.encode(example.answer)))
+    return counts

@@ -12,7 +12,7 @@ from jrl.tasks.example import ROLES, Example
 def check_source(
     open_it: Callable[[], Source], n: int = 20, mark: Callable[[str, Example], float | None] | None = None
 ) -> list[str]:
-    """Returns one sentence for each promise of jrl.tasks.envs.contract that the source's first `n` examples break.
+    """Returns one sentence for each rule of jrl.tasks.envs.contract that the source's first `n` examples break.
 
     Args:
         open_it: opens the source anew; it is called twice, and the two are read in opposite orders.

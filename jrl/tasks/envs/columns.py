@@ -43,7 +43,7 @@ AnswerIn = Literal["whole", "hash", "boxed"]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl:
     """A file of rows: JSON lines, compressed by gzip where its name ends in .gz, or Parquet where it ends in .parquet.
-    A column that is no field of ours is kept
+    A column that is not one of our fields is kept
     in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
 
     path: str  # the file
@@ -57,7 +57,7 @@ class Jsonl:
     verifiers: tuple[str, ...] = ()  # of rows that name none; empty: the run's
     needs_answer: bool = True  # a row without an answer is bad
     on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
-    max_dropped: float = 0.1  # largest share of rows that dropping may lose
+    max_dropped: float = 0.1  # largest share of rows that may be dropped
     max_row_bytes: int = 16 * 2**20  # a longer row is bad
 
     def __post_init__(self) -> None:
@@ -107,10 +107,10 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
         raise BadRow("empty_prompt")
     if config.system and row.get(column["messages"]) is None:
         messages = (Message("system", config.system), *messages)
-    said = text("answer", None)
-    answer = said if said is None else final_answer(said, config.answer_in)
+    written = text("answer", None)
+    answer = written if written is None else final_answer(written, config.answer_in)
     if config.needs_answer and not (answer or "").strip():
-        raise BadRow("missing_answer", _no_answer(column["answer"], said, config.answer_in))
+        raise BadRow("missing_answer", _no_answer(column["answer"], written, config.answer_in))
     verifiers = row.get(column["verifiers"])
     if verifiers is not None and not (isinstance(verifiers, list) and all(isinstance(v, str) for v in verifiers)):
         raise BadRow("wrong_type", f"{column['verifiers']!r} is not a list of names")
@@ -118,8 +118,8 @@ def example_of(row: dict[str, Any], number: int, config: Jsonl) -> Example:
     if info is not None and not isinstance(info, dict):
         raise BadRow("wrong_type", f"{column['info']!r} is {kind(info)}, not an object")
     others = {name: value for name, value in row.items() if name not in column.values()}
-    if config.answer_in != "whole" and said is not None:
-        others.setdefault("solution", said)  # a column of that name in the file is the file's own
+    if config.answer_in != "whole" and written is not None:
+        others.setdefault("solution", written)  # a column of that name in the file is the file's own
     name = Path(config.path).name
     return Example(
         id=text("id", f"{name}/{number}"),
@@ -171,9 +171,9 @@ def _last_boxed(text: str) -> str | None:
     return rest[1:place].strip() or None if rest.startswith("{") and place < len(rest) else None
 
 
-def _no_answer(column: str, said: str | None, place: AnswerIn) -> str:
+def _no_answer(column: str, written: str | None, place: AnswerIn) -> str:
     where = {"hash": "a #### with an answer after it", "boxed": r"a whole \boxed{} with an answer in it"}
-    if place in where and (said or "").strip():
+    if place in where and (written or "").strip():
         missing = f"{column!r} has not {where[place]}"
     else:
         missing = f"{column!r} is missing, null or blank"

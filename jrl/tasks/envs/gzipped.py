@@ -78,7 +78,7 @@ class _Text(io.RawIOBase):
             try:
                 chunk = self._decompressor.decompress(self._data, len(buffer))
             except zlib.error as error:
-                raise ValueError(f"{self.name} is damaged, or no gzip file: {error}") from error
+                raise ValueError(f"{self.name} is damaged, or not a gzip file: {error}") from error
             self._data = self._decompressor.unconsumed_tail or self._decompressor.unused_data
             if ended and not chunk and not self._decompressor.eof:
                 raise ValueError(f"{self.name} is damaged: its compressed data ends too early")

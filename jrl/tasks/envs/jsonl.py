@@ -90,11 +90,11 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
             try:
                 example = example_of(row(), number, config)
             except BadRow as bad:
-                said = f"{config.path}, {reader.unit} {number}: the row {bad}"
+                problem = f"{config.path}, {reader.unit} {number}: the row {bad}"
                 if config.on_bad_row == "refuse":
-                    raise ValueError(f"{said}. Jsonl.on_bad_row = 'drop' drops and counts such rows") from bad
+                    raise ValueError(f"{problem}. Jsonl.on_bad_row = 'drop' drops and counts such rows") from bad
                 counts[bad.cause] = counts.get(bad.cause, 0) + 1
-                first_bad = first_bad or said
+                first_bad = first_bad or problem
                 continue
             places.append(place)
             numbers.append(number)
@@ -103,30 +103,30 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
             verifiers.update(example.verifiers)
     except OSError as error:
         raise ValueError(f"Jsonl.path: {config.path!r} cannot be read: {error.strerror or error}") from error
-    kept, where = _first_of_each(ids)
-    repeated = np.setdiff1d(np.arange(len(ids)), kept)
+    first, where = _first_of_each(ids)
+    repeated = np.setdiff1d(np.arange(len(ids)), first)
     if len(repeated):
-        said = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
+        problem = f"{config.path}, {reader.unit} {numbers[int(repeated[0])]}: the row {CAUSES['duplicate_id']}"
         if config.on_bad_row == "refuse":
-            raise ValueError(f"{said} ({reader.unit} {numbers[int(where[repeated[0]])]})")
+            raise ValueError(f"{problem} ({reader.unit} {numbers[int(where[repeated[0]])]})")
         counts["duplicate_id"] = len(repeated)
-        first_bad = first_bad or said
+        first_bad = first_bad or problem
     dropped, total = sum(counts.values()), len(ids) + sum(counts.values()) - len(repeated)
     if dropped > config.max_dropped * total:
         raise ValueError(
             f"{config.path}: {dropped} of {total} rows are bad, more than Jsonl.max_dropped = {config.max_dropped} of "
             f"them: {dict(sorted(counts.items()))}. The first: {first_bad}"
         )
-    if not len(kept):
+    if not len(first):
         raise ValueError(f"{config.path} holds no rows")
-    twice = len(kept) - len(np.unique(np.asarray(prompts, np.uint64)[kept]))
+    twice = len(first) - len(np.unique(np.asarray(prompts, np.uint64)[first]))
     if twice:
         counts["duplicate_prompt"] = twice  # kept: noticed, not dropped
     return JsonlSource(
         config=config,
         reader=reader,
-        places=np.asarray(places, np.uint64)[kept],
-        numbers=np.asarray(numbers, np.uint64)[kept],
+        places=np.asarray(places, np.uint64)[first],
+        numbers=np.asarray(numbers, np.uint64)[first],
         fingerprint=digest_of("jsonl", dataclasses.replace(config, path=Path(config.path).name), reader.digest()),
         counts={**counts, **reader.counts()},
         verifiers=frozenset(verifiers),

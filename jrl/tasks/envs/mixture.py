@@ -55,7 +55,7 @@ def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
     """
     if not sources:
         raise ValueError("Mixture.tasks is empty")
-    counts = whole_numbers(weights or (1.0,) * len(sources), len(sources))
+    counts = integer_weights(weights or (1.0,) * len(sources), len(sources))
     cycle = sum(counts)
     taken = [0] * len(sources)
     places: list[tuple[int, int]] = []  # (task, how many of it came before in this cycle)
@@ -87,7 +87,7 @@ def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
     )
 
 
-def whole_numbers(weights: tuple[float, ...], num_tasks: int) -> list[int]:
+def integer_weights(weights: tuple[float, ...], num_tasks: int) -> list[int]:
     """Returns the least whole numbers in proportion to `weights`, read as fractions of the largest."""
     if len(weights) != num_tasks:
         raise ValueError(f"Mixture.weights has {len(weights)} numbers for {num_tasks} tasks")

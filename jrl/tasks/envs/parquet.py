@@ -33,7 +33,7 @@ def open_parquet(config: Jsonl, stop: Stop = never) -> ParquetRows:
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
-            "a .parquet file needs the package pyarrow; pip install 'jrl-jax[parquet]' brings it"
+            "a .parquet file needs the package pyarrow; install it with pip install 'jrl-jax[parquet]'"
         ) from error
     return ParquetRows(config, pyarrow, stop)
 
@@ -104,7 +104,7 @@ class ParquetRows:
         except FileNotFoundError:
             raise
         except (self._arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self._path} is damaged, or no Parquet file: {error}") from error
+            raise ValueError(f"{self._path} is damaged, or not a Parquet file: {error}") from error
 
     def _checked(self, row: dict[str, Any] | BadRow) -> dict[str, Any]:
         if isinstance(row, BadRow):

@@ -7,7 +7,7 @@ A dataset's own promise, "the same seed gives the same tasks", is kept here agai
 * some walk a set of strings, whose order changes with every process: HASH_ORDERED. They are refused unless Python runs
   with PYTHONHASHSEED=0;
 * task i of seed s is often task i - 1 of seed s + 1: the seed given to a dataset is a hash of its name and ours, so
-  that runs of neighbouring seeds do not share their tasks.
+  that runs of neighboring seeds do not share their tasks.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def open_reasoning_gym(config: ReasoningGym) -> Generated:
         raise ValueError(f"ReasoningGym.dataset: unknown dataset {name!r}{_nearest(name, factory.DATASETS)}")
     if name in HASH_ORDERED and sys.flags.hash_randomization:
         raise ValueError(
-            f"ReasoningGym.dataset = {name!r} walks sets of strings, so its tasks differ from process to process and "
-            "no run could be resumed; start Python with PYTHONHASHSEED=0 in its environment to use it"
+            f"ReasoningGym.dataset = {name!r} iterates over sets of strings, so its tasks differ between processes "
+            "and no run could be resumed; start Python with PYTHONHASHSEED=0 in its environment to use it"
         )
     if config.size < 1:
         raise ValueError(f"ReasoningGym.size is {config.size}: it must be at least 1")

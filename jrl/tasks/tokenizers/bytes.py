@@ -12,7 +12,7 @@ from jrl.tasks.tokenizers.contract import CONTROL_NAMES, SAVED_AS, Controlled, C
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bytes:
-    """Ids 0..255 are the bytes of UTF-8. There is nothing to choose."""
+    """Ids 0..255 are the bytes of UTF-8. It has no options."""
 
 
 @dataclasses.dataclass(frozen=True)

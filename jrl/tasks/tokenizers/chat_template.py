@@ -33,7 +33,7 @@ MAX_TEXT_CHARACTERS = 1 << 22  # characters that one renders
 CPU_SECONDS = 2
 WALL_SECONDS = 60.0  # of an answer, on a machine however busy
 MEMORY_MB = 512
-KNOWN_ROLES = (*ROLES, "developer", "function", "ipython", "model", "observation")  # a role is no free text
+KNOWN_ROLES = (*ROLES, "developer", "function", "ipython", "model", "observation")  # a role is not free text
 REASONING = ("reasoning_content", "thinking", "reasoning")
 FREE_FIELDS = frozenset(("content", "text", "description", *REASONING))
 # Names and values that conversations and schemas are made of, whatever they speak about.
@@ -66,15 +66,15 @@ class Renderer:
             if self._process is None or self._process.poll() is not None:
                 self._start()
             try:
-                said = json.loads(self._exchange(request))
+                reply = json.loads(self._exchange(request))
             except BaseException:
                 self.close()
                 raise
-        if "failed" in said:
-            raise (BrokenTemplate if said.get("broken") else TemplateError)(
-                f"the chat template does not render: {said['failed']}"
+        if "failed" in reply:
+            raise (BrokenTemplate if reply.get("broken") else TemplateError)(
+                f"the chat template does not render: {reply['failed']}"
             )
-        return said["text"]
+        return reply["text"]
 
     def close(self) -> None:
         if self._process is not None:
@@ -84,13 +84,13 @@ class Renderer:
     def _start(self) -> None:
         if importlib.util.find_spec("jinja2") is None:
             raise ValueError("a chat template needs jinja2: pip install 'jrl-jax[hf]'")
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
         entries = os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).with_name("render.py")),
              str(CPU_SECONDS), str(MEMORY_MB), str(MAX_TEXT_CHARACTERS)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            env={**kept, "PYTHONPATH": entries, "PYTHONUTF8": "1"}, start_new_session=True,
+            env={**inherited, "PYTHONPATH": entries, "PYTHONUTF8": "1"}, start_new_session=True,
         )  # fmt: skip
         weakref.finalize(self, _end, self._process)
 
@@ -217,7 +217,7 @@ class Guard:
         where it is a part of a spelling ("text" of "<|endoftext|>").
         """
         while self._pattern.search(text):
-            text = self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+            text = self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
         core = text.strip()  # templates take blanks away from both ends
         if not core:
             return text
@@ -265,11 +265,13 @@ def renamed(value: Any, words: Collection[str]) -> Any:
     return [renamed(inner, words) for inner in value] if isinstance(value, list) else value
 
 
-def guarded(messages: Sequence[Mapping[str, Any]], mark: str, *, said: Guard, shown: Guard) -> list[dict[str, Any]]:
-    """Returns the messages guarded: what an assistant has `said` by one guard, what it was `shown` by the other."""
+def guarded(
+    messages: Sequence[Mapping[str, Any]], mark: str, *, by_assistant: Guard, by_others: Guard
+) -> list[dict[str, Any]]:
+    """Returns the messages guarded: messages of the assistant by one guard, all others by the other."""
     rows = []
     for message in messages:
-        guard = said if message["role"] in ("assistant", "model") else shown
+        guard = by_assistant if message["role"] in ("assistant", "model") else by_others
         rest = guard.tree({name: value for name, value in message.items() if name != "role"}, mark)
         rows.append({"role": message["role"], **rest})
     return rows

@@ -6,7 +6,7 @@ A tokenizer is any object with
     filled: int                   one more than the largest id that means something
     pad_id, bos_id, end_id: int   `end_id` ends a message; it is what the policy is taught to stop with
     end_ids: tuple[int, ...]      every token that the policy stops with; `end_id` is the first
-    start_ids: tuple[int, ...]    what a text that is no conversation begins with: bos, or nothing
+    start_ids: tuple[int, ...]    what a text that is not a conversation begins with: bos, or nothing
     role_ids: dict[str, int]      one control id for each of example.ROLES; empty where a chat template marks roles
     fingerprint: str              sha256 (hex) of everything that decides ids
     encode(text) -> list[int]     never a control id, whatever the text says
@@ -17,7 +17,7 @@ A tokenizer is any object with
     save(folder) -> None          writes what `jrl.tasks.tokenizers.load(folder)` reads
 
 Role markers are placed by id and have no spelling in text, so no prompt can forge one. A published tokenizer may
-normalise (NFC, a blank in front): what comes back is then the normalized text, which is what the model has read.
+normalize (NFC, a blank in front): what comes back is then the normalized text, which is what the model has read.
 """
 
 from __future__ import annotations

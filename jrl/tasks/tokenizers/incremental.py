@@ -20,13 +20,15 @@ class Decoder:
 
     def feed(self, ids: Iterable[int]) -> str:
         """Returns the text that `ids` complete; "" where they end inside its first character."""
-        return self._said(self._utf8.decode(b"".join(self._pieces[i] for i in ids if 0 <= i < len(self._pieces))))
+        return self._without_lead(
+            self._utf8.decode(b"".join(self._pieces[i] for i in ids if 0 <= i < len(self._pieces)))
+        )
 
     def close(self) -> str:
         """Returns what was held back, as U+FFFD: no more ids will come."""
-        return self._said(self._utf8.decode(b"", final=True))
+        return self._without_lead(self._utf8.decode(b"", final=True))
 
-    def _said(self, text: str) -> str:
+    def _without_lead(self, text: str) -> str:
         if text and self._leads:
             self._leads = False
             return without_lead(text, True)

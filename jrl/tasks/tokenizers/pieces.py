@@ -62,11 +62,11 @@ class PieceTokenizer(Controlled):
     filled: int
     pieces: tuple[bytes, ...]  # [vocab_size], b"" for controls and ids that nothing fills
     leads: bool  # the model puts a blank in front of a text
-    own: bool  # trained here, with its controls in it
+    trained_here: bool  # with its controls in it
 
     def encode(self, text: str) -> list[int]:
         text = utf8(text).decode()
-        if not self.own or BLANK not in text:
+        if not self.trained_here or BLANK not in text:
             return self.processor.encode(text)
         literal = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in BLANK.encode()]
         first, *rest = text.split(BLANK)
@@ -76,8 +76,8 @@ class PieceTokenizer(Controlled):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        said = b"".join(self.pieces[i] for i in ids if 0 <= i < self.vocab_size).decode("utf-8", "replace")
-        return without_lead(said, self.leads)
+        text = b"".join(self.pieces[i] for i in ids if 0 <= i < self.vocab_size).decode("utf-8", "replace")
+        return without_lead(text, self.leads)
 
     def token_bytes(self) -> list[bytes]:
         return list(self.pieces)
@@ -159,7 +159,7 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
     """Returns the tokenizer of a model file's bytes. Its control ids are the model's own where it was trained here, and
     lie above its vocabulary where it comes from elsewhere. `name` says in errors where it came from.
 
-    A model from elsewhere may normalise (compatibility forms, a blank in front, runs of blanks made one): the ids are
+    A model from elsewhere may normalize (compatibility forms, a blank in front, runs of blanks made one): the ids are
     those that the library gives, and the text that comes back is the one that the model reads.
 
     Raises: ValueError where it is not a model, or where text would be lost: there are characters that it has no piece
@@ -171,8 +171,8 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
         raise ValueError(f"{name} is not a sentencepiece model: {error}") from error
     filled = processor.vocab_size()
     ids = {n: processor.piece_to_id(_spelling(n)) for n in CONTROL_NAMES}
-    own = all(processor.is_control(i) for i in ids.values())
-    if own:
+    trained_here = all(processor.is_control(i) for i in ids.values())
+    if trained_here:
         controls = Controls(ids["pad"], ids["bos"], ids["end"], {role: ids[role] for role in ROLES})
     else:
         controls = Controls.at(filled)
@@ -182,11 +182,11 @@ def from_model(model: bytes, name: str) -> PieceTokenizer:
     pieces += [b""] * (vocab_size - len(pieces))
     # The ids before a text that does not start with a space.
     leads = bool(first := processor.encode("x")) and pieces[first[0]].startswith(b" ")
-    tokenizer = PieceTokenizer(model, processor, controls, vocab_size, filled, tuple(pieces), leads, own)
+    tokenizer = PieceTokenizer(model, processor, controls, vocab_size, filled, tuple(pieces), leads, trained_here)
     for probe in _PROBES:
-        read = probe if own else processor.normalize(probe).replace(BLANK, " ")
+        read = probe if trained_here else processor.normalize(probe).replace(BLANK, " ")
         back = tokenizer.decode(tokenizer.encode(probe))
-        if back != (read if own else without_lead(read, leads)):
+        if back != (read if trained_here else without_lead(read, leads)):
             raise ValueError(
                 f"{name}: the text {probe!r} is read as {read!r} and comes back as {back!r}; "
                 "a model needs byte_fallback"

@@ -98,13 +98,15 @@ class PublishedTokenizer:
         return self._ids(self.speller.spell(self._clean(text), self._patterns[1]), forbidden=self.controls)
 
     def decode(self, ids: Iterable[int]) -> str:
-        said = b"".join(self.pieces[i] for i in ids if 0 <= i < len(self.pieces))
-        return without_lead(said.decode("utf-8", "replace"), self.leads)
+        data = b"".join(self.pieces[i] for i in ids if 0 <= i < len(self.pieces))
+        return without_lead(data.decode("utf-8", "replace"), self.leads)
 
     def spelled(self, ids: Iterable[int]) -> str:
         """Returns the text of ids with control tokens spelled out, for a person to read."""
-        said = (utf8(self.names[i]) if i in self.names else self.pieces[i] for i in ids if 0 <= i < len(self.pieces))
-        return b"".join(said).decode("utf-8", "replace")
+        spellings = (
+            utf8(self.names[i]) if i in self.names else self.pieces[i] for i in ids if 0 <= i < len(self.pieces)
+        )
+        return b"".join(spellings).decode("utf-8", "replace")
 
     def token_bytes(self) -> list[bytes]:
         return [*self.pieces, *[b""] * (self.vocab_size - len(self.pieces))]
@@ -143,11 +145,11 @@ class PublishedTokenizer:
             raise ValueError("this model has no chat template; HuggingFace.chat_template = FILE gives it one")
         rows, tools = plain_messages(messages), list(tools)
         mark = free_mark([rows, tools])
-        said, shown = self._guards
+        by_assistant, by_others = self._guards
         every, _ = self._patterns
-        rows, tools = guarded(rows, mark, said=said, shown=shown), shown.tree(tools, mark)
+        rows, tools = guarded(rows, mark, by_assistant=by_assistant, by_others=by_others), by_others.tree(tools, mark)
         text = self.chat.render(rows, tools, add_generation_prompt=add_generation_prompt)
-        if words := shown.words([[{**row, "role": ""} for row in rows], tools]):
+        if words := by_others.words([[{**row, "role": ""} for row in rows], tools]):
             others = [{**renamed(row, words), "role": row["role"]} for row in rows]
             other = self.chat.render(others, renamed(tools, words), add_generation_prompt=add_generation_prompt)
             if len(every.findall(text)) > len(every.findall(other)):
@@ -164,9 +166,9 @@ class PublishedTokenizer:
         return self.chat.render(plain_messages(messages), tools, add_generation_prompt=add_generation_prompt)
 
     def save(self, folder: Path | str) -> None:
-        kept = paths.make_dir(paths.local(folder) / SAVED_IN)
+        target = paths.make_dir(paths.local(folder) / SAVED_IN)
         for name, data in self.files.items():
-            paths.write_bytes_atomic(kept / name, data)
+            paths.write_bytes_atomic(target / name, data)
         paths.write_bytes_atomic(paths.local(folder) / SAVED_AS, layout_bytes(self._layout()))
 
     @functools.cached_property
@@ -229,17 +231,17 @@ def build(config: HuggingFace, texts: Iterable[str]) -> PublishedTokenizer:
 def read_files(path: str | Path) -> dict[str, bytes]:
     """Returns those of FILES that a published folder has. A path to its vocabulary file names the folder too."""
     at = paths.local(path)
-    folder, wanted = (at, None) if at.is_dir() else (at.parent, at.name)
-    if wanted is not None and not at.exists():
+    folder, chosen = (at, None) if at.is_dir() else (at.parent, at.name)
+    if chosen is not None and not at.exists():
         raise ValueError(f"HuggingFace.path: {str(path)!r} is not there")
-    found = {name: _read(folder / name, "HuggingFace.path") for name in FILES if (folder / name).is_file()}
-    if wanted is not None:
+    files = {name: _read(folder / name, "HuggingFace.path") for name in FILES if (folder / name).is_file()}
+    if chosen is not None:
         for name in VOCABULARIES:
-            found.pop(name, None)
-        found[VOCABULARIES[0] if wanted.endswith(".json") else VOCABULARIES[1]] = _read(at, "HuggingFace.path")
-    if not set(found) & set(VOCABULARIES):
+            files.pop(name, None)
+        files[VOCABULARIES[0] if chosen.endswith(".json") else VOCABULARIES[1]] = _read(at, "HuggingFace.path")
+    if not set(files) & set(VOCABULARIES):
         raise ValueError(f"HuggingFace.path: {str(path)!r} holds neither {' nor '.join(VOCABULARIES)}")
-    return found
+    return files
 
 
 def load(folder: Path, layout: dict) -> PublishedTokenizer:
@@ -408,33 +410,33 @@ def _read(path: Path, field: str) -> bytes:
 def _json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:
     """The object in a file; {} where there is no such file."""
     try:
-        found = json.loads(files.get(file, b"{}"))
+        content = json.loads(files.get(file, b"{}"))
     except ValueError as error:
         raise ValueError(f"{name}/{file} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{name}/{file} holds {type(found).__name__}, not an object")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{name}/{file} holds {type(content).__name__}, not an object")
+    return content
 
 
 def _declared(config: Mapping[str, Any], beside: Mapping[str, Any]) -> list[Added]:
     """The added tokens that tokenizer_config.json and added_tokens.json declare."""
-    found = {int(i): Added(int(i), str(text), False) for text, i in beside.items()}
+    by_id = {int(i): Added(int(i), str(text), False) for text, i in beside.items()}
     for i, row in (config.get("added_tokens_decoder") or {}).items():
         strips = (bool(row.get("lstrip")), bool(row.get("rstrip")))
-        found[int(i)] = Added(int(i), row["content"], bool(row.get("special")), strips, bool(row.get("normalized")))
-    return list(found.values())
+        by_id[int(i)] = Added(int(i), row["content"], bool(row.get("special")), strips, bool(row.get("normalized")))
+    return list(by_id.values())
 
 
 def _named(*settings: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that have a name: "bos_token" -> "<s>". The first file that names one decides."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for setting in settings:
         for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"):
             value = setting.get(name)
             text = value.get("content") if isinstance(value, Mapping) else value
-            if isinstance(text, str) and text and name not in found:
-                found[name] = text
-    return found
+            if isinstance(text, str) and text and name not in names:
+                names[name] = text
+    return names
 
 
 def _ids_of(
@@ -442,47 +444,49 @@ def _ids_of(
 ) -> list[int]:
     """The ids that have a role, each once: first by name, then the numbers of the other files. Configurations write -1
     for none, and pad with ids above the vocabulary; those are passed over."""
-    found = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
+    end_ids = [ids[named[f"{name}_token"]]] if f"{name}_token" in named else []
     for setting in numbers:
         value = setting.get(f"{name}_token_id")
         for i in value if isinstance(value, list) else [value]:
-            if isinstance(i, int) and 0 <= i < size and i not in found:
-                found.append(i)
-    return found if name == "eos" else found[:1]
+            if isinstance(i, int) and 0 <= i < size and i not in end_ids:
+                end_ids.append(i)
+    return end_ids if name == "eos" else end_ids[:1]
 
 
 def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: str) -> dict[str, str]:
     """The chat templates by name. A file of its own goes before tokenizer_config.json."""
     if TEMPLATE in files:
         try:
-            found: Any = files[TEMPLATE].decode()
+            templates: Any = files[TEMPLATE].decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{name}/{TEMPLATE} is not UTF-8: {error}") from error
     else:
-        found = settings["chat_template.json"].get("chat_template") or settings["tokenizer_config.json"].get(
+        templates = settings["chat_template.json"].get("chat_template") or settings["tokenizer_config.json"].get(
             "chat_template"
         )
-    if not found:
+    if not templates:
         return {}
-    sources = {"default": found} if isinstance(found, str) else {row["name"]: row["template"] for row in found}
+    sources = (
+        {"default": templates} if isinstance(templates, str) else {row["name"]: row["template"] for row in templates}
+    )
     if long := [key for key, source in sources.items() if len(source) > MAX_TEMPLATE_CHARACTERS]:
         raise ValueError(f"{name}: the chat template {long[0]!r} is longer than {MAX_TEMPLATE_CHARACTERS} characters")
     return sources
 
 
 def _options(options: Sequence[str]) -> dict[str, Any]:
-    found = {}
+    special = {}
     for option in options:
         key, equals, value = option.partition("=")
         try:
             if not equals or not key.isidentifier():
                 raise ValueError("it has no name")
-            found[key] = json.loads(value)
+            special[key] = json.loads(value)
         except ValueError as error:
             raise ValueError(
                 f"HuggingFace.template_options: {option!r} is not NAME=JSON, as in 'enable_thinking=false' ({error})"
             ) from error
-    return found
+    return special
 
 
 def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[int]) -> int | None:
@@ -497,13 +501,13 @@ def _turn_end(chat: ChatTemplate | None, ids: Mapping[str, int], ends: Iterable[
     except TemplateError:
         return None  # a template of conversations with other roles first; what ends them is named in a file
     after = text.rpartition(CONTENT)[2].lstrip()
-    found = one_of(ids).match(after)
-    return ids[found[0]] if found and CONTENT in text and ids[found[0]] in set(ends) else None
+    match = one_of(ids).match(after)
+    return ids[match[0]] if match and CONTENT in text and ids[match[0]] in set(ends) else None
 
 
 def _start(config: Mapping[str, Any], vocabulary: Vocabulary, begins: Sequence[int]) -> tuple[int, ...]:
     """What a text starts with: as tokenizer_config.json says, else as the vocabulary's own file does."""
-    wanted = config.get("add_bos_token")
-    if wanted is None:
+    adds_bos = config.get("add_bos_token")
+    if adds_bos is None:
         return vocabulary.start
-    return tuple(begins[:1]) if wanted else ()
+    return tuple(begins[:1]) if adds_bos else ()

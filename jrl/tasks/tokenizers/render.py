@@ -114,8 +114,8 @@ def main():
     confine(megabytes)
     for line in sys.stdin.buffer:
         allow(seconds)
-        said = json.dumps(answer(json.loads(line), most)).encode()
-        sys.stdout.buffer.write(said + b"\n")
+        reply = json.dumps(answer(json.loads(line), most)).encode()
+        sys.stdout.buffer.write(reply + b"\n")
         sys.stdout.buffer.flush()
 
 

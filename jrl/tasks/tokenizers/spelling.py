@@ -2,7 +2,7 @@
 
 A published file matches the spelling of a control token ("<|im_end|>") in any text it is given. Here such a token is
 given another spelling, made of random digits, before the file is opened: text that says "<|im_end|>" is then ordinary
-text, to the normaliser, the pre-tokenizer and the merges alike, and whoever means the token (the text of a chat
+text, to the normalizer, the pre-tokenizer and the merges alike, and whoever means the token (the text of a chat
 template) writes its new spelling. Everything else is the library's own work, so ids are those of the published file.
 
 `open_json` reads `tokenizer.json` with the `tokenizers` library, `open_model` a sentencepiece `.model` file.
@@ -58,7 +58,7 @@ class Speller:
 
     def spell(self, text: str, spellings: re.Pattern[str]) -> str:
         """Returns `text` with the published spellings that the pattern finds turned into the new ones."""
-        return spellings.sub(lambda found: self.spelling[found[0]], text)
+        return spellings.sub(lambda match: self.spelling[match[0]], text)
 
 
 def speller(vocabulary: Vocabulary, controls: Collection[int]) -> Speller:
@@ -77,7 +77,7 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
 def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabulary:
     """Returns the contents of a `tokenizer.json`. `more` are added tokens that its folder declares elsewhere.
 
-    Raises: ValueError where it is no such file, or of a kind that would lose text.
+    Raises: ValueError where it is not such a file, or of a kind that would lose text.
     """
     try:
         import tokenizers
@@ -101,22 +101,22 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
     model["dropout"] = None  # of merges, drawn anew at every call: for training a vocabulary's users, not for ids
     layout |= {"truncation": None, "padding": None, "added_tokens": [_row(one) for one in added]}
     try:
-        whole = tokenizers.Tokenizer.from_str(json.dumps(layout))
+        with_added = tokenizers.Tokenizer.from_str(json.dumps(layout))
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{name} cannot be opened: {error}") from error
-    if moved := [one.text for one in added if whole.token_to_id(one.text) != one.id]:
+    if moved := [one.text for one in added if with_added.token_to_id(one.text) != one.id]:
         raise ValueError(f"{name}: the added tokens {moved[:5]} do not get the ids that the file gives them")
     style = _style(layout.get("decoder"), name)
     words = list(model["vocab"].items()) if kind == "BPE" else [(w, i) for i, (w, _) in enumerate(model["vocab"])]
     pieces = [b""] * (1 + max(i for i in (*(i for _, i in words), *by_id)))
     for word, i in words:
-        pieces[i] = style.said(word)
+        pieces[i] = style.to_bytes(word)
     for one in added:
         pieces[one.id] = utf8(one.text.replace(BLANK, " ") if style.blanks else one.text)
     if lost := 256 - len({piece for piece in pieces if len(piece) == 1}):
         raise ValueError(f"{name} has no token for {lost} of the 256 bytes: text that needs one would be lost")
-    with_start = whole.encode("x").ids
-    bare = whole.encode("x", add_special_tokens=False).ids
+    with_start = with_added.encode("x").ids
+    bare = with_added.encode("x", add_special_tokens=False).ids
     start = tuple(with_start[: max(_find(with_start, bare), 0)])
 
     def opened(new: Mapping[int, str]) -> Callable[[str], list[int]]:
@@ -136,7 +136,7 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
     Args:
       more: added tokens that its folder declares, some perhaps above the ids of the file.
       legacy: the blank in front of a text also goes in front of the text after every added token.
-    Raises: ValueError where it is no such file, or has no bytes to fall back to and so would lose text.
+    Raises: ValueError where it is not such a file, or has no bytes to fall back to and so would lose text.
     """
     try:
         # The library needs protobuf for this module only; orbax brings it.
@@ -179,11 +179,11 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
                     respelled.pieces[i].type = kinds.CONTROL  # never matched in text
         respelled.normalizer_spec.add_dummy_prefix = False
         processor = sentencepiece.SentencePieceProcessor(model_proto=respelled.SerializeToString())
-        whole = {new.get(i, added.text): added for i, added in by_id.items() if i in new or i >= len(proto.pieces)}
-        ids = {text: added.id for text, added in whole.items()}
+        unsplit = {new.get(i, added.text): added for i, added in by_id.items() if i in new or i >= len(proto.pieces)}
+        ids = {text: added.id for text, added in unsplit.items()}
         cut = re.compile("|".join(
-            "\\s*" * whole[text].strips[0] + f"({re.escape(text)})" + "\\s*" * whole[text].strips[1]
-            for text in sorted(whole, key=len, reverse=True)
+            "\\s*" * unsplit[text].strips[0] + f"({re.escape(text)})" + "\\s*" * unsplit[text].strips[1]
+            for text in sorted(unsplit, key=len, reverse=True)
         ) or "(?!)")  # fmt: skip
 
         def part(text: str, at: int) -> list[int]:
@@ -193,17 +193,17 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
 
         def encode(text: str) -> list[int]:
             out, at = [], 0
-            for found in cut.finditer(text):
-                out += [*part(text[at : found.start()], at), ids[found[found.lastindex]]]
-                at = found.end()
+            for match in cut.finditer(text):
+                out += [*part(text[at : match.start()], at), ids[match[match.lastindex]]]
+                at = match.end()
             return out + part(text[at:], at)
 
         return encode
 
-    said = proto.trainer_spec
-    says = {"bos_token_id": said.bos_id, "eos_token_id": said.eos_id, "pad_token_id": said.pad_id}
+    trainer = proto.trainer_spec
+    says = {"bos_token_id": trainer.bos_id, "eos_token_id": trainer.eos_id, "pad_token_id": trainer.pad_id}
     added = tuple(by_id[i] for i in sorted(by_id))
-    return Vocabulary(added, tuple(pieces), (said.bos_id,) if said.bos_id >= 0 else (), leads, says, opened)
+    return Vocabulary(added, tuple(pieces), (trainer.bos_id,) if trainer.bos_id >= 0 else (), leads, says, opened)
 
 
 def _find(long: list[int], short: list[int]) -> int:
@@ -242,7 +242,7 @@ def _respelled(layout: Mapping[str, Any], new: Mapping[str, str], by_id: Mapping
 class _Style:
     """How the words of a vocabulary are read as bytes."""
 
-    said: Callable[[str], bytes]
+    to_bytes: Callable[[str], bytes]
     blanks: bool  # BLANK stands for a blank
     leads: bool
 

@@ -1,6 +1,6 @@
 """Confinement of a worker before it scores anything: resources, descriptors, and on Linux system calls.
 
-No verifier of jrl runs model text as code, so this is the second line of defence, not a sandbox for programs: it keeps
+No verifier of jrl runs model text as code, so this is the second line of defense, not a sandbox for programs: it keeps
 a verifier that goes wrong from taking the machine with it.
 """
 

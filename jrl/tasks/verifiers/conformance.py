@@ -1,4 +1,4 @@
-"""What every row of VERIFIERS promises, as checks that raise AssertionError: for our rows and for a user's own.
+"""Contract tests of every row of VERIFIERS, ours or a user's; each raises AssertionError where it fails.
 
 Each takes the row, the parts that define it and an example it can judge, and asks real workers.
 """
@@ -40,7 +40,7 @@ def judges_any_text(row: Row, parts: Sequence[PartSource], example: Example) -> 
         )
 
 
-PROMISES: dict[str, Callable[[Row, Sequence[PartSource], Example], None]] = {
+CONTRACT_TESTS: dict[str, Callable[[Row, Sequence[PartSource], Example], None]] = {
     "says the same of the same": says_the_same_of_the_same,
     "judges any text": judges_any_text,
 }

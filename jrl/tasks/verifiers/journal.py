@@ -29,7 +29,7 @@ class Journal:
         if new:
             _sync_folder(self.path.parent)
         self._file.seek(0)
-        whole = 0
+        intact_bytes = 0
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
                 break
@@ -41,9 +41,9 @@ class Journal:
             except (ValueError, KeyError, TypeError) as error:
                 self._file.close()
                 raise ValueError(f"{self.path}, line {number}: not an entry of a verdict journal: {error!r}") from error
-            whole += len(line)
-        self._file.truncate(whole)
-        self._file.seek(whole)
+            intact_bytes += len(line)
+        self._file.truncate(intact_bytes)
+        self._file.seek(intact_bytes)
 
     def __len__(self) -> int:
         return len(self._known)

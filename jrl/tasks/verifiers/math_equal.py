@@ -3,7 +3,7 @@ r"""MathEqual: one final answer that means the same as the gold one, exactly.
 math-verify reads single expressions; what it would be generous about is refused before it sees any. The form of the
 answer (relation, tuple, interval, set, list, matrix) is taken apart here and must be the gold answer's; each piece is
 then compared as an exact rational, or to 50 digits, at fixed points of both signs where it has symbols. So `6 = 5`,
-`x=4=5`, `4 \lor 5`, `n=n=7`, `3, 3, 3` and `50\%` (for 50 or for 1/2) are no answers, and 1/2004! is not 1/2006!.
+`x=4=5`, `4 \lor 5`, `n=n=7`, `3, 3, 3` and `50\%` (for 50 or for 1/2) are not answers, and 1/2004! is not 1/2006!.
 
 Declared, not guessed: a percent sign, a unit, a degree sign, a currency or a \pm counts where the gold answer has the
 same; `x = 5` answers 5 only where `symbol` is "x". Needs the [math] extra. It runs in a worker only: an expression
@@ -72,13 +72,13 @@ def score(config: MathEqual, completion: str, example: Example) -> Verdict:
     if re.fullmatch(r"[A-Za-z ]*[A-Za-z]{2,}[A-Za-z ]*|[A-Z]", gold):  # a word or a choice: only itself
         return Verdict(Status.WRONG, 0.0)
     try:
-        wanted = _form(gold, gold)
+        expected = _form(gold, gold)
     except NoAnswer as error:
         raise ValueError(f"example {example.id!r}: the gold answer {example.answer!r} is not read: {error}") from error
     try:
         if config.symbol is not None and "=" not in gold and given.startswith(f"{config.symbol}="):
             given = given[len(config.symbol) + 1 :]
-        return Verdict(Status.CORRECT, 1.0) if _same(wanted, _form(given, gold)) else Verdict(Status.WRONG, 0.0)
+        return Verdict(Status.CORRECT, 1.0) if _same(expected, _form(given, gold)) else Verdict(Status.WRONG, 0.0)
     except (NoAnswer, RecursionError) as error:
         return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
 
@@ -247,17 +247,17 @@ def _group_before(text: str, end: int) -> str:
 def _expression(text: str) -> Any:
     """Returns the sympy expression that math-verify reads from LaTeX. Raises NoAnswer where it reads none, or more."""
     parse, configuration, sympy = _math_verify()
-    found = parse(
+    expressions = parse(
         f"\\boxed{{{text}}}",
         extraction_config=[configuration],
         fallback_mode="no_fallback",
         extraction_mode="first_match",
         parsing_timeout=None,  # its alarm cannot end a long C call; the worker's deadline can
     )
-    if len(found) != 1 or not isinstance(found[0], sympy.Expr) or found[0].has(sympy.nan, sympy.zoo):
+    if len(expressions) != 1 or not isinstance(expressions[0], sympy.Expr) or expressions[0].has(sympy.nan, sympy.zoo):
         raise NoAnswer("no expression is read from it")
-    exact = {number: sympy.Rational(str(number)) for number in found[0].atoms(sympy.Float)}
-    return found[0].xreplace(exact)
+    exact = {number: sympy.Rational(str(number)) for number in expressions[0].atoms(sympy.Float)}
+    return expressions[0].xreplace(exact)
 
 
 @functools.cache

@@ -120,10 +120,10 @@ def _power(base: Polynomial, exponent: Fraction) -> Polynomial:
 
 def _checked(polynomial: Polynomial) -> Polynomial:
     """Drops zero terms. Raises NoPolynomial where a number or a power is beyond the caps."""
-    kept = {monomial: coefficient for monomial, coefficient in polynomial.items() if coefficient}
-    for monomial, coefficient in kept.items():
+    nonzero = {monomial: coefficient for monomial, coefficient in polynomial.items() if coefficient}
+    for monomial, coefficient in nonzero.items():
         if max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length()) > MAX_BITS:
             raise NoPolynomial(f"a number of more than {MAX_BITS} bits")
         if any(power > MAX_POWER for _, power in monomial):
             raise NoPolynomial(f"a power above {MAX_POWER}")
-    return kept
+    return nonzero

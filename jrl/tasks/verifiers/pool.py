@@ -427,8 +427,8 @@ class Pool:
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while child.outgoing:
                 del child.outgoing[: child.connection.send(child.outgoing)]
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.outgoing else 0)
-        self._selector.modify(child.connection, wanted, child)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.outgoing else 0)
+        self._selector.modify(child.connection, events, child)
 
     def _attend(self, child: _Child, events: int) -> None:
         if events & selectors.EVENT_WRITE:

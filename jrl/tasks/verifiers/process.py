@@ -130,9 +130,9 @@ def environment() -> dict[str, str]:
 
     One thread for numeric libraries: a process that forks must not have others.
     """
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH") if name in os.environ}
     threads = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     fixed = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
     root = str(pathlib.Path(__file__).resolve().parents[3])
     installed = root in site.getsitepackages()
-    return {**kept, **threads, **fixed, **({} if installed else {"PYTHONPATH": root})}
+    return {**inherited, **threads, **fixed, **({} if installed else {"PYTHONPATH": root})}

@@ -71,10 +71,10 @@ def score(config: ReasoningGymScore, completion: str, example: Example) -> Verdi
             return _verdict(1.0 if judge(answer, entry) else 0.0, answer, entry, config)
         except NoPolynomial as error:
             return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
-    return _own_score(config, name, answer, entry, example)
+    return _dataset_score(config, name, answer, entry, example)
 
 
-def _own_score(
+def _dataset_score(
     config: ReasoningGymScore, name: str, answer: str, entry: Mapping[str, Any], example: Example
 ) -> Verdict:
     """The dataset's own mark."""
@@ -95,9 +95,9 @@ def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: Reasoni
     """The score decides correctness; the form only separates a wrong answer from an unreadable one."""
     status = Status.CORRECT if mark >= 1.0 else Status.WRONG
     reward = mark if config.credit == "partial" else float(status is Status.CORRECT)
-    wanted = form_of(str(entry.get("answer")))
-    if reward == 0.0 and wanted is not None and form_of(answer) != wanted:
-        return Verdict(Status.UNPARSABLE, 0.0, f"not a {wanted}")
+    expected = form_of(str(entry.get("answer")))
+    if reward == 0.0 and expected is not None and form_of(answer) != expected:
+        return Verdict(Status.UNPARSABLE, 0.0, f"not a {expected}")
     return Verdict(status, reward)
 
 
@@ -196,9 +196,9 @@ def _lines(text: str) -> list[str]:
 def _sorted_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
     """The reference list as JSON, each number within 0.001: its own scorer executes a reference that is not JSON."""
     try:
-        given, wanted = json.loads(answer.replace("'", '"')), json.loads(entry["answer"].replace("'", '"'))
+        given, expected = json.loads(answer.replace("'", '"')), json.loads(entry["answer"].replace("'", '"'))
         numbers = [float(number) for number in given]
-        return len(numbers) == len(wanted) and all(abs(x - float(y)) <= 1e-3 for x, y in zip(numbers, wanted))
+        return len(numbers) == len(expected) and all(abs(x - float(y)) <= 1e-3 for x, y in zip(numbers, expected))
     except (ValueError, TypeError, RecursionError) as error:
         raise NoPolynomial("not a list of numbers") from error
 

@@ -185,8 +185,8 @@ def _carry(thing: Any, name: str, carried: dict[str, str]) -> None:
     carried[name] = ""  # it may call itself
     for used in _names_used(tree):
         if used not in carried:
-            found, value = _meaning(thing, used)
-            if found:
+            has_meaning, value = _meaning(thing, used)
+            if has_meaning:
                 _carry_value(used, value, thing, carried)
     carried[name] = carried.pop(name) or source.rstrip()
 

@@ -66,8 +66,8 @@ def assign_now(lowered: Any) -> Compiled:
         compilation.start()
         while True:
             ended = not compilation.is_alive()
-            if (found := compiled.assignment(folder)) is not None:
-                return dataclasses.replace(found, compile_seconds=time.monotonic() - start)
+            if (memory := compiled.assignment(folder)) is not None:
+                return dataclasses.replace(memory, compile_seconds=time.monotonic() - start)
             if errors:
                 return compiled.refused(errors[0], start)
             if ended:
@@ -92,8 +92,8 @@ def main(out: str, topology: str, names: str, config: str, bindings: Sequence[st
 
     programs = names.split(",")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        found = dict(zip(programs, pool.map(memory_of, programs)))
-    Path(out).write_text(json.dumps({name: dataclasses.asdict(row) for name, row in found.items()}), encoding="utf-8")
+        results = dict(zip(programs, pool.map(memory_of, programs)))
+    Path(out).write_text(json.dumps({name: dataclasses.asdict(row) for name, row in results.items()}), encoding="utf-8")
     os._exit(0)
 
 

@@ -17,7 +17,7 @@ from jrl.device.sharding import GATHERED, TRAIN
 from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
-from jrl.rollout.sampler import narrower, prompts_at_hand
+from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
 from jrl.tools.plan.case import Case, case_of, cases_of, evaluated_case, programs_of, share, split_name
 from jrl.tools.plan.estimate import (
     adapter_bytes,
@@ -46,7 +46,7 @@ class Memory(NamedTuple):
     """Bytes on one device."""
 
     weights: int = 0  # stored for training, with the frozen reference and the previous version
-    optimiser: int = 0
+    optimizer: int = 0
     gradients: int = 0
     activations: int = 0  # saved by the forward pass for the backward pass
     cache: int = 0  # KV cache of the sampler
@@ -60,7 +60,7 @@ class Memory(NamedTuple):
 class HostMemory(NamedTuple):
     """Bytes in host memory, of one device."""
 
-    optimiser: int = 0  # moments between updates
+    optimizer: int = 0  # moments between updates
     activations: int = 0  # inputs of layers, from the forward pass to the backward pass
 
     @property
@@ -70,7 +70,7 @@ class HostMemory(NamedTuple):
 
 def resident_memory(case: Case) -> Memory:
     """Returns the memory of the run's state during a stage."""
-    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies, optimiser=device_moment_bytes(case))
+    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies, optimizer=device_moment_bytes(case))
 
 
 def init(case: Case) -> Memory:
@@ -112,7 +112,7 @@ def on_host(case: Case) -> HostMemory:
     """Returns the host memory of an update."""
     inputs = case.rows * case.shape.row_length * case.cfg.width * itemsize(case.cfg.dtype)
     return HostMemory(
-        optimiser=moment_bytes(case) - device_moment_bytes(case),
+        optimizer=moment_bytes(case) - device_moment_bytes(case),
         activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
     )
 
@@ -137,7 +137,8 @@ def sample(case: Case) -> Memory:
     beside = [2 * kv_cache_bytes(case, prompts, padded_columns(case, length))]
     width = padded_columns(case, case.width)
     beside += [
-        kv_cache_bytes(case, rows, width) for rows in narrower(case.slots, case.config.sampler.max_batch_compactions)
+        kv_cache_bytes(case, rows, width)
+        for rows in compaction_sizes(case.slots, case.config.sampler.max_batch_compactions)
     ]
     return resident_memory(case)._replace(
         cache=cache_bytes(case) + max(beside),
@@ -147,7 +148,7 @@ def sample(case: Case) -> Memory:
 
 def prompts_in_flight(case: Case) -> int:
     """Returns the prompts of a batch shard that are prefilled together."""
-    return prompts_at_hand(case.prompts // case.shards, case.slots, case.samples)
+    return num_resident_prompts(case.prompts // case.shards, case.slots, case.samples)
 
 
 def relayout_bytes(case: Case) -> int:
@@ -297,9 +298,9 @@ def update(case: Case) -> Memory:
     narrow = itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
     gradient = trained_bytes(case, TRAIN)
-    whole = case.adapters is None  # frozen weights have no gradient
-    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if whole else narrow) if case.needs.logprobs else 0
-    layer = gradient + layer_elements(case) * (narrow + FLOAT32 if whole else narrow)
+    full_weights = case.adapters is None  # frozen weights have no gradient
+    back = logits(case) + head(case) * (2 * narrow + FLOAT32 if full_weights else narrow) if case.needs.logprobs else 0
+    layer = gradient + layer_elements(case) * (narrow + FLOAT32 if full_weights else narrow)
     layer += max(
         layer_workspace_bytes(case, tokens) + SCORES * row_scores(case),
         chunk_bytes(case, tokens, case.shape.row_length),
@@ -334,17 +335,17 @@ def of_programs(case: Case) -> dict[str, Memory]:
     """Returns the memory of every program that decides whether the planned stages fit, and of a restore, which reads
     each device's shard in place. The first stage's begin takes no more than a restore."""
     count = {"sample": sample, "logprobs": logprobs, "scores": scores, "update": update}
-    found = {"init": init(case), "restore": max_resident(case)}
+    programs = {"init": init(case), "restore": max_resident(case)}
     for name, (kind, planned) in programs_of(case).items():
         first = f"{planned.name}.begin"
-        if planned.before is not None and first not in found:
-            found[first] = begin(planned)
-        found[name] = count[kind](planned)
-    return found
+        if planned.before is not None and first not in programs:
+            programs[first] = begin(planned)
+        programs[name] = count[kind](planned)
+    return programs
 
 
 def peak(case: Case) -> tuple[str, int]:
     """Returns the program that takes the most memory, and its bytes on one device."""
-    found = of_programs(case)
-    name = max(found, key=lambda name: found[name].total)
-    return name, found[name].total
+    programs = of_programs(case)
+    name = max(programs, key=lambda name: programs[name].total)
+    return name, programs[name].total

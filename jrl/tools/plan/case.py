@@ -42,7 +42,7 @@ class Case:
     spec: PyTree  # ParamSpecs of the decoder's weights, none of them quantized
     stored: PyTree  # and as the run keeps them: frozen matrices perhaps in few bits
     adapters: PyTree | None  # and of the adapters to them, which are then all that is trained
-    shape: Shape  # packed, of one optimiser step
+    shape: Shape  # packed, of one optimizer step
     prompts: int  # B, padded to the batch shards; of an Offline stage its rows
     samples: int  # completions of each prompt
     needs: Needs  # of the stage's objective
@@ -220,7 +220,7 @@ def cases_of(case: Case) -> list[Case]:
 
 def case_of(case: Case, name: str) -> Case:
     """Returns the planned stage that a program of that name belongs to; of one that belongs to no stage, `case`."""
-    return next((own for own in cases_of(case) if own.name == split_name(name)[0]), case)
+    return next((stage_case for stage_case in cases_of(case) if stage_case.name == split_name(name)[0]), case)
 
 
 def evaluated_case(case: Case) -> Case:
@@ -240,20 +240,20 @@ class Program(NamedTuple):
 def programs_of(case: Case) -> dict[str, Program]:
     """Returns the programs that decide the memory and time of the planned stages, by their names in the program
     cache."""
-    found: dict[str, Program] = {}
-    for own in cases_of(case):
-        if isinstance(own.stage, Online):
-            found[f"{own.name}.sample"] = Program("sample", own)
-            if own.stage.rewards:
-                found[f"{own.name}.scores"] = Program("scores", own)
-        if own.recomputes:
-            found[f"{own.name}.recompute"] = Program("logprobs", own)
-        if own.needs.reference:
-            found[f"{own.name}.reference"] = Program("logprobs", own)
-        found[f"{own.name}.update"] = Program("update", own)
-    if evaluates(case.config, (own.stage for own in cases_of(case))):
-        found["sample_eval"] = Program("sample", evaluated_case(case))
-    return found
+    programs: dict[str, Program] = {}
+    for stage_case in cases_of(case):
+        if isinstance(stage_case.stage, Online):
+            programs[f"{stage_case.name}.sample"] = Program("sample", stage_case)
+            if stage_case.stage.rewards:
+                programs[f"{stage_case.name}.scores"] = Program("scores", stage_case)
+        if stage_case.recomputes:
+            programs[f"{stage_case.name}.recompute"] = Program("logprobs", stage_case)
+        if stage_case.needs.reference:
+            programs[f"{stage_case.name}.reference"] = Program("logprobs", stage_case)
+        programs[f"{stage_case.name}.update"] = Program("update", stage_case)
+    if evaluates(case.config, (stage_case.stage for stage_case in cases_of(case))):
+        programs["sample_eval"] = Program("sample", evaluated_case(case))
+    return programs
 
 
 def evaluates(config: Config, planned: Iterable[Stage]) -> bool:

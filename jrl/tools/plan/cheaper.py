@@ -58,7 +58,7 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
     _, before = budget.peak(case)
     seconds = estimate.step_seconds(case, chip) if chip is not None else None
     stage = None if case.others else case.name
-    found: list[Change] = []
+    changes: list[Change] = []
     for change in candidates(case):
         try:
             after = make_case(applied(case.config, change), parts, num_devices, stage)
@@ -69,9 +69,9 @@ def cheapest(case: Case, parts: Parts, limit: int, num_devices: int, chip: Chip 
             continue
         slower = estimate.step_seconds(after, chip) / seconds if chip is not None else None
         bindings = tuple(f"{name}={value!r}" for name, value in change.items())
-        found.append(Change(bindings, before - size, size <= limit, slower))
-    found.sort(key=lambda c: (not c.fits, (c.slower or 1.0) if c.fits else 0.0, -c.saves))
-    return found[:count]
+        changes.append(Change(bindings, before - size, size <= limit, slower))
+    changes.sort(key=lambda c: (not c.fits, (c.slower or 1.0) if c.fits else 0.0, -c.saves))
+    return changes[:count]
 
 
 def sentence(change: Change, gib: float = 2**30) -> str:

@@ -50,7 +50,7 @@ def collectives(text: str, sizes: Sequence[tuple[str, int]], trips: int) -> list
       sizes: (mesh axis, devices) in the order of the mesh.
       trips: how often a loop of unknown length runs; such a loop inside another counts once.
     """
-    found: dict[tuple[str, str, bool], list[int]] = {}
+    totals: dict[tuple[str, str, bool], list[int]] = {}
     computations, entry = split(text)
 
     def visit(name: str, times: int, dynamic: bool) -> None:
@@ -59,7 +59,7 @@ def collectives(text: str, sizes: Sequence[tuple[str, int]], trips: int) -> list
             if match:
                 size, axes = received(line, match[1], match[2], sizes)
                 if axes:
-                    total = found.setdefault((match[2], axes, dynamic), [0, 0])
+                    total = totals.setdefault((match[2], axes, dynamic), [0, 0])
                     total[0] += times
                     total[1] += times * size
             called = _CALLS.findall(line) + [
@@ -75,7 +75,7 @@ def collectives(text: str, sizes: Sequence[tuple[str, int]], trips: int) -> list
                     visit(other, times, dynamic)
 
     visit(entry, 1, False)
-    rows = [Collective(op, axes, n, size, loop) for (op, axes, loop), (n, size) in found.items()]
+    rows = [Collective(op, axes, n, size, loop) for (op, axes, loop), (n, size) in totals.items()]
     return sorted(rows, key=lambda row: -row.bytes)
 
 
@@ -173,20 +173,22 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
     )
     case = make_case(resolved, parts, devices, stage)
     known = programs_of(case)
-    found = {}
+    results = {}
     lowered = lower(resolved, parts, make_mesh(resolved.mesh), stage)
     for name, program in lowered.items():
-        kind, own = known.get(name, Program("update", case_of(case, name)))
+        kind, stage_case = known.get(name, Program("update", case_of(case, name)))
         text = program.compile().as_text()
-        trips = own.decode_steps if kind == "sample" else own.micro_batches
+        trips = stage_case.decode_steps if kind == "sample" else stage_case.micro_batches
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
-        carried = waste.caches_carried(text, own)
-        found[name] = {
+        carried = waste.caches_carried(text, stage_case)
+        results[name] = {
             "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],
             "logits": waste.widest_logits(text, shares),
-            "second_cache": waste.second_cache(shown_name(case, name), own, carried) if kind == "sample" else None,
+            "second_cache": waste.second_cache(shown_name(case, name), stage_case, carried)
+            if kind == "sample"
+            else None,
         }
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    Path(out).write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

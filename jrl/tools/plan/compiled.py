@@ -67,7 +67,7 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
     grid = (*topology.grid, *[1] * (3 - len(topology.grid)))
     host = tuple(min(2, n) for n in grid[:2]) + (1,)
     try:
-        found = topologies.get_topology_desc(
+        description = topologies.get_topology_desc(
             platform="tpu",
             topology_name=f"{topology.chip.platform}:{'x'.join(map(str, topology.grid))}",
             chips_per_host_bounds=host,
@@ -75,7 +75,7 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
         )
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"libtpu has no topology {topology.name}: {str(error).splitlines()[0]}") from error
-    return make_mesh(shape, found.devices)
+    return make_mesh(shape, description.devices)
 
 
 def compile_all(
@@ -88,14 +88,14 @@ def compile_all(
     """
     size = lambda name: len(lowered[name].as_text())
     order = sorted(lowered, key=size, reverse=True)  # the longest first, so that the last to end ends soon
-    found = {}
+    results = {}
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         under_way = {pool.submit(compile_one, lowered[name], topology): name for name in order}
         for done in concurrent.futures.as_completed(under_way):
             name = under_way[done]
-            found[name], cached = done.result()
-            announce(name, found[name], cached)
-    return {name: found[name] for name in lowered}
+            results[name], cached = done.result()
+            announce(name, results[name], cached)
+    return {name: results[name] for name in lowered}
 
 
 def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
@@ -107,11 +107,11 @@ def cached_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) 
     """Returns the report cached at `place`, or a new one, which is cached; and whether it was cached before."""
     if place is not None and (cached := read_cached(place)) is not None:
         return cached, True
-    found = ask(lowered)
+    result = ask(lowered)
     if place is not None:
         paths.make_dir(place.parent)
-        paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(found)).encode())
-    return found, False
+        paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(result)).encode())
+    return result, False
 
 
 def compile_now(lowered: Any) -> Compiled:
@@ -122,11 +122,11 @@ def compile_now(lowered: Any) -> Compiled:
             compiled = lowered.compile(compiler_options=writing_to(folder))
         except jax.errors.JaxRuntimeError as error:
             return refused(error, start)
-        found = assignment(folder)
-    if found is None:
+        memory = assignment(folder)
+    if memory is None:
         raise RuntimeError(f"libtpu {libtpu_version()} wrote no buffer assignment of a program")
     code = compiled.memory_analysis().generated_code_size_in_bytes
-    return dataclasses.replace(found, code=code, compile_seconds=time.monotonic() - start)
+    return dataclasses.replace(memory, code=code, compile_seconds=time.monotonic() - start)
 
 
 def writing_to(folder: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def refused(error: jax.errors.JaxRuntimeError, start: float) -> Compiled:
 def assignment(folder: str) -> Compiled | None:
     """Returns the memory of a program by the buffer assignment in a folder; None where it is missing or incomplete. For
     a program compiled in several modules, that of the largest."""
-    found = None
+    largest = None
     for report in Path(folder).glob("*memory-usage-report.txt"):
         buffers = report.with_name(report.name.replace("memory-usage-report", "buffer-assignment"))
         if not buffers.exists():
@@ -153,8 +153,8 @@ def assignment(folder: str) -> Compiled | None:
         read = hbm_assigned(buffers.read_text(encoding="utf-8"))
         if read.total != hbm_total(report.read_text(encoding="utf-8")):
             return None  # still being written
-        found = read if found is None or read.total > found.total else found
-    return found
+        largest = read if largest is None or read.total > largest.total else largest
+    return largest
 
 
 def hbm_assigned(text: str) -> Compiled:

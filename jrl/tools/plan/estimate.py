@@ -79,8 +79,8 @@ def held_bytes(case: Case, rules: dict, dtype: str, counted: Callable[[ParamSpec
 
 def quantized_bytes(case: Case, rules: dict, counted: Callable[[ParamSpec], bool] = lambda leaf: True) -> int:
     """Returns the bytes of the quantized matrices with their scales, on one device; 0 where none are."""
-    found = [leaf.values() for leaf in case.stored["layers"].values() if is_quantized(leaf)]
-    leaves = filter(counted, itertools.chain(*found))
+    quantized = [leaf.values() for leaf in case.stored["layers"].values() if is_quantized(leaf)]
+    leaves = filter(counted, itertools.chain(*quantized))
     return sum(share(leaf, rules, case.sizes) * leaf.dtype.itemsize for leaf in leaves)
 
 
@@ -153,10 +153,10 @@ def padded_columns(case: Case, columns: int) -> int:
 
 def kv_cache_bytes(case: Case, rows: int, columns: int) -> int:
     """Returns the bytes of a cache on one device: keys and values of every layer that has them, and states."""
-    total, whole = 0, case.config.sampler.layout == "whole"
+    total, single_block = 0, case.config.sampler.layout == "single_block"
     for stack in cache_shapes(case.cfg, rows, columns).values():
         for name, (shape, dtype, _) in stack.items():
-            wide = padded_length(shape[-1]) if whole and name in ("k", "v") else shape[-1]
+            wide = padded_length(shape[-1]) if single_block and name in ("k", "v") else shape[-1]
             total += math.prod(shape[:-1]) * wide * dtype.itemsize
     return total // case.sizes["tensor"]
 
@@ -174,14 +174,14 @@ def mlp_entries(cfg: Decoder, tensor: int) -> int:
 
 def widest_heads(cfg: Decoder) -> tuple[int, int]:
     """Returns the entries of a token's queries, and of its keys, in the layer where both together are most."""
-    found = [(cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim)]
+    widths = [(cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim)]
     if cfg.full is not None:
-        found.append((cfg.heads * cfg.full.head_dim, cfg.full.kv_heads * cfg.full.head_dim))
+        widths.append((cfg.heads * cfg.full.head_dim, cfg.full.kv_heads * cfg.full.head_dim))
     if cfg.linear is not None:  # values, gate and result are of one size, queries and keys of another
-        found.append(
+        widths.append(
             (3 * cfg.linear.value_heads * cfg.linear.value_dim // 2, cfg.linear.key_heads * cfg.linear.key_dim)
         )
-    return max(found, key=sum)
+    return max(widths, key=sum)
 
 
 def head_entries(cfg: Decoder) -> int:
@@ -192,9 +192,9 @@ def head_entries(cfg: Decoder) -> int:
 def decode_step_bytes(case: Case) -> float:
     """Returns the bytes of the weights that a decode step reads on one device: of experts, those used by a slot."""
     cfg = case.cfg
-    own = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
+    expert_bytes = held_bytes(case, GATHERED, cfg.dtype, flops.of_experts)
     untouched = 0.0 if cfg.experts is None else (1 - cfg.experts.per_token / cfg.experts.count) ** case.slots
-    return held_bytes(case, GATHERED, cfg.dtype) - own * untouched
+    return held_bytes(case, GATHERED, cfg.dtype) - expert_bytes * untouched
 
 
 def layer_traffic(case: Case, tokens: float) -> float:
@@ -267,16 +267,16 @@ def estimate(count: Flops, traffic: Traffic, case: Case, chip: Chip) -> Estimate
 def calls(case: Case) -> dict[str, int]:
     """Returns how often a step of its stage calls each program. Evaluations are not counted."""
     counts = {"sample_eval": 0}
-    for own in cases_of(case):
-        learner = own.stage.learner
+    for stage_case in cases_of(case):
+        learner = stage_case.stage.learner
         times = {
             "sample": 1,
-            "scores": len(own.stage.rewards) if isinstance(own.stage, Online) else 0,
+            "scores": len(stage_case.stage.rewards) if isinstance(stage_case.stage, Online) else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,
             "update": learner.updates_per_batch,
         }
-        counts |= {f"{own.name}.{part}": n for part, n in times.items()}
+        counts |= {f"{stage_case.name}.{part}": n for part, n in times.items()}
     return {name: counts[name] for name in programs_of(case)}
 
 

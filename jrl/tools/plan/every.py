@@ -16,7 +16,7 @@ _HEADER = re.compile(r"^#\s*Topology:\s*(\S+)\s*$", re.MULTILINE)
 
 
 class Line(NamedTuple):
-    """What is said of one recipe."""
+    """The result for one recipe."""
 
     config: str
     topology: str
@@ -29,8 +29,8 @@ class Line(NamedTuple):
 
 def topology_of(text: str) -> str | None:
     """Returns the topology that a recipe's header names: a comment `# Topology: v5e:2x4`."""
-    found = _HEADER.search(text)
-    return found[1] if found else None
+    match = _HEADER.search(text)
+    return match[1] if match else None
 
 
 def check_all(folder: Path, say: Callable[[str], None]) -> list[Line]:

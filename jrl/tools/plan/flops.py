@@ -2,7 +2,7 @@
 
 Only products of matrices are counted, as they are computed: attention over whole rows, masked or not (by 'splash',
 over blocks of which the causal mask leaves something; windows are not looked at), and over whole blocks of the cache.
-The compiler's own count is no help here: it counts the body of a loop once.
+The compiler's count does not help here: it counts the body of a loop once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Flops(NamedTuple):
 def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
     """Returns the elements of all layers' matrices that a token is multiplied with: of experts, those it goes to."""
     leaves = jax.tree.leaves(spec["layers"], is_leaf=is_spec)
-    whole = [leaf for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2 and not of_experts(leaf)]
+    matrices = [leaf for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2 and not of_experts(leaf)]
     some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
     chosen = 0 if experts is None else some // experts.count * experts.per_token
-    return sum(math.prod(leaf.shape) for leaf in whole) + chosen
+    return sum(math.prod(leaf.shape) for leaf in matrices) + chosen
 
 
 def of_experts(leaf: ParamSpec) -> bool:
@@ -130,13 +130,13 @@ def read_columns(case: Case) -> float:
     """Returns the number of columns of the cache that a decode step reads, the mean over a completion of maximum
     length: the first step reads the prompt, the last all tokens but the one it draws, rounded up to full blocks."""
     first, last = case.config.data.prompt_length, case.width - 1
-    found = ends(case.width, case.width, case.config.sampler.layout)
+    block_ends = ends(case.width, case.width, case.config.sampler.layout)
     if case.config.sampler.attention == "ragged":
         entries = heads_at_once(case) * padded_length(case.cfg.head_dim)
         block = cache_block(case.width, entries * jnp.dtype(case.cfg.dtype).itemsize)
-        found = tuple(range(block, padded_length(case.width) + 1, block))
+        block_ends = tuple(range(block, padded_length(case.width) + 1, block))
     steps = lambda start, end: max(min(end, last) - max(start + 1, first) + 1, 0)  # that see start + 1 to end columns
-    return sum(steps(*block) * block[1] for block in zip((0, *found), found)) / (last - first + 1)
+    return sum(steps(*block) * block[1] for block in zip((0, *block_ends), block_ends)) / (last - first + 1)
 
 
 def heads_at_once(case: Case) -> int:
@@ -151,8 +151,8 @@ def stepping(cfg: Decoder, columns: float) -> float:
         return attention(cfg, columns)
     linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
     shape = cfg.linear
-    whole = 2 * (2 * cfg.heads * cfg.head_dim * columns)
-    return (cfg.layers - linear) * whole + linear * shape.value_heads * 6 * shape.key_dim * shape.value_dim
+    full_attention = 2 * (2 * cfg.heads * cfg.head_dim * columns)
+    return (cfg.layers - linear) * full_attention + linear * shape.value_heads * 6 * shape.key_dim * shape.value_dim
 
 
 def prefill(case: Case) -> Flops:
@@ -200,8 +200,8 @@ def read_positions(case: Case) -> int:
         return 0
     s, learner = case.shape, case.stage.learner
     chunk = min(learner.logprob_chunk, s.row_length)
-    wanted = completions_in_a_row(case) * case.config.sampler.completion_length
-    return case.micro_batches * s.rows * -(-wanted // chunk) * chunk
+    needed = completions_in_a_row(case) * case.config.sampler.completion_length
+    return case.micro_batches * s.rows * -(-needed // chunk) * chunk
 
 
 def scores(case: Case) -> Flops:

@@ -107,7 +107,7 @@ def make_plan(
     case = make_case(config, parts, topology.num_devices, stage)
     check_attention(case.cfg, "tpu")
     notes = [line for line in (note, uncounted(config)) if line is not None]
-    said: dict[str, Compiled] = {}
+    compiled_programs: dict[str, Compiled] = {}
     counting = Counting(source, case, stage) if count else None
     try:
         if compiled.libtpu_version() is None:
@@ -119,38 +119,41 @@ def make_plan(
             lowered = lower(config, parts, compiled.topology_mesh(topology, config.mesh), stage)
             say(f"compiling {len(lowered)} programs")
 
-            def done(name: str, found: Compiled, cached: bool) -> None:
-                how = "known from an earlier plan" if cached else f"compiled in {found.compile_seconds:.0f} s"
+            def done(name: str, program: Compiled, cached: bool) -> None:
+                how = "known from an earlier plan" if cached else f"compiled in {program.compile_seconds:.0f} s"
                 say(f"{shown_name(case, name)}: {how}")
 
-            said = compiled.compile_all(lowered, topology, done)
-        found = counting.result(say) if counting is not None else None
+            compiled_programs = compiled.compile_all(lowered, topology, done)
+        bodies = counting.result(say) if counting is not None else None
     finally:
         if counting is not None:
             counting.close()
-    if found is not None:
+    if bodies is not None:
         devices = topology.num_devices
         notes.append(f"collectives are those of the same programs compiled for {devices} virtual CPU devices")
-    counted = None if found is None else {name: body["collectives"] for name, body in found.items()}
-    rows = rows_of(case, topology, said, counted)
+    counted = None if bodies is None else {name: body["collectives"] for name, body in bodies.items()}
+    rows = rows_of(case, topology, compiled_programs, counted)
     limit = topology.chip.limit_bytes
     calls = estimate.calls(case)
-    own = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
-    seconds = sum(calls[row.name] * row.estimate.seconds for row in own)
-    plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, found or {}))
+    of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
+    seconds = sum(calls[row.name] * row.estimate.seconds for row in of_stage)
+    plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, bodies or {}))
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
 
 
 def rows_of(
-    case: Case, topology: Topology, said: dict[str, Compiled], found: dict[str, list[dict[str, Any]]] | None
+    case: Case,
+    topology: Topology,
+    compiled_programs: dict[str, Compiled],
+    traffic_by_program: dict[str, list[dict[str, Any]]] | None,
 ) -> list[Row]:
     """Returns a row for every program that was compiled, or that arithmetic knows."""
     known, counts, traffic = budget.of_programs(case), flops.of_programs(case), estimate.of_programs(case)
     rows = []
-    for name in [*said, "restore"] if said else known:  # nothing is compiled for a restore
-        arithmetic, compiled_ = known.get(name), said.get(name)
+    for name in [*compiled_programs, "restore"] if compiled_programs else known:  # nothing is compiled for a restore
+        arithmetic, compiled_ = known.get(name), compiled_programs.get(name)
         memory = arithmetic
         if compiled_ is not None:
             memory = by_kind(name, compiled_, arithmetic, budget.resident_beside(case, name))
@@ -164,51 +167,53 @@ def rows_of(
                 flops=counts[name].total if counted else None,
                 bytes=traffic[name].hbm if counted else None,
                 estimate=estimate.estimate(counts[name], traffic[name], case, topology.chip) if counted else None,
-                collectives=None if found is None else found.get(name, []),
+                collectives=None if traffic_by_program is None else traffic_by_program.get(name, []),
             )
         )
     return rows
 
 
-def wastes_of(case: Case, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def wastes_of(case: Case, bodies: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns the inefficiencies of the programs, a sentence each.
 
     Args:
-      found: what the texts of the programs say, by name; see `jrl.tools.plan.collectives`.
+      bodies: what the texts of the programs say, by name; see `jrl.tools.plan.collectives`.
     """
-    said: list[str | None] = []
-    for name, (kind, own) in programs_of(case).items():
-        body = found.get(name)
+    wastes: list[str | None] = []
+    for name, (kind, stage_case) in programs_of(case).items():
+        body = bodies.get(name)
         if body is None:
             continue
         if kind == "sample":
-            said += waste.gathers_in_loop(shown_name(case, name), own, body["collectives"])
-            said.append(body["second_cache"])
+            wastes += waste.gathers_in_loop(shown_name(case, name), stage_case, body["collectives"])
+            wastes.append(body["second_cache"])
         else:
-            said.append(waste.full_logits(shown_name(case, name), own, body["logits"]))
-    return [line for line in said if line is not None]
+            wastes.append(waste.full_logits(shown_name(case, name), stage_case, body["logits"]))
+    return [line for line in wastes if line is not None]
 
 
-def by_kind(name: str, found: Compiled, arithmetic: Memory | None, resident: Memory) -> Memory:
+def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: Memory) -> Memory:
     """Returns a compiled program's memory by kind, with the run's state.
 
     The compiler gives one number for arguments and one for what a program makes for itself. What of the latter are
     gradients, activations and cache is arithmetic; temporary is the rest.
     """
     part = split_name(name)[1]
-    sizes = {"nothing": 0, "state": resident.total, "weights": min(resident.weights, found.arguments)}
+    sizes = {"nothing": 0, "state": resident.total, "weights": min(resident.weights, program.arguments)}
     held = sizes[HOLDS.get(part, "nothing")]
-    total = found.total + (resident.total - held if part != "init" else 0)
+    total = program.total + (resident.total - held if part != "init" else 0)
     if part == "begin" and arithmetic is not None:
         total += arithmetic.temporary  # of the stage that ends, which is not an argument
     if part == "init":
-        return Memory(weights=resident.weights, optimiser=resident.optimiser, temporary=max(total - resident.total, 0))
-    made = {kind: getattr(arithmetic, kind) if arithmetic else 0 for kind in ("gradients", "activations", "cache")}
+        return Memory(weights=resident.weights, optimizer=resident.optimizer, temporary=max(total - resident.total, 0))
+    by_arithmetic = {
+        kind: getattr(arithmetic, kind) if arithmetic else 0 for kind in ("gradients", "activations", "cache")
+    }
     left = total - resident.total
-    for kind, size in made.items():
-        made[kind] = max(min(size, left), 0)
-        left -= made[kind]
-    return Memory(weights=resident.weights, optimiser=resident.optimiser, temporary=max(left, 0), **made)
+    for kind, size in by_arithmetic.items():
+        by_arithmetic[kind] = max(min(size, left), 0)
+        left -= by_arithmetic[kind]
+    return Memory(weights=resident.weights, optimizer=resident.optimizer, temporary=max(left, 0), **by_arithmetic)
 
 
 class Counting:
@@ -231,8 +236,8 @@ class Counting:
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        self._said: list[bytes] = []
-        self._reader = threading.Thread(target=lambda: self._said.append(self._process.stderr.read()), daemon=True)
+        self._stderr: list[bytes] = []
+        self._reader = threading.Thread(target=lambda: self._stderr.append(self._process.stderr.read()), daemon=True)
         self._reader.start()
 
     def result(self, say: Say) -> dict[str, dict[str, Any]]:
@@ -245,7 +250,7 @@ class Counting:
         code = self._process.wait()
         self._reader.join()
         if code != 0:
-            last = b"".join(self._said).decode(errors="replace").strip().splitlines()[-1:]
+            last = b"".join(self._stderr).decode(errors="replace").strip().splitlines()[-1:]
             raise ValueError(f"collectives could not be counted: {' '.join(last)}")
         with open(self._out, encoding="utf-8") as file:
             return json.load(file)

@@ -15,7 +15,7 @@ SMALL = 0.01  # GiB beyond what the run keeps: programs that take less are one l
 def text(plan: Plan) -> str:
     """Returns the plan as a page: memory by program and kind, time, collectives, verdict, wastes, assumptions."""
     parts = (head, memory, time, links, verdict, wastes, foot)
-    return "\n\n".join(said for part in parts if (said := part(plan)))
+    return "\n\n".join(section for part in parts if (section := part(plan)))
 
 
 def head(plan: Plan) -> str:
@@ -86,14 +86,14 @@ def links(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> str:
     row = plan.largest
-    said = (
+    text = (
         f"{'fits' if plan.fits else 'DOES NOT FIT'}: {plan.shown(row)} takes {row.memory.total / GIB:.2f} of "
         f"{plan.limit / GIB:.2f} GiB a device"
     )
     if not plan.fits:
         changes = [f"  {cheaper.sentence(change)}" for change in plan.changes]
-        said += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  no single binding helps"])
-    return said
+        text += "\nthe cheapest changes, by arithmetic:\n" + "\n".join(changes or ["  no single binding helps"])
+    return text
 
 
 def wastes(plan: Plan) -> str:

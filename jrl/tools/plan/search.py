@@ -58,19 +58,19 @@ class Search(NamedTuple):
 
     topology: Topology
     default: Candidate  # the configuration's own layout
-    found: list[Candidate]  # those that fit, fastest first; the best of them compiled where libtpu is there
+    fitting: list[Candidate]  # those that fit, fastest first; the best of them compiled where libtpu is there
     refused: list[Candidate]
 
 
 def search(
-    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, max_found: int = COMPILED
+    config: Config, parts: Parts, topology: Topology, source: Sequence[str], say: Say, max_layouts: int = COMPILED
 ) -> Search:
     """Returns every layout of a run on a topology; the compiler has assigned the memory of the best of them where
     libtpu is installed.
 
     Args:
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
-      max_found: layouts that must pass the compiler before the search ends.
+      max_layouts: layouts that must pass the compiler before the search ends.
 
     Raises: ValueError where the run asks for a kernel of other devices.
     """
@@ -82,12 +82,12 @@ def search(
     say(f"searching layouts for {topology.name}")
     all_ = [judged(config, parts, topology, bindings) for bindings in layouts(config, parts, topology)]
     refused = [c for c in all_ if c.refused is not None]
-    found = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
-    say(f"{len(found)} of {len(all_)} layouts fit by arithmetic")
-    if found and compiled.libtpu_version() is not None:
-        found, rejected = confirmed(config, parts, topology, found, source, say, max_found)
+    fitting = sorted((c for c in all_ if c.refused is None), key=lambda c: (c.step_seconds, c.gib))
+    say(f"{len(fitting)} of {len(all_)} layouts fit by arithmetic")
+    if fitting and compiled.libtpu_version() is not None:
+        fitting, rejected = confirmed(config, parts, topology, fitting, source, say, max_layouts)
         refused += rejected
-    return Search(topology, judged(config, parts, topology, {}), found, refused)
+    return Search(topology, judged(config, parts, topology, {}), fitting, refused)
 
 
 def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], say: Say) -> Search:
@@ -96,8 +96,8 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
     Where libtpu is installed, the compiler must have agreed to the best layout; it is asked about no other.
     """
     for grid in chip.slices:
-        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, max_found=1)
-        if done.found:
+        done = search(config, parts, Topology(chip, tuple(int(n) for n in grid.split("x"))), source, say, max_layouts=1)
+        if done.fitting:
             return done
     return done
 
@@ -113,12 +113,12 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
             yield over
             continue
         local = case.sequences // case.shards
-        own = case.cfg.attention_block
-        whole = (case.shape.samples + 1,) if case.shape.prefix_columns else ()  # a group's prompt, and each sample
-        rows = sorted({min(n, local) for n in (*ROWS, *whole)})
+        configured = case.cfg.attention_block
+        group_rows = (case.shape.samples + 1,) if case.shape.prefix_columns else ()  # a group's prompt, and each sample
+        rows = sorted({min(n, local) for n in (*ROWS, *group_rows)})
         slots = sorted({min(n, local) for n in SLOTS}) if samples else [config.sampler.slots]
         blocked = case.cfg.attention == "reference" and case.shape.row_length > BLOCK
-        blocks = {None, BLOCK, own} if blocked else {own}
+        blocks = {None, BLOCK, configured} if blocked else {configured}
         for row, remat, block, slot in itertools.product(
             rows, REMAT, sorted(blocks, key=lambda n: n or math.inf), slots
         ):
@@ -158,21 +158,21 @@ def confirmed(
     config: Config,
     parts: Parts,
     topology: Topology,
-    found: Sequence[Candidate],
+    fitting: Sequence[Candidate],
     source: Sequence[str],
     say: Say,
-    max_found: int,
+    max_layouts: int,
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Returns (layouts that still stand, layouts that the compiler refused), after it was asked about the fastest."""
     good, bad = [], []
     known: dict[tuple, str] = {}  # the compiler's refusals, by program and the bindings it depends on
     limit = topology.chip.limit_bytes
-    rest, tried = list(found), 0
+    rest, tried = list(fitting), 0
     over: dict[str, float] = {}  # the compiler's bytes over arithmetic, by refused program
     later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
     # All programs of a run except a few small ones. The initial state is no larger.
-    deciding = list(programs_of(make_case(applied(config, found[0].bindings), parts, topology.num_devices)))
-    while (rest or later) and len(good) < max_found and tried < TRIES:
+    deciding = list(programs_of(make_case(applied(config, fitting[0].bindings), parts, topology.num_devices)))
+    while (rest or later) and len(good) < max_layouts and tried < TRIES:
         first_time = bool(rest)
         candidate = (rest or later).pop(0)
         refusals = [known[key] for name in deciding if (key := depends_on(name, candidate.bindings)) in known]
@@ -186,10 +186,10 @@ def confirmed(
             continue
         say(f"compiling {' '.join(words(candidate.bindings))}")
         tried += 1
-        said = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
-        for name, result in said.items():
+        memory = assigned.ask([source[0], *bound(source[1:], candidate.bindings)], topology, deciding)
+        for name, result in memory.items():
             say(f"  {shown_name(case, name)}: {result.total / GIB:.2f} GiB, {result.compile_seconds:.0f} s")
-        name, size = largest(said, case)
+        name, size = largest(memory, case)
         if size > limit:
             why = f"{shown_name(case, name)} takes {size / GIB:.2f} of {limit / GIB:.2f} GiB a device, as compiled"
             known[depends_on(name, candidate.bindings)] = why
@@ -210,15 +210,15 @@ def depends_on(program: str, bindings: Mapping[str, Any]) -> tuple:
     return (program, *(item for item in bindings.items() if not item[0].startswith(strange)))
 
 
-def largest(said: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
+def largest(memory: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
     """Returns the program that needs the most memory, and its bytes including the run's state."""
 
     def total(name: str) -> int:
-        found = said[name]
+        program = memory[name]
         resident = budget.resident_beside(case, name).total
-        return max(found.total, resident + found.temporary + found.outputs + found.code)
+        return max(program.total, resident + program.temporary + program.outputs + program.code)
 
-    name = max(said, key=total)
+    name = max(memory, key=total)
     return name, total(name)
 
 
@@ -238,7 +238,7 @@ def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
     Args:
       source: the searched configuration, as a file in the winner's folder includes it.
     """
-    winner = done.found[0]
+    winner = done.fitting[0]
     lines = [f"# The fastest layout found for {done.topology.name}: at least {winner.step_seconds:.3g} s a step.",
              "#", f"# Topology: {done.topology.name}", f"include {source!r}", ""]  # fmt: skip
     spaced = [line.replace("=", " = ", 1) for line in bound(given, winner.bindings)]
@@ -247,15 +247,15 @@ def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
 
 def text(done: Search) -> str:
     """Returns the search as text: the best layouts, the configuration's own, and why the others are refused."""
-    topology, best = done.topology, done.found[:BEST]
+    topology, best = done.topology, done.fitting[:BEST]
     head = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB"
     lines = [head, "", "a step at least, GiB a device"]
-    own = done.default
-    if own.step_seconds is None:
-        lines.append(f"  as configured: {own.refused}")
+    default = done.default
+    if default.step_seconds is None:
+        lines.append(f"  as configured: {default.refused}")
     else:
-        reason = "" if own.refused is None else f": {own.refused}"
-        lines.append(f"  {own.step_seconds:8.3g} s  {own.gib:6.2f}  as configured{reason}")
+        reason = "" if default.refused is None else f": {default.refused}"
+        lines.append(f"  {default.step_seconds:8.3g} s  {default.gib:6.2f}  as configured{reason}")
     for c in best:
         source = "compiled" if c.compiled else "by arithmetic"
         lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({source})")
@@ -284,9 +284,9 @@ def to_json(done: Search) -> dict[str, Any]:
                      "compiled": c.compiled, "refused": c.refused}  # fmt: skip
     return {
         "topology": done.topology.name,
-        "fits": bool(done.found),
+        "fits": bool(done.fitting),
         "limit_gib": done.topology.chip.limit_bytes / GIB,
         "default": row(done.default),
-        "best": [row(c) for c in done.found[:BEST]],
+        "best": [row(c) for c in done.fitting[:BEST]],
         "refused": [row(c) for c in done.refused],
     }

@@ -65,8 +65,8 @@ def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) ->
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
         inputs = inputs_of(config, parts, mesh, program_cache)
         state = inputs.programs.init.compile(inputs.key)
-        for i, wanted in enumerate(planned):
-            if wanted:
+        for i, planned_stage in enumerate(planned):
+            if planned_stage:
                 state = precompile.compile_stage(inputs, i, state, begun=False)
             else:
                 state = inputs.programs.stages[i].begin.shape(state)

@@ -63,31 +63,31 @@ def second_cache(name: str, case: Case, carried: int) -> str | None:
 
 def _stacks(case: Case) -> list[tuple[int, int, int, int]]:
     """Returns (layers, rows, heads on one device, entries of a head) of every stack of keys and values."""
-    found = cache_shapes(case.cfg, case.slots, case.width).values()
-    shapes = [fields["k"][0] for fields in found if "k" in fields]
+    caches = cache_shapes(case.cfg, case.slots, case.width).values()
+    shapes = [fields["k"][0] for fields in caches if "k" in fields]
     return [(layers, rows, heads // case.sizes["tensor"], entries) for layers, rows, heads, _, entries in shapes]
 
 
 def _blocks(case: Case, columns: int | None = None) -> tuple[int, ...]:
     """Returns the columns of every block of the sampler's cache, or of its first `columns`."""
     columns = case.width if columns is None else columns
-    found = ends(columns, case.width, case.config.sampler.layout)
-    return tuple(end - start for start, end in zip((0, *found), found))
+    block_ends = ends(columns, case.width, case.config.sampler.layout)
+    return tuple(end - start for start, end in zip((0, *block_ends), block_ends))
 
 
 def gathers_in_loop(name: str, case: Case, rows: list[dict[str, Any]]) -> list[str]:
     """Returns the problems of a decode loop that crosses batch axes, or gathers more than a decode step's
     activations."""
-    found = []
+    lines = []
     offload_buffer_bytes = case.slots * (case.cfg.vocab_size + case.cfg.width * (2 * case.cfg.layers + 1)) * 4
     for row in rows:
         if not row["in_loop"]:
             continue
         if set(row["axes"].split("+")) & {"data", "fsdp"}:
-            found.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
+            lines.append(f"{name}: {row['op']} over {row['axes']} inside the decode loop, {row['count']} times")
         elif row["op"] == "all-gather" and row["bytes"] > 1.5 * case.decode_steps * offload_buffer_bytes:
-            found.append(
+            lines.append(
                 f"{name}: the decode loop gathers {row['bytes'] / case.decode_steps / 1e6:.1f} MB a step "
                 f"over {row['axes']}"
             )
-    return found
+    return lines
