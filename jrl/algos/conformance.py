@@ -223,6 +223,34 @@ def a_step_without_tokens_has_loss_zero(objective: Objective, config: Any) -> No
     _true(bool((value == 0) & jnp.all(gradient == 0)), f"an empty step has loss {value}")
 
 
+# Of rows that a critic of its own can learn by
+
+
+def a_critics_loss_is_of_values_alone(objective: Objective, config: Any) -> None:
+    """value_loss reads no log-probs, and no value under the mask; token_loss without values is the policy's alone."""
+    tokens, state = _tokens(objective, config), objective.init_state(config)
+    poison = lambda x: jnp.where(tokens.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    bare = dict.fromkeys(("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages"))
+    of_critic = jax.tree.map(poison, tokens.replace(**bare))
+    total = lambda v: jnp.sum(
+        jnp.where(tokens.mask, objective.value_loss(config, of_critic.replace(values=v), state)[0], 0)
+    )
+    loss, metrics = objective.value_loss(config, of_critic, state)
+    _same_shape(metrics, loss)
+    _true(all(bool(jnp.all(jnp.isfinite(x))) for x in (loss, *metrics.values())), "NaN under the mask comes out of it")
+    gradient = jax.grad(total)(of_critic.values)
+    pulled = (
+        jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.where(tokens.mask, 0, gradient) == 0) & jnp.any(gradient != 0)
+    )
+    _true(bool(pulled), "values under the mask have a gradient in value_loss, or none has")
+    alone = tokens.replace(values=None)
+    loss, metrics = objective.token_loss(config, alone, state)
+    still = {name: value for name, value in metrics.items() if name.startswith("value/")}
+    _true(not still, f"without values token_loss has the metrics {', '.join(still)}")
+    both, _ = objective.token_loss(config, tokens.replace(values=tokens.returns, old_values=tokens.returns), state)
+    _close(both, loss, "where values are right, token_loss has another loss than without values")
+
+
 # Of rows with a loss of sequences
 
 
@@ -327,6 +355,7 @@ OF_TOKENS: tuple[Promise, ...] = (
     packing_tokens_does_not_matter,
     a_step_without_tokens_has_loss_zero,
 )
+OF_VALUES: tuple[Promise, ...] = (a_critics_loss_is_of_values_alone,)
 OF_SEQUENCES: tuple[Promise, ...] = (
     masked_sequences_do_not_matter,
     metrics_of_sequences_carry_no_gradient,
@@ -337,7 +366,7 @@ OF_SEQUENCES: tuple[Promise, ...] = (
 OF_PAIRS: tuple[Promise, ...] = (a_tie_has_one_loss,)
 
 PROMISES: dict[str, Promise] = {
-    fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_SEQUENCES, *OF_PAIRS)
+    fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_VALUES, *OF_SEQUENCES, *OF_PAIRS)
 }
 
 
@@ -348,6 +377,7 @@ def promises_of(objective: Objective) -> dict[str, Promise]:
         (OF_EVERY_ROW, True),
         (OF_CREDIT, objective.advantages is not None),
         (OF_TOKENS, of_tokens),
+        (OF_VALUES, objective.value_loss is not None),
         (OF_SEQUENCES, of_sequences),
         (OF_PAIRS, of_sequences and objective.unit_size == 2),
     )

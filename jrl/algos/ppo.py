@@ -6,8 +6,9 @@
         + value_coefficient * 0.5 * max((v_t - Ret_t)^2, (v_old + clip(v_t - v_old) - Ret_t)^2)           V1
     L   = mean over all tokens of the step                                                                G1
 
-The head reads the policy's own last hidden states, so that its loss teaches the layers under it too. No groups are
-needed. Every judged row teaches both: no filter takes a row from one of them.
+The head reads the policy's own last hidden states, so that its loss teaches the layers under it too; with Online.critic
+it is on a model of its own, which learns by V1 alone, unweighted. No groups are needed. Every judged row teaches both:
+no filter takes a row from one of them.
 
 Source: Schulman et al. 1707.06347 eq. 9 and 1506.02438; for language models Ziegler et al. 1909.08593, whose
 coefficient is this one. The KL to the reference is off here; Ziegler et al. adapt its coefficient, TRL has 0.05.
@@ -33,7 +34,7 @@ class PPO:
     dual_clip: float | None = None  # above 1 + clip_high
     discount: float = 1.0  # gamma, by sampled token
     gae_lambda: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
-    value_coefficient: float = 0.1  # weight of the value loss
+    value_coefficient: float = 0.1  # weight of the value loss where the head is on the policy
     value_clip: float | None = 0.2  # how far a value may move in the updates of a batch; None: no clip
     kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
     reward_clip: float | None = None  # the row's reward is limited to +- this, before the KL; None: no limit
@@ -94,15 +95,22 @@ def returns(config: PPO, groups: Groups, reward: Array) -> Array:
     return better + reduce.masked(groups.values, counts)
 
 
-def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
-    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
+def value_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
     wrong, binds = values.clipped_value_loss(
         tokens.values, tokens.old_values, tokens.returns, tokens.mask, clip=config.value_clip
     )
     own = {"value/loss": wrong, "value/clipped": binds, "value/mean": tokens.values}
-    metrics = common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting, own
-    return loss + config.value_coefficient * wrong, common.metrics_of(tokens, *metrics)
+    return wrong, common.metrics_of(tokens, own)
+
+
+def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
+    loss = common.with_entropy(config.entropy_bonus, loss, tokens)
+    metrics = common.metrics_of(tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting)
+    if tokens.values is None:
+        return loss, metrics
+    wrong, own = value_loss(config, tokens, state)
+    return loss + config.value_coefficient * wrong, {**metrics, **own}
 
 
 OBJECTIVE = Objective(
@@ -111,6 +119,7 @@ OBJECTIVE = Objective(
     shape=shape,
     advantages=advantages,
     token_loss=token_loss,
+    value_loss=value_loss,
     needs=lambda config: Needs(
         values=True, entropy_gradient=config.entropy_bonus is not None, **common.needs_of_reward(config)
     ),

@@ -57,6 +57,7 @@ def step(
     state: TrainState,
     waiting: Draw | None,
     draws_next: bool,
+    done: int,
     phase: Callable[..., None],
     stop: Stop,
 ) -> Stepped:
@@ -65,6 +66,7 @@ def step(
     Args:
       waiting: the completions to learn from, where they are already being drawn; None: they are drawn now.
       draws_next: the completions of the next step are drawn before this one is learned from (lag = 1).
+      done: steps of the stage before this one.
       phase: told what the step does, and (done, total) of it where that is counted.
       stop: asked while completions are scored.
 
@@ -91,9 +93,15 @@ def step(
         batch = filled
 
     phase("updating")
-    epochs = stage.config.learner.epochs
     state, metrics = learn_from_sampled(
-        stage.programs, state, minibatches, batch.rollout, batch.scores, stage.arrays, epochs=epochs
+        stage.programs,
+        state,
+        minibatches,
+        batch.rollout,
+        batch.scores,
+        stage.arrays,
+        epochs=stage.config.learner.epochs,
+        warms_up=done < stage.config.critic_warmup,
     )
     return Stepped(state, following, {**metrics, **batch.metrics}, batch)
 
@@ -158,7 +166,10 @@ def abstract_step(
         if config.lag:
             p.before(policy.version)
     minibatches = [minibatch] * config.learner.minibatches
-    learn_from_sampled(p, state, minibatches, rollout, scores, inputs.arrays, epochs=config.learner.epochs)
+    for warms_up in (True, False) if config.critic_warmup else (False,):
+        learn_from_sampled(
+            p, state, minibatches, rollout, scores, inputs.arrays, epochs=config.learner.epochs, warms_up=warms_up
+        )
 
 
 class AbstractInputs(NamedTuple):

@@ -113,6 +113,17 @@ def test_the_loss_is_the_clip_and_the_value_loss_with_its_coefficient():
     np.testing.assert_allclose(loss, [-1.2 + 0.405 - 0.03, 2 + 0.005 - 0.03], rtol=1e-5)
 
 
+def test_a_critic_of_its_own_learns_by_the_value_loss_alone():
+    # 0.5 * 0.9^2 = 0.405 and 0.5 * 0.3^2 = 0.045, unweighted; the policy has -1.2 and 2 and no value among its metrics.
+    bare = tokens().replace(logprobs=None, old_logprobs=None, behaviour_logprobs=None, advantages=None, entropy=None)
+    loss, metrics = jax.jit(OBJECTIVE.value_loss)(PPO(value_coefficient=7.0), bare, ())
+    np.testing.assert_allclose(loss, [0.405, 0.045], rtol=1e-6)
+    assert set(metrics) == {"value/loss", "value/clipped", "value/mean"}
+    loss, metrics = jax.jit(OBJECTIVE.token_loss)(PPO(), tokens().replace(values=None), ())
+    np.testing.assert_allclose(loss, [-1.2, 2], rtol=1e-6)
+    assert not any(name.startswith("value/") for name in metrics)
+
+
 def test_importance_weights_leave_the_value_loss_alone():
     # old - behaviour = log 2: the policy's loss counts twice.
     loss, _ = OBJECTIVE.token_loss(PPO(importance=TruncatedImportance()), tokens(), ())
