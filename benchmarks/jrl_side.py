@@ -268,15 +268,14 @@ def parts(case: list[Any]) -> dict[str, float]:
     def scored() -> tuple[Any, Any]:
         submitted = online.send(stage, state, drawn)
         minibatches = online.pack_and_prepare(stage, state, drawn.rollout, submitted.host)
-        return collect(submitted, stage.config.samples, stage.scorer, stage.sources, job.mesh), minibatches
+        return collect(submitted, stage.config.samples, stage.scorer, stage.sources, stage.sampler), minibatches
 
     policy = weights_of(state.models, "policy").params
     drawing, drawn = timed(lambda: ready(draw(stage.sampler, policy, state.models["policy"].version)))
     scoring, (batch, minibatches) = timed(lambda: ready(scored()))
+    learned = (minibatches, batch.rollout, batch.scores)
     learning, (state, metrics) = timed(
-        lambda: ready(
-            learn_from_sampled(stage.programs, state, minibatches, batch.rollout, batch.scores, stage.arrays, epochs=1)
-        )
+        lambda: ready(learn_from_sampled(stage.programs, state, *learned, stage.arrays, epochs=1, warms_up=False))
     )
     run.progress = run.progress._replace(state=state)
     taken_step = records.Step(job.done + 1, stage.name, {**metrics, **batch.metrics}, batch)

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jrl.algos import ALGOS
-from jrl.algos.contract import Facts
+from jrl.algos.contract import Facts, Needs, Objective
 from jrl.device.sharding import MeshShape
+from jrl.learning.critic import CRITIC
 from jrl.learning.layout import Learner
 from jrl.learning.optimizer import AdamW
 from jrl.models.adapters.lora import LoRA
+from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
 from jrl.rollout.rewards import RewardModel
@@ -67,6 +69,11 @@ class Online:
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
+    # stage goes on. None: the policy has the value head, where the objective needs one.
+    critic: str | None = None
+    critic_optimizer: AdamW | None = None  # of that critic; None: as the policy's
+    critic_warmup: int = 0  # steps at the beginning in which that critic learns alone
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
@@ -77,6 +84,11 @@ class Online:
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if not 0 <= self.critic_warmup <= MOST_STEPS:
+            raise ValueError(f"Online.critic_warmup must be 0 to {MOST_STEPS}; got {self.critic_warmup}")
+        if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
+            name = "critic_warmup" if self.critic_warmup else "critic_optimizer"
+            raise ValueError(f"Online.{name} is of a critic of its own; set Online.critic = 'policy', or leave it out")
 
     trains = "policy"
 
@@ -92,6 +104,20 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:
             raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
+
+
+def optimizers(stage: Stage) -> dict[str, AdamW]:
+    """Returns the optimizer of every role that a stage trains, the role that it is about first."""
+    if isinstance(stage, Offline) or stage.critic is None:
+        return {stage.trains: stage.optimizer}
+    return {stage.trains: stage.optimizer, CRITIC: stage.critic_optimizer or stage.optimizer}
+
+
+def trained_heads(stage: Stage, needs: Needs) -> dict[str, tuple[str, ...]]:
+    """Returns the heads of every role that a stage trains. needs: those of its objective."""
+    if CRITIC not in optimizers(stage):
+        return {stage.trains: needs.heads}
+    return {stage.trains: needs._replace(values=False).heads, CRITIC: (VALUE,)}
 
 
 def stage_names(stages: Sequence[Stage]) -> tuple[str, ...]:
@@ -191,7 +217,7 @@ def check(config: Config, tables: Tables) -> None:
     trained_roles = {"policy"}
     for stage in config.stages:
         check_stage(stage, config, tables, trained_roles)
-        trained_roles.add(stage.trains)
+        trained_roles |= optimizers(stage).keys()
     check_model(config)
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
@@ -238,9 +264,24 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
             f"{model}; use an objective without one, such as GRPO"
         )
+    if online and stage.critic is not None:
+        check_critic(stage, objective, earlier)
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
                          f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+
+
+def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None:
+    """Raises ValueError where a critic of its own has nothing to learn, or nothing to begin with."""
+    name = type(stage.objective).__name__
+    if not objective.needs(stage.objective).values:
+        raise ValueError(f"Online.critic = {stage.critic!r}, and {name} reads no values; leave it out, or use PPO")
+    if objective.value_loss is None:
+        raise ValueError(f"Online.critic = {stage.critic!r}, and {name} has no value_loss beside its token_loss: the "
+                         "value head must be on the policy; leave Online.critic out")  # fmt: skip
+    if stage.critic not in earlier:
+        raise ValueError(f"Online.critic names the role {stage.critic!r}, which no earlier stage trains. Available: "
+                         f"{', '.join(sorted(earlier))}")  # fmt: skip
 
 
 def check_model(config: Config) -> None:

@@ -162,7 +162,8 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         state, metrics = offline.step(stage, state, job.display.phase)
         return progress._replace(state=state), Step(job.done + 1, stage.name, metrics)
     following = draws_next(job.config, job.done + 1)
-    stepped = online.step(stage, state, progress.waiting, following, job.display.phase, job.stop.is_set)
+    done = job.done - starts(job.config)[progress.stage]
+    stepped = online.step(stage, state, progress.waiting, following, done, job.display.phase, job.stop.is_set)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:

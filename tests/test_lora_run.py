@@ -76,7 +76,7 @@ def test_a_run_that_is_left_and_resumed_holds_the_same_bits(tmp_path, bindings):
     assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
 
 
-def test_the_base_keeps_its_bits_and_the_optimiser_holds_adapters_only(trained_run):
+def test_the_base_keeps_its_bits_and_the_optimizer_holds_adapters_only(trained_run):
     first, last = (models(trained_run, step)["policy"] for step in (1, 4))
     jax.tree.map(np.testing.assert_array_equal, first["frozen"], last["frozen"])
     assert not np.array_equal(first["params"]["q"]["b"], last["params"]["q"]["b"])

@@ -22,6 +22,7 @@ Array = jax.Array
 NUM_GROUPS, SAMPLES, WIDTH = 3, 4, 6
 ROWS = NUM_GROUPS * SAMPLES
 TOLERANCE = 1e-5
+OF_CREDIT_FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs")  # of Groups, where asked for
 
 
 # Of every row
@@ -137,7 +138,9 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         finish=jnp.array([Finish.STOP_TOKEN, Finish.STOP_TOKEN, Finish.FAILED], jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
-        values=None if groups.values is None else jnp.full((3, WIDTH), 9.0),
+        token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
+        components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
+        **{name: jnp.full((3, WIDTH), 9.0) for name in OF_CREDIT_FIELDS if getattr(groups, name) is not None},
     )
     more = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), groups, extra)
     for state in _states(objective, config):
@@ -218,6 +221,34 @@ def a_step_without_tokens_has_loss_zero(objective: Objective, config: Any) -> No
     loss = lambda lp: _total(objective, config, tokens.replace(logprobs=lp))
     value, gradient = jax.value_and_grad(loss)(tokens.logprobs)
     _true(bool((value == 0) & jnp.all(gradient == 0)), f"an empty step has loss {value}")
+
+
+# Of rows that a critic of its own can learn by
+
+
+def a_critics_loss_is_of_values_alone(objective: Objective, config: Any) -> None:
+    """value_loss reads no log-probs, and no value under the mask; token_loss without values is the policy's alone."""
+    tokens, state = _tokens(objective, config), objective.init_state(config)
+    poison = lambda x: jnp.where(tokens.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    bare = dict.fromkeys(("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages"))
+    of_critic = jax.tree.map(poison, tokens.replace(**bare))
+    total = lambda v: jnp.sum(
+        jnp.where(tokens.mask, objective.value_loss(config, of_critic.replace(values=v), state)[0], 0)
+    )
+    loss, metrics = objective.value_loss(config, of_critic, state)
+    _same_shape(metrics, loss)
+    _true(all(bool(jnp.all(jnp.isfinite(x))) for x in (loss, *metrics.values())), "NaN under the mask comes out of it")
+    gradient = jax.grad(total)(of_critic.values)
+    pulled = (
+        jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.where(tokens.mask, 0, gradient) == 0) & jnp.any(gradient != 0)
+    )
+    _true(bool(pulled), "values under the mask have a gradient in value_loss, or none has")
+    alone = tokens.replace(values=None)
+    loss, metrics = objective.token_loss(config, alone, state)
+    still = {name: value for name, value in metrics.items() if name.startswith("value/")}
+    _true(not still, f"without values token_loss has the metrics {', '.join(still)}")
+    both, _ = objective.token_loss(config, tokens.replace(values=tokens.returns, old_values=tokens.returns), state)
+    _close(both, loss, "where values are right, token_loss has another loss than without values")
 
 
 # Of rows with a loss of sequences
@@ -324,6 +355,7 @@ OF_TOKENS: tuple[ContractTest, ...] = (
     packing_tokens_does_not_matter,
     a_step_without_tokens_has_loss_zero,
 )
+OF_VALUES: tuple[ContractTest, ...] = (a_critics_loss_is_of_values_alone,)
 OF_SEQUENCES: tuple[ContractTest, ...] = (
     masked_sequences_do_not_matter,
     metrics_of_sequences_carry_no_gradient,
@@ -334,7 +366,7 @@ OF_SEQUENCES: tuple[ContractTest, ...] = (
 OF_PAIRS: tuple[ContractTest, ...] = (a_tie_has_one_loss,)
 
 CONTRACT_TESTS: dict[str, ContractTest] = {
-    fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_SEQUENCES, *OF_PAIRS)
+    fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_VALUES, *OF_SEQUENCES, *OF_PAIRS)
 }
 
 
@@ -345,6 +377,7 @@ def contract_tests_of(objective: Objective) -> dict[str, ContractTest]:
         (OF_EVERY_ROW, True),
         (OF_CREDIT, objective.advantages is not None),
         (OF_TOKENS, of_tokens),
+        (OF_VALUES, objective.value_loss is not None),
         (OF_SEQUENCES, of_sequences),
         (OF_PAIRS, of_sequences and objective.unit_size == 2),
     )
@@ -364,16 +397,24 @@ def sample_groups() -> Groups:
     reward = np.array([1, 0, 0, 1, 1, 1, 1, 1, 0, 1, 0, 0], np.float32)
     start, stop = rng.integers(0, 2, ROWS), rng.integers(3, WIDTH + 1, ROWS)
     column = np.arange(WIDTH)
+    action_mask = (column >= start[:, None]) & (column < stop[:, None])
+    on_actions = lambda x: jnp.asarray(np.where(action_mask, x, 0), jnp.float32)
+    old = rng.uniform(-3, -0.5, (ROWS, WIDTH))
     return Groups(
         reward=jnp.asarray(reward),
         outcome=jnp.asarray(reward),
         valid=jnp.asarray(np.arange(ROWS) != 10),
         group=jnp.repeat(jnp.arange(NUM_GROUPS, dtype=jnp.int32), SAMPLES),
-        action_mask=jnp.asarray((column >= start[:, None]) & (column < stop[:, None])),
+        action_mask=jnp.asarray(action_mask),
         finish=jnp.where(jnp.asarray(stop) == WIDTH, Finish.LENGTH, Finish.STOP_TOKEN).astype(jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
         values=jnp.asarray(rng.uniform(0, 1, (ROWS, WIDTH)), jnp.float32),
+        token_reward=on_actions(rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
+        components={"right": jnp.asarray(reward), "short": jnp.where(jnp.arange(ROWS) % 3 > 0, 0.5, jnp.nan)},
+        old_logprobs=on_actions(old),
+        behaviour_logprobs=on_actions(old + rng.uniform(-0.3, 0.3, (ROWS, WIDTH))),
+        ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
     )
 
 
@@ -424,8 +465,14 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
 
 
 def _groups(objective: Objective, config: Any) -> Groups:
-    groups = sample_groups()
-    return groups if objective.needs(config).values else groups.replace(values=None)
+    groups, needs = sample_groups(), objective.needs(config)
+    given = {
+        "values": needs.values,
+        "old_logprobs": needs.credit_logprobs,
+        "behaviour_logprobs": needs.credit_logprobs,
+        "ref_logprobs": needs.credit_logprobs and needs.reference,
+    }
+    return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 
 
 def _tokens(objective: Objective, config: Any) -> Tokens:

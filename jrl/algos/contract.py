@@ -38,12 +38,14 @@ class Groups:
     finish: Array  # [N] int8, a Finish
     num_groups: int = struct.field(pytree_node=False)
     max_completion: int = struct.field(pytree_node=False)  # tokens, as configured
+    # Beside `reward`, on sampled tokens: [N, T] float32, 0 where a row is not valid; None: no source gives any
+    token_reward: Array | None = None
+    # {name: [N] float32}, what the reward was summed of, each before its weight; NaN where a row has no such number
+    components: dict[str, Array] | None = None
     # None without them, and where groups are judged for a refill:
     values: Array | None = None  # [N, T] float32, of the value head before the update
-    token_reward: Array | None = None  # [N, T] float32, as scored, on sampled tokens
-    components: dict[str, Array] | None = None  # {name: [N] float32}, what the reward was summed of
     old_logprobs: Array | None = None  # [N, T] float32; these three where Needs.credit_logprobs
-    behaviour_logprobs: Array | None = None  # [N, T] float32
+    behaviour_logprobs: Array | None = None  # [N, T] float32, of the sampling distribution
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
 
 
@@ -51,17 +53,19 @@ class Groups:
 class Tokens:
     """Packed tokens. What is masked may hold anything, NaN included."""
 
-    logprobs: Array  # [..., L] float32, differentiated
-    old_logprobs: Array  # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice
+    logprobs: Array | None  # [..., L] float32, differentiated; None: Needs.logprobs is False
+    # [..., L] float32, recomputed by the learner: never the sampler's, that would count twice
+    old_logprobs: Array | None
     behaviour_logprobs: Array | None  # [..., L] float32, of the sampling distribution; None: rows were not sampled
     ref_logprobs: Array | None  # [..., L] float32, where the objective needs a reference
-    entropy: Array  # [..., L] float32, nats; differentiated where the objective needs its gradient
+    entropy: Array | None  # [..., L] float32, nats; differentiated where the objective needs its gradient
     advantages: Array | None  # [..., L] float32; None: rows were not sampled
     mask: Array  # [..., L] bool, the loss mask
     segment: Array  # [..., L] int32, place of the token's sequence in its row, num_segments or more off every sequence
     num_segments: int = struct.field(pytree_node=False)
-    values: Array | None = None  # [..., L] float32, differentiated; these three where the objective has a value head
-    old_values: Array | None = None  # [..., L] float32, before the update
+    # [..., L] float32, differentiated, where the model that learns has a value head; None: a critic of its own has it
+    values: Array | None = None
+    old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
 
 
@@ -84,7 +88,7 @@ class Needs(NamedTuple):
 
     logprobs: bool = True  # of that model; False: no logits are computed
     reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
-    values: bool = False  # a value head on the trained model
+    values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
     credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
@@ -140,6 +144,9 @@ class Objective(NamedTuple):
     returns: Callable[[Any, Groups, Array], Array] | None = None
     # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}; None: no loss of tokens
     token_loss: Callable[[Any, Tokens, PyTree], tuple[Array, dict[str, Array]]] | None = None
+    # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}, of values alone: what a critic of its own
+    # learns by, while token_loss is given no values; None: the value head must be on the policy
+    value_loss: Callable[[Any, Tokens, PyTree], tuple[Array, dict[str, Array]]] | None = None
     # (config, loss_mask [N, T], max_completion) -> [N, T]
     weights: Callable[[Any, Array, int], Array] = lambda config, mask, max_completion: reduce.token_weights(mask)
     # (config, loss_mask [N, T], rows, max_completion) -> [], at least 1

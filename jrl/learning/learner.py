@@ -238,7 +238,9 @@ def _token_terms(
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every token, [R, L], and the objective's metrics, [R, L] each."""
     packed, before = micro.packed, micro.recomputed
-    old = jax.lax.stop_gradient(reading.logprobs) if before.old_logprobs is None else before.old_logprobs
+    old = before.old_logprobs
+    if old is None and reading.logprobs is not None:
+        old = jax.lax.stop_gradient(reading.logprobs)
     tokens = Tokens(
         logprobs=reading.logprobs,
         old_logprobs=old,
@@ -382,12 +384,13 @@ def close_step(
     config: PyTree,
     skipped: Array,
     *,
-    role: str,
+    roles: Sequence[str],
     objective: Objective,
 ) -> TrainState:
     """Returns the state at the end of a step: counters advance, the objective's state only if no update was skipped.
 
     Args:
+      roles: those that the stage trains; the parameters before the step are of the first.
       previous: the trained parameters that the step began with, where refills of the next step may need them (lag = 1).
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
@@ -395,16 +398,36 @@ def close_step(
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
-    model_state = state.models[role]
-    models = {**state.models, role: model_state.replace(version=model_state.version + 1)}
+    learned = {role: state.models[role] for role in roles}
+    models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
     if previous is not None:
-        models["previous"] = state.models["previous"].replace(params=previous, version=model_state.version)
+        version = learned[roles[0]].version
+        models["previous"] = state.models["previous"].replace(params=previous, version=version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 
+def step_metrics(metrics: list[dict[str, Array]], critic: list[dict[str, Array]]) -> dict[str, Array]:
+    """Returns the metrics of a step from those of its updates.
+
+    Args:
+      metrics: of the policy's updates, or of the only role's; [] where the critic learns alone, whose loss and norms
+        then stand in their place too.
+      critic: of the updates of a critic of its own; []: there is none. Its values' metrics keep their names, the others
+        are named critic/...; an update that is not finite counts in the policy's name.
+    """
+    if not critic:
+        return mean_metrics(metrics)
+    own = mean_metrics(critic)
+    found = mean_metrics(metrics) if metrics else own
+    skips = ("update/skipped_nonfinite", "update/skipped_empty")
+    both = {name: found[name] + own[name] for name in skips} if metrics else {}
+    renamed = {name if name.startswith("value/") else f"critic/{name}": value for name, value in own.items()}
+    return {**found, **both, **renamed}
+
+
 def mean_metrics(metrics: list[dict[str, Array]]) -> dict[str, Array]:
-    """Returns the metrics of a step from those of its updates: skips and tokens are summed, the rest is a mean weighted
-    by each update's tokens, so that an update with nothing to learn from does not count."""
+    """Returns the means of several updates of a role: skips and tokens are summed, the rest is a mean weighted by each
+    update's tokens, so that an update with nothing to learn from does not count."""
     tokens = jnp.stack([m["update/tokens"] for m in metrics])
     out = {}
     for name in metrics[0]:

@@ -22,7 +22,7 @@ class AdamW:
     learning_rate: float = 1e-4  # peak
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # from the peak to 0 over decay_steps
     warmup_steps: int = 0  # linear, the first step at peak / warmup_steps
-    decay_steps: int | None = None  # optimiser steps from the peak to 0; needed by linear and cosine
+    decay_steps: int | None = None  # optimizer steps from the peak to 0; needed by linear and cosine
     b1: float = 0.9  # decay of the first moment
     b2: float = 0.95  # decay of the second moment
     eps: float = 1e-8  # added to the root of the second moment
@@ -66,7 +66,7 @@ def optimizer(config: AdamW) -> optax.GradientTransformation:
 
 
 def begin(config: AdamW, params: PyTree) -> optax.OptState:
-    """Returns the first state of the optimiser, its moments where they lie between updates."""
+    """Returns the first state of the optimizer, its moments where they lie between updates."""
     state = optimizer(config).init(params)
     if config.memory == "device":
         return state

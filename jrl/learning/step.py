@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jrl.learning.credit import Credit, StoredLabels
+from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, TrainBatch, TrainState
@@ -27,14 +28,17 @@ class StagePrograms(NamedTuple):
     ]  # (rollout, plan, temperature), or of stored rows (tokens, mask, plan, temperature)
     recompute: Callable[..., dict[str, Array]] | None  # (weights, packed) -> fields of Recomputed; None: no need
     reference: Callable[..., Array] | None  # (weights, packed) -> log-probs under the reference; None: no need
+    critic_values: Callable[..., dict[str, Array]] | None  # (weights, packed) -> old values; None: no critic of its own
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
-    credit: Callable[..., Credit] | None  # (rollout, scores, state, config, old values by minibatch); None: stored rows
+    credit: Callable[..., Credit] | None  # (rollout, scores, state, config, [(recomputed, source)]); None: stored rows
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
     update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, adamw, router)
+    update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same of a critic of its own
     close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
+    close_warmup: Callable[..., TrainState] | None  # the same where only the critic has learned; None: it never does
     keep: Callable[..., Array] | None  # (rollout, scores, config) -> [N] bool; None: never refilled
     before: Callable[[Array], Array]  # version -> max(0, version - 1)
-    mean: Callable[[list[dict[str, Array]]], dict[str, Array]]
+    mean: Callable[[list[dict[str, Array]], list[dict[str, Array]]], dict[str, Array]]  # (the role's, the critic's)
     copy: Callable[[PyTree], PyTree]
 
     def to_compile(self) -> StagePrograms:
@@ -47,6 +51,7 @@ class StageArrays(NamedTuple):
 
     objective: PyTree
     adamw: PyTree
+    critic_adamw: PyTree | None  # of a critic of its own
     router: PyTree | None  # terms of a mixture of experts
 
 
@@ -65,6 +70,8 @@ def prepare(p: StagePrograms, state: TrainState, role: str, packed: PackedBatch,
         recomputed = recomputed.replace(**p.recompute(weights_of(state.models, role), packed))
     if p.reference is not None:
         recomputed = recomputed.replace(ref_logprobs=p.reference(weights_of(state.models, "reference"), packed))
+    if p.critic_values is not None:
+        recomputed = recomputed.replace(**p.critic_values(weights_of(state.models, CRITIC), packed))
     return Minibatch(plan, packed, recomputed)
 
 
@@ -77,12 +84,20 @@ def learn_from_sampled(
     arrays: StageArrays,
     *,
     epochs: int,
+    warms_up: bool,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after every update on a scored batch, and the means of their metrics, still on the device."""
-    values = [(m.recomputed.old_values, m.plan.source) for m in minibatches if m.recomputed.old_values is not None]
-    credit = p.credit(rollout, scores, state.objective, arrays.objective, values)
+    """Returns the state after every update on a scored batch, and the means of their metrics, still on the device.
+
+    Args:
+      warms_up: a critic of its own learns alone (V3), and the policy keeps its bits.
+    """
+    before = [(m.recomputed, m.plan.source) for m in minibatches]
+    credit = p.credit(rollout, scores, state.objective, arrays.objective, before)
+    if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
+        minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
-    return _learn(p, state, batches, credit.state, arrays, credit.metrics, role="policy", epochs=epochs)
+    learn = dict(role="policy", epochs=epochs, warms_up=warms_up)
+    return _learn(p, state, batches, credit.state, arrays, credit.metrics, **learn)
 
 
 def learn_from_stored(
@@ -97,7 +112,7 @@ def learn_from_stored(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after every update on a batch of stored rows, and the means of their metrics."""
     batches = [p.finish(m.packed, m.recomputed, m.plan, labels, arrays.objective) for m in minibatches]
-    return _learn(p, state, batches, state.objective, arrays, {}, role=role, epochs=epochs)
+    return _learn(p, state, batches, state.objective, arrays, {}, role=role, epochs=epochs, warms_up=False)
 
 
 def _learn(
@@ -110,16 +125,23 @@ def _learn(
     *,
     role: str,
     epochs: int,
+    warms_up: bool,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after every update, and the step's metrics: `known`, and means over the updates."""
     # Copies, since the update takes the state's own arrays for its result.
     objective_state, skipped = p.copy((objective_state, state.skipped))
     previous = p.copy(state.models[role].params) if "previous" in state.models else None
     metrics: list[dict[str, Array]] = []
+    of_critic: list[dict[str, Array]] = []
     for _ in range(epochs):
         for batch in batches:
-            state, update_metrics = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
-            metrics.append(update_metrics)
-    together = {**known, **p.mean(metrics)}
-    state = p.close(state, previous, objective_state, together, arrays.objective, skipped)
+            if not warms_up:
+                state, update_metrics = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
+                metrics.append(update_metrics)
+            if p.update_critic is not None:
+                state, of_this = p.update_critic(state, batch, arrays.objective, arrays.critic_adamw, arrays.router)
+                of_critic.append(of_this)
+    together = {**known, **p.mean(metrics, of_critic)}
+    close = p.close_warmup if warms_up else p.close
+    state = close(state, previous, objective_state, together, arrays.objective, skipped)
     return state, together

@@ -7,14 +7,15 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, optimizers
 from jrl.models.attention.kernels import check_ragged
 from jrl.models.shape import Decoder
 
 
 def check_host(config: Config, mesh: Mesh) -> None:
     """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
-    wanted = ["AdamW.memory='host'"] * any(stage.optimizer.memory == "host" for stage in config.stages)
+    trained = [adamw for stage in config.stages for adamw in optimizers(stage).values()]
+    wanted = ["AdamW.memory='host'"] * any(adamw.memory == "host" for adamw in trained)
     if getattr(config.model, "remat", None) == "offload":
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:

@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
-from jrl.experiment import Config, Offline, Online, Stage, row_of, stage_names
+from jrl.experiment import Config, Offline, Online, Stage, optimizers, row_of, stage_names
+from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StageArrays, StagePrograms
 from jrl.models.adapters.lora import without_adapters
@@ -326,6 +327,7 @@ def open_stages(
                 )
             )
             continue
+        sources = reward_sources(stage, own, judge)
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -337,13 +339,14 @@ def open_stages(
             prompts=stage.prompts,
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
+            components=(*scorer.component_names, *(name for source in sources for name in source.names)),
         )
         stages.append(
             OnlineStage(
                 **common,
                 sampler=sampler,
                 scorer=scorer,
-                sources=reward_sources(stage, own, judge),
+                sources=sources,
                 temperature=number(config.sampler.temperature or 1.0),
             )
         )
@@ -353,7 +356,12 @@ def open_stages(
 def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
     """Returns the floats of a stage's hyper-parameters, each as `number` makes it."""
     as_numbers = lambda tree: jax.tree.map(number, tree)
-    return StageArrays(as_numbers(stage.objective), as_numbers(stage.optimizer), as_numbers(stage.learner.router))
+    return StageArrays(
+        objective=as_numbers(stage.objective),
+        adamw=as_numbers(stage.optimizer),
+        critic_adamw=as_numbers(optimizers(stage).get(CRITIC)),
+        router=as_numbers(stage.learner.router),
+    )
 
 
 def reward_sources(stage: Online, own: StagePrograms, judge: Judge | None) -> tuple[RewardSource, ...]:

@@ -37,6 +37,11 @@ class OnlineStage:
     sources: Sequence[RewardSource]  # of rewards, beside the verifiers
     temperature: Array
 
+    @property
+    def rewards_tokens(self) -> bool:
+        """Whether tokens are rewarded too, and not rows alone."""
+        return self.scorer.rewards_spans or any(source.rewards_tokens for source in self.sources)
+
 
 class Stepped(NamedTuple):
     """What a step left behind."""
@@ -52,6 +57,7 @@ def step(
     state: TrainState,
     waiting: Draw | None,
     draws_next: bool,
+    done: int,
     phase: Callable[..., None],
     stop: Stop,
 ) -> Stepped:
@@ -60,6 +66,7 @@ def step(
     Args:
       waiting: the completions to learn from, where they are already being drawn; None: they are drawn now.
       draws_next: the completions of the next step are drawn before this one is learned from (lag = 1).
+      done: steps of the stage before this one.
       phase: called with what the step does, and with (done, total) where that is counted.
       stop: asked while completions are scored.
 
@@ -74,23 +81,27 @@ def step(
     phase("scoring", done=0, total=len(submitted.texts))
     minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
     progress = lambda done, total: phase("scoring", done=done, total=total)
-    wait = lambda sent: collect(
-        sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler.mesh, stop, progress
-    )
+    wait = lambda sent: collect(sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
     batch = wait(submitted)
     most = stage.objective.refill(stage.config.objective)
     if most is not None:
         refill = lambda: wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state))))
         keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
-        filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler.mesh)
+        filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
         batch = filled
 
     phase("updating")
-    epochs = stage.config.learner.epochs
     state, metrics = learn_from_sampled(
-        stage.programs, state, minibatches, batch.rollout, batch.scores, stage.arrays, epochs=epochs
+        stage.programs,
+        state,
+        minibatches,
+        batch.rollout,
+        batch.scores,
+        stage.arrays,
+        epochs=stage.config.learner.epochs,
+        warms_up=done < stage.config.critic_warmup,
     )
     return Stepped(state, following, {**metrics, **batch.metrics}, batch)
 
@@ -155,7 +166,10 @@ def abstract_step(
         if config.lag:
             p.before(policy.version)
     minibatches = [minibatch] * config.learner.minibatches
-    learn_from_sampled(p, state, minibatches, rollout, scores, inputs.arrays, epochs=config.learner.epochs)
+    for warms_up in (True, False) if config.critic_warmup else (False,):
+        learn_from_sampled(
+            p, state, minibatches, rollout, scores, inputs.arrays, epochs=config.learner.epochs, warms_up=warms_up
+        )
 
 
 class AbstractInputs(NamedTuple):

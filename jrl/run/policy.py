@@ -15,7 +15,7 @@ from jrl import config as gin
 from jrl import paths
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, replicated
-from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names
+from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names, trained_heads
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
 from jrl.models.heads import fresh_heads
@@ -137,10 +137,12 @@ def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) ->
 def role_heads(policy: Policy, role: str) -> PyTree:
     """Returns the heads of a role that a stage trains, as shapes. Raises ValueError where no stage does."""
     config, tables = policy.config, policy.parts.tables
-    trained = {stage.trains: stage.objective for stage in config.stages}
-    if role not in trained:
-        raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *trained}))}")
-    names = row_of(tables, "algos", trained[role]).needs(trained[role]).heads
+    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
+    trained = [trained_heads(*pair) for pair in zip(config.stages, needs)]
+    heads = {role: names for of_stage in trained for role, names in of_stage.items()}
+    if role not in heads:
+        raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
+    names = heads[role]
     key = jax.eval_shape(jax.random.key, 0)
     shapes = jax.eval_shape(lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype), key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)

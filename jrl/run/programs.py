@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrl.algos.contract import Objective
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
-from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, row_of, stage_names
+from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, optimizers, row_of, stage_names
 from jrl.learning import credit, layout, learner, pack
+from jrl.learning.critic import CRITIC, begin_critic, of_critic, of_policy
 from jrl.learning.learner import Weights
 from jrl.learning.optimizer import AdamW, begin
 from jrl.learning.pack import PackingPlan, Shape
@@ -25,13 +26,14 @@ from jrl.learning.step import StagePrograms
 from jrl.models import decoder
 from jrl.models.adapters.lora import adapted
 from jrl.models.contract import Model, split_params, unrolled
-from jrl.models.heads import fresh_heads
+from jrl.models.heads import VALUE, fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout import sampler
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
+STATE_AS_IT_IS = Objective._field_defaults["next_state"]
 
 
 class Programs(NamedTuple):
@@ -129,27 +131,27 @@ def begin_stage(
     config: Any,
     cfg: Any,
     keeps_previous: bool,
+    critic: str | None = None,
+    critic_adamw: AdamW | None = None,
 ) -> TrainState:
     """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
 
     Args:
       trains: the role that learns. config: the objective's. cfg: the model's.
+      critic: the role that a critic of its own begins as a copy of; None: there is none.
     """
     needs = objective.needs(config)
     models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
     own = models[trains] if trains in models else copy_of(models["policy"])
-    name = zlib.crc32(trains.encode())
+    if critic is not None:
+        needs = needs._replace(values=False)
+        source = models[critic]
+        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg)[VALUE]
+        models[CRITIC] = begin_critic(source, source.shares or critic, zeros)
     missing = [head for head in needs.heads if head not in own.heads]
     if missing:
-        drawn = fresh_heads(
-            missing,
-            jax.random.fold_in(jax.random.fold_in(state.key, INIT_NAME), name),
-            cfg.width,
-            cfg.param_dtype,
-            lambda names: spec(names, TRAIN),
-        )
-        own = own.replace(heads={**own.heads, **drawn})
+        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg)})
     opt_state = begin(adamw, Weights(own.params, own.heads))
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
     if needs.reference:
@@ -157,7 +159,16 @@ def begin_stage(
     if keeps_previous:
         models["previous"] = copy_of(own)
     models[trains] = own
+    if critic is not None:
+        begun = models[CRITIC]
+        models[CRITIC] = begun.replace(opt_state=begin(critic_adamw, Weights(begun.params, begun.heads)))
     return state.replace(models=models, objective=objective.init_state(config))
+
+
+def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any) -> dict[str, Array]:
+    """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
+    named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
+    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN))
 
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
@@ -220,12 +231,19 @@ def build_stage(
     learned = model if stage.learner.layers == "scanned" else unrolled(model)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.logprob_chunk)
     judged = dict(objective=objective, max_completion=config.sampler.completion_length)
+    trained, updated = optimizers(stage), objective
+    has_critic = CRITIC in trained
+    if has_critic:
+        updated = of_policy(objective)
     # The only update of its batch needs no old log-probs; a value head's old values are needed always.
-    fields = ("old_values",) * needs.values
-    if needs.logprobs and stage.learner.updates_per_batch > 1:
+    fields = ("old_values",) * (needs.values and not has_critic)
+    if needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs):
         fields += ("old_logprobs",)
     refills = online and objective.refill(stage.objective) is not None
     starts = dict(trains=stage.trains, adamw=stage.optimizer, objective=objective, config=stage.objective, cfg=cfg)
+    if has_critic:
+        starts |= dict(critic=stage.critic, critic_adamw=trained[CRITIC])
+    closes = dict(roles=tuple(trained), objective=objective)
 
     def program(what: str, fn: Callable, **options: Any) -> Program:
         return cache.program(f"{name}.{what}", fn, **options)
@@ -245,6 +263,9 @@ def build_stage(
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
+        critic_values=program("critic_values", functools.partial(learner.recompute, fields=("old_values",), **static))
+        if has_critic
+        else None,
         scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
         if online and stage.rewards
         else None,
@@ -254,15 +275,30 @@ def build_stage(
         ),
         update=program(
             "update",
-            functools.partial(learner.update, role=stage.trains, objective=objective, **static),
+            functools.partial(learner.update, role=stage.trains, objective=updated, **static),
             donate_argnums=0,
         ),
-        close=program(
-            "close", functools.partial(learner.close_step, role=stage.trains, objective=objective), donate_argnums=0
-        ),
+        update_critic=program(
+            "update_critic",
+            functools.partial(learner.update, role=CRITIC, objective=of_critic(objective), **static),
+            donate_argnums=0,
+        )
+        if has_critic
+        else None,
+        close=program("close", functools.partial(learner.close_step, **closes), donate_argnums=0),
+        # The policy has not learned, and what its metrics would change stays.
+        close_warmup=program(
+            "close_warmup",
+            functools.partial(
+                learner.close_step, **{**closes, "objective": objective._replace(next_state=STATE_AS_IT_IS)}
+            ),
+            donate_argnums=0,
+        )
+        if has_critic and stage.critic_warmup
+        else None,
         keep=judging("keep", credit.kept_rows) if refills else None,
         before=program("before", version_before),
-        mean=program("mean", learner.mean_metrics),
+        mean=program("mean", learner.step_metrics),
         copy=program("copy", copy_leaves),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jrl import paths
-from jrl.experiment import row_of
+from jrl.experiment import row_of, trained_heads
 from jrl.models import decoder
 from jrl.models.adapters.lora import dequantize_params, merge
 from jrl.models.adapters.matrices import EXPERTS
@@ -104,8 +104,10 @@ def note_other_models(trained: Trained, source: str | Path) -> None:
         return
     config, tables = trained.policy.config, trained.policy.parts.tables
     for stage in config.stages:
-        for head in row_of(tables, "algos", stage.objective).needs(stage.objective).heads:
-            _log.warning("the %s head of %s is not part of the policy: it stays in %s", head, stage.trains, source)
+        needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
+        for role, heads in trained_heads(stage, needs).items():
+            for head in heads:
+                _log.warning("the %s head of %s is not part of the policy: it stays in %s", head, role, source)
 
 
 def merged(trained: Trained, dtype: str) -> PyTree:

@@ -106,6 +106,25 @@ def test_moments_in_bfloat16_are_half(small):
     assert less == 2 * estimate.moment_bytes(narrow)
 
 
+def test_a_critic_of_its_own_is_a_copy_with_moments_and_two_more_programs(small):
+    shared = small("Online.objective=@PPO()", "Learner.minibatches=2")
+    case = small("Online.objective=@PPO()", "Learner.minibatches=2", "Online.critic='policy'",
+                 "Online.critic_optimizer=@critic/AdamW()", "critic/AdamW.moments='bfloat16'")  # fmt: skip
+    before, after = budget.resident_memory(shared), budget.resident_memory(case)
+    assert after.weights - before.weights == 4 * PARAMETERS  # float32
+    assert after.optimizer - before.optimizer == 2 * 2 * PARAMETERS == before.optimizer / 2
+    assert estimate.of_programs(case).keys() - estimate.of_programs(shared).keys() == {
+        "rl.critic_values", "rl.update_critic"}  # fmt: skip
+    assert estimate.calls(case)["rl.update_critic"] == 2
+    # Without logits it does less than the policy's update. A layer is the fullest moment of both.
+    found = budget.of_programs(case)
+    assert found["rl.update_critic"] == found["rl.update"]
+    assert flops.of_programs(case)["rl.update_critic"].weights < flops.of_programs(case)["rl.update"].weights
+    assert "rl.recompute" in found and "rl.recompute" in budget.of_programs(shared)
+    alone = small("Online.objective=@PPO()", "Online.critic='policy'")
+    assert "rl.recompute" not in budget.of_programs(alone)  # one update needs no old log-probs
+
+
 def test_the_cache_by_hand(small):
     # Keys and values of 2 layers, 2 heads of 16, float32: 512 bytes a column. 3 slots of 32 columns; of 2 samples each,
     # 4 prompts of 8 resident, and the next ones beside them.

@@ -76,6 +76,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.value_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": ["tests/algos/test_ppo.py::test_a_critic_of_its_own_learns_by_the_value_loss_alone"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.weights",
         "inputs": ["config", "loss_mask", "max_completion"],
         "output": "weights [N, T] float32, of a token's loss in the sum",

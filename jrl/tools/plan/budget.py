@@ -9,11 +9,13 @@ attention (`chunk_bytes`): see docs/plan.md.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN
+from jrl.experiment import optimizers
 from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
@@ -104,15 +106,20 @@ def max_resident(case: Case) -> Memory:
 
 
 def device_moment_bytes(case: Case) -> int:
-    """Returns the bytes of Adam's moments that are on a device between updates."""
-    return moment_bytes(case) if case.stage.optimizer.memory == "device" else 0
+    """Returns the bytes of Adam's moments of all roles that the stage trains that are on a device between updates."""
+    return sum(moment_bytes(own) for own in updated_cases(case) if own.optimizer.memory == "device")
+
+
+def updated_cases(case: Case) -> list[Case]:
+    """Returns the case once for each role that its stage trains."""
+    return [dataclasses.replace(case, updates=role) for role in optimizers(case.stage)]
 
 
 def on_host(case: Case) -> HostMemory:
     """Returns the host memory of an update."""
     inputs = case.rows * case.shape.row_length * case.cfg.width * itemsize(case.cfg.dtype)
     return HostMemory(
-        optimizer=moment_bytes(case) - device_moment_bytes(case),
+        optimizer=sum(map(moment_bytes, updated_cases(case))) - device_moment_bytes(case),
         activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
     )
 
@@ -269,10 +276,10 @@ def saved_activation_bytes(case: Case) -> int:
 
 def offload_buffer_bytes(case: Case) -> int:
     """Returns the bytes of the largest leaf's moments where they are offloaded, before and after the update."""
-    if case.stage.optimizer.memory == "device":
+    if case.optimizer.memory == "device":
         return 0
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    size = 2 if case.stage.optimizer.moments == "bfloat16" else FLOAT32
+    size = 2 if case.optimizer.moments == "bfloat16" else FLOAT32
     return 4 * max(share(leaf, TRAIN, case.sizes) for leaf in leaves) * size
 
 

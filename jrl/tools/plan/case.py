@@ -14,7 +14,8 @@ from jax.sharding import AbstractMesh, AxisType
 from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, MeshShape
-from jrl.experiment import Config, Online, Stage, row_of, stage_names
+from jrl.experiment import Config, Online, Stage, optimizers, row_of, stage_names
+from jrl.learning.critic import CRITIC
 from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
@@ -46,6 +47,7 @@ class Case:
     prompts: int  # B, padded to the batch shards; of an Offline stage its rows
     samples: int  # completions of each prompt
     needs: Needs  # of the stage's objective
+    updates: str  # the role that an optimizer step is of
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
     previous: bool  # the previous version of the policy is kept too
     recomputes: bool  # the weights before the update are asked for old log-probs or values
@@ -55,6 +57,8 @@ class Case:
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     sequences = property(lambda self: self.prompts * self.samples)  # N
     width = property(lambda self: programs.width_of(self.config))  # T
+    has_critic = property(lambda self: CRITIC in optimizers(self.stage))
+    optimizer = property(lambda self: optimizers(self.stage)[self.updates])
     copies = property(lambda self: self.roles + self.needs.reference + self.previous)  # of the trained parameters
 
     @property
@@ -205,9 +209,11 @@ def stage_case(
         prompts=programs.padded_prompts(stage, mesh) if online else shape.sequences,
         samples=stage.samples if online else 1,
         needs=needs,
-        roles=len({"policy", *(one.trains for one in config.stages[: index + 1])}),
+        updates=stage.trains,
+        roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
         previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
-        recomputes=needs.values or (needs.logprobs and stage.learner.updates_per_batch > 1),
+        recomputes=(needs.values and CRITIC not in optimizers(stage))
+        or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
         before=before,
         **fields,
     )
@@ -251,6 +257,10 @@ def programs_of(case: Case) -> dict[str, Program]:
         if stage_case.needs.reference:
             programs[f"{stage_case.name}.reference"] = Program("logprobs", stage_case)
         programs[f"{stage_case.name}.update"] = Program("update", stage_case)
+        if stage_case.has_critic:
+            critic = dataclasses.replace(stage_case, needs=Needs(logprobs=False, values=True), updates=CRITIC)
+            programs[f"{stage_case.name}.critic_values"] = Program("scores", critic)
+            programs[f"{stage_case.name}.update_critic"] = Program("update", critic)
     if evaluates(case.config, (stage_case.stage for stage_case in cases_of(case))):
         programs["sample_eval"] = Program("sample", evaluated_case(case))
     return programs

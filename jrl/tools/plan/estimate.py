@@ -91,9 +91,10 @@ def trained_bytes(case: Case, rules: dict) -> int:
 
 
 def moment_bytes(case: Case) -> int:
-    """Returns the bytes of Adam's two moments of the trained parameters on one device, or on its host."""
+    """Returns the bytes of Adam's two moments of the trained parameters on one device, or on its host: of the role that
+    `case.updates` names."""
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    narrow = case.stage.optimizer.moments == "bfloat16"
+    narrow = case.optimizer.moments == "bfloat16"
     return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
 
 
@@ -275,6 +276,8 @@ def calls(case: Case) -> dict[str, int]:
             "recompute": learner.minibatches,
             "reference": learner.minibatches,
             "update": learner.updates_per_batch,
+            "critic_values": learner.minibatches,
+            "update_critic": learner.updates_per_batch,
         }
         counts |= {f"{stage_case.name}.{part}": n for part, n in times.items()}
     return {name: counts[name] for name in programs_of(case)}
