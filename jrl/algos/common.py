@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import contract
-from jrl.ops import entropy, groups, importance, kl, ratios, reduce, surrogate
+from jrl.ops import entropy, groups, importance, kl, ratios, reduce, shaping, surrogate
 from jrl.types import Finish, traced
 
 Array = jax.Array
@@ -24,6 +24,41 @@ class TruncatedImportance:
 
     cap: float = 2.0  # largest weight
     level: Literal["token", "sequence", "geometric"] = "token"  # what a weight is of
+
+
+@traced
+class Clipped:
+    """The options of an objective whose loss is PPO's clip and nothing else."""
+
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
+    dual_clip: float | None = None  # above 1 + clip_high
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+
+
+def check_clipped(config: Clipped, facts: contract.Facts, *, grouped: bool = True) -> None:
+    """Raises ValueError where the options of `Clipped` make no sense.
+
+    Args:
+      grouped: the objective compares the samples of one prompt.
+    """
+    check_sampling(config, facts, grouped=grouped)
+    check_clip(config)
+    check_importance(config)
+    check_entropy(config)
+
+
+def clipped_token_loss(config: Clipped, tokens: contract.Tokens, state: Any) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss of `Clipped` and its metrics: L2 (L3), importance weights (L9), entropy bonus (K5)."""
+    loss, weighting = correct(config.importance, clipped_loss(config, tokens), tokens)
+    loss = with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, metrics_of(tokens, common_metrics(tokens), clip_metrics(config, tokens), weighting)
+
+
+def clipped_needs(config: Clipped) -> contract.Needs:
+    """Returns what `clipped_token_loss` needs."""
+    return contract.Needs(entropy_gradient=config.entropy_bonus is not None)
 
 
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
@@ -116,6 +151,13 @@ def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:
         "aborted": jnp.sum(aborted & ~padding),
         "reward_used": reduce.masked_mean(reward, counts),
     }
+
+
+def reward_at_the_end(rows: contract.Groups, reward: Array) -> tuple[Array, Array]:
+    """Returns each eligible row's reward on its last sampled token, [N, T] float32 or wider, and the sampled tokens of
+    these rows, [N, T] bool. reward: [N] float."""
+    counts = rows.action_mask & contract.eligible(rows)[:, None]
+    return jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0), counts
 
 
 def clipped_loss(config: Any, tokens: contract.Tokens) -> Array:

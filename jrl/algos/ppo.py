@@ -16,12 +16,10 @@ coefficient is this one. A network of its own for values (N+, verl) is not offer
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
-from jrl.algos import common, contract
+from jrl.algos import common
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
-from jrl.ops import advantages as advantage_ops
-from jrl.ops import reduce, shaping, values
+from jrl.ops import gae, reduce, values
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -45,29 +43,29 @@ def check(config: PPO, facts: Facts) -> None:
     common.check_clip(config)
     common.check_importance(config)
     common.check_entropy(config)
+    name = type(config).__name__
     if not 0 < config.discount <= 1:
-        raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
+        raise ValueError(
+            f"{name}.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway."
+        )
     if not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage estimates. "
-            "0.95 is usual, 1.0 for long answers that are judged at their end."
+            f"{name}.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage "
+            "estimates. 0.95 is usual, 1.0 for long answers that are judged at their end."
         )
     if not config.value_coefficient > 0:
         raise ValueError(
-            f"PPO.value_coefficient = {config.value_coefficient} must be above 0: the value head would never learn. "
+            f"{name}.value_coefficient = {config.value_coefficient} must be above 0: the value head would never learn. "
             "0.1 is usual; GRPO, DrGRPO, DAPO and Reinforce have no value head."
         )
     if config.value_clip is not None and not config.value_clip > 0:
-        raise ValueError(f"PPO.value_clip = {config.value_clip} must be above 0, or None for no clip. 0.2 is usual.")
+        raise ValueError(f"{name}.value_clip = {config.value_clip} must be above 0, or None for no clip. 0.2 is usual.")
 
 
 def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
     """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
-    counts = groups.action_mask & contract.eligible(groups)[:, None]
-    at_the_end = jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0)
-    return advantage_ops.gae(
-        at_the_end, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda
-    ), counts
+    at_the_end, counts = common.reward_at_the_end(groups, reward)
+    return gae.gae(at_the_end, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda), counts
 
 
 def advantages(config: PPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

@@ -1,0 +1,53 @@
+"""REINFORCE++: returns whitened over all tokens of the batch, without a group; PPO's clip; the mean over tokens.
+
+    r_t = R_i on the last sampled token, 0 before
+    A_t = (Ret_t - mean) / std over all sampled tokens of the step, Ret_t = r_t + discount * Ret_t'        A7, A1
+    l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                               L2 (L3)
+    L   = mean over all tokens of the step                                                                 G1
+
+One sample a prompt is enough. Prompts that are always answered wrong push down whatever they sampled, those that are
+always answered right push it up: the baseline is the batch's.
+
+Source: Hu 2501.03262. There with a KL in the reward, which is left out here.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class ReinforcePlusPlus(common.Clipped):
+    discount: float = 1.0  # gamma, by sampled token
+
+
+def check(config: ReinforcePlusPlus, facts: Facts) -> None:
+    common.check_clipped(config, facts, grouped=False)
+    if not 0 < config.discount <= 1:
+        raise ValueError(
+            f"ReinforcePlusPlus.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway."
+        )
+
+
+def advantages(
+    config: ReinforcePlusPlus, groups: Groups, reward: Array, state: PyTree
+) -> tuple[Array, PyTree, dict[str, Array]]:
+    at_the_end, counts = common.reward_at_the_end(groups, reward)
+    found = advantage_ops.whitened_returns(at_the_end, counts, contract.eligible(groups), discount=config.discount)
+    return found, state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=ReinforcePlusPlus,
+    check=check,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    needs=common.clipped_needs,
+)
