@@ -37,13 +37,9 @@ class Clipped:
     importance: TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
 
-def check_clipped(config: Clipped, facts: contract.Facts, *, grouped: bool = True) -> None:
-    """Raises ValueError where the options of `Clipped` make no sense.
-
-    Args:
-      grouped: the objective compares the samples of one prompt.
-    """
-    check_sampling(config, facts, grouped=grouped)
+def check_clipped(config: Clipped, facts: contract.Facts) -> None:
+    """Raises ValueError where the options of `Clipped` make no sense, or a prompt has no samples to compare."""
+    check_sampling(config, facts, grouped=True)
     check_clip(config)
     check_importance(config)
     check_entropy(config)

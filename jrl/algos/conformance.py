@@ -91,11 +91,12 @@ def the_state_keeps_its_form(objective: Objective, config: Any) -> None:
 
 
 def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any) -> None:
-    """With advantage 0, and the policy at its reference, log-probs get no gradient."""
+    """With advantage 0, the policy at its reference and no reward to imitate, log-probs get no gradient."""
     tokens = _tokens(objective, config)
     tokens = tokens.replace(
         advantages=jnp.zeros_like(tokens.advantages),
         ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
+        returns=None if tokens.returns is None else jnp.zeros_like(tokens.returns),
     )
     gradient = _gradient(objective, config, tokens)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")
@@ -138,6 +139,9 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
         values=None if groups.values is None else jnp.full((3, WIDTH), 9.0),
+        components={"first": jnp.array([jnp.nan, 9.0, 9.0]), "second": jnp.array([jnp.nan, 9.0, -9.0])},
+        old_logprobs=None if groups.old_logprobs is None else jnp.full((3, WIDTH), -9.0),
+        behaviour_logprobs=None if groups.behaviour_logprobs is None else jnp.full((3, WIDTH), -1.0),
     )
     more = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), groups, extra)
     for state in _states(objective, config):
@@ -374,6 +378,9 @@ def sample_groups() -> Groups:
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
         values=jnp.asarray(rng.uniform(0, 1, (ROWS, WIDTH)), jnp.float32),
+        components={"first": jnp.asarray(reward), "second": jnp.asarray(rng.uniform(0, 9, ROWS), jnp.float32)},
+        old_logprobs=jnp.asarray(rng.uniform(-3, -0.5, (ROWS, WIDTH)), jnp.float32),
+        behaviour_logprobs=jnp.asarray(rng.uniform(-3, -0.5, (ROWS, WIDTH)), jnp.float32),
     )
 
 
@@ -424,8 +431,12 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
 
 
 def _groups(objective: Objective, config: Any) -> Groups:
-    groups = sample_groups()
-    return groups if objective.needs(config).values else groups.replace(values=None)
+    needs, groups = objective.needs(config), sample_groups()
+    if not needs.values:
+        groups = groups.replace(values=None)
+    if not needs.credit_logprobs:
+        groups = groups.replace(old_logprobs=None, behaviour_logprobs=None)
+    return groups
 
 
 def _tokens(objective: Objective, config: Any) -> Tokens:

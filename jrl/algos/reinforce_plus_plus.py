@@ -29,7 +29,10 @@ class ReinforcePlusPlus(common.Clipped):
 
 
 def check(config: ReinforcePlusPlus, facts: Facts) -> None:
-    common.check_clipped(config, facts, grouped=False)
+    common.check_sampling(config, facts, grouped=False)
+    common.check_clip(config)
+    common.check_importance(config)
+    common.check_entropy(config)
     if not 0 < config.discount <= 1:
         raise ValueError(
             f"ReinforcePlusPlus.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway."

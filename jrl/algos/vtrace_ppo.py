@@ -4,9 +4,9 @@
     vs_t = v_t + rho_t * (r_t + discount * v_t' - v_t) + discount * c_t * (vs_t' - v_t')                   A16
     A_t  = rho_t * (r_t + discount * vs_t' - v_t), whitened over all sampled tokens of the step            A16, A23
 
-vs are the targets of the value head; ratio, clip, value loss and the mean over tokens are PPO's. It is for
-Online.lag = 1 or a sampler of another dtype; on samples of its own weights, with gae_lambda = 1, it is PPO. rho weighs the policy loss
-already, so that `importance` is refused.
+vs are the targets of the value head; ratio, clip, value loss and the mean over tokens are PPO's. It is for Online.lag
+of 1 or a sampler of another dtype; on samples of its own weights, with gae_lambda = 1, it is PPO. rho weighs the policy
+loss already, so that `importance` is refused.
 
 Source: Espeholt et al. 1802.01561, both bounds 1. There without PPO's clip.
 """
