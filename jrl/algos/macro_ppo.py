@@ -39,10 +39,10 @@ def check(config: MacroPPO, facts: Facts) -> None:
 
 def estimates(config: MacroPPO, groups: Groups, reward: Array) -> tuple[Array, Array, Array]:
     """Returns advantages before whitening and returns, [N, T] float, and the tokens that count, [N, T] bool."""
-    at_the_end, counts = common.reward_at_the_end(groups, reward)
+    rewards, counts = ppo.rewards_of_tokens(config, groups, reward)
     starts = gae.ngram_starts(counts, size=config.macro_size)
     better, returns = gae.macro_gae(
-        at_the_end, groups.values, counts, starts, discount=config.discount, gae_lambda=config.gae_lambda
+        rewards, groups.values, counts, starts, discount=config.discount, gae_lambda=config.gae_lambda
     )
     return better, returns, counts
 

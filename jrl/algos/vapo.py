@@ -7,7 +7,8 @@ and right answers are imitated too.
             - positive_nll * logprobs_t where R_i > 0.5                                                   L17
     L     = mean over all tokens of the step                                                              G1
 
-Rows are right where their return is above 0.5: with discount 1 it is the reward, on every token. Published, the
+A token is part of a right answer where its return is above 0.5: with discount 1 that is the row's reward, on every
+token. Published, the
 imitation is a mean over the tokens of right rows; here it is part of the mean over all tokens, so that its weight falls
 with the share of them that is right. Importance weights apply to it as well: it is of the policy's samples.
 
@@ -45,8 +46,13 @@ class VAPO(PPO):
 def check(config: VAPO, facts: Facts) -> None:
     by_length = config.gae_lambda is None
     ppo.check(dataclasses.replace(config, gae_lambda=1.0) if by_length else config, facts)
-    if config.discount != 1:
-        raise ValueError(f"VAPO.discount = {config.discount} must be 1: returns tell which answers were right.")
+    if config.positive_nll is not None and not (
+        config.discount == 1 and config.kl_in_reward is None and not config.whiten_rewards
+    ):
+        raise ValueError(
+            "VAPO.positive_nll tells right answers by their return, which must be their reward: set VAPO.discount = 1, "
+            "kl_in_reward = None and whiten_rewards = False, or positive_nll = None."
+        )
     if not config.length_alpha > 0:
         raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")
     if config.positive_nll is not None and not config.positive_nll > 0:
@@ -55,12 +61,12 @@ def check(config: VAPO, facts: Facts) -> None:
 
 def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array, Array]:
     """Returns advantages before whitening and returns, [N, T] float, and the tokens that count, [N, T] bool."""
-    at_the_end, counts = common.reward_at_the_end(groups, reward)
+    rewards, counts = ppo.rewards_of_tokens(config, groups, reward)
     policy_lambda = config.gae_lambda
     if policy_lambda is None:
         policy_lambda = gae.length_adaptive_lambda(counts, alpha=config.length_alpha)
     better, returns = gae.decoupled_gae(
-        at_the_end,
+        rewards,
         groups.values,
         counts,
         discount=config.discount,

@@ -52,10 +52,10 @@ def check(config: VTracePPO, facts: Facts) -> None:
 
 def estimates(config: VTracePPO, groups: Groups, reward: Array) -> tuple[Array, Array, Array]:
     """Returns advantages before whitening and returns, [N, T] float, and the tokens that count, [N, T] bool."""
-    at_the_end, counts = common.reward_at_the_end(groups, reward)
+    rewards, counts = ppo.rewards_of_tokens(config, groups, reward)
     weights = jnp.exp(ratios.clamp(ratios.log_ratio(groups.old_logprobs, groups.behaviour_logprobs, counts)))
     better, targets = vtrace(
-        at_the_end,
+        rewards,
         groups.values,
         weights,
         counts,

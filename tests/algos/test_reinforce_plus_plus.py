@@ -45,6 +45,19 @@ def test_returns_are_whitened_over_the_tokens_of_the_batch():
     np.testing.assert_allclose(credited(ReinforcePlusPlus(), groups()), expected, rtol=1e-5)
 
 
+def test_the_kl_in_the_reward_counts_for_the_tokens_before_it():
+    # Row 0 is 0.5 nats from the reference on its one token: 0.1 * 0.5 less. Row 1 on its second: both its returns.
+    given = groups()
+    distance = jnp.zeros((7, 3)).at[0, 0].set(0.5).at[1, 1].set(0.5)
+    given = given.replace(old_logprobs=distance - 1, ref_logprobs=jnp.full((7, 3), -1.0))
+    config = ReinforcePlusPlus(kl_in_reward=0.1)
+    each = np.array([0.95, 0.95, 0.95, 0, 0, 0, 0, 0, 0])
+    expected = (np.array([0.95, 0.95, 0, 0, 0]) - each.mean()) / each.std(ddof=1)
+    np.testing.assert_allclose(credited(config, given), np.append(expected, [0, 0]), rtol=1e-5)
+    needs = OBJECTIVE.needs(config)
+    assert needs.reference and needs.credit_logprobs and not OBJECTIVE.needs(ReinforcePlusPlus()).reference
+
+
 def test_the_discount_is_by_token():
     # discount 0.5: returns 1 | 0.5, 1 | 0 six times: mean 2.5 / 9, so that row 1 has A_0 < A_1 = A of row 0.
     given = groups()
@@ -101,6 +114,7 @@ def test_one_sample_of_a_prompt_is_enough():
         (ReinforcePlusPlus(clip_low=1.5), FACTS, r"ReinforcePlusPlus\.clip_low = 1\.5"),
         (ReinforcePlusPlus(clip_high=-0.1), FACTS, r"ReinforcePlusPlus\.clip_high = -0\.1"),
         (ReinforcePlusPlus(dual_clip=1.0), FACTS, r"ReinforcePlusPlus\.dual_clip = 1\.0"),
+        (ReinforcePlusPlus(kl_in_reward=0.0), FACTS, r"ReinforcePlusPlus\.kl_in_reward = 0\.0"),
         (ReinforcePlusPlus(discount=0.0), FACTS, r"ReinforcePlusPlus\.discount = 0\.0"),
         (ReinforcePlusPlus(discount=1.5), FACTS, r"ReinforcePlusPlus\.discount = 1\.5"),
     ],

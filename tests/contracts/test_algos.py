@@ -29,13 +29,16 @@ OPTIONS = {
     "overlong_filter": True,
     "value_clip": 0.1,
     "entropy_bonus": 0.01,
+    "kl_in_reward": 0.05,
+    "reward_clip": 0.5,
+    "whiten_rewards": True,
     "importance": TruncatedImportance(cap=1.5, level="sequence"),
     "margin": 0.5,
     "centre": 0.01,
 }
 
 # Options that a row's check refuses.
-REFUSED = {"VTracePPO": {"importance"}}
+REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward"}}
 
 # The mean reward that a row is content with, where that is not all of it: five right of eight hold one in any four.
 SATISFIED = {"PassAtK": 0.6}
