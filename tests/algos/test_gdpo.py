@@ -49,13 +49,13 @@ SAME = [1.0, 1.0, 1.0, 1.0, 1.0, jnp.nan, 9.0]
 
 def test_components_are_compared_in_their_own_deviations_and_whitened():
     # Exact in group 0: std1 of 1, 0, 0 is 0.577350: 1.154699, -0.577349; in group 1: +-0.707106. The format is equal in
-    # all rows and adds 0. On tokens (1, 2, 3, 1, 2): mean (1.154699 + 1.414212 - 1.732047 - 0.707106 - 1.154698) / 9.
+    # all rows and adds 0. Rows have 1, 2, 3, 1 and 2 tokens.
     z = np.array([1.154699, 0.707106, -0.577349, -0.707106, -0.577349])
     each = np.repeat(z, [1, 2, 3, 1, 2])
     expected = np.append((z - each.mean()) / np.sqrt(each.var(ddof=1) + 1e-8), [0, 0])
     np.testing.assert_allclose(credited(GDPO(), scored(SAME)), expected, rtol=1e-5)
-    # Of a component that differs: the exact one reversed takes all of it away at weight 1, up to a rounding that whitening
-    # makes larger, and half of it at 0.5.
+    # A component that differs: the exact one reversed takes all of it away at weight 1, up to a rounding that
+    # whitening makes larger, and half of it at 0.5.
     against = scored([0.0, 0.0, 1.0, 1.0, 1.0, jnp.nan, 9.0])
     np.testing.assert_allclose(credited(GDPO(), against), np.zeros(7), atol=1e-3)
     np.testing.assert_allclose(credited(GDPO(weights=(1.0, 0.5)), against), expected, rtol=1e-5)
