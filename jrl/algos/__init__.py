@@ -3,7 +3,28 @@ gin."""
 
 from __future__ import annotations
 
-from jrl.algos import adaptive_kl_grpo, bradley_terry, dapo, dpo, dr_grpo, grpo, ppo, reinforce, sft
+from jrl.algos import (
+    adaptive_kl_grpo,
+    bradley_terry,
+    dapo,
+    dpo,
+    dr_grpo,
+    gdpo,
+    grpo,
+    lite_ppo,
+    macro_ppo,
+    maxrl,
+    opo,
+    pass_at_k,
+    ppo,
+    reinforce,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rloo,
+    sft,
+    vapo,
+    vtrace_ppo,
+)
 from jrl.algos.contract import Objective
 
 ALGOS: dict[str, Objective] = {
@@ -16,4 +37,15 @@ ALGOS: dict[str, Objective] = {
     "BradleyTerry": bradley_terry.OBJECTIVE,
     "DPO": dpo.OBJECTIVE,
     "AdaptiveKLGRPO": adaptive_kl_grpo.OBJECTIVE,
+    "RLOO": rloo.OBJECTIVE,
+    "ReinforcePlusPlus": reinforce_plus_plus.OBJECTIVE,
+    "ReinforcePlusPlusBaseline": reinforce_plus_plus_baseline.OBJECTIVE,
+    "LitePPO": lite_ppo.OBJECTIVE,
+    "OPO": opo.OBJECTIVE,
+    "PassAtK": pass_at_k.OBJECTIVE,
+    "MaxRL": maxrl.OBJECTIVE,
+    "GDPO": gdpo.OBJECTIVE,
+    "VAPO": vapo.OBJECTIVE,
+    "MacroPPO": macro_ppo.OBJECTIVE,
+    "VTracePPO": vtrace_ppo.OBJECTIVE,
 }

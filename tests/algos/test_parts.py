@@ -63,7 +63,8 @@ def test_every_public_function_of_the_parts_modules_is_listed_or_serves_a_listed
     # What is public in the modules of advantages and losses is a part; the rest is named here.
     helpers = {"spread", "clipped_high", "clipped_low", "last_action"}
     listed = {part["function"] for part in PARTS}
-    for module in ("advantages", "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values"):
+    modules = ("advantages", "baselines", "best_of_k", "gae", "stored_advantages", "tree", "turns", "vtrace")
+    for module in (*modules, "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values"):
         tree = ast.parse((ROOT / "jrl" / "ops" / f"{module}.py").read_text(encoding="utf-8"))
         public = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")} - helpers
         assert {f"jrl.ops.{module}:{name}" for name in public} <= listed
