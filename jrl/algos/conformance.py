@@ -91,10 +91,11 @@ def the_state_keeps_its_form(objective: Objective, config: Any) -> None:
 
 
 def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any) -> None:
-    """With advantage 0, and the policy at its reference, log-probs get no gradient."""
+    """With advantage 0, and the policy at its reference and where the update began, log-probs get no gradient."""
     tokens = _tokens(objective, config)
     tokens = tokens.replace(
         advantages=jnp.zeros_like(tokens.advantages),
+        old_logprobs=tokens.logprobs,
         ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
     )
     gradient = _gradient(objective, config, tokens)

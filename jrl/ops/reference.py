@@ -26,7 +26,8 @@ def averaged_reference(reference: PyTree, params: PyTree, *, decay: float) -> Py
     """Returns K6's moving average of the policy: decay * reference + (1 - decay) * params, leaf by leaf.
 
     Args:
-      reference, params: trees of arrays of one structure; computed in float32 or wider, in the reference's dtypes again.
+      reference, params: trees of arrays of one structure. The average is computed in float32 or wider and returned in
+        the dtypes of the reference.
       decay: in [0, 1]; at 1 the reference is frozen, at 0 it is the policy.
 
     Source: TR-DPO 2404.09656, as TRL's `ref_model_mixup_alpha` (1 - decay here).

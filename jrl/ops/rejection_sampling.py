@@ -17,8 +17,8 @@ Array = jax.Array
 def best_of_group(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns L14 for RAFT: 1 on the best row of each group, 0 elsewhere; n rows that tie for it have 1 / n each.
 
-    That is what a fair draw among them would give on average. A group whose rewards are all equal has no best row and is
-    left out, as is a group of one.
+    That is what a fair draw among them would give on average. A group whose rewards are all equal has no best row and
+    is left out, as is a group of one.
 
     Args:
       reward: [N] float; invalid entries may be NaN. group: [N] int32 in 0..num_groups-1. valid: [N] bool.

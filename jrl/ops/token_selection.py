@@ -11,13 +11,16 @@ Array = jax.Array
 
 
 def high_entropy(entropy: Array, mask: Array, *, share: float) -> Array:
-    """Returns L23, the 80/20 rule: the tokens whose entropy is at least the (1 - share) quantile of the mask, [...] bool.
+    """Returns L23, the 80/20 rule: the tokens whose entropy is at least the (1 - share) quantile over the mask, [...].
 
     The quantile is over all arrays given (a whole optimizer step, not a row), interpolated linearly; tokens that tie at
     it are all in. The rest stays in the loss's denominator. One token at least is selected, where there is one.
 
     Args:
       entropy: [...] float, nats; masked entries may be NaN. mask: same shape, bool. share: in (0, 1].
+
+    Returns:
+      [...] bool, a subset of the mask.
 
     Source: Wang et al. 2506.01939, share 0.2; TRL.
     """

@@ -44,8 +44,8 @@ def within_probability(
 
 
 def within_second_moment(logprobs: Array, behaviour_logprobs: Array, mask: Array, *, limit: float) -> Array:
-    """Returns L22, M2PO: the tokens left when those with the largest (logprobs - behaviour_logprobs)^2 are dropped until
-    the mean of the rest is at most `limit`, [...] bool. Equal squares are dropped together.
+    """Returns L22, M2PO: the tokens left when those with the largest (logprobs - behaviour_logprobs)^2 are dropped
+    until the mean of the rest is at most `limit`, [...] bool. Equal squares are dropped together.
 
     The mean is over all arrays given, so give them a whole optimizer step. It may leave no token.
 

@@ -61,7 +61,7 @@ def test_a_part_and_its_function_are_listed_once():
 
 def test_every_public_function_of_the_parts_modules_is_listed_or_serves_a_listed_one():
     # What is public in the modules of advantages and losses is a part; the rest is named here.
-    helpers = {"spread", "clipped_high", "clipped_low", "last_action"}
+    helpers = {"spread", "clipped_high", "clipped_low", "last_action", "clip_ratio"}
     listed = {part["function"] for part in PARTS}
     for module in ("advantages", "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values"):
         tree = ast.parse((ROOT / "jrl" / "ops" / f"{module}.py").read_text(encoding="utf-8"))

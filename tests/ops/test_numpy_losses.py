@@ -370,7 +370,9 @@ LOSSES = {
 def by_loop(loop):
     out = np.zeros((CASES, LENGTH))
     for i in range(CASES):
-        case = {name: value[i].astype(np.float64) if value.dtype == np.float32 else value[i] for name, value in DATA.items()}
+        case = {
+            name: value[i].astype(np.float64) if value.dtype == np.float32 else value[i] for name, value in DATA.items()
+        }
         loop(case, out[i])
     return out
 
@@ -397,7 +399,11 @@ def test_the_cases_reach_both_sides_of_its_bounds(name):
 def groups():
     rng = np.random.default_rng(3)
     reward = rng.integers(0, 4, (CASES, 12)) / 4
-    return reward.astype(np.float32), rng.integers(0, 3, (CASES, 12)).astype(np.int32), rng.uniform(size=(CASES, 12)) < 0.8
+    return (
+        reward.astype(np.float32),
+        rng.integers(0, 3, (CASES, 12)).astype(np.int32),
+        rng.uniform(size=(CASES, 12)) < 0.8,
+    )
 
 
 def test_best_of_group_equals_a_loop_over_rows():
