@@ -74,7 +74,9 @@ class Scores:
     valid: Array  # [N] bool, the verdict can be trained on
     verdict: Array  # [N] int8, a jrl.tasks.verdict.Status
     outcome: Array  # [N] float32, the first verifier's own reward, before weighting and shaping
-    token_reward: Array | None = None  # [N, T] float32
+    # Beside `reward`, on sampled tokens: [N, T] float32, 0 where a row is not valid; None: no source gives any
+    token_reward: Array | None = None
+    components: dict[str, Array] | None = None  # {name: [N] float32}, unweighted; NaN where there is no number
 
 
 @struct.dataclass

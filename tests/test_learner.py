@@ -88,7 +88,7 @@ def program(mesh_shape, config, algo, dtype, experts):
             old = weights._replace(heads={VALUE: 0.5 * weights.heads[VALUE]})
             fields = ("old_values", "old_logprobs")
             recomputed = Recomputed(**learner.recompute(old, packed, fields=fields, **static))
-            values = [[(recomputed.old_values, plan.source)]]
+            values = [[(recomputed, plan.source)]]
         said = credit(rollout, scores, (), hyper, *values, num_groups=B, **judged)
         batch = finish_sampled(packed, recomputed, plan, said, hyper, **judged)
         sums = loss_sums(weights, batch, hyper, (), router, objective=objective, **static)

@@ -148,3 +148,21 @@ def test_a_warm_start_has_no_head_and_rl_begins_with_one_of_zeros_and_moves_it(t
     assert np.abs(before["params"]["embed"] - first["params"]["embed"]).max() > 0
     assert seen[-1].metrics["value/explained_variance"] == pytest.approx(0, abs=1e-3)  # it says 0 of everything
     assert np.abs(after["heads"][VALUE]).max() > 0
+
+
+@pytest.mark.parametrize("objective", ["PPO", "Reinforce"])
+def test_a_kl_in_the_reward_is_the_same_after_a_resume_and_leaves_the_only_ratio_at_one(tmp_path, objective):
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    bindings = [f"Online.objective=@{objective}()", f"{objective}.kl_in_reward=0.5", "Learner.minibatches=1",
+                "AdamW.learning_rate=1e-2", "Online.lag=1"]  # fmt: skip
+    steps = run(straight, *bindings)
+    assert all(step.metrics["ratio"] == 1 for step in steps)
+    assert steps[0].metrics["kl_ref_k1"] == 0 and steps[-1].metrics["kl_ref_k3"] > 1e-4
+    run(cut, *bindings, stop_after=3)
+    run(cut, *bindings)
+    assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
+    without = run(tmp_path / "without", *bindings, f"{objective}.kl_in_reward=None")
+    assert "kl_ref_k1" not in without[0].metrics
+    # The reference is where the policy begins: the first step is the same, and the later ones are not.
+    assert without[0].metrics["loss"] == pytest.approx(steps[0].metrics["loss"], abs=1e-5)
+    assert run_hash.run_fingerprint(tmp_path / "without", 4) != run_hash.run_fingerprint(straight, 4)

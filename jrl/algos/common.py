@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import contract
-from jrl.ops import entropy, groups, importance, kl, ratios, reduce, surrogate
+from jrl.ops import entropy, groups, importance, kl, ratios, reduce, shaping, surrogate
 from jrl.types import Finish, traced
 
 Array = jax.Array
@@ -102,6 +102,39 @@ def check_entropy(config: Any) -> None:
             f"{type(config).__name__}.entropy_bonus = {config.entropy_bonus} must not be negative: the loss is "
             "-entropy_bonus * entropy. None switches it off, and with it the pass that computes its gradient."
         )
+
+
+def check_kl_in_reward(config: Any) -> None:
+    """Raises ValueError where the coefficient of the KL in the reward is not above 0."""
+    if config.kl_in_reward is not None and not config.kl_in_reward > 0:
+        raise ValueError(
+            f"{type(config).__name__}.kl_in_reward = {config.kl_in_reward} must be above 0, or None: at 0 a reference "
+            "would be loaded and run for nothing. 0.05 is usual."
+        )
+
+
+def needs_of_reward(config: Any) -> dict[str, bool]:
+    """Returns the fields of Needs that `rewards_of_tokens` asks for."""
+    return {"reference": config.kl_in_reward is not None, "credit_logprobs": config.kl_in_reward is not None}
+
+
+def rewards_of_tokens(config: Any, groups: contract.Groups, reward: Array) -> Array:
+    """Returns what every sampled token is rewarded with, [N, T] float32 or wider, 0 elsewhere and in rows that are not
+    eligible: the rewards of its span (R16), the row's on the last one, and the KL to the reference (R17).
+
+    Args:
+      config: its `kl_in_reward` is the coefficient of the KL, None: no such term. Where it is set, `needs` must hold
+        `needs_of_reward(config)`.
+      reward: [N] float, as the objective shapes it.
+    """
+    counts = groups.action_mask & contract.eligible(groups)[:, None]
+    if config.kl_in_reward is None:
+        rewards = jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0)
+    else:
+        rewards = shaping.kl_in_reward(
+            reward, groups.old_logprobs, groups.ref_logprobs, counts, beta=config.kl_in_reward
+        )
+    return rewards if groups.token_reward is None else rewards + reduce.masked(groups.token_reward, counts)
 
 
 def count_groups(rows: contract.Groups, reward: Array) -> dict[str, Array]:

@@ -22,6 +22,7 @@ Array = jax.Array
 NUM_GROUPS, SAMPLES, WIDTH = 3, 4, 6
 ROWS = NUM_GROUPS * SAMPLES
 TOLERANCE = 1e-5
+OF_CREDIT_FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs")  # of Groups, where asked for
 
 
 # Of every row
@@ -138,7 +139,9 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         finish=jnp.array([Finish.STOP_TOKEN, Finish.STOP_TOKEN, Finish.FAILED], jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
-        values=None if groups.values is None else jnp.full((3, WIDTH), 9.0),
+        token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
+        components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
+        **{name: jnp.full((3, WIDTH), 9.0) for name in OF_CREDIT_FIELDS if getattr(groups, name) is not None},
     )
     more = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), groups, extra)
     for state in _states(objective, config):
@@ -365,16 +368,24 @@ def sample_groups() -> Groups:
     reward = np.array([1, 0, 0, 1, 1, 1, 1, 1, 0, 1, 0, 0], np.float32)
     start, stop = rng.integers(0, 2, ROWS), rng.integers(3, WIDTH + 1, ROWS)
     column = np.arange(WIDTH)
+    action_mask = (column >= start[:, None]) & (column < stop[:, None])
+    on_actions = lambda x: jnp.asarray(np.where(action_mask, x, 0), jnp.float32)
+    old = rng.uniform(-3, -0.5, (ROWS, WIDTH))
     return Groups(
         reward=jnp.asarray(reward),
         outcome=jnp.asarray(reward),
         valid=jnp.asarray(np.arange(ROWS) != 10),
         group=jnp.repeat(jnp.arange(NUM_GROUPS, dtype=jnp.int32), SAMPLES),
-        action_mask=jnp.asarray((column >= start[:, None]) & (column < stop[:, None])),
+        action_mask=jnp.asarray(action_mask),
         finish=jnp.where(jnp.asarray(stop) == WIDTH, Finish.LENGTH, Finish.STOP_TOKEN).astype(jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
         values=jnp.asarray(rng.uniform(0, 1, (ROWS, WIDTH)), jnp.float32),
+        token_reward=on_actions(rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
+        components={"right": jnp.asarray(reward), "short": jnp.where(jnp.arange(ROWS) % 3 > 0, 0.5, jnp.nan)},
+        old_logprobs=on_actions(old),
+        behaviour_logprobs=on_actions(old + rng.uniform(-0.3, 0.3, (ROWS, WIDTH))),
+        ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
     )
 
 
@@ -425,8 +436,14 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
 
 
 def _groups(objective: Objective, config: Any) -> Groups:
-    groups = sample_groups()
-    return groups if objective.needs(config).values else groups.replace(values=None)
+    groups, needs = sample_groups(), objective.needs(config)
+    given = {
+        "values": needs.values,
+        "old_logprobs": needs.credit_logprobs,
+        "behaviour_logprobs": needs.credit_logprobs,
+        "ref_logprobs": needs.credit_logprobs and needs.reference,
+    }
+    return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 
 
 def _tokens(objective: Objective, config: Any) -> Tokens:

@@ -38,12 +38,14 @@ class Groups:
     finish: Array  # [N] int8, a Finish
     num_groups: int = struct.field(pytree_node=False)
     max_completion: int = struct.field(pytree_node=False)  # tokens, as configured
+    # Beside `reward`, on sampled tokens: [N, T] float32, 0 where a row is not valid; None: no source gives any
+    token_reward: Array | None = None
+    # {name: [N] float32}, what the reward was summed of, each before its weight; NaN where a row has no such number
+    components: dict[str, Array] | None = None
     # None without them, and where groups are judged for a refill:
     values: Array | None = None  # [N, T] float32, of the value head before the update
-    token_reward: Array | None = None  # [N, T] float32, as scored, on sampled tokens
-    components: dict[str, Array] | None = None  # {name: [N] float32}, what the reward was summed of
     old_logprobs: Array | None = None  # [N, T] float32; these three where Needs.credit_logprobs
-    behaviour_logprobs: Array | None = None  # [N, T] float32
+    behaviour_logprobs: Array | None = None  # [N, T] float32, of the sampling distribution
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
 
 

@@ -1,6 +1,6 @@
 """PPO: each token against what a value head expected of the answer so far; PPO's clip; the mean over tokens.
 
-    r_t = R_i on the last sampled token, 0 before
+    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t             R16, R17
     A_t = gae(r, v_old), whitened over all sampled tokens of the step; Ret_t = A_t + v_old before that    A13, A23
     l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                              L2 (L3)
         + value_coefficient * 0.5 * max((v_t - Ret_t)^2, (v_old + clip(v_t - v_old) - Ret_t)^2)           V1
@@ -10,13 +10,12 @@ The head reads the policy's own last hidden states, so that its loss teaches the
 needed. Every judged row teaches both: no filter takes a row from one of them.
 
 Source: Schulman et al. 1707.06347 eq. 9 and 1506.02438; for language models Ziegler et al. 1909.08593, whose
-coefficient is this one. A network of its own for values (N+, verl) is not offered, nor a KL to a reference.
+coefficient is this one. The KL to the reference is off here; Ziegler et al. adapt its coefficient, TRL has 0.05.
 """
 
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
@@ -36,6 +35,9 @@ class PPO:
     gae_lambda: float = 0.95  # lambda: 1 trusts rewards alone, 0 the value of the next token
     value_coefficient: float = 0.1  # weight of the value loss
     value_clip: float | None = 0.2  # how far a value may move in the updates of a batch; None: no clip
+    kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+    reward_clip: float | None = None  # the row's reward is limited to +- this, before the KL; None: no limit
+    whiten_rewards: bool = False  # rewards of tokens have variance 1 over the step, and keep their mean
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
     importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
@@ -45,6 +47,11 @@ def check(config: PPO, facts: Facts) -> None:
     common.check_clip(config)
     common.check_importance(config)
     common.check_entropy(config)
+    common.check_kl_in_reward(config)
+    if config.reward_clip is not None and not config.reward_clip > 0:
+        raise ValueError(
+            f"PPO.reward_clip = {config.reward_clip} must be above 0, or None for no limit. 10.0 is usual."
+        )
     if not 0 < config.discount <= 1:
         raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
     if not 0 <= config.gae_lambda <= 1:
@@ -61,12 +68,20 @@ def check(config: PPO, facts: Facts) -> None:
         raise ValueError(f"PPO.value_clip = {config.value_clip} must be above 0, or None for no clip. 0.2 is usual.")
 
 
+def shape(config: PPO, groups: Groups) -> Array:
+    if config.reward_clip is None:
+        return groups.reward
+    return shaping.clip_reward(groups.reward, limit=config.reward_clip)
+
+
 def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
     """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
     counts = groups.action_mask & contract.eligible(groups)[:, None]
-    at_the_end = jnp.where(shaping.last_action(counts), reduce.widen(reward)[:, None], 0)
+    rewards = common.rewards_of_tokens(config, groups, reward)
+    if config.whiten_rewards:
+        rewards = shaping.whiten_rewards(rewards, counts)
     return advantage_ops.gae(
-        at_the_end, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda
+        rewards, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda
     ), counts
 
 
@@ -93,8 +108,11 @@ def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
 OBJECTIVE = Objective(
     config=PPO,
     check=check,
+    shape=shape,
     advantages=advantages,
     token_loss=token_loss,
-    needs=lambda config: Needs(values=True, entropy_gradient=config.entropy_bonus is not None),
+    needs=lambda config: Needs(
+        values=True, entropy_gradient=config.entropy_bonus is not None, **common.needs_of_reward(config)
+    ),
     returns=returns,
 )

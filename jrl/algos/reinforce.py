@@ -1,8 +1,11 @@
 """REINFORCE with a moving baseline: the reward against its own running mean, no groups needed.
 
-    A_i = R_i - b;  afterwards b <- decay * b + (1 - decay) * mean(R)     A2
-    l_t = -A_i * logprobs_t                                              L1
-    L   = mean over all tokens of the step                               G1
+    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t     R16, R17
+    A_t = (sum of r from t on) - b;  afterwards b <- decay * b + (1 - decay) * mean of the rows' sums    A1, A2
+    l_t = -A_t * logprobs_t                                                                             L1
+    L   = mean over all tokens of the step                                                              G1
+
+Without rewards of spans and without a KL, A_t = R_i - b on every token.
 
 The baseline is the objective's state; before the first batch it is NaN and becomes that batch's mean.
 
@@ -26,6 +29,7 @@ Array = jax.Array
 @traced
 class Reinforce:
     baseline_decay: float = 0.95  # share of the old baseline that stays at each step
+    kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
     entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
     importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
 
@@ -34,6 +38,7 @@ def check(config: Reinforce, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=False)
     common.check_importance(config)
     common.check_entropy(config)
+    common.check_kl_in_reward(config)
     if not 0 <= config.baseline_decay < 1:
         raise ValueError(
             f"Reinforce.baseline_decay = {config.baseline_decay} must lie in [0, 1): the share of the old baseline "
@@ -53,11 +58,14 @@ def init_state(config: Reinforce) -> PyTree:
 def advantages(
     config: Reinforce, groups: Groups, reward: Array, state: PyTree
 ) -> tuple[Array, PyTree, dict[str, Array]]:
+    rewards = common.rewards_of_tokens(config, groups, reward)
     row, baseline = advantage_ops.moving_baseline(
-        reward, contract.eligible(groups), state["baseline"], decay=config.baseline_decay
+        rewards.sum(-1), contract.eligible(groups), state["baseline"], decay=config.baseline_decay
     )
+    earlier = jnp.where(groups.action_mask, jnp.cumsum(rewards, -1) - rewards, 0)
     counters = common.count_groups(groups, reward) | {"baseline": baseline}
-    return advantage_ops.spread(row, groups.action_mask), {"baseline": baseline.astype(jnp.float32)}, counters
+    advantage = advantage_ops.spread(row, groups.action_mask) - earlier
+    return advantage, {"baseline": baseline.astype(jnp.float32)}, counters
 
 
 def token_loss(config: Reinforce, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
@@ -73,5 +81,5 @@ OBJECTIVE = Objective(
     init_state=init_state,
     advantages=advantages,
     token_loss=token_loss,
-    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None),
+    needs=lambda config: Needs(entropy_gradient=config.entropy_bonus is not None, **common.needs_of_reward(config)),
 )

@@ -28,9 +28,14 @@ class Credit(NamedTuple):
 
 
 def groups_of(
-    rollout: Rollout, scores: Scores, num_groups: int, max_completion: int, values: Array | None = None
+    rollout: Rollout, scores: Scores, num_groups: int, max_completion: int, **by_token: Array | None
 ) -> Groups:
-    """Returns what objectives judge rows by. Groups may lie on different shards, so every shard gets all of it."""
+    """Returns what objectives judge rows by. Groups may lie on different shards, so every shard gets all of it.
+
+    Args:
+      by_token: further fields of Groups, [N, T] each; None: there is no such field.
+    """
+    everywhere = lambda tree: jax.tree.map(_everywhere, tree)
     return Groups(
         reward=_everywhere(scores.reward),
         outcome=_everywhere(scores.outcome),
@@ -40,7 +45,9 @@ def groups_of(
         action_mask=_everywhere(rollout.action_mask),
         finish=_everywhere(rollout.finish),
         max_completion=max_completion,
-        values=None if values is None else _everywhere(values),
+        token_reward=everywhere(scores.token_reward),
+        components=everywhere(scores.components),
+        **everywhere(by_token),
     )
 
 
@@ -57,7 +64,7 @@ def credit(
     scores: Scores,
     state: PyTree,
     config: PyTree,
-    old_values: Sequence[tuple[Array, Array]] = (),
+    before: Sequence[tuple[Recomputed, Array]] = (),
     *,
     objective: Objective,
     num_groups: int,
@@ -67,10 +74,25 @@ def credit(
 
     Args:
       state, config: the objective's.
-      old_values: of every minibatch (Recomputed.old_values, PackingPlan.source), where there is a value head.
+      before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
     """
-    by_row = [unpack(packed, source, *rollout.tokens.shape[::-1]) for packed, source in old_values]
-    groups = groups_of(rollout, scores, num_groups, max_completion, sum(by_row) if by_row else None)
+    needs = objective.needs(config)
+
+    def by_row(field: str) -> Array:
+        """Returns a field of Recomputed as [N, T]: every row is in one minibatch, and 0 in the others."""
+        return sum(unpack(getattr(packed, field), source, *rollout.tokens.shape[::-1]) for packed, source in before)
+
+    behaviour = rollout.sampler_logprobs if rollout.truncated_logprobs is None else rollout.truncated_logprobs
+    groups = groups_of(
+        rollout,
+        scores,
+        num_groups,
+        max_completion,
+        values=by_row("old_values") if needs.values else None,
+        old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
+        behaviour_logprobs=behaviour if needs.credit_logprobs else None,
+        ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
+    )
     action_mask = groups.action_mask
     reward = objective.shape(config, groups)
     advantages, state, counters = objective.advantages(config, groups, reward, state)
@@ -91,6 +113,8 @@ def credit(
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
     }
+    if groups.token_reward is not None:
+        metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))
     returns = None
     if objective.returns is not None:
         returns = objective.returns(config, groups, reward)

@@ -28,7 +28,7 @@ class StagePrograms(NamedTuple):
     recompute: Callable[..., dict[str, Array]] | None  # (weights, packed) -> fields of Recomputed; None: no need
     reference: Callable[..., Array] | None  # (weights, packed) -> log-probs under the reference; None: no need
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
-    credit: Callable[..., Credit] | None  # (rollout, scores, state, config, old values by minibatch); None: stored rows
+    credit: Callable[..., Credit] | None  # (rollout, scores, state, config, [(recomputed, source)]); None: stored rows
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
     update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, adamw, router)
     close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
@@ -79,8 +79,10 @@ def learn_from_sampled(
     epochs: int,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after every update on a scored batch, and the means of their metrics, still on the device."""
-    values = [(m.recomputed.old_values, m.plan.source) for m in minibatches if m.recomputed.old_values is not None]
-    credit = p.credit(rollout, scores, state.objective, arrays.objective, values)
+    before = [(m.recomputed, m.plan.source) for m in minibatches]
+    credit = p.credit(rollout, scores, state.objective, arrays.objective, before)
+    if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
+        minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
     return _learn(p, state, batches, credit.state, arrays, credit.metrics, role="policy", epochs=epochs)
 

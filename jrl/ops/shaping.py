@@ -55,6 +55,37 @@ def kl_in_reward(
     return jax.lax.stop_gradient(penalty + final)
 
 
+def clip_reward(reward: Array, *, limit: float) -> Array:
+    """Returns R18a: the reward limited to [-limit, limit], [N] float32 or wider. NaN stays.
+
+    Args:
+      reward: [N] float.
+
+    Source: MOSS-RLHF's PPO-max, 2307.04964, which clips at 10 after its running scale.
+    """
+    return jnp.clip(reduce.widen(reward), -limit, limit)
+
+
+def whiten_rewards(token_reward: Array, mask: Array) -> Array:
+    """Returns R18b, rewards with their mean kept: (r - mean) / std + mean over all sampled tokens, std with n - 1.
+
+    As they were where fewer than two tokens count or all are equal. With a KL in them (R17) its coefficient is divided
+    by std too.
+
+    Args:
+      token_reward: [N, T] float. mask: [N, T] bool, sampled tokens of the rows that count.
+
+    Returns:
+      [N, T] float32 or wider, 0 where masked.
+
+    Source: N+, 2403.17031, detail 16 (TRL's whiten_rewards): whitened without a shift, over a minibatch there.
+    """
+    r = reduce.widen(token_reward)
+    high, low = jnp.max(jnp.where(mask, r, -jnp.inf)), jnp.min(jnp.where(mask, r, jnp.inf))
+    scaled = reduce.whiten(r, mask) + reduce.masked_mean(r, mask)
+    return jnp.where(mask, jnp.where(high > low, scaled, r), 0)
+
+
 def last_action(action_mask: Array) -> Array:
     """Returns [N, T] bool, True on the last sampled token of a row; none in a row without one."""
     later = jnp.flip(jnp.cumsum(jnp.flip(action_mask, axis=-1), axis=-1, dtype=jnp.int32), axis=-1)

@@ -17,6 +17,7 @@ from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
+from jrl.rollout.token_rewards import span_rewards
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.stopping import Stop, never
@@ -40,6 +41,7 @@ class PromptSampler:
     prompts: int  # a draw
     samples: int  # of each prompt
     prompt_length: int
+    components: tuple[str, ...] = ()  # names of the components of the reward that learning may see
 
 
 class Draw(NamedTuple):
@@ -117,7 +119,7 @@ def collect(
     samples: int,
     scorer: Scorer,
     sources: Sequence[RewardSource],
-    mesh: Mesh,
+    sampler: PromptSampler,
     stop: Stop = never,
     progress: Callable[[int, int], None] | None = None,
 ) -> Collected:
@@ -129,14 +131,17 @@ def collect(
     Raises: StopRequested where `stop` says so.
     """
     scores = scorer.collect(submitted.ticket, stop, progress)
+    drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
+    if scores.spans is not None:
+        found = span_rewards(scores.spans, host["tokens"], host["action_mask"], sampler.tokenizer)
+        scores = dataclasses.replace(scores, token_reward=found[: len(texts)])
     for source, ticket in zip(sources, submitted.others):
         scores = add_scores(scores, source.collect(ticket))
-    drawn, texts = submitted.drawn, submitted.texts
-    missing = submitted.host["length"].shape[0] - len(texts)
+    missing = host["length"].shape[0] - len(texts)
     scores = padded(scores, missing)
     return Collected(
         drawn.rollout,
-        on_device(scores, mesh),
+        on_device(scores, sampler.components, sampler.mesh),
         submitted.host,
         scores,
         drawn.visits,
@@ -157,7 +162,7 @@ def refilled(
     most: int,
     another: Callable[[], Collected],
     keep: Callable[[Collected], Array],
-    mesh: Mesh,
+    sampler: PromptSampler,
 ) -> Collected:
     """Returns one batch whose groups carry a signal as far as `most` more rounds give them.
 
@@ -174,7 +179,7 @@ def refilled(
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),
         "refill/groups_with_signal": float(sum(map(len, kept))),
     }
-    merged = first if len(rounds) == 1 else merge(rounds, kept, samples, mesh)
+    merged = first if len(rounds) == 1 else merge(rounds, kept, samples, sampler)
     return merged._replace(metrics={**merged.metrics, **counters})
 
 
@@ -184,7 +189,7 @@ def kept_groups(round_: Collected, keep: Array, samples: int) -> list[int]:
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
 
-def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Mesh) -> Collected:
+def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler: PromptSampler) -> Collected:
     """Returns one batch: groups with signal in the order drawn, then groups without, which the objective masks."""
     wanted = len(rounds[0].visits)
     good = [(r, g) for r, groups in enumerate(kept) for g in groups]
@@ -196,12 +201,12 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Me
     fetched = [jax.device_get(fields(round_.rollout)) for round_ in rounds]
     taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
     taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)
-    place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
+    place = lambda x: jax.device_put(x, batch_sharding(sampler.mesh, x.ndim))
     scores = chosen_scores([round_.host_scores for round_ in rounds], rows)
     visits = [rounds[r].visits[g] for r, g in chosen]
     return Collected(
         rollout=rounds[0].rollout.replace(**{name: place(value) for name, value in taken.items()}),
-        scores=on_device(scores, mesh),
+        scores=on_device(scores, sampler.components, sampler.mesh),
         host={name: taken[name] for name in ON_HOST},
         host_scores=scores,
         visits=visits,
@@ -211,14 +216,24 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, mesh: Me
     )
 
 
-def on_device(scores: HostScores, mesh: Mesh) -> Scores:
-    """Returns what learning needs of the scores, cut over the batch axes."""
+def on_device(scores: HostScores, components: Sequence[str], mesh: Mesh) -> Scores:
+    """Returns what learning needs of the scores, cut over the batch axes.
+
+    Args:
+      components: the names of those that learning may see, whatever verifiers have been met since the run began.
+    """
+    nothing = np.full(scores.reward.shape, np.nan, np.float32)
     place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
     return Scores(
         reward=place(scores.reward),
         valid=place(scores.valid),
         verdict=place(scores.verdict),
         outcome=place(scores.outcome),
+        # Of a row that is masked the tokens are worth nothing either.
+        token_reward=None
+        if scores.token_reward is None
+        else place(np.where(scores.valid[:, None], scores.token_reward, 0).astype(np.float32)),
+        components={name: place(scores.components.get(name, nothing)) for name in components},
     )
 
 
@@ -244,7 +259,7 @@ def padded(scores: HostScores, missing: int) -> HostScores:
     """Returns the scores with `missing` rows of padding behind them."""
     if not missing:
         return scores
-    longer = lambda x, fill: np.concatenate([x, np.full(missing, fill, x.dtype)])
+    longer = lambda x, fill: np.concatenate([x, np.full((missing, *x.shape[1:]), fill, x.dtype)])
     return dataclasses.replace(
         scores,
         reward=longer(scores.reward, 0),
@@ -253,6 +268,7 @@ def padded(scores: HostScores, missing: int) -> HostScores:
         outcome=longer(scores.outcome, 0),
         components={name: longer(component, np.nan) for name, component in scores.components.items()},
         details=[*scores.details, *[""] * missing],
+        token_reward=None if scores.token_reward is None else longer(scores.token_reward, 0),
     )
 
 
@@ -274,6 +290,7 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
         details=[rounds[r].details[i] for r, i in rows],
         counts={status.name: int((verdict == status).sum()) for status in Status},
         replayed=sum(scores.replayed for scores in rounds),
+        token_reward=None if rounds[0].token_reward is None else pick("token_reward"),
     )
 
 

@@ -172,7 +172,7 @@ def reward_model_source(opened: Judge) -> RewardSource:
                 values[row] = np.nan
         return LearnedScores(tuple(names), opened.weights, values, problems)
 
-    return RewardSource(submit, collect)
+    return RewardSource(submit, collect, tuple(names))
 
 
 def encode(opened: Judge, messages: Sequence[Message]) -> tuple[list[int], str]:

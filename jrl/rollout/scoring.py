@@ -67,6 +67,9 @@ class HostScores:
     details: list[str]  # [N], details from the verifiers, mostly ""
     counts: dict[str, int]  # rows by status, every status named
     replayed: int  # rows whose verdicts came from the journal
+    # [N], rewards of spans of the completion as Verdict has them, weighted; () where not valid. None: none are given.
+    spans: Sequence[tuple[tuple[int, float], ...]] | None = None
+    token_reward: np.ndarray | None = None  # [N, T] float32, of spans and of other sources; None: none is given
 
     @property
     def scored_share(self) -> float | None:
@@ -105,6 +108,7 @@ class Scorer:
         self._names = _component_names(self._rows)
         self._weights = [_weight(verifier) for verifier in config.verifiers]
         self._by_name: dict[str, int] = {}
+        self.rewards_spans = rewards_spans(config, table)
 
     def __enter__(self) -> Scorer:
         return self
@@ -210,6 +214,11 @@ class Scorer:
         if self._journal is not None:
             self._journal.close()
 
+    @property
+    def component_names(self) -> tuple[str, ...]:
+        """The names of the verifiers that have been loaded so far, as `HostScores.components` has them."""
+        return tuple(self._names)
+
     def rows_for(self, example: Example) -> tuple[int, ...]:
         """Returns the pool rows that score an example: those it names, else the run's.
 
@@ -243,6 +252,9 @@ class Scorer:
                 f"{place} names the verifier {name!r}, which has no defaults for all its fields "
                 f"({error}); add @{name}() to Scoring.verifiers and bind them"
             ) from error
+        if verifier.rewards_spans and not self.rewards_spans:
+            raise ValueError(f"{place} names the verifier {name!r}, which rewards spans of a completion; add @{name}() "
+                             "to Scoring.verifiers, so that a run knows of such rewards from its start")  # fmt: skip
         row = row_of(config)
         index = self.pool.add_row(row)
         if index == len(self._rows):
@@ -258,7 +270,7 @@ class Scorer:
         reward, valid = np.zeros(count, np.float32), np.zeros(count, bool)
         status, outcome = np.zeros(count, np.int8), np.zeros(count, np.float32)
         components = {name: np.full(count, np.nan, np.float32) for name in self._names}
-        details = []
+        details, spans = [], []
         for place, (row_verdicts, rows) in enumerate(zip(verdicts, ticket.rows)):
             bad = [verdict for verdict in row_verdicts if not verdict.status.scorable]
             status[place] = (bad or row_verdicts)[0].status
@@ -271,9 +283,12 @@ class Scorer:
                 if verdict.reward is not None:
                     components[self._names[row]][place] = verdict.reward
             details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail))
+            weighted = ((end, self._weights[r] * x) for r, v in zip(rows, row_verdicts) for end, x in v.spans)
+            spans.append(() if bad else tuple(weighted))
         found = collections.Counter(Status(value).name for value in status)
         counts = {kind.name: found[kind.name] for kind in Status}
-        return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed)
+        rewarded = spans if self.rewards_spans else None
+        return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
 
 
 def open_scoring(
@@ -322,6 +337,16 @@ def open_scoring(
         scorer.close()
         raise
     return scorer
+
+
+def rewards_spans(config: Scoring, table: Mapping[str, Verifier]) -> bool:
+    """Whether verdicts of the configured verifiers may hold rewards of spans of a completion."""
+    return any(table[type(verifier).__name__].rewards_spans for verifier in config.verifiers)
+
+
+def component_names(config: Scoring) -> tuple[str, ...]:
+    """Returns the names of the configured verifiers in metrics and components of the reward."""
+    return tuple(_component_names([row_of(verifier) for verifier in config.verifiers]))
 
 
 def _component_names(rows: Sequence[Row]) -> list[str]:

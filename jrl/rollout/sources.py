@@ -33,6 +33,7 @@ class LearnedScores(NamedTuple):
     weights: tuple[float, ...]  # of each in the reward
     values: np.ndarray  # [N, objectives] float32, NaN where a row could not be scored
     problems: Sequence[str]  # [N], why a row could not be scored; "" mostly
+    token_reward: np.ndarray | None = None  # [N, T] float32, weighted, on sampled tokens; where the source gives some
 
 
 class RewardSource(NamedTuple):
@@ -40,6 +41,8 @@ class RewardSource(NamedTuple):
 
     submit: Callable[[Completions], Any]  # begins, and returns a ticket at once
     collect: Callable[[Any], LearnedScores]  # waits for the ticket's scores
+    names: tuple[str, ...]  # of its objectives, as LearnedScores has them
+    rewards_tokens: bool = False  # it gives LearnedScores.token_reward
 
 
 def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
@@ -62,7 +65,15 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
         components={**scores.components, **{name: learned.values[:, i] for i, name in enumerate(learned.names)}},
         details=details,
         counts={status.name: int((verdict == status).sum()) for status in Status},
+        token_reward=_sum(scores.token_reward, learned.token_reward),
     )
+
+
+def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Returns the sum of those rewards of tokens that are there, float32."""
+    if a is None or b is None:
+        return b if a is None else a
+    return (a.astype(np.float64) + b).astype(np.float32)
 
 
 def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBatch], Array]) -> RewardSource:
@@ -86,4 +97,4 @@ def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBa
             (f"role/{role}",), (weight,), np.where(np.isfinite(values), values, np.nan)[:, None], problems
         )
 
-    return RewardSource(submit, collect)
+    return RewardSource(submit, collect, (f"role/{role}",))

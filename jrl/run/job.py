@@ -316,6 +316,7 @@ def open_stages(
                 )
             )
             continue
+        sources = reward_sources(stage, own, judge)
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -327,13 +328,14 @@ def open_stages(
             prompts=stage.prompts,
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
+            components=(*scorer.component_names, *(name for source in sources for name in source.names)),
         )
         stages.append(
             OnlineStage(
                 **common,
                 sampler=sampler,
                 scorer=scorer,
-                sources=reward_sources(stage, own, judge),
+                sources=sources,
                 temperature=number(config.sampler.temperature or 1.0),
             )
         )

@@ -37,6 +37,11 @@ class OnlineStage:
     sources: Sequence[RewardSource]  # of rewards, beside the verifiers
     temperature: Array
 
+    @property
+    def rewards_tokens(self) -> bool:
+        """Whether tokens are rewarded too, and not rows alone."""
+        return self.scorer.rewards_spans or any(source.rewards_tokens for source in self.sources)
+
 
 class Stepped(NamedTuple):
     """What a step left behind."""
@@ -74,15 +79,13 @@ def step(
     phase("scoring", done=0, total=len(submitted.texts))
     minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
     progress = lambda done, total: phase("scoring", done=done, total=total)
-    wait = lambda sent: collect(
-        sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler.mesh, stop, progress
-    )
+    wait = lambda sent: collect(sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
     batch = wait(submitted)
     most = stage.objective.refill(stage.config.objective)
     if most is not None:
         refill = lambda: wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state))))
         keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
-        filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler.mesh)
+        filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
         batch = filled

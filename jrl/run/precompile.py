@@ -41,6 +41,8 @@ class Inputs:
     stop_table: StopTable | None
     arrays: tuple[StageArrays, ...]  # by stage
     shapes: tuple[Shape, ...]  # packed, by stage
+    components: tuple[tuple[str, ...], ...]  # names of those of the reward that learning sees, by stage
+    rewards_tokens: tuple[bool, ...]  # tokens are rewarded too, by stage
 
 
 def stage_at(config: Config, done: int) -> int:
@@ -134,8 +136,16 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
         return
 
     def scores(rollout: Rollout) -> Scores:
-        by_row = lambda dtype: jax.ShapeDtypeStruct(rollout.length.shape, dtype, sharding=batch_sharding(mesh, 1))
-        return Scores(by_row(np.float32), by_row(bool), by_row(np.int8), by_row(np.float32))
+        place = lambda like, dtype: jax.ShapeDtypeStruct(like.shape, dtype, sharding=batch_sharding(mesh, like.ndim))
+        by_row = lambda dtype: place(rollout.length, dtype)
+        return Scores(
+            by_row(np.float32),
+            by_row(bool),
+            by_row(np.int8),
+            by_row(np.float32),
+            token_reward=place(rollout.tokens, np.float32) if inputs.rewards_tokens[i] else None,
+            components={name: by_row(np.float32) for name in inputs.components[i]},
+        )
 
     sampling = lambda version: sample_arguments(inputs, stage.prompts, version)
     given = online.AbstractInputs(arrays, _scalar(mesh, np.float32), sampling, scores)

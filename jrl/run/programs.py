@@ -222,7 +222,7 @@ def build_stage(
     judged = dict(objective=objective, max_completion=config.sampler.completion_length)
     # The only update of its batch needs no old log-probs; a value head's old values are needed always.
     fields = ("old_values",) * needs.values
-    if needs.logprobs and stage.learner.updates_per_batch > 1:
+    if needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs):
         fields += ("old_logprobs",)
     refills = online and objective.refill(stage.objective) is not None
     starts = dict(trains=stage.trains, adamw=stage.optimizer, objective=objective, config=stage.objective, cfg=cfg)

@@ -104,6 +104,8 @@ def inputs_of(job: Job) -> Inputs:
         stop_table=shapes(stop_table_on_device(job.config.sampler, job.tokenizer, job.mesh)),
         arrays=tuple(shapes(stage.arrays) for stage in job.stages),
         shapes=tuple(stage.shape for stage in job.stages),
+        components=tuple(stage.sampler.components if isinstance(stage, OnlineStage) else () for stage in job.stages),
+        rewards_tokens=tuple(isinstance(stage, OnlineStage) and stage.rewards_tokens for stage in job.stages),
     )
 
 

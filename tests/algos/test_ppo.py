@@ -48,6 +48,42 @@ def test_with_trace_and_discount_one_the_return_is_the_reward_on_every_token():
     np.testing.assert_allclose(OBJECTIVE.returns(config, g, g.reward)[:2], [[1, 0, 1], [0, 0, 0]], atol=1e-6)
 
 
+def test_the_kl_is_in_advantages_and_returns():
+    # k1 = [0.5, -, 0.2], beta 0.1, on row 0: r_0 = -0.05, r_2 = 1 - 0.02. A_2 = 0.98 - 0.6 = 0.38,
+    # A_0 = -0.05 + 0.6 - 0.2 + 0.95 * 0.38 = 0.711. Row 1, k1 = [-, 0, -1]: r_2 = 0 + 0.1: A_2 = 0.1 - 0.1 = 0,
+    # A_1 = 0.1 - 0.5 + 0 = -0.4.
+    nan = jnp.nan
+    given = groups().replace(
+        old_logprobs=jnp.array([[-1, nan, -1], [nan, -1, -2], [0.0] * 3, [nan] * 3]),
+        ref_logprobs=jnp.array([[-1.5, nan, -1.2], [nan, -1, -1], [9.0] * 3, [nan] * 3]),
+    )
+    config = PPO(kl_in_reward=0.1)
+    returns = jax.jit(lambda g: OBJECTIVE.returns(config, g, g.reward))(given)
+    expected = [[0.711 + 0.2, 0, 0.38 + 0.6], [0, -0.4 + 0.5, 0 + 0.1], [0] * 3, [0] * 3]
+    np.testing.assert_allclose(returns, expected, atol=1e-6)
+    advantages, _, _ = OBJECTIVE.advantages(config, given, given.reward, ())
+    a = np.array([0.711, 0.38, -0.4, 0.0])
+    white = (a - a.mean()) / np.sqrt(a.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.asarray(advantages)[[0, 0, 1, 1], [0, 2, 1, 2]], white, atol=1e-5)
+    assert OBJECTIVE.needs(config).reference and OBJECTIVE.needs(config).credit_logprobs
+
+
+def test_rewards_of_spans_are_added_on_their_tokens():
+    # With lambda 1 returns are the rewards to go: row 0 has 0.25 on its first token, beside 1 on the last.
+    given = groups().replace(token_reward=jnp.array([[0.25, 7, 0], [0, 0, -1], [9] * 3, [0] * 3]))
+    returns = OBJECTIVE.returns(PPO(gae_lambda=1.0), given, given.reward)
+    np.testing.assert_allclose(returns, [[1.25, 0, 1], [0, -1, -1], [0] * 3, [0] * 3], atol=1e-6)
+
+
+def test_rewards_are_clipped_before_and_whitened_after_the_kl():
+    config = PPO(reward_clip=0.5)
+    np.testing.assert_array_equal(OBJECTIVE.shape(config, groups()), [0.5, 0, np.nan, 0.5])
+    assert OBJECTIVE.shape(PPO(), groups()) is not None and OBJECTIVE.shape(PPO(), groups())[3] == 5
+    # Rewards of the tokens that count: [0, 1, 0, 0]: mean 0.25, std 0.5; (r - 0.25) / 0.5 + 0.25 = -0.25 and 1.75.
+    returns = OBJECTIVE.returns(PPO(gae_lambda=1.0, whiten_rewards=True), groups(), groups().reward)
+    np.testing.assert_allclose(returns, [[1.5, 0, 1.75], [0, -0.5, -0.25], [0] * 3, [0] * 3], atol=1e-6)
+
+
 def tokens():
     return Tokens(
         logprobs=jnp.log(jnp.array([1.5, 1.0])),
@@ -110,6 +146,8 @@ def test_it_needs_no_group_no_reference_and_no_refill():
         (PPO(gae_lambda=1.5), r"PPO\.gae_lambda = 1\.5"),
         (PPO(value_coefficient=0.0), r"PPO\.value_coefficient = 0\.0"),
         (PPO(value_clip=0.0), r"PPO\.value_clip = 0\.0 must be above 0, or None"),
+        (PPO(kl_in_reward=0.0), r"PPO\.kl_in_reward = 0\.0 must be above 0, or None"),
+        (PPO(reward_clip=0.0), r"PPO\.reward_clip = 0\.0 must be above 0"),
         (PPO(clip_low=1.0), r"PPO\.clip_low = 1\.0"),
     ],
 )

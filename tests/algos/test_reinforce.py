@@ -56,6 +56,48 @@ def test_the_first_batch_is_compared_with_its_own_mean():
     np.testing.assert_allclose(state["baseline"], 0.5, rtol=1e-6)
 
 
+def test_with_a_kl_in_the_reward_what_came_before_a_token_is_not_its_merit():
+    # Row 0: k1 = [0.5, -0.2], r = [-0.05, 1 + 0.02], sum 0.97; row 1: one token, k1 = 1, r = 0 - 0.1, sum -0.1.
+    # b = mean of the sums = 0.435. A = [0.97 - 0.435, 1.02 - 0.435] and -0.1 - 0.435. A row without a verdict: nothing.
+    groups = Groups(
+        reward=jnp.array([1.0, 0.0, jnp.nan]),
+        outcome=jnp.zeros(3),
+        valid=jnp.array([True, True, False]),
+        group=jnp.arange(3, dtype=jnp.int32),
+        action_mask=jnp.array([[True, True], [False, True], [True, True]]),
+        finish=jnp.zeros(3, jnp.int8),
+        num_groups=3,
+        max_completion=2,
+        old_logprobs=jnp.array([[-1.0, -2.0], [jnp.nan, -1.0], [-1.0, -1.0]]),
+        ref_logprobs=jnp.array([[-1.5, -1.8], [jnp.nan, -2.0], [-9.0, -9.0]]),
+    )
+    config = Reinforce(kl_in_reward=0.1)
+    state = OBJECTIVE.init_state(config)
+    got, after, _ = jax.jit(lambda g: OBJECTIVE.advantages(config, g, g.reward, state))(groups)
+    np.testing.assert_allclose(got, [[0.535, 0.585], [0, -0.535], [0, 0]], atol=1e-6)
+    np.testing.assert_allclose(after["baseline"], 0.435, rtol=1e-6)
+    needs = OBJECTIVE.needs(config)
+    assert needs.reference and needs.credit_logprobs
+    assert not OBJECTIVE.needs(Reinforce()).reference and not OBJECTIVE.needs(Reinforce()).credit_logprobs
+
+
+def test_rewards_of_spans_are_credited_to_their_tokens_and_those_before():
+    # r = [0, 0.3, 1]: returns-to-go [1.3, 1.3, 1]; b = 1.3, the only row's own.
+    groups = Groups(
+        reward=jnp.array([1.0]),
+        outcome=jnp.zeros(1),
+        valid=jnp.ones(1, bool),
+        group=jnp.zeros(1, jnp.int32),
+        action_mask=jnp.ones((1, 3), bool),
+        finish=jnp.zeros(1, jnp.int8),
+        num_groups=1,
+        max_completion=3,
+        token_reward=jnp.array([[0, 0.3, 0]]),
+    )
+    got, _, _ = OBJECTIVE.advantages(Reinforce(), groups, groups.reward, OBJECTIVE.init_state(Reinforce()))
+    np.testing.assert_allclose(got, [[0, 0, -0.3]], atol=1e-6)
+
+
 def test_a_step_without_a_verdict_leaves_the_baseline():
     groups = Groups(
         reward=jnp.full(2, jnp.nan),

@@ -68,3 +68,36 @@ def test_the_last_action_is_the_last_one_sampled_even_after_tool_output():
     action = jnp.array([[False, True, True, False], [True, False, True, False], [False] * 4, [True] * 4])
     expected = [[False, False, True, False], [False, False, True, False], [False] * 4, [False, False, False, True]]
     np.testing.assert_array_equal(shaping.last_action(action), expected)
+
+
+def test_rewards_are_clipped_by_hand():
+    got = jax.jit(shaping.clip_reward)(jnp.array([-3.0, -2.0, 0.5, 7.0, NAN]), limit=2.0)
+    np.testing.assert_array_equal(got, [-2, -2, 0.5, 2, NAN])
+
+
+def test_whitened_rewards_keep_their_mean_by_hand():
+    # r = [1, 3]: mean 2, std 1.41421 (n - 1): (1 - 2) / 1.41421 + 2 = 1.29289, (3 - 2) / 1.41421 + 2 = 2.70711
+    token_reward, mask = jnp.array([[1.0, NAN], [NAN, 3.0]]), jnp.array([[True, False], [False, True]])
+    got = jax.jit(shaping.whiten_rewards)(token_reward, mask)
+    np.testing.assert_allclose(got, [[1.29289, 0], [0, 2.70711]], atol=1e-5)
+
+
+def test_whitened_rewards_have_variance_one_and_the_mean_that_they_had():
+    with jax.enable_x64(True):
+        r, mask = (
+            jax.random.normal(jax.random.key(1), (3, 5), jnp.float64),
+            jnp.arange(5)[None, :] < jnp.array([[5], [3], [1]]),
+        )
+        got = np.asarray(shaping.whiten_rewards(7 * r - 3, mask))[np.asarray(mask)]
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got.mean(), np.asarray(7 * r - 3)[np.asarray(mask)].mean(), rtol=1e-12)
+        np.testing.assert_allclose(got.var(ddof=1), 1, rtol=1e-8)
+
+
+def test_rewards_that_are_all_equal_are_not_whitened():
+    one, none = jnp.array([[True, False]]), jnp.zeros((1, 2), bool)
+    np.testing.assert_array_equal(shaping.whiten_rewards(jnp.array([[5.0, NAN]]), one), [[5, 0]])
+    np.testing.assert_array_equal(
+        shaping.whiten_rewards(jnp.array([[0.1, 0.1]]), jnp.ones((1, 2), bool)), np.float32([[0.1, 0.1]])
+    )
+    np.testing.assert_array_equal(shaping.whiten_rewards(jnp.full((1, 2), NAN), none), [[0, 0]])

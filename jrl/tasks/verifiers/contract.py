@@ -23,11 +23,13 @@ class Verifier:
         score: (config, completion, example) -> Verdict, or a number r: CORRECT where r > 0, else WRONG, with reward r;
             or a bool, which is the number 1 or 0.
         preload: called once in the template before workers are forked; imports what is slow to import.
+        rewards_spans: its verdicts may hold rewards of spans of the completion (Verdict.spans).
     """
 
     config: type
     score: Score
     preload: Callable[[], None] | None = None
+    rewards_spans: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

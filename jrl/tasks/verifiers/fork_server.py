@@ -156,7 +156,7 @@ def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb:
         verifier, config = rows[item["row"]]
         verdict = judge(verifier, config, item["completion"], example)
         said = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
-        reply(connection, {**said, "detail": verdict.detail})
+        reply(connection, {**said, "detail": verdict.detail, "spans": verdict.spans})
 
 
 def allow_cpu(cpu_seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import numbers
 import traceback
@@ -12,6 +13,7 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers.contract import Verifier
 
 DETAIL_LIMIT = 1000  # characters
+SPANS_LIMIT = 1000  # of a completion
 LARGEST_REWARD = 1e30  # far inside float32, so that weighted sums stay finite
 ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN, Status.VERIFIER_ERROR)
 
@@ -19,7 +21,7 @@ ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORB
 def judge(verifier: Verifier, config: Any, completion: str, example: Example) -> Verdict:
     """Returns the verdict of `verifier`. A verifier that raises or returns no finite number is a VERIFIER_ERROR."""
     try:
-        return to_verdict(verifier.score(config, completion, example))
+        return with_checked_spans(to_verdict(verifier.score(config, completion, example)), verifier, completion)
     except MemoryError:
         return Verdict(Status.MEMORY_LIMIT, None, "the verifier ran out of its memory")
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are its errors too
@@ -43,11 +45,36 @@ def to_verdict(result: Any) -> Verdict:
         reward, complaint = _number(result.reward)
         if complaint:
             return _refuse(f"returned a Verdict whose reward is {complaint}")
-        return Verdict(Status(result.status), reward, str(result.detail)[:DETAIL_LIMIT])
+        return Verdict(Status(result.status), reward, str(result.detail)[:DETAIL_LIMIT], tuple(result.spans))
     reward, complaint = _number(result)
     if complaint:
         return _refuse(f"returned {complaint}; it must return a finite number, a bool or a Verdict")
     return Verdict(Status.CORRECT if reward > 0 else Status.WRONG, reward)
+
+
+def with_checked_spans(verdict: Verdict, verifier: Verifier, completion: str) -> Verdict:
+    """Returns a verdict whose rewards of spans are plain numbers, or a VERIFIER_ERROR where they cannot be used."""
+    if not verdict.spans:
+        return verdict
+    if not verifier.rewards_spans:
+        return _refuse("returned rewards of spans, and its row does not say rewards_spans=True")
+    if len(verdict.spans) > SPANS_LIMIT:
+        return _refuse(f"returned rewards of {len(verdict.spans)} spans; at most {SPANS_LIMIT} are taken")
+    before, checked = 0, []
+    for span in verdict.spans:
+        if not isinstance(span, tuple | list) or len(span) != 2:
+            return _refuse(f"returned the span {span!r:.100}; expected (end, reward)")
+        end, (reward, complaint) = span[0], _number(span[1])
+        if complaint:
+            return _refuse(f"returned a span whose reward is {complaint}")
+        if not isinstance(end, numbers.Integral) or not before < end <= len(completion):
+            return _refuse(
+                f"returned a span that ends at {end!r:.100}; ends are characters of the completion, increasing, at "
+                f"most {len(completion)}"
+            )
+        before = int(end)
+        checked.append((before, reward))
+    return dataclasses.replace(verdict, spans=tuple(checked))
 
 
 def describe(error: BaseException) -> str:

@@ -590,7 +590,18 @@ def _verdict_of(frame: dict[str, Any]) -> Verdict:
         raise frames.Garbled("a verdict without its fields")
     if Status(status).scorable != isinstance(reward, float):
         raise frames.Garbled(f"a verdict {Status(status).name} with the reward {reward!r}")
-    return Verdict(Status(status), reward, detail)
+    return Verdict(Status(status), reward, detail, _spans_of(frame))
+
+
+def _spans_of(frame: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    """Returns the rewards of spans in a worker's frame. Raises Garbled for what is none."""
+    try:
+        spans = tuple((end, reward) for end, reward in frame["spans"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise frames.Garbled("a verdict without its spans") from error
+    if not all(type(end) is int and type(reward) is float for end, reward in spans):
+        raise frames.Garbled(f"a verdict with the spans {spans!r:.100}")
+    return spans
 
 
 def _example_text(example: Example) -> str:

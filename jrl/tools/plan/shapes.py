@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.experiment import Config, stage_names
+from jrl.experiment import Config, Online, Stage, stage_names
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.scoring import component_names, rewards_spans
 from jrl.rollout.stop_strings import StopTable
 from jrl.run import precompile, programs
 from jrl.run.job import stage_arrays
@@ -92,7 +94,17 @@ def inputs_of(config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCa
         stop_table=stop_shape(config, vocab_size),
         arrays=tuple(stage_arrays(stage, np.float32) for stage in config.stages),
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
+        components=tuple(map(functools.partial(components_of, config), config.stages)),
+        rewards_tokens=(rewards_spans(config.scoring, parts.tables["verifiers"]),) * len(config.stages),
     )
+
+
+def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
+    """Returns names for the components of a stage's reward that a configuration has: verifiers, the labels of a
+    published reward model, roles."""
+    labels = () if config.reward is None else tuple(f"RewardModel/{i}" for i in range(len(config.reward.weights)))
+    roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
+    return (*component_names(config.scoring), *labels, *roles)
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:

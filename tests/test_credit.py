@@ -1,0 +1,152 @@
+"""What objectives are given to take credit of: log-probs by row, rewards of tokens, components of the reward."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_learner as learning
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Needs, Objective
+from jrl.device.sharding import MeshShape, batch_sharding, batch_shards, replicated
+from jrl.learning import learner
+from jrl.learning.credit import credit, kept_rows
+from jrl.learning.layout import Learner
+from jrl.learning.pack import pack_rollout
+from jrl.models.decoder import MODEL
+from jrl.types import Recomputed
+
+CONFIG = ALGOS["PPO"].config()
+TEMPERATURE = 0.8
+FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "token_reward")
+
+
+def shown(config, groups, reward, state):
+    """Advantages of an objective that tells what it was given."""
+    found = {name: getattr(groups, name) for name in FIELDS if getattr(groups, name) is not None}
+    found |= {f"component/{name}": value for name, value in (groups.components or {}).items()}
+    return jnp.zeros(groups.action_mask.shape), state, found
+
+
+def probe(**needs):
+    return Objective(config=type(CONFIG), advantages=shown, needs=lambda config: Needs(**needs))
+
+
+EVERYTHING = probe(values=True, reference=True, credit_logprobs=True)
+
+
+def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
+    """Returns what an objective is given, {name: numpy}."""
+    mesh, weights, _ = learning.program(mesh_shape, dataclasses.replace(config, minibatches=1), "PPO", dtype, None)
+    rollout, scores = learning.sequences(dtype=np.dtype(dtype))
+    mark = np.arange(rollout.tokens.size, dtype=dtype).reshape(rollout.tokens.shape)
+    scores = scores.replace(
+        token_reward=np.where(rollout.action_mask, mark, 0),
+        components={"Exact": scores.reward, "Length": np.full_like(scores.reward, np.nan)},
+    )
+    static = dict(model=MODEL, cfg=learning.model_config(dtype), chunk=config.logprob_chunk)
+
+    @jax.jit
+    def run(weights, rollout, scores, plans):
+        other = weights._replace(params=jax.tree.map(lambda x: 0.5 * x, weights.params))
+        before = []
+        for plan in plans:
+            packed = pack_rollout(rollout, plan, jnp.asarray(TEMPERATURE, dtype))
+            found = learner.recompute(weights, packed, fields=("old_values", "old_logprobs"), **static)
+            reference = learner.logprobs(other, packed, **static)
+            before.append((Recomputed(**found, ref_logprobs=reference), plan.source))
+        judged = dict(objective=objective, num_groups=learning.B, max_completion=learning.C)
+        return credit(rollout, scores, (), CONFIG, before, **judged).metrics
+
+    with jax.set_mesh(mesh):
+        put = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh))
+        rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("data", "fsdp")))
+        place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
+        plans = [
+            jax.tree.map(place, learning.planned(rollout, config, batch_shards(mesh), k))
+            for k in range(config.minibatches)
+        ]
+        found = run(weights, *jax.tree.map(put, (rollout, scores)), plans)
+    return {name.removeprefix("advantage/"): np.asarray(value) for name, value in found.items()}
+
+
+LAYOUTS = {
+    **{name: learning.LAYOUTS[name] for name in ("packed, micro-batches", "shared prompts on all axes")},
+    "minibatches": (MeshShape(data=2), Learner(row_length=32, minibatches=4)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_credit_is_taken_of_does_not_depend_on_layout(layout):
+    found, other = given(MeshShape(), Learner(row_length=learning.T)), given(*LAYOUTS[layout])
+    for name in FIELDS:
+        assert np.abs(found[name]).max() > 0.1
+        np.testing.assert_allclose(other[name], found[name], atol=2e-6, err_msg=name)
+
+
+def test_old_and_reference_log_probs_are_those_of_rows_alone_and_behaviour_is_the_samplers():
+    """In float64, where only a wrong place could differ."""
+    with jax.enable_x64(True):
+        found = given(*LAYOUTS["packed, micro-batches"], dtype="float64")
+        mesh, weights, _ = learning.program(MeshShape(), Learner(), "PPO", "float64", None)
+        rollout, _ = learning.sequences(dtype=np.float64)
+        cfg = learning.model_config("float64")
+
+        @jax.jit
+        def logits(params, tokens):
+            columns = jnp.broadcast_to(jnp.arange(learning.T)[None], tokens.shape)
+            return MODEL.unembed(params, MODEL.forward(params, tokens, columns, None, cfg)[0], cfg)
+
+        def alone(params, tokens):
+            scaled = np.asarray(logits(params, tokens))[:, :-1] / TEMPERATURE
+            chosen = np.take_along_axis(scaled, tokens[:, 1:, None], axis=-1)[..., 0]
+            return chosen - np.log(np.exp(scaled).sum(-1))
+
+        with jax.set_mesh(mesh):
+            half = jax.tree.map(lambda x: 0.5 * x, weights.params)
+            expected = {"old_logprobs": weights.params, "ref_logprobs": half}
+            for name, params in expected.items():
+                rows = np.where(rollout.action_mask[:, 1:], alone(params, rollout.tokens), 0)
+                # The credit's metrics are float32.
+                np.testing.assert_allclose(found[name][:, 1:], rows, rtol=1e-6)
+                assert (found[name][:, 0] == 0).all()
+        np.testing.assert_array_equal(found["behaviour_logprobs"], rollout.sampler_logprobs.astype(np.float32))
+
+
+def test_the_sampling_distribution_is_the_truncated_one_where_there_is_one():
+    rollout, scores = learning.sequences()
+    cut = rollout.replace(truncated_logprobs=rollout.sampler_logprobs + 0.5, support_size=None)
+    judged = dict(objective=probe(credit_logprobs=True), num_groups=learning.B, max_completion=learning.C)
+    zeros = jnp.zeros((1, 1, learning.T))
+    before = [(Recomputed(old_logprobs=zeros), jnp.full(zeros.shape, -1, jnp.int32))]
+    found = jax.jit(lambda *x: credit(*x, (), CONFIG, before, **judged).metrics)(cut, scores)
+    np.testing.assert_array_equal(found["advantage/behaviour_logprobs"], cut.truncated_logprobs)
+    assert "advantage/ref_logprobs" not in found and "advantage/values" not in found
+
+
+def test_without_the_need_there_are_no_log_probs_and_components_keep_their_holes():
+    found = given(MeshShape(), Learner(row_length=learning.T), objective=probe())
+    assert not {"values", "old_logprobs", "behaviour_logprobs", "ref_logprobs"} & found.keys()
+    rollout, scores = learning.sequences()
+    np.testing.assert_array_equal(found["component/Exact"], scores.reward)
+    assert np.isnan(found["component/Length"]).all()
+    # 12 columns: row i, column t is 12 i + t; summed over actions, mean over valid rows.
+    sums = (np.arange(rollout.tokens.size).reshape(rollout.tokens.shape) * rollout.action_mask).sum(-1)
+    np.testing.assert_allclose(found["reward/tokens"], sums[scores.valid].mean(), rtol=1e-6)
+
+
+def test_rows_are_judged_for_a_refill_without_log_probs():
+    def keep(config, groups):
+        assert groups.values is None and groups.old_logprobs is None and groups.ref_logprobs is None
+        assert groups.behaviour_logprobs is None and set(groups.components) == {"Exact"}
+        return groups.components["Exact"] > 0
+
+    rollout, scores = learning.sequences()
+    scores = scores.replace(components={"Exact": scores.reward})
+    judged = dict(objective=EVERYTHING._replace(keep=keep), num_groups=learning.B, max_completion=learning.C)
+    kept = jax.jit(lambda *x: kept_rows(*x, CONFIG, **judged))(rollout, scores)
+    np.testing.assert_array_equal(kept, (scores.reward > 0) & scores.valid)
