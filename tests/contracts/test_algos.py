@@ -148,6 +148,8 @@ def test_it_learns_a_word_of_two_letters(name):
         logits, opt_state, state = carry
         tokens = jax.random.categorical(jax.random.fold_in(jax.random.key(7), step), logits, shape=(rows, 2))
         reward = jnp.all(tokens == target[None, :], axis=-1).astype(jnp.float32)
+        before = jax.nn.log_softmax(logits)
+        chosen = before[jnp.arange(2)[None, :], tokens]
         groups = Groups(
             reward=reward,
             outcome=reward,
@@ -158,6 +160,11 @@ def test_it_learns_a_word_of_two_letters(name):
             num_groups=num_groups,
             max_completion=2,
             values=jnp.zeros((rows, 2)),
+            old_logprobs=chosen,
+            behaviour_logprobs=chosen,
+            ref_logprobs=jnp.full((rows, 2), -jnp.log(3.0)),
+            old_entropy=jnp.tile(-(jnp.exp(before) * before).sum(-1), (rows, 1)),
+            sample=jnp.arange(rows, dtype=jnp.int32) // num_groups,
         )
         advantages, following, _ = objective.advantages(config, groups, objective.shape(config, groups), state)
         mask = ones & objective.keep(config, groups)[:, None]
@@ -179,6 +186,7 @@ def test_it_learns_a_word_of_two_letters(name):
                 values=jnp.zeros((rows, 2)),
                 old_values=jnp.zeros((rows, 2)),
                 returns=jnp.zeros((rows, 2)),
+                selected=None if objective.select is None else objective.select(config, groups, advantages),
             )
             per_token, metrics = objective.token_loss(config, batch, state)
             weighted = jnp.where(mask, objective.weights(config, mask, 2) * per_token, 0)

@@ -207,7 +207,9 @@ def stage_case(
         needs=needs,
         roles=len({"policy", *(one.trains for one in config.stages[: index + 1])}),
         previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
-        recomputes=needs.values or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
+        recomputes=needs.values
+        or needs.credit_entropy
+        or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
         before=before,
         **fields,
     )
