@@ -63,7 +63,11 @@ def test_every_public_function_of_the_parts_modules_is_listed_or_serves_a_listed
     # What is public in the modules of advantages and losses is a part; the rest is named here.
     helpers = {"spread", "clipped_high", "clipped_low", "last_action", "clip_ratio"}
     listed = {part["function"] for part in PARTS}
-    for module in ("advantages", "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values"):
+    formulas = ("advantages", "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values")
+    formulas += ("sequence_ratio", "geometric_mean", "decoupled", "mix_policy", "mirror_descent", "rejection_sampling")
+    formulas += ("offline_advantage", "awr", "likelihood", "gates", "covariance", "trust_region", "token_selection")
+    formulas += ("coefficients", "reference", "two_hot")
+    for module in formulas:
         tree = ast.parse((ROOT / "jrl" / "ops" / f"{module}.py").read_text(encoding="utf-8"))
         public = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")} - helpers
         assert {f"jrl.ops.{module}:{name}" for name in public} <= listed
