@@ -26,6 +26,37 @@ class TruncatedImportance:
     level: Literal["token", "sequence", "geometric"] = "token"  # what a weight is of
 
 
+@traced
+class Clipped:
+    """The options of an objective whose loss is PPO's clip and nothing else."""
+
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
+    dual_clip: float | None = None  # above 1 + clip_high
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+    importance: TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+
+
+def check_clipped(config: Clipped, facts: contract.Facts) -> None:
+    """Raises ValueError where the options of `Clipped` make no sense, or a prompt has no samples to compare."""
+    check_sampling(config, facts, grouped=True)
+    check_clip(config)
+    check_importance(config)
+    check_entropy(config)
+
+
+def clipped_token_loss(config: Clipped, tokens: contract.Tokens, state: Any) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss of `Clipped` and its metrics: L2 (L3), importance weights (L9), entropy bonus (K5)."""
+    loss, weighting = correct(config.importance, clipped_loss(config, tokens), tokens)
+    loss = with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, metrics_of(tokens, common_metrics(tokens), clip_metrics(config, tokens), weighting)
+
+
+def clipped_needs(config: Clipped) -> contract.Needs:
+    """Returns what `clipped_token_loss` needs."""
+    return contract.Needs(entropy_gradient=config.entropy_bonus is not None)
+
+
 def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None:
     """Raises ValueError where the samples cannot carry a learning signal for this algorithm."""
     name = type(config).__name__

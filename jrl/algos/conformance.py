@@ -98,12 +98,14 @@ def the_state_keeps_its_form(objective: Objective, config: Any) -> None:
 
 
 def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any) -> None:
-    """With advantage 0, and the policy at its reference and where the update began, log-probs get no gradient."""
+    """With advantage 0, the policy at its reference and where the update began, and no reward to imitate, log-probs get
+    no gradient."""
     tokens = _tokens(objective, config)
     tokens = tokens.replace(
         advantages=jnp.zeros_like(tokens.advantages),
         old_logprobs=tokens.logprobs,
         ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
+        returns=None if tokens.returns is None else jnp.zeros_like(tokens.returns),
     )
     gradient = _gradient(objective, config, tokens)
     _true(bool(jnp.all(gradient == 0)), f"advantage 0 gives gradients up to {jnp.max(jnp.abs(gradient))}")

@@ -19,8 +19,7 @@ import jax
 
 from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
-from jrl.ops import advantages as advantage_ops
-from jrl.ops import reduce, shaping, values
+from jrl.ops import gae, reduce, shaping, values
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -47,25 +46,28 @@ def check(config: PPO, facts: Facts) -> None:
     common.check_clip(config)
     common.check_importance(config)
     common.check_entropy(config)
+    name = type(config).__name__
     common.check_kl_in_reward(config)
     if config.reward_clip is not None and not config.reward_clip > 0:
         raise ValueError(
-            f"PPO.reward_clip = {config.reward_clip} must be above 0, or None for no limit. 10.0 is usual."
+            f"{name}.reward_clip = {config.reward_clip} must be above 0, or None for no limit. 10.0 is usual."
         )
     if not 0 < config.discount <= 1:
-        raise ValueError(f"PPO.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway.")
+        raise ValueError(
+            f"{name}.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway."
+        )
     if not 0 <= config.gae_lambda <= 1:
         raise ValueError(
-            f"PPO.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage estimates. "
-            "0.95 is usual, 1.0 for long answers that are judged at their end."
+            f"{name}.gae_lambda = {config.gae_lambda} must lie in [0, 1]: the lambda of generalised advantage "
+            "estimates. 0.95 is usual, 1.0 for long answers that are judged at their end."
         )
     if not config.value_coefficient > 0:
         raise ValueError(
-            f"PPO.value_coefficient = {config.value_coefficient} must be above 0: the value head would never learn. "
+            f"{name}.value_coefficient = {config.value_coefficient} must be above 0: the value head would never learn. "
             "0.1 is usual; GRPO, DrGRPO, DAPO and Reinforce have no value head."
         )
     if config.value_clip is not None and not config.value_clip > 0:
-        raise ValueError(f"PPO.value_clip = {config.value_clip} must be above 0, or None for no clip. 0.2 is usual.")
+        raise ValueError(f"{name}.value_clip = {config.value_clip} must be above 0, or None for no clip. 0.2 is usual.")
 
 
 def shape(config: PPO, groups: Groups) -> Array:
@@ -74,15 +76,17 @@ def shape(config: PPO, groups: Groups) -> Array:
     return shaping.clip_reward(groups.reward, limit=config.reward_clip)
 
 
-def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
-    """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
+def rewards_of_tokens(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
+    """Returns the rewards that advantages are taken of, [N, T] float, and the tokens that count, [N, T] bool."""
     counts = groups.action_mask & contract.eligible(groups)[:, None]
     rewards = common.rewards_of_tokens(config, groups, reward)
-    if config.whiten_rewards:
-        rewards = shaping.whiten_rewards(rewards, counts)
-    return advantage_ops.gae(
-        rewards, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda
-    ), counts
+    return shaping.whiten_rewards(rewards, counts) if config.whiten_rewards else rewards, counts
+
+
+def estimates(config: PPO, groups: Groups, reward: Array) -> tuple[Array, Array]:
+    """Returns what each token did better than expected, before whitening, [N, T] float; and the tokens that count."""
+    rewards, counts = rewards_of_tokens(config, groups, reward)
+    return gae.gae(rewards, groups.values, counts, discount=config.discount, gae_lambda=config.gae_lambda), counts
 
 
 def advantages(config: PPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:

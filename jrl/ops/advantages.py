@@ -1,4 +1,4 @@
-"""Advantages from rewards. Nothing here carries a gradient.
+"""Advantages from rewards. Nothing here carries a gradient. Those of values are in jrl.ops.gae and jrl.ops.vtrace.
 
 Row-level functions take and return [N]; `spread` puts a row's number on each of its sampled tokens. `valid` says which
 rows count: a missing reward (E3) or an empty completion (E4) enters no statistic and gets advantage 0. A group whose
@@ -39,45 +39,6 @@ def discounted_returns(token_reward: Array, action_mask: Array, *, discount: flo
 
     _, returns = jax.lax.scan(step, jnp.zeros_like(reward[:, 0]), (reward.T, action_mask.T), reverse=True)
     return returns.T
-
-
-def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, gae_lambda: float) -> Array:
-    """Returns A13, generalized advantage estimates: from the end of a row to its start, over sampled tokens alone,
-
-        delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * gae_lambda * A_{t'}
-
-    with t' the next sampled token, and v = A = 0 after the last: a row that was cut at its limit ends there too.
-    Tokens that the policy did not sample are skipped: with plain recursion over values of 0 the token before a tool's
-    answer would have no future return (TRL's PPO, OpenRLHF). A reward on such a token counts for the sampled token
-    before it.
-
-    Args:
-      token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
-      action_mask: [N, T] bool. gae_lambda: lambda; at 1 A_t is the return minus v_t, at 0 it is delta_t.
-
-    Returns:
-      [N, T] float32 or wider, 0 where not an action.
-
-    Source: Schulman et al. 1506.02438 eq. 16; carried over gaps as in verl, Tunix, AReaL and NeMo.
-    """
-    values = reduce.masked(values, action_mask)
-    dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
-
-    def step(later, column):
-        next_value, next_advantage, waiting = later
-        reward, value, is_action = column
-        reward = reward + waiting
-        advantage = (reward + discount * next_value - value + discount * gae_lambda * next_advantage).astype(dtype)
-        carry = (
-            jnp.where(is_action, value, next_value),
-            jnp.where(is_action, advantage, next_advantage),
-            jnp.where(is_action, 0, reward),
-        )
-        return carry, jnp.where(is_action, advantage, 0)
-
-    start = jnp.zeros_like(values[:, 0], dtype)
-    columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T)
-    return jax.lax.scan(step, (start, start, start), columns, reverse=True)[1].T
 
 
 def moving_baseline(reward: Array, valid: Array, baseline: Array, *, decay: float) -> tuple[Array, Array]:
@@ -186,6 +147,51 @@ def group_mean_batch_std(
     """
     centered = group_centered(reward, group, valid, num_groups=num_groups)
     return centered / (jnp.sqrt(reduce.masked_var(reward, valid)) + epsilon)
+
+
+def component_zscores(
+    components: Array, weights: Array, group: Array, valid: Array, *, num_groups: int, epsilon: float = EPSILON
+) -> Array:
+    """Returns A12, GDPO: sum_k weights_k * (A3 of component k), before it is whitened over the batch.
+
+    Each component is compared in its own deviations, so that one of a small scale or spread is not drowned by another.
+    One whose values in the group are all equal adds exactly 0. NaN in a component (a verifier that does not apply to
+    the row) takes the row out of that component's statistics alone.
+
+    Args:
+      components: [K, N] float. weights: [K] float. group: [N] int32. valid: [N] bool.
+
+    Returns:
+      [N] float32 or wider.
+
+    Source: GDPO as in verl.
+    """
+    zscore = lambda x: group_zscore(x, group, valid & ~jnp.isnan(x), num_groups=num_groups, epsilon=epsilon)
+    return jnp.sum(weights[:, None] * jax.vmap(zscore)(components), axis=0)
+
+
+def whiten_by_task(advantages: Array, task: Array, mask: Array, *, num_tasks: int) -> Array:
+    """Returns A23 by task: (A - mean) / sqrt(var + 1e-8), statistics over the masked tokens of the rows of one task.
+
+    A task's tokens are all 0 where their advantages are all equal. Variance with n - 1, as `reduce.whiten`.
+
+    Args:
+      advantages: [N, T] float; masked entries may be NaN. task: [N] int32, 0..num_tasks-1. mask: [N, T] bool.
+
+    Returns:
+      [N, T] float32 or wider, 0 where masked.
+    """
+    rows = jnp.any(mask, axis=-1)
+    total = lambda x: groups.total(x, task, rows, num_groups=num_tasks)
+    to_rows = lambda x: groups.to_rows(x, task)[:, None]
+    count = total(jnp.sum(mask, axis=-1))
+    x = reduce.masked(advantages, mask)
+    deviation = jnp.where(mask, x - to_rows(total(jnp.sum(x, axis=-1)) / jnp.maximum(count, 1)), 0)
+    variance = total(jnp.sum(deviation * deviation, axis=-1)) / jnp.maximum(count - 1, 1)
+    highest = groups.maximum(jnp.max(jnp.where(mask, x, -jnp.inf), axis=-1), task, rows, num_groups=num_tasks)
+    lowest = groups.minimum(jnp.min(jnp.where(mask, x, jnp.inf), axis=-1), task, rows, num_groups=num_tasks)
+    varied = to_rows(highest > lowest)
+    return jnp.where(mask & varied, deviation / jnp.sqrt(to_rows(variance) + reduce.WHITEN_EPSILON), 0)
 
 
 def clip_advantages(advantages: Array, *, limit: float) -> Array:

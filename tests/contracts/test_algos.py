@@ -20,7 +20,7 @@ from jrl.algos.contract import Facts, Groups, Sequences, Tokens
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
 
-FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
+FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
 
 OPTIONS = {
     "dual_clip": 3.0,
@@ -37,6 +37,12 @@ OPTIONS = {
     "centre": 0.01,
 }
 
+# Options that a row's check refuses.
+REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward"}}
+
+# The mean reward that a row is content with, where that is not all of it: five right of eight hold one in any four.
+SATISFIED = {"PassAtK": 0.6}
+
 SAMPLED = [name for name, objective in ALGOS.items() if objective.advantages is not None]
 STORED = [name for name in ALGOS if name not in SAMPLED]
 WITH_IMPORTANCE = [name for name in SAMPLED if "importance" in ALGOS[name].config.__dataclass_fields__]
@@ -47,6 +53,7 @@ OF_PAIRS = [name for name, objective in ALGOS.items() if objective.sequence_loss
 def everything_on(objective):
     """Returns a configuration with each optional term switched on. The entropy is an input of its own here."""
     names = {field.name for field in dataclasses.fields(objective.config)}
+    names -= REFUSED.get(objective.config.__name__, set())
     return objective.config(**{name: value for name, value in OPTIONS.items() if name in names})
 
 
@@ -160,6 +167,7 @@ def test_it_learns_a_word_of_two_letters(name):
             num_groups=num_groups,
             max_completion=2,
             values=jnp.zeros((rows, 2)),
+            components={"first": reward, "second": reward},
             old_logprobs=chosen,
             behaviour_logprobs=chosen,
             ref_logprobs=jnp.full((rows, 2), -jnp.log(3.0)),
@@ -203,7 +211,7 @@ def test_it_learns_a_word_of_two_letters(name):
     start = (logits, optimizer.init(logits), objective.init_state(config))
     _, rewards = jax.jit(lambda carry: jax.lax.scan(update, carry, jnp.arange(60)))(start)
     assert rewards[:5].mean() < 0.3
-    assert rewards[-5:].mean() > 0.9
+    assert rewards[-5:].mean() > SATISFIED.get(name, 0.9)
 
 
 @pytest.mark.parametrize("name", OF_STORED_TOKENS)
@@ -304,8 +312,9 @@ def test_rows_may_be_sharded_over_data(name):
 def test_truncated_importance_weighs_the_policy_loss(name):
     """A sampler 0.1 nats off everywhere weighs exp(0.1), one 5 nats off the cap of 2."""
     objective, tokens = ALGOS[name], conformance.sample_tokens()
-    # Nothing to learn of values, no KL to the reference and no entropy: none of them is weighted.
-    tokens = tokens.replace(values=tokens.returns, old_values=tokens.returns, ref_logprobs=tokens.logprobs)
+    # Nothing to learn of values, no KL to the reference and no entropy: none is weighted.
+    nothing = jnp.zeros_like(tokens.values)
+    tokens = tokens.replace(values=nothing, old_values=nothing, returns=nothing, ref_logprobs=tokens.logprobs)
     tokens = tokens.replace(entropy=jnp.zeros_like(tokens.entropy))
     loss_of = lambda config, tokens: objective.token_loss(config, tokens, objective.init_state(config))
     plain, _ = loss_of(objective.config(), tokens)

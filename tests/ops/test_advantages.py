@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.ops import advantages
+from jrl.ops import advantages, reduce
 
 NAN = float("nan")
 
@@ -53,56 +53,6 @@ def test_gradient_of_returns_is_the_discount_and_nan_stays_out():
     action = jnp.array([[True, False, True, True]])
     first = lambda r: advantages.discounted_returns(r, action, discount=0.5)[0, 0]
     np.testing.assert_allclose(jax.grad(first)(jnp.array([[1.0, NAN, 1.0, 1.0]])), [[1, 0, 0.5, 0.25]], rtol=1e-6)
-
-
-# A13
-
-REWARDS, VALUES = jnp.array([[0.0, 0.0, 1.0]]), jnp.array([[0.2, 0.5, 0.6]])
-
-
-def test_gae_by_hand():
-    # A_2 = 1 - 0.6 = 0.4; A_1 = (0 + 0.6 - 0.5) + 0.95 * 0.4 = 0.48; A_0 = (0 + 0.5 - 0.2) + 0.95 * 0.48 = 0.756
-    # discount 0.9: A_2 = 0.4; A_1 = 0.54 - 0.5 + 0.9 * 0.95 * 0.4 = 0.382; A_0 = 0.45 - 0.2 + 0.855 * 0.382 = 0.57661
-    gae = jax.jit(advantages.gae)
-    everything = jnp.ones((1, 3), bool)
-    found = gae(REWARDS, VALUES, everything, discount=1.0, gae_lambda=0.95)
-    np.testing.assert_allclose(found, [[0.756, 0.48, 0.4]], 1e-6)
-    found = gae(REWARDS, VALUES, everything, discount=0.9, gae_lambda=0.95)
-    np.testing.assert_allclose(found, [[0.57661, 0.382, 0.4]], rtol=1e-6)
-    one = gae(jnp.array([[1.0]]), jnp.array([[0.3]]), jnp.ones((1, 1), bool), discount=1.0, gae_lambda=0.95)
-    np.testing.assert_allclose(one, [[0.7]], rtol=1e-6)  # a single token: r - v
-
-
-def test_gae_steps_over_a_tools_answer():
-    # The middle is a tool's: A_2 = 0.4, A_0 = (0 + 0.6 - 0.2) + 0.95 * 0.4 = 0.78. What stands there may be NaN.
-    action = jnp.array([[True, False, True]])
-    gae = jax.jit(lambda r, v: advantages.gae(r, v, action, discount=1.0, gae_lambda=0.95))
-    np.testing.assert_allclose(gae(REWARDS, VALUES.at[0, 1].set(NAN)), [[0.78, 0, 0.4]], rtol=1e-6)
-    # A reward of 0.5 on the tool's token is one of the token before it: 0.78 + 0.5.
-    np.testing.assert_allclose(gae(REWARDS.at[0, 1].set(0.5), VALUES), [[1.28, 0, 0.4]], rtol=1e-6)
-
-
-def test_gae_of_padding_and_of_rows_without_an_action_is_zero():
-    # Row 0: two actions after a prompt, then padding: A_2 = 1 - 0.6, A_1 = 0.6 - 0.5 + 0.95 * 0.4.
-    action = jnp.array([[False, True, True, False], [False] * 4])
-    reward, value = jnp.array([[0.0, 0, 1, 0], [0.0, 0, 1, 0]]), jnp.array([[9.0, 0.5, 0.6, NAN]] * 2)
-    found = advantages.gae(reward, value, action, discount=1.0, gae_lambda=0.95)
-    np.testing.assert_allclose(found, [[0, 0.48, 0.4, 0], [0] * 4], rtol=1e-6)
-
-
-def test_gae_is_the_return_less_the_value_or_the_error_of_one_step():
-    with jax.enable_x64(True):
-        reward, value = jax.random.normal(jax.random.key(0), (2, 3, 7), jnp.float64)
-        action = jnp.ones((3, 7), bool).at[1, 2:4].set(False).at[2, 5:].set(False)
-        reward = jnp.where(action, reward, 0)
-        returns = advantages.discounted_returns(reward, action, discount=0.9)
-        full = advantages.gae(reward, value, action, discount=0.9, gae_lambda=1.0)
-        np.testing.assert_allclose(full, np.where(action, returns - value, 0), atol=1e-12)
-        steps = advantages.gae(reward, value, action, discount=0.9, gae_lambda=0.0)
-        for row in range(3):
-            at = np.flatnonzero(action[row])
-            following = np.append(np.asarray(value[row, at[1:]]), 0)
-            np.testing.assert_allclose(steps[row, at], reward[row, at] + 0.9 * following - value[row, at], atol=1e-12)
 
 
 # A2
@@ -298,3 +248,77 @@ def test_clip_by_hand():
 def test_spread_puts_a_row_on_its_sampled_tokens_only():
     action = jnp.array([[False, True, True], [False, False, True]])
     np.testing.assert_array_equal(advantages.spread(jnp.array([0.5, -2.0]), action), [[0, 0.5, 0.5], [0, 0, -2]])
+
+
+# A12
+
+
+def test_component_zscores_by_hand():
+    # Accuracy [1, 0]: std1 = 0.707107, z = +-0.707106; the format is equal in both rows and adds 0; weights 1 and 0.5.
+    components, weights = jnp.array([[1.0, 0.0], [1.0, 1.0]]), jnp.array([1.0, 0.5])
+    run = jitted(advantages.component_zscores)
+    rows = jnp.zeros(2, jnp.int32), jnp.ones(2, bool)
+    found = run(components, weights, *rows, num_groups=1)
+    np.testing.assert_allclose(found, [0.707106, -0.707106], rtol=1e-6)
+    # A second one that does differ, of another scale: -0.5 * 0.707107 in the first row.
+    found = run(components.at[1].set(jnp.array([0.0, 100.0])), weights, *rows, num_groups=1)
+    np.testing.assert_allclose(found, [0.707106 - 0.5 * 0.707107, 0.5 * 0.707107 - 0.707106], rtol=1e-5)
+
+
+def test_one_component_is_grpo_and_a_missing_one_leaves_its_own_statistics_alone():
+    group, valid = jnp.array([0, 0, 0, 1, 1], jnp.int32), jnp.array([True, True, True, True, False])
+    first = jnp.array([1.0, 0.0, 1.0, 1.0, NAN])
+    zscore = lambda x, rows: advantages.group_zscore(x, group, rows, num_groups=2)
+    one = advantages.component_zscores(first[None], jnp.array([2.0]), group, valid, num_groups=2)
+    np.testing.assert_allclose(one, 2 * zscore(first, valid), rtol=1e-6)
+    second = jnp.array([3.0, NAN, 5.0, 1.0, NAN])  # a verifier that does not apply to the second row
+    both = advantages.component_zscores(jnp.stack([first, second]), jnp.ones(2), group, valid, num_groups=2)
+    expected = zscore(first, valid) + zscore(second, valid & ~jnp.isnan(second))
+    np.testing.assert_allclose(both, expected, rtol=1e-6)
+    assert jnp.all(jnp.isfinite(both)) and both[1] == zscore(first, valid)[1]
+
+
+def test_components_of_any_scale_weigh_alike():
+    with jax.enable_x64(True):
+        components = jax.random.normal(jax.random.key(6), (2, 6), jnp.float64)
+        group, rows = jnp.array([0, 1, 0, 1, 0, 1], jnp.int32), jnp.ones(6, bool)
+        run = lambda x: advantages.component_zscores(x, jnp.ones(2), group, rows, num_groups=2, epsilon=0.0)
+        scaled = components * jnp.array([[100.0], [0.01]]) + 3
+        np.testing.assert_allclose(run(scaled), run(components), rtol=1e-10)
+
+
+# A23 by task
+
+
+def test_whiten_by_task_by_hand():
+    # Task 0: 1, 1, 0, 0 (var1 = 1/3): +-0.5 / sqrt(1/3) = 0.866025. Task 1: 10 and 30, mean 20, var1 = 200:
+    # +-0.707107. The last row's token is masked.
+    x = jnp.array([[1.0, 1.0, NAN], [10.0, NAN, NAN], [0.0, 0.0, NAN], [30.0, NAN, NAN], [NAN, NAN, NAN]])
+    mask = jnp.array(
+        [[True, True, False], [True, False, False], [True, True, False], [True, False, False], [False] * 3]
+    )
+    task = jnp.array([0, 1, 0, 1, 1], jnp.int32)
+    found = jax.jit(advantages.whiten_by_task, static_argnames="num_tasks")(x, task, mask, num_tasks=2)
+    s, r = 0.8660254, 0.70710678
+    np.testing.assert_allclose(found, [[s, s, 0], [-r, 0, 0], [-s, -s, 0], [r, 0, 0], [0, 0, 0]], rtol=1e-6)
+
+
+def test_one_task_is_whitening_and_equal_advantages_are_exactly_zero():
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(7), (5, 4), jnp.float64)
+        mask = jnp.ones((5, 4), bool).at[2].set(False).at[3, 1:].set(False)
+        one = jnp.zeros(5, jnp.int32)
+        found = advantages.whiten_by_task(x, one, mask, num_tasks=1)
+        np.testing.assert_allclose(found, reduce.whiten(x, mask), rtol=1e-12, atol=1e-13)
+    x = jnp.full((3, 7), 0.1).at[2].set(jnp.arange(7.0))
+    found = advantages.whiten_by_task(x, jnp.array([0, 0, 1], jnp.int32), jnp.ones((3, 7), bool), num_tasks=2)
+    assert jnp.all(found[:2] == 0) and jnp.all(jnp.diff(found[2]) > 0)
+
+
+def test_gradient_of_whitening_by_task_sums_to_zero_and_skips_what_is_masked():
+    # Adding a constant to a task's advantages changes nothing.
+    x = jnp.array([[1.0, 0.5, NAN], [0.2, NAN, NAN], [9.0, 3.0, 1.0]])
+    mask, task = ~jnp.isnan(x), jnp.array([0, 0, 1], jnp.int32)
+    gradient = jax.grad(lambda x: advantages.whiten_by_task(x, task, mask, num_tasks=2)[0, 0])(x)
+    assert gradient[0, 0] > 0 and jnp.all(gradient[2] == 0) and jnp.all(gradient[~mask] == 0)
+    np.testing.assert_allclose(gradient.sum(), 0, atol=1e-6)

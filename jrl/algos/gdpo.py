@@ -1,0 +1,62 @@
+"""GDPO: every component of the reward in deviations of its own, then together; PPO's clip; the mean over tokens.
+
+    a_i = sum_k weights_k * (C_ik - mean_g(C_k)) / (std_g(C_k) + 1e-6)                       A12
+    A_t = a_i, whitened over all sampled tokens of the step                                  A23
+    l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2 (L3)
+    L   = mean over all tokens of the step                                                   G1
+
+C_k is what one verifier or reward model gave, before its weight in the reward. GRPO adds rewards up first: a component
+of small spread is then drowned by one of large spread.
+
+Source: GDPO as in verl.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import reduce
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class GDPO(common.Clipped):
+    weights: tuple[float, ...] | None = None  # of the components in the order of their names; None: 1 each
+
+
+def check(config: GDPO, facts: Facts) -> None:
+    common.check_clipped(config, facts)
+    if config.weights is not None and not any(config.weights):
+        raise ValueError(f"GDPO.weights = {config.weights} leaves no component to learn from; None: 1 each.")
+
+
+def advantages(config: GDPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    names = sorted(groups.components or ())
+    weights = (1.0,) * len(names) if config.weights is None else config.weights
+    if not names or len(weights) != len(names):
+        raise ValueError(
+            f"GDPO.weights has {len(weights)} numbers and the reward {len(names)} components ({', '.join(names)}): "
+            "give one for each, in this order, or None for 1 each."
+        )
+    components = jnp.stack([reduce.widen(groups.components[name]) for name in names])
+    counts = contract.eligible(groups)
+    row = advantage_ops.component_zscores(
+        components, jnp.asarray(weights, components.dtype), groups.group, counts, num_groups=groups.num_groups
+    )
+    found = reduce.whiten(advantage_ops.spread(row, groups.action_mask), groups.action_mask & counts[:, None])
+    return found, state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=GDPO,
+    check=check,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    needs=common.clipped_needs,
+)

@@ -1,0 +1,58 @@
+"""REINFORCE++: returns whitened over all tokens of the batch, without a group; PPO's clip; the mean over tokens.
+
+    r_t = R_i on the last sampled token, 0 before; rewards of spans on theirs; -kl_in_reward * k1_t         R16, R17
+    A_t = (Ret_t - mean) / std over all sampled tokens of the step, Ret_t = r_t + discount * Ret_t'        A7, A1
+    l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                               L2 (L3)
+    L   = mean over all tokens of the step                                                                 G1
+
+One sample a prompt is enough. Prompts that are always answered wrong push down whatever they sampled, those that are
+always answered right push it up: the baseline is the batch's.
+
+Source: Hu 2501.03262. There the KL is on.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class ReinforcePlusPlus(common.Clipped):
+    discount: float = 1.0  # gamma, by sampled token
+    kl_in_reward: float | None = None  # coefficient of the KL to the reference in the reward; None: no reference
+
+
+def check(config: ReinforcePlusPlus, facts: Facts) -> None:
+    common.check_sampling(config, facts, grouped=False)
+    common.check_clip(config)
+    common.check_importance(config)
+    common.check_entropy(config)
+    common.check_kl_in_reward(config)
+    if not 0 < config.discount <= 1:
+        raise ValueError(
+            f"ReinforcePlusPlus.discount = {config.discount} must lie in (0, 1]. 1.0 is usual: an answer ends anyway."
+        )
+
+
+def advantages(
+    config: ReinforcePlusPlus, groups: Groups, reward: Array, state: PyTree
+) -> tuple[Array, PyTree, dict[str, Array]]:
+    rewards, counts = common.rewards_of_tokens(config, groups, reward), contract.eligible(groups)
+    found = advantage_ops.whitened_returns(rewards, groups.action_mask, counts, discount=config.discount)
+    return found, state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=ReinforcePlusPlus,
+    check=check,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    needs=lambda config: common.clipped_needs(config)._replace(**common.needs_of_reward(config)),
+)

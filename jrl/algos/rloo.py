@@ -1,0 +1,44 @@
+"""RLOO: each completion against the mean of the others of its prompt; PPO's clip; the mean over sequences of sums.
+
+    A_i = R_i - mean of the other rewards of the group                                       A5
+    l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
+    L   = mean over sequences of the sum over their tokens                                   G3
+
+An unbiased baseline, unlike the group's mean, which holds the reward itself; the sum over tokens keeps the gradient
+that of the sequence's log-prob. Step sizes follow the scale of the rewards and the length of the answers.
+
+Source: Ahmadian et al. 2402.14740. There the loss is REINFORCE on whole sequences, which this is at one update a batch;
+TRL clips the ratio of whole sequences, verl and Tunix that of tokens, as here. No KL in the reward.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Groups, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import reduce
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class RLOO(common.Clipped):
+    pass
+
+
+def advantages(config: RLOO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    row = advantage_ops.leave_one_out(reward, groups.group, contract.eligible(groups), num_groups=groups.num_groups)
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=RLOO,
+    check=common.check_clipped,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
+    needs=common.clipped_needs,
+)

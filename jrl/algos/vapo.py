@@ -1,0 +1,101 @@
+"""VAPO: PPO for long answers. The value head learns returns, the policy's lambda grows with the length of an answer,
+and right answers are imitated too.
+
+    Ret_t = R_i, GAE with lambda 1                                                                        A14
+    A_t   = gae(r, v_old) with lambda 1 - 1 / (length_alpha * length), whitened over the step's tokens     A14, A23
+    l_t   = PPO's clip, 0.2 below and 0.28 above, and its value loss                                      L2 (L3), V1
+            - positive_nll * logprobs_t where R_i > 0.5                                                   L17
+    L     = mean over all tokens of the step                                                              G1
+
+A token is part of a right answer where its return is above 0.5: with discount 1 that is the row's reward, on every
+token. Published, the
+imitation is a mean over the tokens of right rows; here it is part of the mean over all tokens, so that its weight falls
+with the share of them that is right. Importance weights apply to it as well: it is of the policy's samples.
+
+Source: VAPO 2504.05118: alpha 0.05, coefficient 0.1, 16 samples a prompt. It trains the value head alone at first, and
+the head begins at 0 here. Answers of at most 1 / length_alpha tokens have lambda 0: no reward reaches a token but
+through the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from jrl.algos import common, ppo
+from jrl.algos.contract import Facts, Groups, Tokens
+from jrl.algos.ppo import PPO
+from jrl.ops import gae, likelihood, reduce
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+CRITIC_LAMBDA = 1.0  # targets of the value head are returns
+RIGHT = 0.5  # a return above it is that of a right answer
+
+
+@traced
+class VAPO(PPO):
+    clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
+    gae_lambda: float | None = None  # of advantages, for rows of every length; None: by length
+    length_alpha: float = 0.05  # share of a row's tokens that lambda reaches back over; 0 for 1 / length_alpha tokens
+    positive_nll: float | None = 0.1  # coefficient of the imitation of right answers; None: none
+
+
+def check(config: VAPO, facts: Facts) -> None:
+    by_length = config.gae_lambda is None
+    ppo.check(dataclasses.replace(config, gae_lambda=1.0) if by_length else config, facts)
+    if config.positive_nll is not None and not (
+        config.discount == 1 and config.kl_in_reward is None and not config.whiten_rewards
+    ):
+        raise ValueError(
+            "VAPO.positive_nll tells right answers by their return, which must be their reward: set VAPO.discount = 1, "
+            "kl_in_reward = None and whiten_rewards = False, or positive_nll = None."
+        )
+    if not config.length_alpha > 0:
+        raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")
+    if config.positive_nll is not None and not config.positive_nll > 0:
+        raise ValueError(f"VAPO.positive_nll = {config.positive_nll} must be above 0, or None. 0.1 is usual.")
+
+
+def estimates(config: VAPO, groups: Groups, reward: Array) -> tuple[Array, Array, Array]:
+    """Returns advantages before whitening and returns, [N, T] float, and the tokens that count, [N, T] bool."""
+    rewards, counts = ppo.rewards_of_tokens(config, groups, reward)
+    policy_lambda = config.gae_lambda
+    if policy_lambda is None:
+        policy_lambda = gae.length_adaptive_lambda(counts, alpha=config.length_alpha)
+    better, returns = gae.decoupled_gae(
+        rewards,
+        groups.values,
+        counts,
+        discount=config.discount,
+        policy_lambda=policy_lambda,
+        critic_lambda=CRITIC_LAMBDA,
+    )
+    return better, returns, counts
+
+
+def advantages(config: VAPO, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    better, _, counts = estimates(config, groups, reward)
+    return reduce.whiten(better, counts), state, common.count_groups(groups, reward)
+
+
+def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    loss, metrics = ppo.token_loss(config, tokens, state)
+    if config.positive_nll is None:
+        return loss, metrics
+    right = reduce.masked(tokens.returns, tokens.mask) > RIGHT
+    imitation = likelihood.positive_nll(tokens.logprobs, right, tokens.mask)
+    imitation, _ = common.correct(config.importance, imitation, tokens)
+    own = common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(right)})
+    return loss + config.positive_nll * imitation, metrics | own
+
+
+OBJECTIVE = ppo.OBJECTIVE._replace(
+    config=VAPO,
+    check=check,
+    advantages=advantages,
+    token_loss=token_loss,
+    returns=lambda config, groups, reward: estimates(config, groups, reward)[1],
+)

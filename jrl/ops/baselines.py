@@ -1,0 +1,99 @@
+"""Rewards against a baseline of their prompt that is not the plain mean of its samples. Nothing carries a gradient.
+
+Rows are [N], `valid` says which count; see jrl.ops.advantages.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import groups, reduce
+
+Array = jax.Array
+
+
+def greedy_baseline(reward: Array, greedy: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns A6, ReMax: R_i - R of the greedy completion of the same prompt.
+
+    The greedy row itself gets 0: it is never trained on. So do the rows of a prompt whose greedy completion has no
+    verdict.
+
+    Args:
+      reward: [N] float; invalid entries may be NaN. greedy: [N] bool, which row is the greedy one of its group.
+      group: [N] int32. valid: [N] bool.
+
+    Returns:
+      [N] float32 or wider.
+
+    Source: Li et al. 2310.10505; verl.
+    """
+    baselines = valid & greedy
+    there = groups.to_rows(groups.count(group, baselines, num_groups=num_groups) > 0, group)
+    baseline = groups.to_rows(groups.mean(reward, group, baselines, num_groups=num_groups), group)
+    return jnp.where(valid & ~greedy & there, reduce.masked(reward, valid) - baseline, 0)
+
+
+def length_weighted(reward: Array, length: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns A10, OPO: R_i - sum(len_j R_j) / sum(len_j) over the group.
+
+    The baseline of least variance where the squared norm of a row's gradient grows with its length. A group whose
+    rewards are all equal gets exactly 0, and so does a group of one.
+
+    Args:
+      reward: [N] float; invalid entries may be NaN. length: [N] int32, sampled tokens; a row without any is left out.
+      group: [N] int32. valid: [N] bool.
+
+    Returns:
+      [N] float32 or wider.
+
+    Source: Hao et al. 2505.23585; verl.
+    """
+    valid = valid & (length > 0)
+    weighted = groups.total(reduce.masked(reward, valid) * length, group, valid, num_groups=num_groups)
+    tokens = groups.total(length, group, valid, num_groups=num_groups)
+    varied = groups.to_rows(groups.varied(reward, group, valid, num_groups=num_groups), group)
+    baseline = groups.to_rows(weighted / jnp.maximum(tokens, 1), group)
+    return jnp.where(valid & varied, reduce.masked(reward, valid) - baseline, 0)
+
+
+def token_optimal(
+    returns: Array,
+    probability: Array,
+    sum_squared: Array,
+    action_mask: Array,
+    group: Array,
+    valid: Array,
+    *,
+    num_groups: int,
+) -> Array:
+    """Returns A10, OTB: Ret_t - b_t, with a baseline of its own for every column of a group,
+
+        b_t = sum_j Ret_jt W_jt / sum_j W_jt,  W_jt = sum over the sampled tokens up to t of 1 - 2 p(y) + sum_v p_v^2
+
+    over the rows j of the group that sampled a token there. W stands for the squared norm of the gradient so far: of
+    the logits, that of a token is 1 - 2 p(y) + sum_v p_v^2. The prompts of a group are equal, so that columns agree. A
+    column that one row alone has, or whose returns or weights leave nothing to compare, gets 0.
+
+    Args:
+      returns: [N, T] float (A1). probability: [N, T] float, p(y_t) of the sampled token when it was drawn.
+      sum_squared: [N, T] float, sum over the vocabulary of p_v^2. action_mask: [N, T] bool. group: [N] int32.
+      valid: [N] bool.
+
+    Returns:
+      [N, T] float32 or wider, 0 where not an action.
+
+    Source: verl's optimal token baseline.
+    """
+    counts = action_mask & valid[:, None]
+    norm = 1 - 2 * reduce.masked(probability, counts) + reduce.masked(sum_squared, counts)
+    weights = jnp.cumsum(jnp.where(counts, norm, 0), axis=-1)
+    by_column = lambda fn: jax.vmap(functools.partial(fn, num_groups=num_groups), in_axes=(1, None, 1), out_axes=1)
+    to_rows = jax.vmap(groups.to_rows, in_axes=(1, None), out_axes=1)
+    total = by_column(groups.total)
+    weight = total(weights, group, counts)
+    baseline = total(reduce.masked(returns, counts) * weights, group, counts) / jnp.where(weight > 0, weight, 1)
+    compared = to_rows(by_column(groups.varied)(returns, group, counts) & (weight > 0), group)
+    return jnp.where(counts & compared, reduce.masked(returns, counts) - to_rows(baseline, group), 0)

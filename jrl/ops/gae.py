@@ -1,0 +1,171 @@
+"""Advantages of values: GAE over sampled tokens, with a lambda for every row, and over macro actions.
+
+Nothing here carries a gradient. Tokens that the policy did not sample are skipped: with plain recursion over values of
+0 the token before a tool's answer would have no future return (TRL's PPO, OpenRLHF). A reward on such a token counts
+for the sampled token before it. A row that was cut at its limit ends there.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+
+def gae(token_reward: Array, values: Array, action_mask: Array, *, discount: float, gae_lambda: float | Array) -> Array:
+    """Returns A13, generalized advantage estimates: from the end of a row to its start, over sampled tokens alone,
+
+        delta_t = r_t + discount * v_{t'} - v_t,  A_t = delta_t + discount * gae_lambda * A_{t'}
+
+    with t' the next sampled token, and v = A = 0 after the last.
+
+    Args:
+      token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
+      action_mask: [N, T] bool. gae_lambda: lambda, [] or [N], one for every row; at 1 A_t is the return minus v_t, at 0
+        it is delta_t.
+
+    Returns:
+      [N, T] float32 or wider, 0 where not an action.
+
+    Source: Schulman et al. 1506.02438 eq. 16; carried over gaps as in verl, Tunix, AReaL and NeMo.
+    """
+    values = reduce.masked(values, action_mask)
+    dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
+
+    def step(later, column):
+        next_value, next_advantage, waiting = later
+        reward, value, is_action = column
+        reward = reward + waiting
+        advantage = (reward + discount * next_value - value + discount * gae_lambda * next_advantage).astype(dtype)
+        carry = (
+            jnp.where(is_action, value, next_value),
+            jnp.where(is_action, advantage, next_advantage),
+            jnp.where(is_action, 0, reward),
+        )
+        return carry, jnp.where(is_action, advantage, 0)
+
+    start = jnp.zeros_like(values[:, 0], dtype)
+    columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T)
+    return jax.lax.scan(step, (start, start, start), columns, reverse=True)[1].T
+
+
+def length_adaptive_lambda(action_mask: Array, *, alpha: float) -> Array:
+    """Returns A14's lambda of every row: clip(1 - 1 / (alpha * length), 0, 1), with length its sampled tokens.
+
+    The weights of GAE then sum to about alpha * length, whatever the length: with one lambda for all rows, the reward
+    at the end of a long one would not reach its start.
+
+    Args:
+      action_mask: [N, T] bool. alpha: above 0.
+
+    Returns:
+      [N] float32 or wider, 0 for a row of 1 / alpha tokens or fewer.
+
+    Source: VAPO, 2504.05118; alpha 0.05.
+    """
+    length = jnp.maximum(jnp.sum(action_mask, axis=-1), 1)
+    return jnp.clip(1 - 1 / (alpha * length), 0, 1)
+
+
+def decoupled_gae(
+    token_reward: Array,
+    values: Array,
+    action_mask: Array,
+    *,
+    discount: float,
+    policy_lambda: float | Array,
+    critic_lambda: float,
+) -> tuple[Array, Array]:
+    """Returns A14: (A_t by GAE with policy_lambda, Ret_t = A_t + v_t by GAE with critic_lambda).
+
+    At critic_lambda = 1 the targets are returns, free of the values' bias; the policy still gets the lower variance of
+    a smaller lambda.
+
+    Args:
+      As `gae`; policy_lambda: [] or [N].
+
+    Returns:
+      advantages (before whitening) and returns, [N, T] float32 or wider, 0 where not an action.
+
+    Source: VC-PPO, 2503.01491; VAPO, 2504.05118: critic_lambda 1.
+    """
+    policy = gae(token_reward, values, action_mask, discount=discount, gae_lambda=policy_lambda)
+    critic = gae(token_reward, values, action_mask, discount=discount, gae_lambda=critic_lambda)
+    return policy, critic + reduce.masked(values, action_mask)
+
+
+def ngram_starts(action_mask: Array, *, size: int) -> Array:
+    """Returns A15's macro actions of `size` tokens: True on the first token of each, [N, T] bool.
+
+    A macro action never spans tokens that the policy did not sample: after them another one starts. The last of such a
+    run may be shorter.
+
+    Args:
+      action_mask: [N, T] bool. size: at least 1; 1 makes every token a macro action.
+
+    Source: MA-RLHF, 2410.02743, fixed n-grams; 5 there.
+    """
+
+    def step(place, is_action):
+        return jnp.where(is_action, place + 1, 0), place
+
+    first = jnp.zeros_like(action_mask[:, 0], jnp.int32)
+    place = jax.lax.scan(step, first, action_mask.T)[1].T  # in the run of sampled tokens
+    return action_mask & (place % size == 0)
+
+
+def macro_gae(
+    token_reward: Array,
+    values: Array,
+    action_mask: Array,
+    macro_start: Array,
+    *,
+    discount: float,
+    gae_lambda: float,
+) -> tuple[Array, Array]:
+    """Returns A15: GAE (A13) over macro actions, given to every token of each, and A + V.
+
+    A macro's value V is the mean of its tokens' values, its reward the sum of theirs; discount and lambda apply once a
+    macro. With macros of one token this is A13; with one macro a row, its reward less V.
+
+    Args:
+      As `gae`; macro_start: [N, T] bool, the first token of every macro. The first sampled token of a row, and that of
+        every run of sampled tokens, must be one.
+
+    Returns:
+      advantages (before whitening) and returns, [N, T] float32 or wider, 0 where not an action.
+
+    Source: MA-RLHF, 2410.02743. The paper sums rewards, its released code averages them.
+    """
+    values = reduce.masked(values, action_mask)
+    dtype = jnp.promote_types(reduce.widen(token_reward).dtype, values.dtype)
+
+    def backward(later, column):
+        next_value, next_advantage, summed_reward, summed_value, count = later
+        reward, value, is_action, is_start = column
+        summed_reward, summed_value, count = summed_reward + reward, summed_value + value, count + is_action
+        mean = summed_value / jnp.maximum(count, 1)
+        advantage = summed_reward + discount * next_value - mean + discount * gae_lambda * next_advantage
+        advantage = advantage.astype(dtype)
+        carry = (
+            jnp.where(is_start, mean, next_value),
+            jnp.where(is_start, advantage, next_advantage),
+            jnp.where(is_start, 0, summed_reward),
+            jnp.where(is_start, 0, summed_value),
+            jnp.where(is_start, 0, count),
+        )
+        return carry, (advantage, advantage + mean)
+
+    def forward(macro, column):
+        advantage, returns, is_action, is_start = column
+        macro = (jnp.where(is_start, advantage, macro[0]), jnp.where(is_start, returns, macro[1]))
+        return macro, tuple(jnp.where(is_action, x, 0) for x in macro)
+
+    zero = jnp.zeros_like(values[:, 0], dtype)
+    columns = (token_reward.T.astype(dtype), values.T.astype(dtype), action_mask.T, (macro_start & action_mask).T)
+    of_macros = jax.lax.scan(backward, (zero,) * 5, columns, reverse=True)[1]
+    advantages, returns = jax.lax.scan(forward, (zero, zero), (*of_macros, *columns[2:]))[1]
+    return advantages.T, returns.T

@@ -1,0 +1,65 @@
+"""V-trace: values and advantages of the policy that learns, from samples of another. Nothing carries a gradient."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+
+def vtrace(
+    token_reward: Array,
+    values: Array,
+    weights: Array,
+    action_mask: Array,
+    *,
+    discount: float,
+    gae_lambda: float,
+    max_weight: float,
+    max_trace: float,
+) -> tuple[Array, Array]:
+    """Returns A16, V-trace: (advantages of the policy gradient, value targets vs), from the end of a row to its start,
+
+        rho_t = min(w_t, max_weight),  c_t = gae_lambda * min(w_t, max_trace)
+        vs_t = v_t + rho_t (r_t + discount v_{t'} - v_t) + discount c_t (vs_{t'} - v_{t'})
+        A_t  = rho_t (r_t + discount vs_{t'} - v_t)
+
+    with t' the next sampled token, and v = vs = 0 after the last. Tokens that the policy did not sample are skipped, as
+    in A13, and a reward on them counts for the sampled token before. A weight of 0 (a rejected token) ends the trace:
+    nothing after it reaches vs before it. With all weights 1, vs - v is GAE.
+
+    Args:
+      token_reward: [N, T] float. values: [N, T] float, of the state before the token is chosen.
+      weights: [N, T] float, w = exp(old_logprobs - behaviour_logprobs). action_mask: [N, T] bool.
+      max_weight, max_trace: rho-bar and c-bar; which policy the values converge to, and how fast.
+
+    Returns:
+      [N, T] float32 or wider each, 0 where not an action.
+
+    Source: Espeholt et al. 1802.01561 eq. 1; rlax.vtrace_td_error_and_advantage. Both bounds 1 there.
+    """
+    values, weights = reduce.masked(values, action_mask), reduce.masked(weights, action_mask)
+    dtype = jnp.result_type(reduce.widen(token_reward), values, weights)
+
+    def step(later, column):
+        next_value, next_target, waiting = later
+        reward, value, weight, is_action = column
+        reward = reward + waiting
+        rho, trace = jnp.minimum(weight, max_weight), gae_lambda * jnp.minimum(weight, max_trace)
+        target = value + rho * (reward + discount * next_value - value) + discount * trace * (next_target - next_value)
+        target = target.astype(dtype)
+        advantage = (rho * (reward + discount * next_target - value)).astype(dtype)
+        carry = (
+            jnp.where(is_action, value, next_value),
+            jnp.where(is_action, target, next_target),
+            jnp.where(is_action, 0, reward),
+        )
+        return carry, (jnp.where(is_action, advantage, 0), jnp.where(is_action, target, 0))
+
+    start = jnp.zeros_like(values[:, 0], dtype)
+    columns = (*(x.T.astype(dtype) for x in (token_reward, values, weights)), action_mask.T)
+    advantages, targets = jax.lax.scan(step, (start, start, start), columns, reverse=True)[1]
+    return advantages.T, targets.T

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Facts, Groups, Tokens
+from jrl.algos.ppo import PPO
+from jrl.algos.vapo import VAPO
+
+OBJECTIVE = ALGOS["VAPO"]
+FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=6)
+
+
+def groups():
+    """A row with a tool's answer in it, one of two tokens, one without a verdict and one without a token."""
+    return Groups(
+        reward=jnp.array([1.0, 0.0, jnp.nan, 5.0]),
+        outcome=jnp.zeros(4),
+        valid=jnp.array([True, True, False, True]),
+        group=jnp.arange(4, dtype=jnp.int32),
+        action_mask=jnp.array([[True, True, False, True], [False, True, True, False], [True] * 4, [False] * 4]),
+        finish=jnp.zeros(4, jnp.int8),
+        num_groups=4,
+        max_completion=4,
+        values=jnp.array([[0.2, 0.4, jnp.nan, 0.6], [jnp.nan, 0.5, 0.1, jnp.nan], [9.0] * 4, [jnp.nan] * 4]),
+        old_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
+        behaviour_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
+    )
+
+
+def credited(config, given):
+    run = jax.jit(lambda config, g: (OBJECTIVE.advantages(config, g, g.reward, ())[0],
+                                     OBJECTIVE.returns(config, g, g.reward)))  # fmt: skip
+    return run(config, given)
+
+
+def whitened(first, second):
+    """Returns the advantages of both rows' sampled tokens in their places, whitened."""
+    each = np.array([*first, *second])
+    a, b, c, d, e = (each - each.mean()) / np.sqrt(each.var(ddof=1) + 1e-8)
+    return [[a, b, 0, c], [0, d, e, 0], [0] * 4, [0] * 4]
+
+
+def test_the_policys_lambda_grows_with_length_and_the_critic_learns_returns():
+    # length_alpha 0.5: 3 sampled tokens have lambda 1 - 1 / 1.5 = 1/3, 2 have 0. Row 0: 1 - 0.6 = 0.4;
+    # 0.6 - 0.4 + 0.4 / 3 = 1/3; 0.4 - 0.2 + 1/9 = 0.311111. Row 1: 0 - 0.1; 0.1 - 0.5.
+    advantages, returns = credited(VAPO(length_alpha=0.5), groups())
+    np.testing.assert_allclose(advantages, whitened([0.311111, 1 / 3, 0.4], [-0.4, -0.1]), atol=1e-5)
+    np.testing.assert_allclose(returns, [[1, 1, 0, 1], [0] * 4, [0] * 4, [0] * 4], atol=1e-6)
+
+
+def test_a_lambda_for_rows_of_every_length():
+    # lambda 0.95: 0.4; 0.2 + 0.38 = 0.58; 0.2 + 0.95 * 0.58 = 0.751. Row 1: -0.1; -0.4 - 0.095.
+    advantages, returns = credited(VAPO(gae_lambda=0.95), groups())
+    np.testing.assert_allclose(advantages, whitened([0.751, 0.58, 0.4], [-0.495, -0.1]), atol=1e-5)
+    np.testing.assert_allclose(returns[0], [1, 1, 0, 1], atol=1e-6)
+
+
+def tokens():
+    return Tokens(
+        logprobs=jnp.log(jnp.array([1.5, 1.0, 1.0])),
+        old_logprobs=jnp.zeros(3),
+        behaviour_logprobs=jnp.full(3, -np.log(2.0), jnp.float32),
+        ref_logprobs=None,
+        entropy=jnp.full(3, 3.0),
+        advantages=jnp.array([1.0, -2.0, 0.0]),
+        mask=jnp.array([True, True, False]),
+        segment=jnp.zeros(3, jnp.int32),
+        num_segments=1,
+        values=jnp.array([0.9, 0.9, jnp.nan]),
+        old_values=jnp.array([0.5, 0.5, jnp.nan]),
+        returns=jnp.array([0.0, 1.0, jnp.nan]),
+    )
+
+
+def test_right_answers_are_imitated():
+    # PPO's loss: rho 1.5, A 1, clip 0.28: -1.28 and 0.1 * 0.405; rho 1, A -2: 2 and 0.1 * 0.045, its value is clipped.
+    # The second token's return is 1: 0.1 * -lp = 0. With lp -0.5 and -1.5 on right rows: 0.1 * mean(0.5, 1.5) = 0.1.
+    loss, metrics = jax.jit(OBJECTIVE.token_loss)(VAPO(), tokens(), ())
+    np.testing.assert_allclose(loss, [-1.28 + 0.0405, 2 + 0.0045, 0], rtol=1e-6)
+    np.testing.assert_array_equal(metrics["right"], [0, 1, 0])
+    right = tokens().replace(logprobs=jnp.array([-0.5, -1.5, jnp.nan]), returns=jnp.ones(3))
+    loss_of = lambda config, lp: OBJECTIVE.token_loss(config, right.replace(logprobs=lp), ())[0]
+    more = loss_of(VAPO(), right.logprobs) - loss_of(VAPO(positive_nll=None), right.logprobs)
+    np.testing.assert_allclose(more, [0.05, 0.15, 0], rtol=1e-5)
+    np.testing.assert_allclose(more.sum() / 2, 0.1, rtol=1e-5)
+    gradient = lambda config: jax.grad(lambda lp: loss_of(config, lp).sum())(right.logprobs)
+    np.testing.assert_allclose(gradient(VAPO()) - gradient(VAPO(positive_nll=None)), [-0.1, -0.1, 0], rtol=1e-5)
+
+
+def test_wrong_answers_are_not_imitated():
+    wrong = tokens().replace(returns=jnp.array([0.0, 0.5, 9.0]))
+    with_it, without = (OBJECTIVE.token_loss(VAPO(positive_nll=c), wrong, ())[0] for c in (0.1, None))
+    np.testing.assert_array_equal(with_it, without)
+
+
+def test_defaults_are_those_of_the_paper():
+    config = VAPO()
+    assert (config.clip_low, config.clip_high, config.length_alpha, config.positive_nll) == (0.2, 0.28, 0.05, 0.1)
+    OBJECTIVE.check(config, FACTS)
+    assert OBJECTIVE.needs(config) == ALGOS["PPO"].needs(PPO())
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (VAPO(value_clip=0.0), r"VAPO\.value_clip = 0\.0"),
+        (VAPO(discount=0.0), r"VAPO\.discount = 0\.0"),
+        (VAPO(discount=0.9), r"VAPO\.positive_nll tells right answers by their return"),
+        (VAPO(kl_in_reward=0.1), r"VAPO\.positive_nll tells right answers by their return"),
+        (VAPO(whiten_rewards=True), r"VAPO\.positive_nll tells right answers by their return"),
+        (VAPO(gae_lambda=1.5), r"VAPO\.gae_lambda = 1\.5"),
+        (VAPO(length_alpha=0.0), r"VAPO\.length_alpha = 0\.0"),
+        (VAPO(positive_nll=0.0), r"VAPO\.positive_nll = 0\.0"),
+    ],
+)
+def test_illegal_combinations_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        OBJECTIVE.check(config, FACTS)
