@@ -26,7 +26,7 @@ import jax
 from jrl.algos import common, ppo
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.ppo import PPO
-from jrl.ops import gae, reduce, surrogate
+from jrl.ops import gae, likelihood, reduce
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -86,8 +86,7 @@ def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
     if config.positive_nll is None:
         return loss, metrics
     right = reduce.masked(tokens.returns, tokens.mask) > RIGHT
-    # -logprobs: a policy gradient of advantage 1.
-    imitation = surrogate.policy_gradient(tokens.logprobs, reduce.widen(right), tokens.mask)
+    imitation = likelihood.positive_nll(tokens.logprobs, right, tokens.mask)
     imitation, _ = common.correct(config.importance, imitation, tokens)
     own = common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(right)})
     return loss + config.positive_nll * imitation, metrics | own

@@ -25,6 +25,7 @@ class Credit(NamedTuple):
     state: PyTree  # the objective's, to be stored once the update is known to be sound
     metrics: dict[str, Array]
     returns: Array | None = None  # [N, T] float32, where the objective has a value head
+    selected: Array | None = None  # [N, T] bool, where the objective selects tokens
 
 
 def groups_of(
@@ -44,6 +45,7 @@ def groups_of(
         num_groups=num_groups,
         action_mask=_everywhere(rollout.action_mask),
         finish=_everywhere(rollout.finish),
+        sample=_everywhere(rollout.sample),
         max_completion=max_completion,
         token_reward=everywhere(scores.token_reward),
         components=everywhere(scores.components),
@@ -92,6 +94,7 @@ def credit(
         old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
         behaviour_logprobs=behaviour if needs.credit_logprobs else None,
         ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
+        old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
     )
     action_mask = groups.action_mask
     reward = objective.shape(config, groups)
@@ -120,7 +123,8 @@ def credit(
         returns = objective.returns(config, groups, reward)
         metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
         metrics["value/return"] = masked_mean(returns, loss_mask)
-    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), state, metrics, returns)
+    selected = None if objective.select is None else objective.select(config, groups, advantages)
+    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), state, metrics, returns, selected)
 
 
 def finish_sampled(
@@ -142,6 +146,7 @@ def finish_sampled(
         loss_weights=pack(credit.loss_weights, plan.source),
         advantages=pack(credit.advantages, plan.source),
         returns=None if credit.returns is None else pack(credit.returns, plan.source),
+        selected=None if credit.selected is None else pack(credit.selected, plan.source),
         targets=None,
         denominator=objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
     )

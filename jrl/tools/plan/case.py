@@ -213,6 +213,7 @@ def stage_case(
         roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
         previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
         recomputes=(needs.values and CRITIC not in optimizers(stage))
+        or needs.credit_entropy
         or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
         before=before,
         **fields,
