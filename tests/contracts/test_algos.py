@@ -38,7 +38,7 @@ OPTIONS = {
 }
 
 # Options that a row's check refuses.
-REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward"}}
+REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward", "whiten_rewards"}}
 
 # The mean reward that a row is content with, where that is not all of it: five right of eight hold one in any four.
 SATISFIED = {"PassAtK": 0.6}
@@ -174,7 +174,9 @@ def test_it_learns_a_word_of_two_letters(name):
             old_entropy=jnp.tile(-(jnp.exp(before) * before).sum(-1), (rows, 1)),
             sample=jnp.arange(rows, dtype=jnp.int32) // num_groups,
         )
-        advantages, following, _ = objective.advantages(config, groups, objective.shape(config, groups), state)
+        shaped = objective.shape(config, groups)
+        advantages, following, _ = objective.advantages(config, groups, shaped, state)
+        returns = jnp.zeros((rows, 2)) if objective.returns is None else objective.returns(config, groups, shaped)
         mask = ones & objective.keep(config, groups)[:, None]
 
         def loss(logits):
@@ -193,7 +195,7 @@ def test_it_learns_a_word_of_two_letters(name):
                 num_segments=1,
                 values=jnp.zeros((rows, 2)),
                 old_values=jnp.zeros((rows, 2)),
-                returns=jnp.zeros((rows, 2)),
+                returns=returns,
                 selected=None if objective.select is None else objective.select(config, groups, advantages),
             )
             per_token, metrics = objective.token_loss(config, batch, state)
