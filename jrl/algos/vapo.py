@@ -47,11 +47,11 @@ def check(config: VAPO, facts: Facts) -> None:
     by_length = config.gae_lambda is None
     ppo.check(dataclasses.replace(config, gae_lambda=1.0) if by_length else config, facts)
     if config.positive_nll is not None and not (
-        config.discount == 1 and config.kl_in_reward is None and not config.whiten_rewards
+        config.discount == 1 and config.kl_in_reward is config.reward_clip is None and not config.whiten_rewards
     ):
         raise ValueError(
             "VAPO.positive_nll tells right answers by their return, which must be their reward: set VAPO.discount = 1, "
-            "kl_in_reward = None and whiten_rewards = False, or positive_nll = None."
+            "kl_in_reward = None, reward_clip = None and whiten_rewards = False, or positive_nll = None."
         )
     if not config.length_alpha > 0:
         raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")

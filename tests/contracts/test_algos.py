@@ -38,7 +38,10 @@ OPTIONS = {
 }
 
 # Options that a row's check refuses.
-REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward", "whiten_rewards"}}
+REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"}}
+
+# What an answer of two letters asks for: VAPO's own lambda is 0 for it, and no values are learned here.
+SHORT = {"VAPO": {"gae_lambda": 1.0}}
 
 # The mean reward that a row is content with, where that is not all of it: five right of eight hold one in any four.
 SATISFIED = {"PassAtK": 0.6}
@@ -146,7 +149,7 @@ def test_a_row_for_stored_data_needs_nothing_that_only_samples_have(name):
 def test_it_learns_a_word_of_two_letters(name):
     """A policy of [2, 3] logits, rewarded where both letters are right: 1 in 9 at first, nearly always at the end."""
     objective = ALGOS[name]
-    config = default_config(objective)
+    config = dataclasses.replace(default_config(objective), **SHORT.get(name, {}))
     rows, num_groups, target = 64, 8, jnp.array([2, 0])
     optimizer = optax.adam(0.1)
     ones = jnp.ones((rows, 2), bool)
