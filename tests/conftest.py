@@ -120,6 +120,7 @@ LONG = (
     "contracts/test_models.py",
     "models/test_linear.py",
     "test_rewards.py",
+    "judges/test_run.py",
     "models/test_experts.py",
     "models/test_lora.py",
     "models/test_quantized.py",

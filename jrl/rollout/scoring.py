@@ -67,6 +67,7 @@ class HostScores:
     details: list[str]  # [N], details from the verifiers, mostly ""
     counts: dict[str, int]  # rows by status, every status named
     replayed: int  # rows whose verdicts came from the journal
+    source_metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # counters of other sources of rewards
 
     @property
     def scored_share(self) -> float | None:
