@@ -171,8 +171,7 @@ def _left(deadline: float) -> float:
 
 
 def _read(response: http.client.HTTPResponse, sock: socket.socket, deadline: float) -> bytes:
-    """Returns the body, or a beginning of more than MOST_REPLY_BYTES. A server that sends a byte now and then does not get
-    more time."""
+    """Returns the body, or its beginning. A server that sends a byte now and then does not get more time."""
     data = bytearray()
     while len(data) <= MOST_REPLY_BYTES:
         left = _left(deadline)
