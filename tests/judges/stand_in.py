@@ -103,7 +103,11 @@ class StandIn:
 
             def do_POST(self) -> None:
                 self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length)
+                if len(body) < length:  # whoever asked was killed
+                    self.close_connection = True
+                    return
                 with contextlib.suppress(OSError):
                     stand_in.answer(self, body)
 

@@ -1,5 +1,5 @@
-"""Two thousand verdicts of a judge that fails often: none lost, none doubled, the device hardly idle, and six kills that
-change no bit. Run by hand:
+"""Two thousand verdicts of a judge that fails often: none lost or doubled, a device that hardly waits, and six kills
+that change no bit. Run by hand:
 
 pytest -m slow tests/judges/test_trials.py -s
 """
@@ -19,20 +19,21 @@ from stand_in import Faults, StandIn
 
 pytestmark = pytest.mark.slow
 
-STEPS, ROWS = 8, 256
-TIMEOUT, LATENCY = 1.0, 0.1
+STEPS, ROWS = 8, 272
+TIMEOUT, LATENCY = 2.0, 0.1
 # Every answer takes a tenth of a second; above 150 requests a second the server sends the rest away.
-FAULTS = Faults(errors=0.2, timeouts=0.05, hang_seconds=1.5 * TIMEOUT, requests_per_second=150, latency_seconds=LATENCY)
+FAULTS = Faults(errors=0.2, timeouts=0.05, hang_seconds=1.2 * TIMEOUT, requests_per_second=150, latency_seconds=LATENCY)
 # Kills: how often a batch is announced before, and the seconds after it.
-KILLS = [(1, 0.5), (1, 2.0), (2, 0.1), (2, 1.0), (1, 0.0), (3, 1.5)]
+KILLS = [(1, 0.5), (2, 1.0), (2, 0.1), (2, 2.0), (1, 0.0), (2, 1.5)]
 
 
 def command(folder, address):
     announce = Path(__file__).parents[1] / "trials" / "announce.py"
     bindings = [
-        "Online.prompts=32", "Online.samples=8", f"Online.steps={STEPS}", "Checkpoint.every=2", "Log.samples=0",
+        f"Online.prompts={ROWS // 8}", "Online.samples=8", f"Online.steps={STEPS}", "Checkpoint.every=1", "Log.samples=0",
         "Config.judges=[@Judge()]", "Judge.model='stand-in'", f"Judge.address='{address}'", "Judge.concurrency=64",
         f"Judge.timeout_seconds={TIMEOUT}", "Judge.attempts=12", "Judge.backoff_seconds=0.1",
+        "AdamW.learning_rate=1e-5",  # so that few completions are alike
     ]  # fmt: skip
     return [sys.executable, str(announce), "train", "configs/tiny.gin", *bindings, "--run", str(folder)]
 
@@ -92,8 +93,11 @@ def test_no_verdict_is_lost_or_doubled_and_the_device_hardly_waits(straight):
     counted = lambda name: sum(row[f"host/judge/judge/{name}"] for row in rows(folder))
     asked = counted("requests")
     assert asked + counted("cached") + counted("shared") == STEPS * ROWS
-    assert set(server.answered.values()) == {1} and len(server.answered) == asked + 1  # and the first question
+    assert asked >= 2000 and len(server.answered) == asked + 1  # and the first question
     said = server.said
+    # What a busy machine answered too late was asked again, and what came late was not read.
+    late = sum(server.answered.values()) - len(server.answered)
+    assert late <= counted("timeout") + counted("connection") - said["timeouts"] + 1
     assert min(said["errors"], said["timeouts"], said["limited"]) > 0
     one_after_another = LATENCY * (said["answer"] + said["errors"]) + TIMEOUT * said["timeouts"]
     waited = sum(row["time/judge/judge/wait_seconds"] for row in rows(folder))
