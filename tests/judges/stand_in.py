@@ -171,10 +171,10 @@ class StandIn:
         if kind == "errors":
             return self._say(kind, handler, 503 if u < f.errors / 2 else 500, b'{"error": "overloaded"}')
         if kind == "timeouts":
-            self.closing.wait(f.hang_seconds)
-            handler.close_connection = True
             with self.lock:
                 self.said[kind] += 1
+            self.closing.wait(f.hang_seconds)
+            handler.close_connection = True
             return None
         if kind == "pages":
             return self._say(kind, handler, 200, PAGE, "text/html")

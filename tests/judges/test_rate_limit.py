@@ -43,6 +43,6 @@ def test_backoff_doubles_with_jitter_that_the_request_decides():
     waits = [backoff("ab", tries, 1.0) for tries in range(1, 6)]
     for tries, wait in enumerate(waits, 1):
         assert 2 ** (tries - 2) <= wait < 2 ** (tries - 1)
-    assert waits == [backoff("ab", tries, 1.0) for tries in range(1, 6)]
+        assert wait == waits[0] * 2 ** (tries - 1)
     assert len({backoff(f"{i:02x}", 1, 1.0) for i in range(50)}) == 50
-    assert MOST_BACKOFF_SECONDS / 2 <= backoff("ab", 40, 1.0) < MOST_BACKOFF_SECONDS
+    assert MOST_BACKOFF_SECONDS / 2 <= backoff("ab", 10**6, 1.0) < MOST_BACKOFF_SECONDS

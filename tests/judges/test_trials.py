@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 STEPS, ROWS = 8, 272
 TIMEOUT, LATENCY = 2.0, 0.1
-# Every answer takes a tenth of a second; above 150 requests a second the server sends the rest away.
-FAULTS = Faults(errors=0.2, timeouts=0.05, hang_seconds=1.2 * TIMEOUT, requests_per_second=150, latency_seconds=LATENCY)
+# Every answer takes a tenth of a second; above 300 requests a second the server sends the rest away.
+FAULTS = Faults(errors=0.2, timeouts=0.05, hang_seconds=1.2 * TIMEOUT, requests_per_second=300, latency_seconds=LATENCY)
 # Kills: how often a batch is announced before, and the seconds after it.
 KILLS = [(1, 0.5), (2, 1.0), (2, 0.1), (2, 2.0), (1, 0.0), (2, 1.5)]
 
@@ -30,7 +30,8 @@ KILLS = [(1, 0.5), (2, 1.0), (2, 0.1), (2, 2.0), (1, 0.0), (2, 1.5)]
 def command(folder, address):
     announce = Path(__file__).parents[1] / "trials" / "announce.py"
     bindings = [
-        f"Online.prompts={ROWS // 8}", "Online.samples=8", f"Online.steps={STEPS}", "Checkpoint.every=1", "Log.samples=0",
+        f"Online.prompts={ROWS // 8}", "Online.samples=8", f"Online.steps={STEPS}", "Checkpoint.every=1",
+        "Log.samples=0",
         "Config.judges=[@Judge()]", "Judge.model='stand-in'", f"Judge.address='{address}'", "Judge.concurrency=64",
         f"Judge.timeout_seconds={TIMEOUT}", "Judge.attempts=12", "Judge.backoff_seconds=0.1",
         "AdamW.learning_rate=1e-5",  # so that few completions are alike

@@ -66,7 +66,9 @@ class Client:
     ):
         self.counts: collections.Counter[str] = collections.Counter()  # requests, failures by name, tokens, ...
         self._endpoint, self._read, self._limits, self._limit, self._cache = endpoint, read, limits, limit, cache
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._sendable = threading.Condition(self._lock)  # for the threads: wakes one for each request
+        self._settled = threading.Condition(self._lock)  # for whoever waits
         self._waiting: list[tuple[float, int, Request]] = []  # a heap: when it may be sent, order, request
         self._order = itertools.count()
         self._asked: dict[str, Request] = {}  # by key, those that are not settled
@@ -83,7 +85,7 @@ class Client:
 
     def ask(self, bodies: Sequence[bytes]) -> list[Request]:
         """Begins to ask, and returns at once: a request for each body. Equal bodies under way share one request."""
-        with self._changed:
+        with self._lock:
             if self._closing:
                 raise RuntimeError("the judge's client is closed") from self._failure
             return [self._ask(body) for body in bodies]
@@ -108,16 +110,16 @@ class Client:
 
         Raises: RuntimeError where a thread of the client has failed.
         """
-        with self._changed:
+        with self._lock:
             done = lambda: self._failure is not None or all(request.settled for request in requests)
-            self._changed.wait_for(done, seconds)
+            self._settled.wait_for(done, seconds)
             if self._failure is not None:
                 raise RuntimeError(f"the judge's client failed: {self._failure!r}") from self._failure
             return done()
 
     def drop(self, requests: Sequence[Request]) -> None:
         """Gives up requests that have not been sent. Answers to the others still go to the cache."""
-        with self._changed:
+        with self._lock:
             given_up = set(map(id, requests))
             self._waiting = [entry for entry in self._waiting if id(entry[2]) not in given_up]
             heapq.heapify(self._waiting)
@@ -131,14 +133,14 @@ class Client:
 
     def close(self) -> None:
         """Cuts what is under way, and ends the threads."""
-        with self._changed:
+        with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            self._sendable.notify_all()
         self._connections.cut()
         deadline = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        with self._changed:  # a thread that still looks up a name finds the client closed, and writes nothing
+        with self._lock:  # a thread that still looks up a name finds the client closed, and writes nothing
             if self._cache is not None:
                 self._cache.close()
 
@@ -154,7 +156,7 @@ class Client:
 
     def _push(self, request: Request, ready: float) -> None:
         heapq.heappush(self._waiting, (ready, next(self._order), request))
-        self._changed.notify_all()
+        self._sendable.notify()
 
     # Below: the client's own threads.
 
@@ -172,30 +174,32 @@ class Client:
                 except JudgeError as caught:
                     error = caught
                 idle_since = time.monotonic()
-                with self._changed:
+                with self._lock:
                     self._settle(request, found, error)
         except BaseException as failure:  # an error of ours: whoever waits must hear of it
-            with self._changed:
+            with self._lock:
                 self._failure = failure
-                self._changed.notify_all()
+                self._settled.notify_all()
         finally:
             connection.close()
 
     def _next(self) -> Request | None:
         """Waits for the next request that may be sent. Returns None where the client is closing."""
-        with self._changed:
+        with self._lock:
             while not self._closing:
                 if not self._waiting:
-                    self._changed.wait()
+                    self._sendable.wait()
                     continue
                 now = time.monotonic()
                 ready, _, request = self._waiting[0]
                 tokens = self._tokens(request)
                 delay = max(ready - now, self._pause_until - now, self._limit.wait(now, tokens))
                 if delay > 0:
-                    self._changed.wait(delay)
+                    self._sendable.wait(delay)
                     continue
                 heapq.heappop(self._waiting)
+                if self._waiting:  # someone must watch the next one
+                    self._sendable.notify()
                 self._limit.take(now, tokens)
                 request.tries += 1
                 request.began = request.began or now
@@ -227,9 +231,12 @@ class Client:
         told = error.wait_seconds
         limited = error.failure is Failure.RATE_LIMIT or (told is not None and error.failure is Failure.SERVER_ERROR)
         request.attempts += not limited
-        delay = backoff(request.key, request.tries, self._limits.backoff_seconds) if told is None else told
+        # A rate limit that was met on the way makes no later failure wait longer; those that it refused together come
+        # back one by one.
+        times = request.attempts if not limited else request.tries if told is None else 1
+        delay = (told or 0.0) + backoff(f"{request.key}/{request.tries}", times, self._limits.backoff_seconds)
         if limited:
-            self._pause_until = max(self._pause_until, now + min(delay, MOST_RETRY_AFTER_SECONDS))
+            self._pause_until = max(self._pause_until, now + min(told or delay, MOST_RETRY_AFTER_SECONDS))
         why = self._given_up(request, error, now + delay)
         if why is not None:
             request.problem = f"{error.detail}{why}"
@@ -253,12 +260,12 @@ class Client:
     def _finish(self, request: Request) -> None:
         request.settled = True
         self._asked.pop(request.key, None)
-        self._changed.notify_all()
+        self._settled.notify_all()
 
 
-def backoff(key: str, tries: int, first: float) -> float:
-    """Returns the seconds before a request is sent again: first * 2^(tries - 1), at most a minute, times a number in
-    [0.5, 1) that depends on the request and the try alone. So many requests that failed together do not come back
-    together."""
-    drawn = int.from_bytes(hashlib.sha256(f"{key}/{tries}".encode()).digest()[:4]) / 2**32
-    return min(MOST_BACKOFF_SECONDS, first * 2 ** (tries - 1)) * (1 + drawn) / 2
+def backoff(name: str, failures: int, first: float) -> float:
+    """Returns the seconds before a request is sent again: first * 2^(failures - 1), at most a minute, times a number in
+    [0.5, 1) that `name` alone decides, which names the request and the try. So many requests that failed together do
+    not come back together."""
+    drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32
+    return min(MOST_BACKOFF_SECONDS, first * 2 ** (min(failures, 64) - 1)) * (1 + drawn) / 2
