@@ -14,6 +14,7 @@ from stand_in import Faults, StandIn
 
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import Grade, Judge, open_judges, preflight
+from jrl.tasks.judges import client as client_module
 from jrl.tasks.judges.api import Endpoint
 from jrl.tasks.judges.cache import AnswerCache
 from jrl.tasks.judges.client import Client
@@ -224,6 +225,17 @@ def test_a_rate_limit_costs_no_attempt_and_patience_ends():
     with StandIn(Faults(requests_per_second=0.001)) as server:
         (request,), _ = asked(server, ["a"], patience_seconds=1e6)
         assert request.problem == "status 429: '{}' (it asks to wait 1000 s)"
+
+
+def test_a_rate_limit_on_the_way_makes_no_later_failure_wait_longer(monkeypatch):
+    doublings = []
+    known = client_module.backoff
+    monkeypatch.setattr(client_module, "backoff", lambda *given: doublings.append(given[1]) or known(*given))
+    with StandIn(Faults(errors=1.0, most=2)) as server:
+        refusals = iter([0.001] * 10)
+        monkeypatch.setattr(server, "_limited", lambda: next(refusals, None))
+        (request,), _ = asked(server, ["a"], attempts=3)
+    assert request.content is not None and doublings == [1] * 10 + [1, 2]
 
 
 def test_a_server_that_drips_is_cut_at_the_deadline():

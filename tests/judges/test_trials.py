@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 STEPS, ROWS = 8, 272
 TIMEOUT, LATENCY = 2.0, 0.1
-# Every answer takes a tenth of a second; above 300 requests a second the server sends the rest away.
-FAULTS = Faults(errors=0.2, timeouts=0.05, hang_seconds=1.2 * TIMEOUT, requests_per_second=300, latency_seconds=LATENCY)
+# Every answer takes a tenth of a second; above 80 requests a second the server sends the rest away.
+FAULTS = Faults(errors=0.2, timeouts=0.05, hang_seconds=1.2 * TIMEOUT, requests_per_second=80, latency_seconds=LATENCY)
 # Kills: how often a batch is announced before, and the seconds after it.
 KILLS = [(1, 0.5), (2, 1.0), (2, 0.1), (2, 2.0), (1, 0.0), (2, 1.5)]
 
