@@ -29,6 +29,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
+    "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
     "jrl.device.program_cache.CompileAfterFreeze": STOPPED,
     "jrl.run.checkpoints.run_state.SaveFailed": STOPPED,
     "jrl.run.checkpoints.run_state.DamagedStep": STOPPED,

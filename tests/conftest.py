@@ -149,6 +149,7 @@ LONG = (
     "checkpoints/test_run_state.py",
     "models/test_linear.py",
     "test_rewards.py",
+    "judges/test_run.py",
     "families/test_families.py",
     "ops/test_router.py",
     "plan/test_flops.py",

@@ -110,7 +110,9 @@ def with_known_shape(config: Config) -> tuple[Config, str | None]:
 
 def uncounted(config: Config) -> str | None:
     """Returns a note about the parts of a run that are not counted; None where everything is."""
-    return None if config.reward is None else "the memory and the time of Config.reward are not counted"
+    notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
+    notes += ["the time of Config.judges is not counted"] * bool(config.judges)
+    return "; ".join(notes) or None
 
 
 def vocab_size_of(config: Config) -> int | None:
