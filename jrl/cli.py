@@ -241,7 +241,8 @@ def sweep(args: argparse.Namespace) -> int:
 
         found = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
         asked = sweeping.Asked(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
-        sweeping.check_baseline(found, args.baseline)
+        if args.baseline is not None:
+            sweeping.baseline_members(found, args.baseline)
         options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
                    *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
         commands = sweeping.commands_of(found, args.out, options)
@@ -255,10 +256,10 @@ def sweep(args: argparse.Namespace) -> int:
                 found, args.out, commands=commands, jobs=args.jobs, stop=stop, metric=metric, stream=sys.stdout
             )
             comparison = None if stop.is_set() else sweeping.report_sweep(found, args.out, ended, asked)
+            if comparison is not None:
+                print(f"\n{table(comparison)}\n\nThe report is in {args.out / sweeping.PAGE}", flush=True)
         finally:
             lock.release()
-    if comparison is not None:
-        print(f"\n{table(comparison)}\n\nThe report is in {args.out / sweeping.PAGE}")
     failed = sweeping.failures(args.out, found, ended)
     for line in failed:
         print(f"jrl: {line}", file=sys.stderr)

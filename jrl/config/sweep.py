@@ -135,7 +135,7 @@ def gin_text(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(gin_text, value)) + "]"
     if isinstance(value, tuple):
-        return "(" + "".join(f"{gin_text(item)}, " for item in value).removesuffix(" ") + ")"
+        return "(" + ", ".join(map(gin_text, value)) + ("," if len(value) == 1 else "") + ")"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{gin_text(key)}: {gin_text(item)}" for key, item in value.items()) + "}"
     return repr(value) if value is None or isinstance(value, bool | int | float | str) else str(value)

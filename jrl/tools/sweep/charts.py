@@ -1,5 +1,7 @@
-"""Charts as SVG text, complete in themselves and readable on a light and on a dark page. Our own, so that a page needs
-nothing from outside."""
+"""Charts as SVG text, complete in themselves and readable on a light and on a dark page.
+
+Colors are attributes, for whatever draws SVG; a style sheet replaces them where a browser shows a dark page.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,16 @@ from jrl.tools.sweep.comparison import Curve, Row, number
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 40, 48  # margins of the plot
 LINE = 20  # of text, and of a row of the legend
-CHARACTER = 7.0  # the width of one, about
+CHARACTER = 7.6  # the width of one, about
 HOVERED_POINTS = 60  # of a curve, that show their numbers under the pointer
 # Eight colors, told apart by people with the common kinds of color blindness, on white and on near-black. Further
 # variants repeat them dashed, then dotted.
 LIGHT = ("#1f6fb4", "#c8560a", "#1a8754", "#8250c4", "#c2337a", "#0f8b8d", "#8a5a2b", "#5f6b76")
 DARK = ("#6cb0f0", "#f59d56", "#58c98b", "#b794f0", "#f083b5", "#4fc7c9", "#cfa177", "#a9b4bf")
-DASHES = ("none", "7 4", "2 3")
+DASHES = ("", "7 4", "2 3")
 
 
-def _style() -> str:
-    color = lambda colors: "".join(f".c{i}{{--c:{value}}}" for i, value in enumerate(colors))
-    return (
-        "<style>svg.jrl{--ink:#1c2024;--soft:#667078;--rule:#e2e5e8;background:transparent;"
-        "font:13px system-ui,sans-serif}svg.jrl text{fill:var(--ink)}svg.jrl .soft{fill:var(--soft)}"
-        "svg.jrl .rule{stroke:var(--rule);stroke-width:1}svg.jrl .axis{stroke:var(--soft);stroke-width:1}"
-        "svg.jrl .line{stroke:var(--c);stroke-width:2;fill:none;stroke-linejoin:round}"
-        "svg.jrl .band{fill:var(--c);opacity:.16}svg.jrl .dot{fill:var(--c)}svg.jrl .hover{fill:transparent}"
-        "svg.jrl .run{fill:var(--c);opacity:.45}"
-        + color(LIGHT)
-        + "@media (prefers-color-scheme:dark){svg.jrl{--ink:#e6e9ec;--soft:#98a2ab;--rule:#31363b}"
-        + color(DARK)
-        + "}</style>"
-    )
+INK, SOFT, RULE = ("#1c2024", "#e6e9ec"), ("#667078", "#98a2ab"), ("#e2e5e8", "#31363b")  # light, dark
 
 
 class Scale(NamedTuple):
@@ -52,8 +41,8 @@ class Scale(NamedTuple):
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Returns about `count` round numbers from `low` to `high`, all multiples of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, count: int = 8) -> list[float]:
+    """Returns at most `count` + 1 round numbers from `low` to `high`: multiples of 1, 2 or 5 times 10^n."""
     if not high > low:
         return [low]
     raw = (high - low) / count
@@ -82,14 +71,15 @@ def curves(metric: str, rows: Sequence[Row]) -> str:
     y = Scale(*extent(every), HEIGHT - BOTTOM, TOP)
     first, last = (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)
     x = Scale(first, last if last > first else first + 1, LEFT, WIDTH - RIGHT)
-    parts = [_text(LEFT, 20, metric, "start", weight=600)]
+    parts = [_text(LEFT, 20, metric, weight=600)]
+    parts.append(_text(WIDTH - RIGHT, 20, "mean over runs, 95 % band", "end", SOFT))
     for tick in ticks(y.low, y.high):
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}"/>')
-        parts.append(_text(LEFT - 8, y(tick) + 4, number(tick), "end", "soft"))
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(_line(LEFT, y(tick), WIDTH - RIGHT, y(tick)))
+        parts.append(_text(LEFT - 8, y(tick) + 4, number(tick), "end", SOFT))
+    parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, SOFT))
     for tick in (tick for tick in ticks(x.low, x.high) if tick == round(tick)):
-        parts.append(_text(x(tick), HEIGHT - BOTTOM + 18, f"{tick:.0f}", "middle", "soft"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "step", "middle", "soft"))
+        parts.append(_text(x(tick), HEIGHT - BOTTOM + 18, f"{tick:.0f}", "middle", SOFT))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "step", "middle", SOFT))
     for i, row in shown:
         parts.append(_band(row.curve, i, x, y))
     for i, row in shown:
@@ -105,29 +95,24 @@ def intervals(metric: str, rows: Sequence[Row]) -> str:
     ends = [end for row in rows for end in row.value[:3]]
     x = Scale(*extent([*scores, *ends]), left, WIDTH - RIGHT)
     bottom = TOP + 28 * len(rows)
-    parts = [_text(16, 20, metric, "start", weight=600)]
+    parts = [_text(12, 20, metric, weight=600)]
+    parts.append(_text(WIDTH - RIGHT, 20, "runs, their value and its 95 % interval", "end", SOFT))
     for tick in ticks(x.low, x.high):
-        parts.append(f'<line class="rule" x1="{x(tick)}" x2="{x(tick)}" y1="{TOP - 8}" y2="{bottom}"/>')
-        parts.append(_text(x(tick), bottom + 18, number(tick), "middle", "soft"))
+        parts.append(_line(x(tick), TOP - 8, x(tick), bottom))
+        parts.append(_text(x(tick), bottom + 18, number(tick), "middle", SOFT))
     for i, row in enumerate(rows):
         y = TOP + 28 * i + 10
-        parts.append(f'<g class="c{i % len(LIGHT)}">')
         parts.append(_text(left - 12, y + 4, _cut(row.variant.label, left - 24), "end"))
         parts += [
-            f'<circle class="run" cx="{x(value)}" cy="{y}" r="3"><title>{escape(run.folder.name)}: {number(value)}'
-            "</title></circle>"
+            _dot(x(value), y, 3, i, f"{run.folder.name}: {number(value)}", opacity=0.45)
             for run, value in zip(row.variant.runs, (value for task in row.scores for value in task))
             if math.isfinite(value)
         ]
         mean, low, high, _ = row.value
         if math.isfinite(low):
-            parts.append(f'<line class="line" x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>')
+            parts.append(f'<line {_stroke(i)} x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>')
         if math.isfinite(mean):
-            parts.append(
-                f'<circle class="dot" cx="{x(mean)}" cy="{y}" r="5"><title>{escape(row.variant.label)}: {number(mean)}'
-                "</title></circle>"
-            )
-        parts.append("</g>")
+            parts.append(_dot(x(mean), y, 5, i, f"{row.variant.label}: {number(mean)}"))
     return _svg(f"{metric} of every variant", bottom + 32, parts)
 
 
@@ -138,21 +123,19 @@ def _band(curve: Curve, place: int, x: Scale, y: Scale) -> str:
     steps, low, high = curve.steps[finite], curve.low[finite], curve.high[finite]
     there = [f"{x(step)},{y(value)}" for step, value in zip(steps, high)]
     back = [f"{x(step)},{y(value)}" for step, value in zip(steps[::-1], low[::-1])]
-    return f'<polygon class="band c{place % len(LIGHT)}" points="{" ".join([*there, *back])}"/>'
+    return f'<polygon {_fill(place)} opacity="0.16" points="{" ".join([*there, *back])}"/>'
 
 
 def _curve(curve: Curve, place: int, label: str, x: Scale, y: Scale) -> str:
     points = [(x(step), y(value)) for step, value in zip(curve.steps, curve.mean)]
-    drawn = f'<polyline class="line" {_dash(place)} points="{" ".join(f"{a},{b}" for a, b in points)}"/>'
+    drawn = f'<polyline {_stroke(place)} fill="none" points="{" ".join(f"{a},{b}" for a, b in points)}"/>'
     if len(points) == 1:
-        drawn += f'<circle class="dot" cx="{points[0][0]}" cy="{points[0][1]}" r="3"/>'
+        drawn += _dot(*points[0], 3, place)
     every = max(1, math.ceil(len(points) / HOVERED_POINTS))
-    hovered = "".join(
-        f'<circle class="hover" cx="{a}" cy="{b}" r="6"><title>{escape(label)}, step {step:.0f}: {number(mean)}'
-        f"{f' [{number(low)}, {number(high)}]' if math.isfinite(low) else ''}</title></circle>"
-        for (a, b), step, mean, low, high in list(zip(points, *curve))[::every]
-    )
-    return f'<g class="c{place % len(LIGHT)}">{drawn}{hovered}</g>'
+    for (a, b), step, mean, low, high in list(zip(points, *curve))[::every]:
+        band = f" [{number(low)}, {number(high)}]" if math.isfinite(low) else ""
+        drawn += _dot(a, b, 6, place, f"{label}, step {step:.0f}: {number(mean)}{band}", opacity=0)
+    return drawn
 
 
 def _legend(rows: Sequence[Row]) -> tuple[list[str], int]:
@@ -162,15 +145,31 @@ def _legend(rows: Sequence[Row]) -> tuple[list[str], int]:
     parts = []
     for i, row in enumerate(rows):
         x, y = LEFT + (i % columns) * width, HEIGHT + 10 + (i // columns) * LINE
-        parts.append(
-            f'<g class="c{i % len(LIGHT)}"><line class="line" {_dash(i)} x1="{x}" x2="{x + 22}" y1="{y - 4}" '
-            f'y2="{y - 4}"/>{_text(x + 28, y, _cut(row.variant.label, width - 40))}</g>'
-        )
+        parts.append(f'<line {_stroke(i)} x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}"/>')
+        parts.append(_text(x + 28, y, _cut(row.variant.label, width - 40)))
     return parts, 14 + LINE * math.ceil(len(rows) / columns)
 
 
-def _dash(place: int) -> str:
-    return f'stroke-dasharray="{DASHES[place // len(LIGHT) % len(DASHES)]}"'
+def _stroke(place: int) -> str:
+    color = place % len(LIGHT)
+    dash = DASHES[place // len(LIGHT) % len(DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'class="jrl-s{color}" stroke="{LIGHT[color]}" stroke-width="2" stroke-linejoin="round"{dashed}'
+
+
+def _fill(place: int) -> str:
+    color = place % len(LIGHT)
+    return f'class="jrl-f{color}" fill="{LIGHT[color]}"'
+
+
+def _dot(x: float, y: float, radius: float, place: int, title: str = "", opacity: float = 1) -> str:
+    seen = "" if opacity == 1 else f' opacity="{opacity}"'
+    return f'<circle {_fill(place)}{seen} cx="{x}" cy="{y}" r="{radius}"><title>{escape(title)}</title></circle>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, color: tuple[str, str] = RULE) -> str:
+    name = "soft" if color is SOFT else "rule"
+    return f'<line class="jrl-{name}-line" stroke="{color[0]}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
 
 
 def _cut(text: str, width: float) -> str:
@@ -178,13 +177,25 @@ def _cut(text: str, width: float) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "", weight: int = 400) -> str:
-    bold = f' font-weight="{weight}"' if weight != 400 else ""
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" class="{kind}"{bold}>{escape(text)}</text>'
+def _text(
+    x: float, y: float, text: str, anchor: str = "start", color: tuple[str, str] = INK, weight: int = 400
+) -> str:  # fmt: skip
+    name, bold = "soft" if color is SOFT else "ink", f' font-weight="{weight}"' if weight != 400 else ""
+    return (
+        f'<text class="jrl-{name}" fill="{color[0]}" x="{x}" y="{y}" text-anchor="{anchor}"{bold}>{escape(text)}</text>'
+    )
+
+
+def _dark() -> str:
+    """The style sheet for a dark page."""
+    colors = [f".jrl-s{i}{{stroke:{color}}}.jrl-f{i}{{fill:{color}}}" for i, color in enumerate(DARK)]
+    plain = f".jrl-ink{{fill:{INK[1]}}}.jrl-soft{{fill:{SOFT[1]}}}.jrl-soft-line{{stroke:{SOFT[1]}}}"
+    return f"@media (prefers-color-scheme:dark){{{''.join(colors)}{plain}.jrl-rule-line{{stroke:{RULE[1]}}}}}"
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:
     return (
-        f'<svg class="jrl" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
-        f"<title>{escape(title)}</title>{_style()}{''.join(parts)}</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" font-size="13" '
+        f'font-family="system-ui, sans-serif"><title>{escape(title)}</title><style>{_dark()}</style>'
+        f"{''.join(parts)}</svg>"
     )

@@ -15,12 +15,13 @@ from jrl.config.syntax import read_statements
 from jrl.experiment import Config
 from jrl.ops import statistics
 from jrl.ops.statistics import Interval, interquartile_mean, probability_of_improvement, stratified_bootstrap
-from jrl.tools.sweep.members import short_names
+from jrl.tools.sweep.members import SEED, short_names
 from jrl.tools.sweep.runs import RunResult, score, series
 
 Array = np.ndarray
 STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean}
 CONFIDENCE = 0.95
+FEW_RUNS = 5
 CURVE_POINTS = 200  # at most; a longer curve shows means of that many stretches
 CURVE_DRAWS = 1000
 
@@ -72,6 +73,7 @@ def compare(
     metrics: Sequence[str],
     *,
     by: Sequence[str] = (),
+    swept: Sequence[str] = (),
     baseline: str | None = None,
     statistic: str = "mean",
     notes: Sequence[str] = (),
@@ -82,12 +84,13 @@ def compare(
       metrics: names of metrics.jsonl, or "eval/after_rl".
       by: the settings that are compared; whatever else differs makes tasks, within which runs are resampled. Empty:
         everything that differs is compared.
+      swept: settings that are compared even where they do not differ: a sweep may have finished one variant only.
       baseline: "NAME=VALUE,..." that one variant fits, with which the others are compared.
 
     Raises: ValueError for a name or a baseline that nothing fits, for two runs of one variant, task and seed, and for
     variants with different tasks.
     """
-    variants, compared, tasks = group(runs, by)
+    variants, compared, tasks = group(runs, by, swept)
     base = None if baseline is None else find_variant(variants, compared, baseline)
     rows = {metric: tuple(_row(variant, base, metric, STATISTICS[statistic]) for variant in variants)
             for metric in metrics}  # fmt: skip
@@ -99,18 +102,23 @@ def compare(
         for row in found:
             lost = [run.folder for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
             said += [f"{folder} has no {metric}, and is left out of it" for folder in lost]
-    if any(len(task) < 2 for variant in variants for task in variant.tasks):
+    fewest = min(len(task) for variant in variants for task in variant.tasks)
+    if fewest < 2:
         said.append("a variant of one run has no interval: what another seed would give is unknown")
+    elif fewest < FEW_RUNS:
+        said.append(f"bootstrap intervals of fewer than {FEW_RUNS} runs are too narrow; train more seeds")
     return Comparison(statistic, compared, tasks, base.label if base else None, rows, tuple(said))
 
 
-def group(runs: Sequence[RunResult], by: Sequence[str] = ()) -> tuple[list[Variant], tuple[str, ...], tuple[str, ...]]:
+def group(
+    runs: Sequence[RunResult], by: Sequence[str] = (), swept: Sequence[str] = ()
+) -> tuple[list[Variant], tuple[str, ...], tuple[str, ...]]:
     """Returns variants in the order of their first run, the settings compared, and those that make tasks."""
     if not runs:
         raise ValueError("there are no runs to compare")
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    differing = [name for name in names if len({run.settings.get(name) for run in runs}) > 1]
-    chosen = [find_name(name, names) for name in by]
+    differing = [name for name in names if name in swept or len({run.settings.get(name) for run in runs}) > 1]
+    chosen = [find_name(name, differing, names) for name in by]
     compared = chosen or differing
     others = [name for name in differing if name not in compared]
     keyed: dict[tuple[str | None, ...], dict[tuple[str | None, ...], list[RunResult]]] = {}
@@ -152,17 +160,29 @@ def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:
     return ", ".join(f"{names[name]}={settings[name]}" for name in shown if name in settings) or "all runs"
 
 
-def find_name(name: str, names: Sequence[str]) -> str:
-    """Returns the setting that a name means: itself, or the one field of that name. Raises ValueError."""
-    if name in names:
-        return name
-    same = [other for other in names if other.rpartition(".")[2] == name]
+def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) -> str:
+    """Returns the setting that a name means: itself, or the one field of that name.
+
+    Args:
+      differing: settings in which runs differ. names: all settings, for the message of an error.
+
+    Raises: ValueError for a name that is not among `differing`, or that means several of them.
+    """
+    fields = [other.rpartition(".")[2] for other in differing]
+    same = [name] if name in differing else [other for other, field in zip(differing, fields) if field == name]
     if len(same) == 1:
         return same[0]
     if same:
-        raise ValueError(f"{name} may be {' or '.join(same)}; write the whole name")
-    guess = nearest(name, [*names, *(other.rpartition(".")[2] for other in names)])
-    raise ValueError(f"no run has a setting {name!r}{f'; did you mean {guess}?' if guess else ''}")
+        raise ValueError(f"{name} may be {' or '.join(same)}; write the full name")
+    if name in (SEED, short_names([SEED])[SEED]):
+        raise ValueError(f"{SEED} is not compared: runs that differ in it alone are one variant")
+    if name in names or name in [other.rpartition(".")[2] for other in names]:
+        raise ValueError(
+            f"{name} is the same in all runs; they differ in {', '.join(differing) or 'their seeds alone'}"
+        )
+    guess = nearest(name, [*differing, *fields])
+    hint = f"; did you mean {guess}?" if guess else f"; they differ in {', '.join(differing) or 'their seeds alone'}"
+    raise ValueError(f"runs do not differ in {name!r}{hint}")
 
 
 def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: str) -> Variant:

@@ -20,6 +20,7 @@ from jrl.run.report.text import printable
 from jrl.tools.sweep.manifest import LOGS
 from jrl.tools.sweep.members import Member
 
+JRL = (sys.executable, "-P", "-m", "jrl.cli")
 POLL_SECONDS = 0.2
 LOOK_AGAIN_SECONDS = 2.0  # at a member that another process trains
 LEAVE_SECONDS = 10.0  # for a child to end after a second Ctrl-C, before it is killed
@@ -56,6 +57,7 @@ def train_members(
     jobs: int,
     stop: threading.Event,
     progress: Progress,
+    program: Sequence[str] = JRL,
 ) -> dict[str, Ended]:
     """Returns how every member that began has ended, by its name.
 
@@ -64,6 +66,7 @@ def train_members(
       commands: member -> arguments of `jrl`.
       folder: of the sweep; what a member prints goes to FOLDER/logs/MEMBER.log.
       jobs: members at a time.
+      program: what the arguments are given to.
       stop: once set, no member begins, and those that train are asked to save and stop.
 
     A member that another process trains, such as a child of a sweep that was killed, is waited for. KeyboardInterrupt
@@ -99,7 +102,7 @@ def train_members(
                     elsewhere[member.name] = (member, now, now)
                     progress.elsewhere(member, holder)
                     continue
-                running[member.name] = (member, _start(commands[member.name], folder, member), now)
+                running[member.name] = (member, _start([*program, *commands[member.name]], folder, member), now)
                 progress.began(member)
             for name, (member, child, began) in list(running.items()):
                 if child.poll() is not None:
@@ -128,11 +131,11 @@ def last_words(folder: Path, member: Member) -> str:
     return printable((said or lines or [""])[-1].removeprefix("jrl: "), 300)
 
 
-def _start(arguments: Sequence[str], folder: Path, member: Member) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], folder: Path, member: Member) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))}
     with open(folder / LOGS / f"{member.name}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "jrl.cli", *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -30,7 +30,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
     """
     live = stream.isatty()
     seconds: list[float] = []
-    over = finished
+    over, left = finished, total - finished  # members that are finished, and that have yet to end
     looked, shown = 0.0, ""
 
     def line(text: str) -> None:
@@ -50,13 +50,14 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         line(f"waiting for {member.name}, which {who} trains")
 
     def ended(outcome: Ended) -> None:
-        nonlocal over
+        nonlocal over, left
         member, code = outcome.member, outcome.code
+        left -= 1
         if code == 0:
             over += 1
             seconds.append(outcome.seconds)
         row = last_row(folder / member.name)
-        rest = time_left(seconds, total - over, jobs)
+        rest = time_left(seconds, left, jobs)
         done = f"{member.steps} steps in {duration(outcome.seconds)}"
         value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
         word = {
@@ -73,7 +74,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
             return
         looked = now
         steps = [f"{member.name} {last_row(folder / member.name).get('step', 0)}/{member.steps}" for member in running]
-        rest = time_left(seconds, total - over, jobs)
+        rest = time_left(seconds, left, jobs)
         text = f"{over}/{total} done; {'; '.join(steps) or 'waiting'}{f'; about {rest} left' if rest else ''}"
         shown = text[: shutil.get_terminal_size().columns - 1]
         stream.write(f"\r\x1b[K{shown}")

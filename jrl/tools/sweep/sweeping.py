@@ -21,7 +21,7 @@ from jrl.tools.sweep.comparison import (
     to_json,
 )
 from jrl.tools.sweep.launch import Ended, is_finished, last_words, train_members
-from jrl.tools.sweep.members import SEED, Sweep, train_arguments
+from jrl.tools.sweep.members import SEED, Member, Sweep, split_binding, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
 from jrl.tools.sweep.progress import PREEMPTED, open_progress
@@ -42,15 +42,20 @@ def commands_of(sweep: Sweep, folder: Path, options: Sequence[str] = ()) -> dict
     return {member.name: train_arguments(sweep, member, str(folder / member.name), options) for member in sweep.members}
 
 
-def check_baseline(sweep: Sweep, baseline: str | None) -> None:
-    """Raises ValueError for a baseline that no member fits, before any is trained."""
-    if baseline is None:
-        return
-    values = {axis.name: axis.values for axis in sweep.axes if axis.name != SEED}
-    for name, value in read_baseline(baseline):
-        axis = find_name(name, list(values))
-        if not any(same_value(value, other) for other in values[axis]):
-            raise ConfigError(COMMAND_LINE, f"--baseline: {axis} takes {', '.join(values[axis])}, not {value}")
+def baseline_members(sweep: Sweep, baseline: str) -> list[Member]:
+    """Returns the members that a baseline fits, one for each seed.
+
+    Raises: ValueError, before any member is trained, where none fits, or members of several variants do.
+    """
+    swept = [axis.name for axis in sweep.axes if axis.name != SEED]
+    pairs = [(find_name(name, swept), value) for name, value in read_baseline(baseline)]
+    bound = {member: dict(map(split_binding, member.bindings)) for member in sweep.members}
+    fitting = [m for m in sweep.members if all(same_value(bound[m][name], value) for name, value in pairs)]
+    variants = list(dict.fromkeys(", ".join(f"{name}={bound[m][name]}" for name in swept) for m in fitting or bound))
+    if not fitting or len(variants) > 1:
+        fits = "several variants" if fitting else "no variant"
+        raise ConfigError(COMMAND_LINE, f"--baseline {baseline} fits {fits}: {'; '.join(variants)}")
+    return fitting
 
 
 def train_sweep(
@@ -100,18 +105,24 @@ def report_sweep(sweep: Sweep, folder: Path, ended: Mapping[str, Ended], asked: 
     for entry, member in zip(content["members"], sweep.members):
         entry["finished"] = member in done
         entry["exit_code"] = ended[member.name].code if member.name in ended else (0 if member in done else None)
-    manifest.write(folder, content)
     if not done:
+        manifest.write(folder, content)
         return None
     missing = [f"{member.name} is not finished, and is left out" for member in sweep.members if member not in done]
-    comparison = compare_folders([folder / member.name for member in done], asked, missing)
+    if asked.baseline is not None and not set(baseline_members(sweep, asked.baseline)) & set(done):
+        missing.append(f"no run of the baseline {asked.baseline} is finished, so nothing is compared with it")
+        asked = asked._replace(baseline=None)
+    swept = [axis.name for axis in sweep.axes if axis.name != SEED and not asked.by]
+    comparison = compare_folders([folder / member.name for member in done], asked, missing, swept)
     manifest.write(folder, content | {"comparison": to_json(comparison)})
-    swept = " ".join(f"{axis.name}=[{', '.join(axis.values)}]" for axis in sweep.axes)
-    write_page(folder, comparison, f"Sweep of {sweep.config}", " ".join([sweep.config, *sweep.bindings, swept]))
+    lists = [f"{axis.name}=[{', '.join(axis.values)}]" for axis in sweep.axes]
+    write_page(folder, comparison, f"Sweep of {sweep.config}", " ".join([sweep.config, *sweep.bindings, *lists]))
     return comparison
 
 
-def compare_folders(folders: Sequence[Path], asked: Asked, notes: Sequence[str] = ()) -> Comparison:
+def compare_folders(
+    folders: Sequence[Path], asked: Asked, notes: Sequence[str] = (), swept: Sequence[str] = ()
+) -> Comparison:
     """Returns the comparison of runs in folders; a folder of a sweep stands for its members."""
     found, missing = find_runs(folders)
     runs = [read_run(folder) for folder in found]
@@ -120,7 +131,13 @@ def compare_folders(folders: Sequence[Path], asked: Asked, notes: Sequence[str] 
     metrics = asked.metrics or default_metrics(runs)
     check_metrics(metrics, runs)
     return compare(
-        runs, metrics, by=asked.by, baseline=asked.baseline, statistic=asked.statistic, notes=[*notes, *missing]
+        runs,
+        metrics,
+        by=asked.by,
+        swept=swept,
+        baseline=asked.baseline,
+        statistic=asked.statistic,
+        notes=[*notes, *missing],
     )
 
 
