@@ -241,8 +241,7 @@ def sweep(args: argparse.Namespace) -> int:
 
         found = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
         asked = sweeping.Asked(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
-        if args.baseline is not None:
-            sweeping.baseline_members(found, args.baseline)
+        sweeping.check_asked(found, args.out, asked)
         options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
                    *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
         commands = sweeping.commands_of(found, args.out, options)

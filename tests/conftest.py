@@ -111,6 +111,7 @@ LONG = (
     "test_lora_run.py",
     "test_loop.py",
     "test_stages.py",
+    "sweep/test_sweep_command.py",
     "test_ppo_run.py",
     "models/test_decoder_options.py",
     "test_sampler.py",

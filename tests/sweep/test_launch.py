@@ -40,12 +40,14 @@ PROGRAM = (sys.executable, "-c", CHILD)
 
 
 def member(name):
-    return Member(name, (), name, 3)
+    return Member(name, (), name, 3, "0", {})
 
 
 def silent(**given):
     nothing = lambda *_: None
-    return Progress(**{"began": nothing, "elsewhere": nothing, "ended": nothing, "tick": nothing, **given})
+    return Progress(
+        **{"began": nothing, "elsewhere": nothing, "ended": nothing, "tick": nothing, "close": nothing, **given}
+    )
 
 
 def train(folder, what, jobs=1, stop=None, progress=None):
@@ -135,8 +137,8 @@ def test_a_child_finds_jrl_as_its_parent_did_and_not_in_the_folder_where_it_star
         "from jrl.tools.sweep.launch import Progress, train_members\n"
         "from jrl.tools.sweep.members import Member\n"
         "nothing = lambda *_: None\n"
-        "found = train_members([Member('m', (), '', 1)], {'m': ['--version']}, pathlib.Path('out'), 1,\n"
-        "                      threading.Event(), Progress(nothing, nothing, nothing, nothing))\n"
+        "found = train_members([Member('m', (), '', 1, '0', {})], {'m': ['--version']}, pathlib.Path('out'), 1,\n"
+        "                      threading.Event(), Progress(*[nothing] * 5))\n"
         "print(found['m'].code, open('out/logs/m.log').read())"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -15,8 +15,9 @@ from jrl.config.syntax import read_statements
 from jrl.experiment import Config
 from jrl.ops import statistics
 from jrl.ops.statistics import Interval, interquartile_mean, probability_of_improvement, stratified_bootstrap
-from jrl.tools.sweep.members import SEED, short_names
-from jrl.tools.sweep.runs import RunResult, score, series
+from jrl.tools.sweep.members import short_names
+from jrl.tools.sweep.runs import FINGERPRINTS, RunResult, score, series
+from jrl.tools.sweep.settings import SEED
 
 Array = np.ndarray
 STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean}
@@ -24,6 +25,10 @@ CONFIDENCE = 0.95
 FEW_RUNS = 5
 CURVE_POINTS = 200  # at most; a longer curve shows means of that many stretches
 CURVE_DRAWS = 1000
+
+
+# A comma before NAME=, with as many quotes behind it as close each other.
+_BETWEEN_PAIRS = re.compile(r""",\s*(?=[A-Za-z_][\w./]*\s*=)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
 
 
 class Variant(NamedTuple):
@@ -117,6 +122,10 @@ def group(
     if not runs:
         raise ValueError("there are no runs to compare")
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    plain = [tuple(run.settings.get(name) for name in names if name not in FINGERPRINTS) for run in runs]
+    for name in FINGERPRINTS:  # where other settings differ with it, they say why
+        if len({(other, run.settings.get(name)) for other, run in zip(plain, runs)}) == len(set(plain)):
+            names = [other for other in names if other != name]
     differing = [name for name in names if name in swept or len({run.settings.get(name) for run in runs}) > 1]
     chosen = [find_name(name, differing, names) for name in by]
     compared = chosen or differing
@@ -199,7 +208,7 @@ def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: s
 
 def read_baseline(text: str) -> list[tuple[str, str]]:
     """Returns the (name, value) pairs of "NAME=VALUE,NAME=VALUE"; values in gin syntax. Raises ValueError."""
-    pieces = re.split(r",\s*(?=[A-Za-z_][\w./]*\s*=)", text.strip())
+    pieces = _BETWEEN_PAIRS.split(text.strip())
     pairs = []
     for piece in pieces:
         name, equals, value = piece.partition("=")
@@ -224,12 +233,8 @@ def curve_of(variant: Variant, metric: str) -> Curve:
     A value that is not finite does not count at its step; a step without any is left out.
     """
     found = [series(run, metric) for task in variant.tasks for run in task]
-    if metric.startswith("eval/") and not all(len(steps) for steps, _ in found):
-        return Curve(*(np.zeros(0),) * 4)
-    common = sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found)))
-    values = np.array([[value for step, value in zip(*pair) if step in set(common)] for pair in found]).reshape(
-        len(found), len(common)
-    )
+    common = np.array(sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found))), np.int64)
+    values = np.stack([value[np.isin(steps, common)] for steps, value in found])  # [runs, steps]
     width = max(1, math.ceil(len(common) / CURVE_POINTS))
     starts = range(0, len(common), width)
     steps = np.array([np.mean(common[start : start + width]) for start in starts])
@@ -242,11 +247,12 @@ def curve_of(variant: Variant, metric: str) -> Curve:
     if min(map(len, variant.tasks)) < 2 or not len(steps):
         return Curve(steps, mean, np.full(len(steps), math.nan), np.full(len(steps), math.nan))
     rng = np.random.default_rng(0)
-    first, drawn = 0, []
-    for task in variant.tasks:
-        drawn.append(first + rng.integers(len(task), size=(CURVE_DRAWS, len(task))))
-        first += len(task)
-    resampled = _finite_mean(points[np.concatenate(drawn, axis=1)], axis=1)  # [draws, points]
+    draw = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=CURVE_DRAWS)  # how often each run is drawn
+    drawn = np.concatenate([draw(len(task)) for task in variant.tasks], axis=1)  # [draws, runs]
+    finite = np.isfinite(points)
+    counts = drawn @ finite.astype(np.float64)  # [draws, points]
+    sums = drawn @ np.where(finite, points, 0.0)
+    resampled = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
     low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     return Curve(steps, mean, low, high)
 

@@ -42,6 +42,7 @@ class Progress:
     elsewhere: Callable[[Member, Mapping[str, str | int]], None]  # another process trains it; it is waited for
     ended: Callable[[Ended], None]
     tick: Callable[[Sequence[Member]], None]  # the members that train now
+    close: Callable[[], None]  # the last of it
 
 
 def is_finished(folder: Path, member: Member) -> bool:
@@ -118,6 +119,8 @@ def train_members(
     except BaseException:
         _leave([child for _, child, _ in running.values()])
         raise
+    finally:
+        progress.close()
     return ended
 
 

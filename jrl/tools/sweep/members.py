@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jrl import config as gin
 from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.config.sweep import Axis, Point, check_count, draw, expand_ranges, grid, pairs, read_axes
-from jrl.experiment import FREE, ROUNDED, Config, config_classes
+from jrl.experiment import Config, config_classes
 from jrl.plugins import load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
+from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
 
 HOW = ("grid", "random", "pairs")
-SEED = "Run.seed"  # runs that differ in it alone are one variant
 LONGEST_NAME = 120  # of a member's folder, in characters
-# Fields in which two runs may differ and still be the same experiment. A mesh and a kernel are experiments: they have
-# a speed.
-IRRELEVANT = tuple(name for name in FREE if name not in (*ROUNDED, "MeshShape.*"))
 
 
 class Member(NamedTuple):
@@ -29,6 +26,8 @@ class Member(NamedTuple):
     bindings: tuple[str, ...]  # one of each axis
     identity: str  # hash of its configuration
     steps: int  # of all its stages
+    seed: str
+    settings: Mapping[str, str]  # all of its configuration that can matter
 
 
 class Sweep(NamedTuple):
@@ -75,7 +74,8 @@ def read_sweep(
         identity = gin.identity(resolved, IRRELEVANT)
         if identity in members:
             raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
-        members[identity] = Member(name, point, identity, sum(stage.steps for stage in resolved.stages))
+        steps = sum(stage.steps for stage in resolved.stages)
+        members[identity] = Member(name, point, identity, steps, *settings_of_config(resolved, tables))
     return Sweep(config, fixed, axes, tuple(members.values()))
 
 

@@ -33,11 +33,15 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
     over, left = finished, total - finished  # members that are finished, and that have yet to end
     looked, shown = 0.0, ""
 
-    def line(text: str) -> None:
+    def clear() -> None:
         nonlocal shown
         if live and shown:
             stream.write("\r\x1b[K")
+            stream.flush()
             shown = ""
+
+    def line(text: str) -> None:
+        clear()
         stream.write(text + "\n")
         stream.flush()
 
@@ -80,7 +84,7 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         stream.write(f"\r\x1b[K{shown}")
         stream.flush()
 
-    return Progress(began, elsewhere, ended, tick)
+    return Progress(began, elsewhere, ended, tick, clear)
 
 
 def time_left(seconds: Sequence[float], left: int, jobs: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,16 +11,17 @@ import numpy as np
 
 from jrl import paths
 from jrl.config.errors import suggestion
-from jrl.config.sweep import gin_text
 from jrl.config.syntax import read_statements
 from jrl.experiment import Config
 from jrl.run.report.manifest import read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tools.sweep import manifest
-from jrl.tools.sweep.members import IRRELEVANT, SEED
+from jrl.tools.sweep.settings import settings_of
 
 Array = np.ndarray
 LAST_SHARE = 10  # a run's score is the mean over the last tenth of its rows
+# Settings that config.gin does not say, and where the manifest has them: what data and plugins were, not their names.
+FINGERPRINTS = {"tokenizer": "tokenizer", "data": "data", "plugins": "parts"}
 EVALUATION = "eval/"  # before the name of an evaluation in summary.json: "eval/after_rl"
 
 
@@ -67,28 +67,19 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Path], list[str]]:
 def read_run(folder: Path) -> RunResult:
     """Returns a run from its folder. Raises ValueError or ConfigError naming the file that is damaged."""
     identity = read_manifest(folder / "manifest.json")["identity"]
-    statements = read_statements(str(folder / "config.gin"), (), Config)
-    bound = {statement.name: gin_text(statement.value) for statement in statements if not statement.is_block}
-    settings = {name: value for name, value in bound.items() if not is_irrelevant(name)}
-    others = {"tokenizer": identity.get("tokenizer"), "data": identity.get("data"), "plugins": identity.get("parts")}
+    seed, settings = settings_of(read_statements(str(folder / "config.gin"), (), Config))
     summary = folder / "summary.json"
     found = paths.read_object(summary) if paths.exists(summary) else {}
     evals = {f"{EVALUATION}{name}": result["mean"] for name, result in found.get("eval", {}).items()}
     rows = list(read_metrics(folder / "metrics.jsonl"))
     return RunResult(
         folder=folder,
-        seed=bound.get(SEED, ""),
-        settings={**settings, **{name: str(value) for name, value in others.items()}},
+        seed=seed,
+        settings={**settings, **{name: str(identity.get(part)) for name, part in FINGERPRINTS.items()}},
         rows=rows,
         evals={name: math.nan if value is None else float(value) for name, value in evals.items()},
         finished=bool(found) and (not rows or rows[-1]["step"] == found.get("steps")),
     )
-
-
-def is_irrelevant(name: str) -> bool:
-    """Returns whether two runs that differ in a field are still one experiment, up to their seeds."""
-    field = name.rpartition("/")[2]
-    return field == SEED or any(fnmatch.fnmatchcase(field, pattern) for pattern in IRRELEVANT)
 
 
 def series(run: RunResult, metric: str) -> tuple[Array, Array]:

@@ -9,23 +9,15 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from jrl import paths
-from jrl.config.errors import COMMAND_LINE, ConfigError
 from jrl.run.checkpoints.lock import RunIsHeld, RunLock, hold_run
 from jrl.tools.sweep import manifest
-from jrl.tools.sweep.comparison import (
-    Comparison,
-    compare,
-    find_name,
-    read_baseline,
-    same_value,
-    to_json,
-)
+from jrl.tools.sweep.comparison import Comparison, compare, find_variant, group, to_json
 from jrl.tools.sweep.launch import Ended, is_finished, last_words, train_members
-from jrl.tools.sweep.members import SEED, Member, Sweep, split_binding, train_arguments
+from jrl.tools.sweep.members import Sweep, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
 from jrl.tools.sweep.progress import PREEMPTED, open_progress
-from jrl.tools.sweep.runs import check_metrics, default_metrics, find_runs, read_run
+from jrl.tools.sweep.runs import RunResult, check_metrics, default_metrics, find_runs, read_run
 
 
 class Asked(NamedTuple):
@@ -42,20 +34,16 @@ def commands_of(sweep: Sweep, folder: Path, options: Sequence[str] = ()) -> dict
     return {member.name: train_arguments(sweep, member, str(folder / member.name), options) for member in sweep.members}
 
 
-def baseline_members(sweep: Sweep, baseline: str) -> list[Member]:
-    """Returns the members that a baseline fits, one for each seed.
+def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
+    """Returns the members as runs that have not begun."""
+    return [RunResult(folder / m.name, m.seed, m.settings, (), {}, finished=False) for m in sweep.members]
 
-    Raises: ValueError, before any member is trained, where none fits, or members of several variants do.
-    """
-    swept = [axis.name for axis in sweep.axes if axis.name != SEED]
-    pairs = [(find_name(name, swept), value) for name, value in read_baseline(baseline)]
-    bound = {member: dict(map(split_binding, member.bindings)) for member in sweep.members}
-    fitting = [m for m in sweep.members if all(same_value(bound[m][name], value) for name, value in pairs)]
-    variants = list(dict.fromkeys(", ".join(f"{name}={bound[m][name]}" for name in swept) for m in fitting or bound))
-    if not fitting or len(variants) > 1:
-        fits = "several variants" if fitting else "no variant"
-        raise ConfigError(COMMAND_LINE, f"--baseline {baseline} fits {fits}: {'; '.join(variants)}")
-    return fitting
+
+def check_asked(sweep: Sweep, folder: Path, asked: Asked) -> None:
+    """Raises ValueError, before any member is trained, for a --by or a --baseline that the comparison would refuse."""
+    variants, compared, _ = group(planned(sweep, folder), asked.by)
+    if asked.baseline is not None:
+        find_variant(variants, compared, asked.baseline)
 
 
 def train_sweep(
@@ -109,11 +97,13 @@ def report_sweep(sweep: Sweep, folder: Path, ended: Mapping[str, Ended], asked: 
         manifest.write(folder, content)
         return None
     missing = [f"{member.name} is not finished, and is left out" for member in sweep.members if member not in done]
-    if asked.baseline is not None and not set(baseline_members(sweep, asked.baseline)) & set(done):
-        missing.append(f"no run of the baseline {asked.baseline} is finished, so nothing is compared with it")
-        asked = asked._replace(baseline=None)
-    swept = [axis.name for axis in sweep.axes if axis.name != SEED and not asked.by]
-    comparison = compare_folders([folder / member.name for member in done], asked, missing, swept)
+    variants, compared, _ = group(planned(sweep, folder), asked.by)
+    if asked.baseline is not None:
+        base = find_variant(variants, compared, asked.baseline)
+        if not {run.folder for run in base.runs} & {folder / member.name for member in done}:
+            missing.append(f"no run of the baseline {asked.baseline} is finished, so nothing is compared with it")
+            asked = asked._replace(baseline=None)
+    comparison = compare_folders([folder / member.name for member in done], asked, missing, compared)
     manifest.write(folder, content | {"comparison": to_json(comparison)})
     lists = [f"{axis.name}=[{', '.join(axis.values)}]" for axis in sweep.axes]
     write_page(folder, comparison, f"Sweep of {sweep.config}", " ".join([sweep.config, *sweep.bindings, *lists]))
