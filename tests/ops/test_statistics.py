@@ -302,14 +302,14 @@ def test_probability_of_improvement_and_of_the_opposite_sum_to_one():
 
 
 def test_probability_of_improvement_equals_the_enumeration_of_all_resamples():
-    x, y = [1, 4, 6], [2, 5]
+    x, y = [1, 4, 6], [2, 5, 7]  # resampled on one side alone, the ends would be other ones
     chance = lambda a, b: np.mean([(i > j) + 0.5 * (i == j) for i in a for j in b])
     exact = np.array([chance(a, b) for a in resamples(x) for b in resamples(y)])
-    low, high = between([0.2, 0.8], exact)
+    low, high = between([0.1, 0.9], exact)
     for shift in (-0.02, 0.02):
-        assert between([0.2 + shift, 0.8 + shift], exact).tolist() == pytest.approx([low, high])
-    # 4 beats 2, 6 beats both: 3/6
-    assert probability_of_improvement([x], [y], confidence=0.6) == pytest.approx((0.5, low, high, 3))
+        assert between([0.1 + shift, 0.9 + shift], exact).tolist() == pytest.approx([low, high])
+    # 4 beats 2, 6 beats 2 and 5: 3/9
+    assert probability_of_improvement([x], [y], confidence=0.8) == pytest.approx((1 / 3, low, high, 3))
 
 
 def test_probability_of_improvement_refuses_tasks_that_do_not_match():
