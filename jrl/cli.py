@@ -239,32 +239,32 @@ def sweep(args: argparse.Namespace) -> int:
         from jrl.tools.sweep.comparison import table
         from jrl.tools.sweep.members import read_sweep
 
-        found = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
-        asked = sweeping.Asked(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
-        sweeping.check_asked(found, args.out, asked)
-        options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
-                   *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
-        commands = sweeping.commands_of(found, args.out, options)
+        spec = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
+        options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
+        sweeping.check_options(spec, args.out, options)
+        train_options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
+                         *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
+        commands = sweeping.commands_of(spec, args.out, train_options)
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
-        lock = sweeping.hold_sweep(args.out, found)
+        lock = sweeping.hold_sweep(args.out, spec)
         try:
             metric = args.metric[0] if args.metric else "reward/mean"
             ended, finished = sweeping.train_sweep(
-                found, args.out, commands=commands, jobs=args.jobs, stop=stop, metric=metric, stream=sys.stdout
+                spec, args.out, commands=commands, jobs=args.jobs, stop=stop, metric=metric, stream=sys.stdout
             )
-            comparison = None if stop.is_set() else sweeping.report_sweep(found, args.out, ended, asked)
+            failed = sweeping.failures(args.out, spec, ended)
+            for line in failed:
+                print(f"jrl: {line}", file=sys.stderr)
+            comparison = None if stop.is_set() else sweeping.report_sweep(spec, args.out, ended, options)
             if comparison is not None:
                 print(f"\n{table(comparison)}\n\nThe report is in {args.out / sweeping.PAGE}", flush=True)
         finally:
             lock.release()
-    failed = sweeping.failures(args.out, found, ended)
-    for line in failed:
-        print(f"jrl: {line}", file=sys.stderr)
-    if finished == len(found.members):
+    if finished == len(spec.members):
         return DONE
-    print(f"jrl: {finished} of {len(found.members)} members are finished. Run the same command to continue.",
+    print(f"jrl: {finished} of {len(spec.members)} members are finished. Run the same command to continue.",
           file=sys.stderr)  # fmt: skip
     return STOPPED if failed and not stop.is_set() else PREEMPTED
 
@@ -273,13 +273,13 @@ def compare(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # nothing runs
     from jrl.tools.sweep import comparison, page, sweeping
 
-    asked = sweeping.Asked(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
-    found = sweeping.compare_folders(args.runs, asked)
+    options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
+    result = sweeping.compare_folders(args.runs, options)
     if args.out is not None:
-        page.write_page(args.out, found, "Comparison of runs", " ".join(["jrl compare", *map(str, args.runs)]))
-        content = json.dumps(comparison.to_json(found), indent=1, allow_nan=False)
+        page.write_page(args.out, result, "Comparison of runs", " ".join(["jrl compare", *map(str, args.runs)]))
+        content = json.dumps(comparison.to_json(result), indent=1, allow_nan=False)
         paths.write_bytes_atomic(args.out / "comparison.json", content.encode() + b"\n")
-    print(json.dumps(comparison.to_json(found), indent=1) if args.json else comparison.table(found))
+    print(json.dumps(comparison.to_json(result), indent=1) if args.json else comparison.table(result))
     if args.out is not None and not args.json:
         print(f"\nThe report is in {args.out / page.PAGE}")
     return DONE

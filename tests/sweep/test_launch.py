@@ -13,7 +13,7 @@ import time
 import pytest
 
 from jrl.run.checkpoints.lock import hold_run
-from jrl.tools.sweep.launch import Progress, is_finished, last_words, train_members
+from jrl.tools.sweep.launch import Ended, Progress, is_finished, last_words, train_members
 from jrl.tools.sweep.members import Member
 from jrl.tools.sweep.progress import last_row, open_progress, time_left
 
@@ -153,6 +153,16 @@ def test_progress_is_a_line_a_member_with_count_and_time_left(tmp_path):
     assert lines[1].startswith("[2/3] done   a  3 steps in ") and "reward/mean 0.5" in lines[1]
     assert lines[1].endswith(" left")
     assert lines[3] == "[2/3] FAILED b (exit code 4): the learning rate is too high"
+
+
+def test_progress_says_where_a_member_stopped(tmp_path):
+    stream = io.StringIO()
+    progress = open_progress(tmp_path, 2, 0, 2, "reward/mean", stream)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 4}\n')
+    for name in "ab":
+        progress.ended(Ended(member(name), 75, 1.0))
+    assert stream.getvalue() == "[0/2] stopped a before its first step\n[0/2] stopped b after step 4\n"
 
 
 def test_time_left_counts_the_members_that_train_at_once():

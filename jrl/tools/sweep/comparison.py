@@ -99,20 +99,20 @@ def compare(
     base = None if baseline is None else find_variant(variants, compared, baseline)
     rows = {metric: tuple(_row(variant, base, metric, STATISTICS[statistic]) for variant in variants)
             for metric in metrics}  # fmt: skip
-    said = [
+    messages = [
         *notes,
         *(f"{run.folder} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
     ]
     for metric, found in rows.items():
         for row in found:
             lost = [run.folder for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
-            said += [f"{folder} has no {metric}, and is left out of it" for folder in lost]
+            messages += [f"{folder} has no {metric}, and is left out of it" for folder in lost]
     fewest = min(len(task) for variant in variants for task in variant.tasks)
     if fewest < 2:
-        said.append("a variant of one run has no interval: what another seed would give is unknown")
+        messages.append("a variant of one run has no interval: what another seed would give is unknown")
     elif fewest < FEW_RUNS:
-        said.append(f"bootstrap intervals of fewer than {FEW_RUNS} runs are too narrow; train more seeds")
-    return Comparison(statistic, compared, tasks, base.label if base else None, rows, tuple(said))
+        messages.append(f"bootstrap intervals of fewer than {FEW_RUNS} runs are too narrow; train more seeds")
+    return Comparison(statistic, compared, tasks, base.label if base else None, rows, tuple(messages))
 
 
 def group(

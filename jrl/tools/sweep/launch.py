@@ -76,7 +76,7 @@ def train_members(
     waiting, ended = deque(members), {}
     running: dict[str, tuple[Member, subprocess.Popen[bytes], float]] = {}
     elsewhere: dict[str, tuple[Member, float, float]] = {}  # began, looked at
-    asked = False
+    stopping = False
     paths.make_dir(folder / LOGS)
 
     def end(member: Member, code: int, began: float) -> None:
@@ -109,13 +109,13 @@ def train_members(
                 if child.poll() is not None:
                     del running[name]
                     end(member, child.returncode, began)
-            if stop.is_set() and not asked:
-                asked = True
+            if stop.is_set() and not stopping:
+                stopping = True
                 for _, child, _ in running.values():
                     child.send_signal(signal.SIGTERM)
             progress.tick([member for member, *_ in running.values()])
             if running or elsewhere:
-                stop.wait(POLL_SECONDS) if not asked else time.sleep(POLL_SECONDS)
+                stop.wait(POLL_SECONDS) if not stopping else time.sleep(POLL_SECONDS)
     except BaseException:
         _leave([child for _, child, _ in running.values()])
         raise
@@ -130,8 +130,8 @@ def last_words(folder: Path, member: Member) -> str:
     if not paths.exists(log):
         return ""
     lines = [line for line in paths.read_bytes(log)[-65536:].decode(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("jrl: ")]
-    return printable((said or lines or [""])[-1].removeprefix("jrl: "), 300)
+    messages = [line for line in lines if line.startswith("jrl: ")]
+    return printable((messages or lines or [""])[-1].removeprefix("jrl: "), 300)
 
 
 def _start(command: Sequence[str], folder: Path, member: Member) -> subprocess.Popen[bytes]:

@@ -64,10 +64,8 @@ def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: st
         rest = time_left(seconds, left, jobs)
         done = f"{member.steps} steps in {duration(outcome.seconds)}"
         value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
-        word = {
-            0: f"done   {member.name}  {done}{value}",
-            PREEMPTED: f"stopped {member.name} at step {row.get('step')}",
-        }
+        last = f"after step {row['step']}" if "step" in row else "before its first step"
+        word = {0: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
         failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, member)}"
         line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
 

@@ -20,8 +20,8 @@ from jrl.tools.sweep.progress import PREEMPTED, open_progress
 from jrl.tools.sweep.runs import RunResult, check_metrics, default_metrics, find_runs, read_run
 
 
-class Asked(NamedTuple):
-    """What is asked of a comparison."""
+class ComparisonOptions(NamedTuple):
+    """How runs are compared."""
 
     metrics: tuple[str, ...]  # none: what suits the runs
     by: tuple[str, ...]
@@ -39,11 +39,11 @@ def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
     return [RunResult(folder / m.name, m.seed, m.settings, (), {}, finished=False) for m in sweep.members]
 
 
-def check_asked(sweep: Sweep, folder: Path, asked: Asked) -> None:
+def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions) -> None:
     """Raises ValueError, before any member is trained, for a --by or a --baseline that the comparison would refuse."""
-    variants, compared, _ = group(planned(sweep, folder), asked.by)
-    if asked.baseline is not None:
-        find_variant(variants, compared, asked.baseline)
+    variants, compared, _ = group(planned(sweep, folder), options.by)
+    if options.baseline is not None:
+        find_variant(variants, compared, options.baseline)
 
 
 def train_sweep(
@@ -83,7 +83,9 @@ def hold_sweep(folder: Path, sweep: Sweep) -> RunLock:
     return lock
 
 
-def report_sweep(sweep: Sweep, folder: Path, ended: Mapping[str, Ended], asked: Asked) -> Comparison | None:
+def report_sweep(
+    sweep: Sweep, folder: Path, ended: Mapping[str, Ended], options: ComparisonOptions
+) -> Comparison | None:
     """Compares the members that are finished and writes sweep.json and the page; None where there is none.
 
     sweep.json names for every member whether it is finished, and the exit code with which it ended last.
@@ -93,17 +95,17 @@ def report_sweep(sweep: Sweep, folder: Path, ended: Mapping[str, Ended], asked: 
     for entry, member in zip(content["members"], sweep.members):
         entry["finished"] = member in done
         entry["exit_code"] = ended[member.name].code if member.name in ended else (0 if member in done else None)
+    manifest.write(folder, content)
     if not done:
-        manifest.write(folder, content)
         return None
     missing = [f"{member.name} is not finished, and is left out" for member in sweep.members if member not in done]
-    variants, compared, _ = group(planned(sweep, folder), asked.by)
-    if asked.baseline is not None:
-        base = find_variant(variants, compared, asked.baseline)
+    variants, compared, _ = group(planned(sweep, folder), options.by)
+    if options.baseline is not None:
+        base = find_variant(variants, compared, options.baseline)
         if not {run.folder for run in base.runs} & {folder / member.name for member in done}:
-            missing.append(f"no run of the baseline {asked.baseline} is finished, so nothing is compared with it")
-            asked = asked._replace(baseline=None)
-    comparison = compare_folders([folder / member.name for member in done], asked, missing, compared)
+            missing.append(f"no run of the baseline {options.baseline} is finished, so nothing is compared with it")
+            options = options._replace(baseline=None)
+    comparison = compare_folders([folder / member.name for member in done], options, missing, compared)
     manifest.write(folder, content | {"comparison": to_json(comparison)})
     lists = [f"{axis.name}=[{', '.join(axis.values)}]" for axis in sweep.axes]
     write_page(folder, comparison, f"Sweep of {sweep.config}", " ".join([sweep.config, *sweep.bindings, *lists]))
@@ -111,22 +113,22 @@ def report_sweep(sweep: Sweep, folder: Path, ended: Mapping[str, Ended], asked: 
 
 
 def compare_folders(
-    folders: Sequence[Path], asked: Asked, notes: Sequence[str] = (), swept: Sequence[str] = ()
+    folders: Sequence[Path], options: ComparisonOptions, notes: Sequence[str] = (), swept: Sequence[str] = ()
 ) -> Comparison:
     """Returns the comparison of runs in folders; a folder of a sweep stands for its members."""
     found, missing = find_runs(folders)
     runs = [read_run(folder) for folder in found]
     if not runs:
         raise ValueError(f"no run has begun: {'; '.join(missing)}")
-    metrics = asked.metrics or default_metrics(runs)
+    metrics = options.metrics or default_metrics(runs)
     check_metrics(metrics, runs)
     return compare(
         runs,
         metrics,
-        by=asked.by,
+        by=options.by,
         swept=swept,
-        baseline=asked.baseline,
-        statistic=asked.statistic,
+        baseline=options.baseline,
+        statistic=options.statistic,
         notes=[*notes, *missing],
     )
 
