@@ -144,6 +144,7 @@ LONG = (
     "models/test_experts.py",
     "test_loop.py",
     "test_stages.py",
+    "sweep/test_sweep_command.py",
     "contracts/test_algos.py",
     "test_export.py",
     "checkpoints/test_run_state.py",
