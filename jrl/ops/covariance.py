@@ -71,7 +71,8 @@ def kl_cov_loss(
     """
     advantages = reduce.masked(jax.lax.stop_gradient(advantages), mask)
     moved = ratios.log_ratio(logprobs, jax.lax.stop_gradient(old_logprobs), mask)
-    return -jnp.exp(ratios.clamp(moved)) * advantages + coefficient * jnp.where(selected, jnp.abs(moved), 0)
+    distance = jnp.sign(moved) * moved  # not abs: its gradient at 0 is 1
+    return -jnp.exp(ratios.clamp(moved)) * advantages + coefficient * jnp.where(selected, distance, 0)
 
 
 def _centered(x: Array, mask: Array) -> Array:
