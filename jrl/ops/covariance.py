@@ -71,8 +71,7 @@ def kl_cov_loss(
     """
     advantages = reduce.masked(jax.lax.stop_gradient(advantages), mask)
     moved = ratios.log_ratio(logprobs, jax.lax.stop_gradient(old_logprobs), mask)
-    # sign, not abs: its gradient at 0 is 0.
-    distance = jax.lax.stop_gradient(jnp.sign(moved)) * moved
+    distance = jnp.sign(moved) * moved  # not abs: its gradient at 0 is 1
     return -jnp.exp(ratios.clamp(moved)) * advantages + coefficient * jnp.where(selected, distance, 0)
 
 

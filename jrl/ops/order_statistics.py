@@ -32,7 +32,8 @@ def largest_key(holds: Callable[[Array], Array], dtype: jnp.dtype) -> Array:
 
 
 def order_keys(x: Array) -> Array:
-    """Returns unsigned integers in the order of `x`, of its size: uint32 for float32, uint64 for float64. No NaN."""
+    """Returns unsigned integers in the order of `x`, of its size: uint32 for float32, uint64 for float64. NaN has
+    no place in it: mask it."""
     x = reduce.widen(x)
     x = jnp.where(x == 0, 0, x)  # -0.0 and 0.0 are equal
     unsigned = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32

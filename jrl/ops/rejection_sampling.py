@@ -28,8 +28,8 @@ def best_of_group(reward: Array, group: Array, valid: Array, *, num_groups: int)
 
     Source: Dong et al. 2304.06767, 8 to 32 samples a prompt.
     """
-    reward = reduce.masked(reward, valid)
-    top = groups.to_rows(_finite(groups.maximum(reward, group, valid, num_groups=num_groups)), group)
+    reward = reduce.widen(reward)
+    top = groups.to_rows(groups.maximum(reward, group, valid, num_groups=num_groups), group)
     varied = groups.to_rows(groups.varied(reward, group, valid, num_groups=num_groups), group)
     best = valid & varied & (reward == top)
     return _shared(best, group, 1.0, num_groups, reward.dtype)
@@ -49,14 +49,10 @@ def above_threshold(
 
     Source: rejection sampling as in Xin et al. 2405.14333 (DeepSeek-Prover).
     """
-    reward = reduce.masked(reward, valid)
+    reward = reduce.widen(reward)
     return _shared(valid & (reward >= threshold), group, max_kept, num_groups, reward.dtype)
 
 
 def _shared(rows: Array, group: Array, most: float, num_groups: int, dtype: jnp.dtype) -> Array:
     count = groups.to_rows(groups.count(group, rows, num_groups=num_groups), group)
     return jnp.where(rows, jnp.minimum(1.0, most / jnp.maximum(count, 1)), 0).astype(dtype)
-
-
-def _finite(x: Array) -> Array:
-    return jnp.where(jnp.isfinite(x), x, 0)

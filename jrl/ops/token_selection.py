@@ -26,5 +26,4 @@ def high_entropy(entropy: Array, mask: Array, *, share: float) -> Array:
     """
     # (n - 1)(1 - share) elements lie below a linear quantile; those at or above it are the rest.
     count = jnp.floor(share * jnp.maximum(jnp.sum(mask) - 1, 0) * (1 + 1e-6)) + 1
-    keys = order_statistics.order_keys(jnp.where(mask, entropy, 0))
-    return order_statistics.largest(keys, mask, count)
+    return order_statistics.largest(order_statistics.order_keys(entropy), mask, count)

@@ -38,7 +38,7 @@ def within_probability(
 ) -> Array:
     """Returns the tokens of the mask that L21 leaves in the loss, [...] bool. Arguments as `dppo`."""
     new, behaviour = (jnp.exp(reduce.masked(x, mask)) for x in (logprobs, behaviour_logprobs))
-    advantages, moved = reduce.masked(advantages, mask), new - behaviour
+    moved = new - behaviour
     outside = ((advantages > 0) & (moved > delta)) | ((advantages < 0) & (moved < -delta))
     return mask & ~outside
 

@@ -25,6 +25,7 @@ def test_the_mixed_kl_by_hand():
 def test_a_reset_is_due_every_so_many_steps_and_not_at_the_start():
     due = [bool(jax.jit(lambda t: reference.reset_due(t, every=3))(step)) for step in range(8)]
     assert due == [False, False, False, True, False, False, True, False]
+    assert [bool(reference.reset_due(step, every=1)) for step in range(3)] == [False, True, True]
 
 
 def test_the_average_by_hand():

@@ -56,7 +56,6 @@ def test_above_threshold_by_hand():
 
 def test_a_row_without_a_verdict_is_not_imitated():
     np.testing.assert_array_equal(above([NAN, 1, 1], [0, 0, 0], valid=[False, False, True]), [0, 0, 1])
-    # A masked reward is 0 inside: a threshold below 0 must not let it in.
     np.testing.assert_array_equal(above([NAN, 1], [0, 0], threshold=-1.0, valid=[False, True]), [0, 1])
 
 

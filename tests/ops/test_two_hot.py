@@ -75,6 +75,13 @@ def test_the_gradient_matches_finite_differences():
         check_grads(fn, (logits,), order=1, modes=["rev"], atol=1e-7, rtol=1e-7)
 
 
+def test_bfloat16_is_widened():
+    half = jnp.ones((1, 3), jnp.bfloat16)
+    assert two_hot.two_hot_loss(half, jnp.zeros(1), jnp.ones(1, bool), bins=BINS).dtype == jnp.float32
+    assert two_hot.two_hot_value(half, bins=BINS).dtype == jnp.float32
+    assert two_hot.two_hot(half[..., 0], BINS).dtype == jnp.float32
+
+
 def test_targets_out_of_range_are_told():
     # symlog(2) = 1.0986 is beyond 1, symlog(1.5) = 0.9163 is not
     got = two_hot.out_of_range(jnp.array([2.0, 1.5, -2.0, NAN]), jnp.array([True, True, True, False]), bins=BINS)

@@ -51,6 +51,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_two_hot.py::test_the_loss_by_hand",
             "tests/ops/test_two_hot.py::test_masked_tokens_have_no_loss_and_no_gradient",
+            "tests/ops/test_two_hot.py::test_bfloat16_is_widened",
             "tests/ops/test_numpy_losses.py::test_two_hot_equals_a_loop_over_bins",
         ],
     },
@@ -61,6 +62,7 @@ PARTS: list[Part] = [
         "output": "value [...] float32",
         "tests": [
             "tests/ops/test_two_hot.py::test_a_head_that_is_sure_reads_its_bin_and_the_read_out_inverts_the_target",
+            "tests/ops/test_two_hot.py::test_bfloat16_is_widened",
         ],
     },
     {
