@@ -29,6 +29,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
+    "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
     "jrl.device.program_cache.CompileAfterFreeze": STOPPED,
     "jrl.run.checkpoints.run_state.SaveFailed": STOPPED,
     "jrl.run.checkpoints.run_state.DamagedStep": STOPPED,
@@ -228,6 +229,60 @@ def train(args: argparse.Namespace) -> int:
         args.run = run_folder(args.run)
         run(args.config, args.bindings, run=args.run, stop=stop, accept_change=args.accept_change,
             begin_from=args.begin_from)  # fmt: skip
+    return DONE
+
+
+def sweep(args: argparse.Namespace) -> int:
+    stop = StopRequest()
+    with stop_on_signals(stop, stop.say):
+        prepare_jax(args)  # its settings, and the compilation cache, are those of the members too
+        from jrl.tools.sweep import sweeping
+        from jrl.tools.sweep.comparison import table
+        from jrl.tools.sweep.members import read_sweep
+
+        spec = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
+        options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
+        sweeping.check_options(spec, args.out, options)
+        train_options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
+                         *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
+        commands = sweeping.commands_of(spec, args.out, train_options)
+        if args.print:
+            print("\n".join(map(sweeping.shell, commands.values())))
+            return DONE
+        lock = sweeping.hold_sweep(args.out, spec)
+        try:
+            metric = args.metric[0] if args.metric else "reward/mean"
+            ended, finished = sweeping.train_sweep(
+                spec, args.out, commands=commands, jobs=args.jobs, stop=stop, metric=metric, stream=sys.stdout
+            )
+            failed = sweeping.failures(args.out, spec, ended)
+            for line in failed:
+                print(f"jrl: {line}", file=sys.stderr)
+            comparison = None if stop.is_set() else sweeping.report_sweep(spec, args.out, ended, options)
+            if comparison is not None:
+                print(f"\n{table(comparison)}\n\nThe report is in {args.out / sweeping.PAGE}", flush=True)
+        finally:
+            lock.release()
+    if finished == len(spec.members):
+        return DONE
+    print(f"jrl: {finished} of {len(spec.members)} members are finished. Run the same command to continue.",
+          file=sys.stderr)  # fmt: skip
+    return STOPPED if failed and not stop.is_set() else PREEMPTED
+
+
+def compare(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")  # nothing runs
+    from jrl.tools.sweep import comparison, page, sweeping
+
+    options = sweeping.ComparisonOptions(tuple(args.metric), tuple(args.by), args.baseline, args.statistic)
+    result = sweeping.compare_folders(args.runs, options)
+    if args.out is not None:
+        page.write_page(args.out, result, "Comparison of runs", " ".join(["jrl compare", *map(str, args.runs)]))
+        content = json.dumps(comparison.to_json(result), indent=1, allow_nan=False)
+        paths.write_bytes_atomic(args.out / "comparison.json", content.encode() + b"\n")
+    print(json.dumps(comparison.to_json(result), indent=1) if args.json else comparison.table(result))
+    if args.out is not None and not args.json:
+        print(f"\nThe report is in {args.out / page.PAGE}")
     return DONE
 
 
@@ -498,6 +553,52 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     _devices(parser)
 
 
+def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; a field "
+                        "that the file gives a list of values is swept too")  # fmt: skip
+    _bindings(parser, "the file; a list of values is swept: AdamW.learning_rate=[1e-4,3e-4] Run.seed=[0..4]")
+    parser.add_argument("--out", metavar="DIR", type=_folder, required=True,
+                        help="the sweep's folder, with a run's folder for every member; an interrupted sweep is "
+                             "continued, and finished members are not run again")  # fmt: skip
+    parser.add_argument("--how", choices=("grid", "random", "pairs"), default="grid",
+                        help="every combination of the lists; --count of them drawn at random; or the first values, "
+                             "the second values, ... Each is run with every Run.seed (grid)")  # fmt: skip
+    parser.add_argument("--count", type=int, metavar="N", help="combinations that --how random draws")
+    parser.add_argument("--seed", type=int, metavar="N", help="of that draw (0)")
+    parser.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="members trained at a time (1)")
+    parser.add_argument("--print", action="store_true", help="print the members' commands, for a cluster, and run none")
+    _comparison(parser)
+    _devices(parser)
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=_folder,
+                        help="folders of runs, or of sweeps for all their members")  # fmt: skip
+    _comparison(parser)
+    parser.add_argument("--out", metavar="DIR", type=_folder, help="write report.html, charts and comparison.json here")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _comparison(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--metric", action="append", default=[], metavar="NAME",
+                        help="of metrics.jsonl, or an evaluation such as eval/after_rl; may be repeated (reward/mean, "
+                             "and the last evaluation)")  # fmt: skip
+    parser.add_argument("--by", action="append", default=[], metavar="NAME",
+                        help="compare the values of this setting; other settings that differ are tasks, within which "
+                             "runs are resampled; may be repeated (all that differ)")  # fmt: skip
+    parser.add_argument("--baseline", metavar="NAME=VALUE,...",
+                        help="the variant that the others are compared with: the probability that they improve on "
+                             "it")  # fmt: skip
+    parser.add_argument("--statistic", choices=("mean", "iqm"), default="mean",
+                        help="over a variant's runs: the mean, or the interquartile mean (mean)")  # fmt: skip
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of members; it must be at least 1")
+    return int(text)
+
+
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .gin file, or a name out of `jrl list configs`; "
                         "data and tokenizer are not opened")  # fmt: skip
@@ -643,6 +744,18 @@ COMMANDS: dict[str, Command] = {
         "jrl train tiny AdamW.learning_rate=1e-3 --run runs/tiny",
         _train_arguments,
         train,
+    ),
+    "sweep": Command(
+        "Train many runs that differ in a few fields, and compare them.",
+        "jrl sweep tiny 'AdamW.learning_rate=[1e-3,3e-3]' 'Run.seed=[0..4]' --out runs/rates --jobs 2",
+        _sweep_arguments,
+        sweep,
+    ),
+    "compare": Command(
+        "Compare runs: a table with intervals over seeds, learning curves, a page to read offline.",
+        "jrl compare runs/a runs/b --baseline AdamW.learning_rate=1e-3 --out comparison",
+        _compare_arguments,
+        compare,
     ),
     "new": Command(
         "Write a small task to start from: a configuration, a verifier and ten rows of data.",

@@ -24,6 +24,7 @@ from jrl.run.report import Log
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
+from jrl.tasks.judges import Judge, Pairwise
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
@@ -166,6 +167,7 @@ class Config:
     adapter: LoRA | None = None  # adapters to train over frozen weights; None: all weights are trained
     scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
     reward: RewardModel | None = None  # a classifier whose scores are added to the verifiers' rewards
+    judges: tuple[Judge, ...] = ()  # language models behind an API whose scores are added, too
     eval: Eval | None = None  # evaluation on held-out prompts; None: none
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)  # when the run saves itself
     log: Log = dataclasses.field(default_factory=Log)  # what is written and shown
@@ -176,6 +178,9 @@ class Config:
         names = [stage.name for stage in self.stages if stage.name is not None and isinstance(stage, Offline)]
         if clashing := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two stages have the name {clashing[0]!r}; names of stages must differ")
+        judges = [judge.name for judge in self.judges]
+        if clashing := sorted({name for name in judges if judges.count(name) > 1}):
+            raise ValueError(f"two judges have the name {clashing[0]!r}; give each its own Judge.name")
 
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
@@ -190,6 +195,18 @@ FREE = (
     "Scoring.workers",
     "Scoring.stop_above",  # a run that these stopped may go on with others
     "Scoring.stop_above_verifier_errors",
+    "Judge.address",  # the same model may move
+    "Judge.api_key_env",
+    "Judge.concurrency",
+    "Judge.requests_per_second",
+    "Judge.tokens_per_minute",
+    "Judge.timeout_seconds",
+    "Judge.attempts",
+    "Judge.backoff_seconds",
+    "Judge.patience_seconds",
+    "Judge.stop_above",
+    "Judge.input_price",
+    "Judge.output_price",
     "Checkpoint.*",
     "Log.*",
     *ROUNDED,
@@ -270,6 +287,12 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         )
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
+    alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
+    if online and stage.samples == 1 and alone:
+        raise ValueError(
+            f"the judge {alone[0]!r} compares the completions of a prompt, and Online.samples = 1 gives it one; use at "
+            "least 2, usually 8, or Pairwise.against = 'answer'"
+        )
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
                          f"(Offline.trains = {missing[0]!r})")  # fmt: skip

@@ -77,10 +77,14 @@ def load_config(
         loaded = load_parts([*config.parts, *parts])
         return checked(config, loaded), loaded
     file = find_config(config)
-    named, binding_file = gin.peek(file, bindings, Config, "parts")
-    own = [paths.beside(part, binding_file) if isinstance(part, str) else part for part in named or ()]
-    loaded = load_parts([*own, *parts])
+    loaded = load_parts([*part_names(file, bindings), *parts])
     return checked(gin.load(file, bindings, Config, config_classes(loaded.tables), PATH_FIELDS), loaded), loaded
+
+
+def part_names(file: str, bindings: Sequence[str]) -> list[Part]:
+    """Returns what a gin file and bindings name in `parts`: a relative path as `load_config` resolves it."""
+    named, binding_file = gin.peek(file, bindings, Config, "parts")
+    return [paths.beside(part, binding_file) if isinstance(part, str) else part for part in named or ()]
 
 
 def checked(config: Config, parts: Parts) -> Config:

@@ -108,6 +108,7 @@ class Recomputed:
 
     old_logprobs: Array | None = None  # [M, R, L] float32; None: the only update of its batch
     old_values: Array | None = None  # [M, R, L] float32, of the value head
+    old_entropy: Array | None = None  # [M, R, L] float32, nats
     ref_logprobs: Array | None = None  # [M, R, L] float32, under the role `reference`
 
 
@@ -134,6 +135,7 @@ class TrainBatch:
     returns: Array | None  # [M, R, L] float32, regression targets of the value head; None: no head
     targets: SequenceTargets | None  # None: the loss is of tokens alone
     denominator: Array  # [] float32, what the weighted sum of the whole optimizer step is divided by
+    selected: Array | None = None  # [M, R, L] bool, tokens that the loss treats in another way; None: no such choice
 
 
 @struct.dataclass

@@ -14,15 +14,15 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective
 from jrl.device.sharding import MeshShape, batch_sharding, batch_shards, replicated
 from jrl.learning import learner
-from jrl.learning.credit import credit, kept_rows
+from jrl.learning.credit import credit, finish_sampled, kept_rows
 from jrl.learning.layout import Learner
-from jrl.learning.pack import pack_rollout
+from jrl.learning.pack import pack_rollout, unpack
 from jrl.models.decoder import MODEL
 from jrl.types import Recomputed
 
 CONFIG = ALGOS["PPO"].config()
 TEMPERATURE = 0.8
-FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "token_reward")
+FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "old_entropy", "token_reward")
 
 
 def shown(config, groups, reward, state):
@@ -36,7 +36,7 @@ def probe(**needs):
     return Objective(config=type(CONFIG), advantages=shown, needs=lambda config: Needs(**needs))
 
 
-EVERYTHING = probe(values=True, reference=True, credit_logprobs=True)
+EVERYTHING = probe(values=True, reference=True, credit_logprobs=True, credit_entropy=True)
 
 
 def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
@@ -56,7 +56,7 @@ def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
         before = []
         for plan in plans:
             packed = pack_rollout(rollout, plan, jnp.asarray(TEMPERATURE, dtype))
-            found = learner.recompute(weights, packed, fields=("old_values", "old_logprobs"), **static)
+            found = learner.recompute(weights, packed, fields=("old_values", "old_logprobs", "old_entropy"), **static)
             reference = learner.logprobs(other, packed, **static)
             before.append((Recomputed(**found, ref_logprobs=reference), plan.source))
         judged = dict(objective=objective, num_groups=learning.B, max_completion=learning.C)
@@ -101,10 +101,12 @@ def test_old_and_reference_log_probs_are_those_of_rows_alone_and_behaviour_is_th
             columns = jnp.broadcast_to(jnp.arange(learning.T)[None], tokens.shape)
             return MODEL.unembed(params, MODEL.forward(params, tokens, columns, None, cfg)[0], cfg)
 
-        def alone(params, tokens):
+        def every(params, tokens):
             scaled = np.asarray(logits(params, tokens))[:, :-1] / TEMPERATURE
-            chosen = np.take_along_axis(scaled, tokens[:, 1:, None], axis=-1)[..., 0]
-            return chosen - np.log(np.exp(scaled).sum(-1))
+            return scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+
+        def alone(params, tokens):
+            return np.take_along_axis(every(params, tokens), tokens[:, 1:, None], axis=-1)[..., 0]
 
         with jax.set_mesh(mesh):
             half = jax.tree.map(lambda x: 0.5 * x, weights.params)
@@ -114,6 +116,9 @@ def test_old_and_reference_log_probs_are_those_of_rows_alone_and_behaviour_is_th
                 # The credit's metrics are float32.
                 np.testing.assert_allclose(found[name][:, 1:], rows, rtol=1e-6)
                 assert (found[name][:, 0] == 0).all()
+            said = every(weights.params, rollout.tokens)
+            entropy = np.where(rollout.action_mask[:, 1:], -(np.exp(said) * said).sum(-1), 0)
+            np.testing.assert_allclose(found["old_entropy"][:, 1:], entropy, rtol=1e-6)
         np.testing.assert_array_equal(found["behaviour_logprobs"], rollout.sampler_logprobs.astype(np.float32))
 
 
@@ -130,7 +135,7 @@ def test_the_sampling_distribution_is_the_truncated_one_where_there_is_one():
 
 def test_without_the_need_there_are_no_log_probs_and_components_keep_their_holes():
     found = given(MeshShape(), Learner(row_length=learning.T), objective=probe())
-    assert not {"values", "old_logprobs", "behaviour_logprobs", "ref_logprobs"} & found.keys()
+    assert not {"values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "old_entropy"} & found.keys()
     rollout, scores = learning.sequences()
     np.testing.assert_array_equal(found["component/Exact"], scores.reward)
     assert np.isnan(found["component/Length"]).all()
@@ -150,3 +155,26 @@ def test_rows_are_judged_for_a_refill_without_log_probs():
     judged = dict(objective=EVERYTHING._replace(keep=keep), num_groups=learning.B, max_completion=learning.C)
     kept = jax.jit(lambda *x: kept_rows(*x, CONFIG, **judged))(rollout, scores)
     np.testing.assert_array_equal(kept, (scores.reward > 0) & scores.valid)
+
+
+def test_selected_tokens_are_packed_with_their_sequences():
+    """Every third token of the batch is selected, and is found again at its place in the packed rows."""
+    rollout, scores = learning.sequences()
+    mark = np.arange(rollout.tokens.size).reshape(rollout.tokens.shape) % 3 == 0
+    row = probe()._replace(
+        select=lambda config, groups, advantages: groups.action_mask & mark & (groups.sample >= 0)[:, None]
+    )
+    plan = learning.planned(rollout, Learner(row_length=32), 1, 0)
+    judged = dict(objective=row, num_groups=learning.B, max_completion=learning.C)
+
+    @jax.jit
+    def run(rollout, scores, plan):
+        found = credit(rollout, scores, (), CONFIG, **judged)
+        packed = pack_rollout(rollout, plan, jnp.float32(TEMPERATURE))
+        static = dict(objective=row, max_completion=learning.C)
+        return finish_sampled(packed, Recomputed(), plan, found, CONFIG, **static)
+
+    batch = run(rollout, scores, jax.tree.map(jnp.asarray, plan))
+    width, count = rollout.tokens.shape[1], rollout.tokens.shape[0]
+    np.testing.assert_array_equal(unpack(batch.selected, plan.source, width, count), rollout.action_mask & mark)
+    assert batch.selected.sum() > 3

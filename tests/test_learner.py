@@ -77,16 +77,17 @@ def program(mesh_shape, config, algo, dtype, experts):
     mesh = make_mesh(mesh_shape, devices)
     cfg, objective = model_config(dtype, experts), ALGOS[algo]
     hyper, router = jax.tree.map(jnp.float32, (objective.config(), config.router))
-    head = objective.returns is not None
+    head, needs = objective.returns is not None, objective.needs(objective.config())
+    fields = ("old_values", "old_logprobs") * head + ("old_entropy",) * needs.credit_entropy
     static = dict(model=MODEL, cfg=cfg, chunk=config.logprob_chunk)
     judged = dict(objective=objective, max_completion=C)
 
     @jax.jit
     def run(weights, rollout, scores, plan):
         packed, recomputed, values = pack_rollout(rollout, plan, jnp.float32(0.8)), Recomputed(), []
-        if head:  # old values of another head, so that those of now have moved
-            old = weights._replace(heads={VALUE: 0.5 * weights.heads[VALUE]})
-            fields = ("old_values", "old_logprobs")
+        if fields:
+            # Old values of another head, so that those of now have moved.
+            old = weights._replace(heads={VALUE: 0.5 * weights.heads[VALUE]}) if head else weights
             recomputed = Recomputed(**learner.recompute(old, packed, fields=fields, **static))
             values = [[(recomputed, plan.source)]]
         said = credit(rollout, scores, (), hyper, *values, num_groups=B, **judged)
@@ -179,9 +180,15 @@ LAYOUTS = {
 
 
 # A loss whose weights and denominator depend on lengths goes through every layout; one with a constant through two,
-# and one with a value head through those where a token's neighbor may be another's.
+# and so does one with a ratio of sequences, and one with tokens chosen over the step; one with a value head through
+# those where a token's neighbor may be another's.
 CASES = [
     *(("GRPO", layout) for layout in LAYOUTS),
+    *(
+        (name, layout)
+        for name in ("GSPO", "HighEntropyTokens")
+        for layout in ("packed, micro-batches", "data, fsdp, tensor")
+    ),
     *(("DrGRPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor")),
     *(("PPO", layout) for layout in ("packed, micro-batches", "data, fsdp, tensor", "shared prompts on all axes")),
 ]

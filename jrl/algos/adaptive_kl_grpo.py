@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jrl.algos import grpo
 from jrl.algos.contract import Facts, Groups, Needs, Tokens
 from jrl.algos.grpo import GRPO
+from jrl.ops import coefficients
 from jrl.types import PyTree, traced
 
 Array = jax.Array
-LARGEST_ERROR = 0.2  # what e is clipped to: a step changes beta by at most so much of rows / horizon
 
 
 @traced
@@ -65,8 +65,11 @@ def next_state(config: AdaptiveKLGRPO, state: PyTree, metrics: dict[str, Array])
     strayed = metrics["kl_ref_k1"]
     if config.kl_per == "sequence":
         strayed = strayed * metrics["loss/tokens"] / rows
-    error = jnp.clip(strayed / config.target - 1, -LARGEST_ERROR, LARGEST_ERROR)
-    return {"kl": state["kl"] * (1 + error * rows / config.horizon)}
+    return {
+        "kl": coefficients.adapted_kl_coefficient(
+            state["kl"], strayed, rows, target=config.target, horizon=config.horizon
+        )
+    }
 
 
 OBJECTIVE = grpo.OBJECTIVE._replace(

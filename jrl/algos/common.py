@@ -72,8 +72,8 @@ def check_sampling(config: Any, facts: contract.Facts, *, grouped: bool) -> None
         )
 
 
-def check_clip(config: Any) -> None:
-    """Raises ValueError where the bounds of PPO's clip, or of the dual clip, contradict each other."""
+def check_ratio_bounds(config: Any) -> None:
+    """Raises ValueError where the bounds of a clipped ratio contradict each other."""
     name = type(config).__name__
     if not 0 <= config.clip_low < 1:
         raise ValueError(
@@ -82,6 +82,12 @@ def check_clip(config: Any) -> None:
         )
     if not config.clip_high >= 0:
         raise ValueError(f"{name}.clip_high = {config.clip_high} must be at least 0; 0.2 is usual, DAPO uses 0.28.")
+
+
+def check_clip(config: Any) -> None:
+    """Raises ValueError where the bounds of PPO's clip, or of the dual clip, contradict each other."""
+    name = type(config).__name__
+    check_ratio_bounds(config)
     if config.dual_clip is not None and not config.dual_clip > 1 + config.clip_high:
         raise ValueError(
             f"{name}.dual_clip = {config.dual_clip} must exceed 1 + clip_high = {1 + config.clip_high}: it bounds the "
@@ -264,3 +270,51 @@ def metrics_of(tokens: contract.Tokens, *parts: dict[str, Array]) -> dict[str, A
     """Returns the metrics together, float32 or wider, 0 where masked and without gradient."""
     together = {name: value for part in parts for name, value in part.items()}
     return {name: jax.lax.stop_gradient(reduce.masked(value, tokens.mask)) for name, value in together.items()}
+
+
+# What a policy loss is, beside its own formula
+
+
+def check_positive(config: Any, usual: dict[str, str]) -> None:
+    """Raises ValueError where a field is not above 0. usual: {field: what is said of it, with a usual value}."""
+    for field, hint in usual.items():
+        value = getattr(config, field)
+        if not value > 0:
+            raise ValueError(f"{type(config).__name__}.{field} = {value} must be above 0: {hint}")
+
+
+def check_weighted(config: Any, facts: contract.Facts) -> None:
+    """Raises ValueError where the options that most group methods share are illegal."""
+    check_sampling(config, facts, grouped=True)
+    check_importance(config)
+    check_entropy(config)
+
+
+def entropy_needs(config: Any) -> contract.Needs:
+    """Returns what an objective needs whose only option to need anything is the entropy bonus."""
+    return contract.Needs(entropy_gradient=config.entropy_bonus is not None)
+
+
+def weighted_loss(
+    config: Any, loss: Array, tokens: contract.Tokens, *metrics: dict[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the policy loss with its importance weights and the entropy bonus, and all its metrics."""
+    loss, weighting = correct(config.importance, loss, tokens)
+    return unweighted_loss(config, loss, tokens, *metrics, weighting)
+
+
+def unweighted_loss(
+    config: Any, loss: Array, tokens: contract.Tokens, *metrics: dict[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """Returns the policy loss with the entropy bonus, and all its metrics: for methods without that option."""
+    loss = with_entropy(config.entropy_bonus, loss, tokens)
+    return loss, metrics_of(tokens, common_metrics(tokens), *metrics)
+
+
+def bound_metrics(config: Any, ratio: Array, tokens: contract.Tokens) -> dict[str, Array]:
+    """Returns where a clip of another ratio than the token's binds, under the names of `clip_metrics`."""
+    advantages = reduce.masked(tokens.advantages, tokens.mask)
+    return {
+        "clip_fraction_low": (advantages < 0) & (ratio < 1 - config.clip_low),
+        "clip_fraction_high": (advantages > 0) & (ratio > 1 + config.clip_high),
+    }

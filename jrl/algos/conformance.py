@@ -22,7 +22,13 @@ Array = jax.Array
 NUM_GROUPS, SAMPLES, WIDTH = 3, 4, 6
 ROWS = NUM_GROUPS * SAMPLES
 TOLERANCE = 1e-5
-OF_CREDIT_FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs")  # of Groups, where asked for
+OF_CREDIT_FIELDS = (
+    "values",
+    "old_logprobs",
+    "behaviour_logprobs",
+    "ref_logprobs",
+    "old_entropy",
+)  # of Groups, where asked for
 
 
 # Of every row
@@ -92,10 +98,12 @@ def the_state_keeps_its_form(objective: Objective, config: Any) -> None:
 
 
 def zero_advantage_gives_zero_policy_gradient(objective: Objective, config: Any) -> None:
-    """With advantage 0, the policy at its reference and no reward to imitate, log-probs get no gradient."""
+    """With advantage 0, the policy at its reference and where the update began, and no reward to imitate, log-probs get
+    no gradient."""
     tokens = _tokens(objective, config)
     tokens = tokens.replace(
         advantages=jnp.zeros_like(tokens.advantages),
+        old_logprobs=tokens.logprobs,
         ref_logprobs=None if tokens.ref_logprobs is None else tokens.logprobs,
         returns=None if tokens.returns is None else jnp.zeros_like(tokens.returns),
     )
@@ -139,6 +147,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         finish=jnp.array([Finish.STOP_TOKEN, Finish.STOP_TOKEN, Finish.FAILED], jnp.int8),
         num_groups=NUM_GROUPS,
         max_completion=WIDTH,
+        sample=jnp.full(3, SAMPLES, jnp.int32),
         token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
         components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
         **{name: jnp.full((3, WIDTH), 9.0) for name in OF_CREDIT_FIELDS if getattr(groups, name) is not None},
@@ -149,7 +158,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         _true(not bool(jnp.any(many["keep"][ROWS:])), "a row without a verdict or without a token enters the loss")
         advantages = many["advantages"][ROWS:]
         _true(bool(jnp.all(advantages == 0)), "a row without a verdict or without a token has an advantage")
-        for name in ("keep", "advantages", "weights", "returns"):
+        for name in ("keep", "advantages", "weights", "returns", "selected"):
             _close(many[name][:ROWS], few[name], f"a row without a verdict or a token changes the {name} of others")
         _close(many["state"], few["state"], "a row without a verdict or a token changes the state")
 
@@ -161,6 +170,7 @@ def only_sampled_tokens_have_advantages(objective: Objective, config: Any) -> No
         credit = _credit(objective, config, groups, state)
         _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["advantages"]) == 0)), "an advantage on no action")
         _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["returns"]) == 0)), "a return on no action")
+        _true(bool(jnp.all(jnp.where(groups.action_mask, 0, credit["selected"]) == 0)), "a selected token is no action")
         _true(bool(jnp.all(jnp.where(credit["loss_mask"], 0, credit["weights"]) == 0)), "a weight off the loss mask")
 
 
@@ -439,6 +449,8 @@ def sample_groups() -> Groups:
         old_logprobs=on_actions(old),
         behaviour_logprobs=on_actions(old + rng.uniform(-0.3, 0.3, (ROWS, WIDTH))),
         ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
+        old_entropy=on_actions(rng.uniform(0, 2, (ROWS, WIDTH))),
+        sample=jnp.tile(jnp.arange(SAMPLES, dtype=jnp.int32), NUM_GROUPS),
     )
 
 
@@ -460,6 +472,7 @@ def sample_tokens() -> Tokens:
         values=draw(-1, 1),
         old_values=draw(-1, 1),
         returns=draw(-1, 1),
+        selected=draw(0, 1) > 0.5,
     )
 
 
@@ -495,6 +508,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "old_logprobs": needs.credit_logprobs,
         "behaviour_logprobs": needs.credit_logprobs,
         "ref_logprobs": needs.credit_logprobs and needs.reference,
+        "old_entropy": needs.credit_entropy,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 
@@ -507,6 +521,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(values=None, old_values=None, returns=None)
     if objective.advantages is None:
         tokens = tokens.replace(behaviour_logprobs=None, advantages=None)
+    if objective.select is None:
+        tokens = tokens.replace(selected=None)
     return tokens
 
 
@@ -573,6 +589,7 @@ def _credit(objective: Objective, config: Any, groups: Groups, state: PyTree) ->
     return {
         "keep": keep,
         "advantages": advantages,
+        "selected": nothing if objective.select is None else objective.select(config, groups, advantages),
         "returns": nothing if objective.returns is None else objective.returns(config, groups, reward),
         "loss_mask": loss_mask,
         "weights": objective.weights(config, loss_mask, groups.max_completion),

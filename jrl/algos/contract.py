@@ -47,6 +47,8 @@ class Groups:
     old_logprobs: Array | None = None  # [N, T] float32; these three where Needs.credit_logprobs
     behaviour_logprobs: Array | None = None  # [N, T] float32, of the sampling distribution
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
+    old_entropy: Array | None = None  # [N, T] float32, nats, where Needs.credit_entropy
+    sample: Array | None = None  # [N] int32, the row's place among the samples of its prompt; names a draw
 
 
 @struct.dataclass
@@ -67,6 +69,7 @@ class Tokens:
     values: Array | None = None
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
+    selected: Array | None = None  # [..., L] bool, as Objective.select gave them
 
 
 @struct.dataclass
@@ -92,6 +95,7 @@ class Needs(NamedTuple):
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
     credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
+    credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -150,6 +154,9 @@ class Objective(NamedTuple):
     advantages: Callable[[Any, Groups, Array, PyTree], tuple[Array, PyTree, dict[str, Array]]] | None = None
     # (config, groups, reward [N]) -> which of the kept rows sequence_loss compares; None: it compares no sampled rows
     pairs: Callable[[Any, Groups, Array], Pairs] | None = None
+    # (config, groups, advantages [N, T]) -> [N, T] bool, tokens that token_loss treats in another way, chosen by what
+    # only the whole step knows; None: no selection
+    select: Callable[[Any, Groups, Array], Array] | None = None
     # (config, groups, reward [N]) -> [N, T], regression targets of the value head; None: no such head
     returns: Callable[[Any, Groups, Array], Array] | None = None
     # (config, tokens, state) -> loss [..., L], metrics {name: [..., L]}; None: no loss of tokens

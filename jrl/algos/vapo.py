@@ -26,7 +26,7 @@ import jax
 from jrl.algos import common, ppo
 from jrl.algos.contract import Facts, Groups, Tokens
 from jrl.algos.ppo import PPO
-from jrl.ops import gae, reduce, surrogate
+from jrl.ops import gae, likelihood, reduce
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -47,11 +47,11 @@ def check(config: VAPO, facts: Facts) -> None:
     by_length = config.gae_lambda is None
     ppo.check(dataclasses.replace(config, gae_lambda=1.0) if by_length else config, facts)
     if config.positive_nll is not None and not (
-        config.discount == 1 and config.kl_in_reward is None and not config.whiten_rewards
+        config.discount == 1 and config.kl_in_reward is config.reward_clip is None and not config.whiten_rewards
     ):
         raise ValueError(
             "VAPO.positive_nll tells right answers by their return, which must be their reward: set VAPO.discount = 1, "
-            "kl_in_reward = None and whiten_rewards = False, or positive_nll = None."
+            "kl_in_reward = None, reward_clip = None and whiten_rewards = False, or positive_nll = None."
         )
     if not config.length_alpha > 0:
         raise ValueError(f"VAPO.length_alpha = {config.length_alpha} must be above 0. 0.05 is usual.")
@@ -86,8 +86,7 @@ def token_loss(config: VAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
     if config.positive_nll is None:
         return loss, metrics
     right = reduce.masked(tokens.returns, tokens.mask) > RIGHT
-    # -logprobs: a policy gradient of advantage 1.
-    imitation = surrogate.policy_gradient(tokens.logprobs, reduce.widen(right), tokens.mask)
+    imitation = likelihood.positive_nll(tokens.logprobs, right, tokens.mask)
     imitation, _ = common.correct(config.importance, imitation, tokens)
     own = common.metrics_of(tokens, {"positive_nll": imitation, "right": reduce.widen(right)})
     return loss + config.positive_nll * imitation, metrics | own

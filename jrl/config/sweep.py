@@ -1,47 +1,166 @@
-"""Sweeps as list algebra. A point is a list of bindings, a sweep is a list of points; `load` takes one point.
+"""Sweeps: bindings that list values -> the bindings of every member.
 
-grid(axis("AdamW.learning_rate", [1e-4, 3e-4]), axis("Run.seed", range(3)))   # 6 points
-zip_(axis("Loop.lag", [0, 1]), axis("Run.name", ["on", "off"]))               # 2 points
-chain(axis("Config.algo", ["@GRPO()", "@DAPO()"]), axis("Loop.lag", [1]))     # 3 points
+    AdamW.learning_rate=[1e-4, 3e-4]         # an axis of two values
+    Run.seed=[0..4]                          # whole numbers, both ends included; on the command line
+    Log.writers=['wandb']                    # no axis: the field itself holds a list
+    Log.writers=[[], ['wandb']]              # an axis of two lists
+
+A list is an axis where it is nested deeper than what its field holds. A macro is judged by the fields bound to it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import Any
+import random
+import re
+import typing
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-Point = list[str]
-Sweep = list[Point]
+from jrl.config.errors import COMMAND_LINE, ConfigError
+from jrl.config.schema import Schema, Tables, fields_of, options_of, schema_of
+from jrl.config.syntax import Macro, Statement, read_statements
 
+MOST_MEMBERS = 1000  # of a sweep; a larger one is taken for a typo
+_QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_RANGE = re.compile(rf"{_QUOTED}|(?<![\w.])(?P<first>-?\d+)\s*\.\.\s*(?P<last>-?\d+)(?![\w.])")
 
-def axis(name: str, values: Iterable[Any]) -> Sweep:
-    """Returns one point for each value. Text that begins with @ or % stays a reference; other text is quoted."""
-    return [[f"{name} = {_literal(value)}"] for value in values]
-
-
-def grid(*sweeps: Sweep) -> Sweep:
-    """Returns every combination, the last sweep varying fastest."""
-    return [list(itertools.chain(*points)) for points in itertools.product(*sweeps)]
-
-
-def zip_(*sweeps: Sweep) -> Sweep:
-    """Returns the first points joined, the second points joined, ... Raises ValueError on unequal lengths."""
-    if len({len(sweep) for sweep in sweeps}) > 1:
-        raise ValueError(f"zip_: sweeps of unequal lengths {[len(sweep) for sweep in sweeps]}")
-    return [list(itertools.chain(*points)) for points in zip(*sweeps)]
+Point = tuple[str, ...]  # bindings, one of each axis
 
 
-def chain(*sweeps: Sweep) -> Sweep:
-    """Returns the points of all sweeps, one sweep after the other."""
-    return list(itertools.chain(*sweeps))
+class Axis(NamedTuple):
+    """A field and its values, as gin text."""
+
+    name: str
+    values: tuple[str, ...]
+
+    def binding(self, index: int) -> str:
+        return f"{self.name}={self.values[index]}"
 
 
-def _literal(value: Any) -> str:
-    if isinstance(value, str) and value[:1] in ("@", "%"):
-        return value
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    raise TypeError(f"a sweep holds numbers, text, booleans, None and lists of them, not {type(value).__name__}")
+def read_axes(
+    path: str | None, bindings: Sequence[str], root: type, tables: Tables
+) -> tuple[tuple[Axis, ...], tuple[str, ...]]:
+    """Returns the axes of a sweep, those of the file first, and the command-line bindings that are none.
+
+    Names are checked where a member is loaded: a list of an unknown field is no axis and stays a binding.
+
+    Raises: ConfigError on broken syntax, a range that is none, or an axis without values.
+    """
+    texts = [expand_ranges(binding) for binding in bindings]
+    statements = read_statements(path, texts, root)
+    schema = schema_of(root, tables)
+    depths = {s.name: _depth_of_target(s, statements, schema) for s in statements if not s.is_block}
+    last = {s.name: s for s in statements if not s.is_block}
+    axes = []
+    for name, statement in last.items():
+        depth = depths[name]
+        if depth is None or not isinstance(statement.value, list) or _nesting(statement.value) <= depth:
+            continue
+        if not statement.value:
+            raise ConfigError(statement.place, f"{name} = [] lists no value, so the sweep would have no members")
+        axes.append(Axis(name, tuple(gin_text(value) for value in statement.value)))
+    swept = {axis.name for axis in axes}
+    own = statements[len(statements) - len(texts) :]
+    fixed = tuple(text for text, statement in zip(texts, own) if statement.name not in swept)
+    return tuple(axes), fixed
+
+
+def expand_ranges(binding: str) -> str:
+    """Returns a command-line binding with [0..4] written as [0, 1, 2, 3, 4]. Quoted text stays as it is.
+
+    Raises: ConfigError for a range that is not of whole numbers, counts down or has more than MOST_MEMBERS values.
+    """
+
+    def numbers(match: re.Match[str]) -> str:
+        if match["first"] is None:
+            return match[0]
+        first, last = int(match["first"]), int(match["last"])
+        if not 0 <= last - first < MOST_MEMBERS:
+            raise ConfigError(COMMAND_LINE, f"{binding}: a range counts up, and has at most {MOST_MEMBERS} values")
+        return ", ".join(map(str, range(first, last + 1)))
+
+    expanded = _RANGE.sub(numbers, binding)
+    if ".." in re.sub(_QUOTED, "", expanded):
+        raise ConfigError(COMMAND_LINE, f"{binding}: a range is of whole numbers, as in [0..4]; list other values")
+    if expanded != binding and not binding.partition("=")[2].strip().startswith("["):
+        raise ConfigError(COMMAND_LINE, f"{binding}: a range stands in brackets, as in [0..4]")
+    return expanded
+
+
+def grid(axes: Sequence[Axis]) -> list[Point]:
+    """Returns every combination, the last axis varying fastest. Raises: ValueError beyond MOST_MEMBERS."""
+    count = 1
+    for axis in axes:
+        count *= len(axis.values)
+    check_count(count)
+    return list(itertools.product(*([axis.binding(i) for i in range(len(axis.values))] for axis in axes)))
+
+
+def pairs(axes: Sequence[Axis]) -> list[Point]:
+    """Returns the first values of all axes, the second values, ... Raises: ValueError on unequal lengths."""
+    lengths = {axis.name: len(axis.values) for axis in axes}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ValueError(f"pairs need lists of one length: {listed}")
+    return [tuple(axis.binding(i) for axis in axes) for i in range(max(lengths.values(), default=0))]
+
+
+def draw(axes: Sequence[Axis], count: int, seed: int) -> list[Point]:
+    """Returns `count` different combinations, each as likely as any other.
+
+    Raises: ValueError where there are fewer combinations, or more than MOST_MEMBERS are asked for.
+    """
+    combinations = 1
+    for axis in axes:
+        combinations *= len(axis.values)
+    if not 1 <= count <= combinations:
+        raise ValueError(f"{count} combinations are asked for; the lists have {combinations}")
+    check_count(count)
+    generator = random.Random(seed)
+    drawn: dict[Point, None] = {}
+    while len(drawn) < count:
+        drawn[tuple(axis.binding(generator.randrange(len(axis.values))) for axis in axes)] = None
+    return list(drawn)
+
+
+def check_count(count: int) -> None:
+    """Raises ValueError where a sweep would have more than MOST_MEMBERS members."""
+    if count > MOST_MEMBERS:
+        raise ValueError(f"the sweep would have {count} members; at most {MOST_MEMBERS} are taken")
+
+
+def gin_text(value: Any) -> str:
+    """Returns a parsed value as gin text."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(gin_text, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(gin_text, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{gin_text(key)}: {gin_text(item)}" for key, item in value.items()) + "}"
+    return repr(value) if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _depth_of_target(statement: Statement, statements: Sequence[Statement], schema: Schema) -> int | None:
+    """Returns how deep the lists are that a statement's field holds; None where there is no such field."""
+    if not statement.field:
+        users = [s for s in statements if s.field and s.value == Macro(statement.section)]
+        return max((_depth_of_target(user, statements, schema) or 0 for user in users), default=0)
+    cls = schema.sections.get(statement.section)
+    if cls is None or statement.field not in fields_of(cls):
+        return None
+    return _depth_of_hint(fields_of(cls)[statement.field].hint)
+
+
+def _depth_of_hint(hint: Any) -> int:
+    options = options_of(hint)
+    if len(options) > 1:
+        return max(map(_depth_of_hint, options))
+    if typing.get_origin(hint) is not tuple:
+        return 0
+    parts = [part for part in typing.get_args(hint) if part is not Ellipsis and part != ()]
+    return 1 + max(map(_depth_of_hint, parts), default=0)
+
+
+def _nesting(value: Any) -> int:
+    return 1 + max(map(_nesting, value), default=0) if isinstance(value, list | tuple) else 0

@@ -26,6 +26,7 @@ class Credit(NamedTuple):
     metrics: dict[str, Array]
     returns: Array | None = None  # [N, T] float32, where the objective has a value head
     pairs: Pairs | None = None  # where sampled rows are compared
+    selected: Array | None = None  # [N, T] bool, where the objective selects tokens
 
 
 def groups_of(
@@ -45,6 +46,7 @@ def groups_of(
         num_groups=num_groups,
         action_mask=_everywhere(rollout.action_mask),
         finish=_everywhere(rollout.finish),
+        sample=_everywhere(rollout.sample),
         max_completion=max_completion,
         token_reward=everywhere(scores.token_reward),
         components=everywhere(scores.components),
@@ -93,6 +95,7 @@ def credit(
         old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
         behaviour_logprobs=behaviour if needs.credit_logprobs else None,
         ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
+        old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
     )
     action_mask = groups.action_mask
     reward = objective.shape(config, groups)
@@ -126,7 +129,9 @@ def credit(
         returns = objective.returns(config, groups, reward)
         metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
         metrics["value/return"] = masked_mean(returns, loss_mask)
-    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), state, metrics, returns, pairs)
+    selected = None if objective.select is None else objective.select(config, groups, advantages)
+    loss_weights = jnp.where(loss_mask, weights, 0)
+    return Credit(advantages, loss_mask, loss_weights, state, metrics, returns, pairs, selected)
 
 
 def finish_sampled(
@@ -151,6 +156,7 @@ def finish_sampled(
         loss_weights=pack(credit.loss_weights, plan.source),
         advantages=None if credit.advantages is None else pack(credit.advantages, plan.source),
         returns=None if credit.returns is None else pack(credit.returns, plan.source),
+        selected=None if credit.selected is None else pack(credit.selected, plan.source),
         targets=targets,
         denominator=targets.denominator
         if objective.token_loss is None

@@ -115,14 +115,15 @@ def recompute(
     """Returns fields of Recomputed as `weights` have them, in one pass, [M, R, L] float32 each.
 
     Args:
-      fields: of "old_logprobs" and, where there is a value head, "old_values"; what is not wanted is not computed.
+      fields: of "old_logprobs", "old_entropy" and, where there is a value head, "old_values"; what is not wanted is not
+        computed.
     """
-    needs = Needs(logprobs="old_logprobs" in fields, values="old_values" in fields)
+    needs = Needs(logprobs=not {"old_logprobs", "old_entropy"}.isdisjoint(fields), values="old_values" in fields)
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
 
     def read(micro: PackedBatch) -> dict[str, Array]:
         reading = _forward(weights, micro, micro.action_mask, model, cfg, chunk, needs)
-        fields_read = {"old_logprobs": reading.logprobs}
+        fields_read = {"old_logprobs": reading.logprobs, "old_entropy": reading.entropy}
         if reading.values is not None:
             fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
         return {name: fields_read[name] for name in fields}
@@ -254,6 +255,7 @@ def _token_terms(
         values=reading.values,
         old_values=before.old_values,
         returns=micro.returns,
+        selected=micro.selected,
     )
     per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.

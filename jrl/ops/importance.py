@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import ratios, segments
+from jrl.ops import ratios, reduce, segments
 
 Array = jax.Array
 
@@ -76,6 +76,102 @@ def accepted(old_logprobs: Array, behaviour_logprobs: Array, mask: Array, *, low
     """
     weights = jnp.exp(ratios.clamp(ratios.log_ratio(old_logprobs, behaviour_logprobs, mask)))
     return mask & (weights >= low) & (weights <= high)
+
+
+def accepted_by_sequence(
+    old_logprobs: Array,
+    behaviour_logprobs: Array,
+    mask: Array,
+    segment: Array,
+    *,
+    num_segments: int,
+    low: float,
+    high: float,
+) -> Array:
+    """Returns L10 by sequence: the tokens of sequences whose product of weights, exp(sum), is in [low, high].
+
+    Args:
+      old_logprobs, behaviour_logprobs: [..., L] float. mask: [..., L] bool. segment: [..., L] int32, S or more
+        elsewhere. low may be 0.
+
+    Returns:
+      [..., L] bool.
+
+    Source: TRL's default, at most 3; verl.
+    """
+    difference = ratios.log_ratio(old_logprobs, behaviour_logprobs, mask)
+    total = segments.segment_sum(difference, mask, segment, num_segments=num_segments)
+    return _within(total, mask, segment, low, high)
+
+
+def accepted_by_geometric_mean(
+    old_logprobs: Array,
+    behaviour_logprobs: Array,
+    mask: Array,
+    segment: Array,
+    *,
+    num_segments: int,
+    low: float,
+    high: float,
+) -> Array:
+    """Returns L10 by geometric mean: the tokens of sequences whose exp(mean) is in [low, high].
+
+    Arguments and result as `accepted_by_sequence`. It does not grow with the length: limits are near 1.
+    """
+    difference = ratios.log_ratio(old_logprobs, behaviour_logprobs, mask)
+    mean = segments.segment_mean(difference, mask, segment, num_segments=num_segments)
+    return _within(mean, mask, segment, low, high)
+
+
+def accepted_by_every_token(
+    old_logprobs: Array,
+    behaviour_logprobs: Array,
+    mask: Array,
+    segment: Array,
+    *,
+    num_segments: int,
+    low: float,
+    high: float,
+) -> Array:
+    """Returns L10 by the worst token: the tokens of sequences of which no token has a weight outside [low, high].
+
+    Arguments and result as `accepted_by_sequence`.
+    """
+    outside = mask & ~accepted(old_logprobs, behaviour_logprobs, mask, low=low, high=high)
+    count = segments.segment_sum(outside, mask, segment, num_segments=num_segments)
+    return mask & (segments.to_tokens(count, segment) == 0)
+
+
+def near_policy(
+    logprobs: Array,
+    behaviour_logprobs: Array,
+    advantages: Array,
+    mask: Array,
+    segment: Array,
+    *,
+    num_segments: int,
+    delta: float,
+) -> Array:
+    """Returns L10's off-policy sequence mask (OPSM): all tokens but those of sequences with A < 0 and
+    mean(behaviour - logprobs) > delta, [..., L] bool.
+
+    What a stale policy did wrong, and this one hardly does any more, need not be pushed away.
+
+    Args:
+      logprobs: [..., L] float, of the policy now; no gradient is taken. behaviour_logprobs, advantages: same shape, the
+      advantage the same for every token of a sequence. mask: same, bool. segment: [..., L] int32.
+      delta: nats a token.
+
+    Source: DeepSeek-V3.2; TRL and slime.
+    """
+    drift = ratios.log_ratio(behaviour_logprobs, jax.lax.stop_gradient(logprobs), mask)
+    mean = segments.segment_mean(drift, mask, segment, num_segments=num_segments)
+    return mask & ~((reduce.masked(advantages, mask) < 0) & (segments.to_tokens(mean, segment) > delta))
+
+
+def _within(log_weight: Array, mask: Array, segment: Array, low: float, high: float) -> Array:
+    weight = segments.to_tokens(jnp.exp(ratios.clamp(log_weight)), segment)
+    return mask & (weight >= low) & (weight <= high)
 
 
 def _truncated(log_weights: Array, cap: float) -> Array:

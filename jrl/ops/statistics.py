@@ -1,24 +1,29 @@
-"""Scores of an evaluation with their uncertainty. Host only: numpy, float64.
+"""Scores of an evaluation, and of repeated runs, with their uncertainty. Host only: numpy, float64.
 
-Samples of one problem are not independent, so every interval treats the problem (the prompt) as the unit. Samples
-that could not be scored are left out by a mask and never count as 0; the caller reports how many there were.
+Samples of one problem are not independent, so every interval of one policy treats the problem (the prompt) as the unit.
+Samples that could not be scored are left out by a mask and never count as 0; the caller reports how many there were.
+A comparison of runs treats the run (the seed) as the unit, and resamples within each task alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 Array = np.ndarray
+Statistic = Callable[[Array], Array]  # [..., scores] -> [...]
 
 
 class Interval(NamedTuple):
-    """A mean and its confidence interval. `n` is the number of problems; 0 problems give NaN, never 0."""
+    """A mean, or another statistic in its place, with its confidence interval.
+
+    `n` is the number of problems, or of runs; none give NaN, never 0.
+    """
 
     mean: float
     low: float
@@ -92,10 +97,8 @@ def bootstrap_interval(
     if n < 2:
         return Interval(float(values[0]) if n else math.nan, math.nan, math.nan, n)
     rng = np.random.default_rng(seed)
-    at_once = max(1, 1_000_000 // n)  # bounds the memory, whatever n
-    blocks = [min(at_once, draws - start) for start in range(0, draws, at_once)]
-    means = np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    means = np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in _blocks(draws, n)])
+    low, high = np.quantile(means, _ends(confidence))
     return Interval(float(values.mean()), float(low), float(high), n)
 
 
@@ -189,8 +192,126 @@ def majority_at_k(
     return sum(wins) / len(wins)
 
 
+def mean(scores: Array) -> Array:
+    """Returns the mean over the last axis, [..., scores] -> [...]; NaN where there are no scores."""
+    scores = np.asarray(scores, np.float64)
+    return scores.mean(axis=-1) if scores.shape[-1] else np.full(scores.shape[:-1], math.nan)
+
+
+def interquartile_mean(scores: Array) -> Array:
+    """Returns M6, the mean of the middle half, [..., scores] -> [...]; NaN where there are no scores.
+
+        mean of s_(c + 1) .. s_(n - c),   c = floor(n / 4)
+
+    All runs of all tasks are one flat list. Fewer than 4 scores are not cut. Source: 2108.13264, section 4.3.
+    """
+    scores = np.sort(np.asarray(scores, np.float64), axis=-1)
+    cut = scores.shape[-1] // 4
+    return mean(scores[..., cut : scores.shape[-1] - cut])
+
+
+def stratified_bootstrap(
+    tasks: Sequence[Array], statistic: Statistic = mean, *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> Interval:  # fmt: skip
+    """Returns M7, a statistic of all scores with a percentile interval of the bootstrap stratified by task.
+
+    Each draw resamples the runs of each task among themselves, joins the tasks, and takes the statistic.
+
+    Args:
+      tasks: one array [runs] for each task; they may differ in length.
+      statistic: [..., scores] -> [...], such as `interquartile_mean`.
+
+    A task of one run shows nothing of the spread over runs: low and high are NaN.
+    Source: 2108.13264, section 4.2; it draws 50,000 times.
+    """
+    scores = [_scores(task, "stratified_bootstrap") for task in tasks]
+    joined = np.concatenate([*scores, np.zeros(0)])
+    value = float(statistic(joined))
+    if min(map(len, scores), default=0) < 2:
+        return Interval(value, math.nan, math.nan, len(joined))
+    rng = np.random.default_rng(seed)
+    drawn = [
+        statistic(np.concatenate([task[rng.integers(len(task), size=(block, len(task)))] for task in scores], axis=1))
+        for block in _blocks(draws, len(joined))
+    ]
+    low, high = np.quantile(np.concatenate(drawn), _ends(confidence))
+    return Interval(value, float(low), float(high), len(joined))
+
+
+def performance_profile(scores: Array, thresholds: Array) -> Array:
+    """Returns M8, the share of scores above each threshold: [scores], [thresholds] -> [thresholds].
+
+    Scores of several tasks must be on one scale. NaN where there are no scores. Source: 2108.13264, section 4.3.
+    """
+    scores = _scores(scores, "performance_profile")
+    return mean(scores > np.asarray(thresholds, np.float64)[:, None])
+
+
+def probability_of_improvement(
+    tasks: Sequence[Array], baseline: Sequence[Array], *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+) -> Interval:  # fmt: skip
+    """Returns M9, the chance that a run scores higher than a run of the baseline, with an interval as in M7.
+
+        mean over tasks of  mean over pairs of runs of  1[x > y] + 1/2 1[x = y]
+
+    Args:
+      tasks: one array [runs] for each task. baseline: likewise, the same tasks in the same order.
+
+    It says how often, not by how much. Runs of both sides are resampled within each task; with one run on a side, low
+    and high are NaN. `n` counts the runs that are compared with the baseline.
+    Raises ValueError where the tasks do not match. Source: 2108.13264, section 4.3 (Mann and Whitney's U / n m).
+    """
+    xs = [_scores(task, "probability_of_improvement") for task in tasks]
+    ys = [_scores(task, "probability_of_improvement") for task in baseline]
+    if len(xs) != len(ys):
+        raise ValueError(f"probability_of_improvement: {len(xs)} tasks against {len(ys)} of the baseline")
+    count = sum(map(len, xs))
+    if not xs or min(map(len, [*xs, *ys])) == 0:
+        return Interval(math.nan, math.nan, math.nan, count)
+    wins = [(x[:, None] > y) + 0.5 * (x[:, None] == y) for x, y in zip(xs, ys)]
+    value = float(np.mean([win.mean() for win in wins]))
+    if min(map(len, [*xs, *ys])) < 2:
+        return Interval(value, math.nan, math.nan, count)
+    rng = np.random.default_rng(seed)
+    share = lambda n, block: rng.multinomial(n, np.full(n, 1 / n), size=block) / n  # how often each run is drawn
+    drawn = [
+        np.mean(
+            [np.einsum("dx,xy,dy->d", share(len(win), block), win, share(win.shape[1], block)) for win in wins], axis=0
+        )
+        for block in _blocks(draws, max(len(win) + win.shape[1] for win in wins))
+    ]
+    low, high = np.quantile(np.concatenate(drawn), _ends(confidence))
+    return Interval(value, float(low), float(high), count)
+
+
+def optimality_gap(scores: Array, gamma: float) -> Array:
+    """Returns M10, how far scores fall short of a target: gamma - mean of min(score, gamma), [..., scores] -> [...].
+
+    What exceeds the target does not count. Lower is better. Source: 2108.13264, section 4.3.
+    """
+    return gamma - mean(np.minimum(np.asarray(scores, np.float64), gamma))
+
+
 def _pass_at_k(c: int, n: int, k: int) -> float:
     return 1.0 if n - c < k else 1.0 - float(np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
+
+
+def _blocks(draws: int, n: int) -> list[int]:
+    """How many of the draws are made at once, n numbers each: bounds the memory, whatever n."""
+    at_once = max(1, 1_000_000 // max(n, 1))
+    return [min(at_once, draws - start) for start in range(0, draws, at_once)]
+
+
+def _ends(confidence: float) -> tuple[float, float]:
+    """The quantiles between which a percentile interval lies."""
+    return (1 - confidence) / 2, (1 + confidence) / 2
+
+
+def _scores(values: Array, function: str) -> Array:
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(f"{function}: expected finite scores [runs], got {values}")
+    return values
 
 
 def _quantile(confidence: float) -> float:

@@ -39,7 +39,7 @@ def clipped(
     """
     advantages = _fixed(advantages, mask)
     rho = ratios.ratio(logprobs, old_logprobs, mask)
-    return -_clip(rho, advantages, clip_low, clip_high) * advantages
+    return -clip_ratio(rho, advantages, clip_low, clip_high) * advantages
 
 
 def dual_clipped(
@@ -83,7 +83,7 @@ def capped(
     advantages = _fixed(advantages, mask)
     rho = ratios.ratio(logprobs, old_logprobs, mask)
     rho = jnp.where(rho > delta, delta, rho)
-    return -_clip(rho, advantages, clip_low, clip_high) * advantages
+    return -clip_ratio(rho, advantages, clip_low, clip_high) * advantages
 
 
 def cispo(logprobs: Array, old_logprobs: Array, advantages: Array, mask: Array, *, max_weight: float) -> Array:
@@ -117,7 +117,8 @@ def _fixed(advantages: Array, mask: Array) -> Array:
     return reduce.masked(jax.lax.stop_gradient(advantages), mask)
 
 
-def _clip(rho: Array, advantages: Array, clip_low: float, clip_high: float) -> Array:
-    """Returns the ratio that PPO's minimum picks."""
+def clip_ratio(rho: Array, advantages: Array, clip_low: float, clip_high: float) -> Array:
+    """Returns the ratio that PPO's minimum (L2) picks: clipped where A > 0 and rho > 1 + clip_high, or A < 0 and
+    rho < 1 - clip_low. On the very bound it keeps its gradient."""
     rho = jnp.where((advantages > 0) & (rho > 1 + clip_high), 1 + clip_high, rho)
     return jnp.where((advantages < 0) & (rho < 1 - clip_low), 1 - clip_low, rho)

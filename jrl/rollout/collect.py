@@ -252,7 +252,7 @@ def verdict_metrics(scores: HostScores, visits: list[Visit], samples: int) -> di
         chosen = (tasks == task) & valid
         if chosen.any():
             out[f"reward_task/{task}"] = float(scores.reward[:rows][chosen].mean())
-    return out
+    return {**out, **scores.source_metrics}
 
 
 def padded(scores: HostScores, missing: int) -> HostScores:
@@ -291,6 +291,10 @@ def chosen_scores(rounds: list[HostScores], rows: list[tuple[int, int]]) -> Host
         counts={status.name: int((verdict == status).sum()) for status in Status},
         replayed=sum(scores.replayed for scores in rounds),
         token_reward=None if rounds[0].token_reward is None else pick("token_reward"),
+        source_metrics={
+            name: sum(scores.source_metrics.get(name, 0.0) for scores in rounds)
+            for name in sorted({name for scores in rounds for name in scores.source_metrics})
+        },
     )
 
 

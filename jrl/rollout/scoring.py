@@ -70,6 +70,7 @@ class HostScores:
     # [N], rewards of spans of the completion as Verdict has them, weighted; () where not valid. None: none are given.
     spans: Sequence[tuple[tuple[int, float], ...]] | None = None
     token_reward: np.ndarray | None = None  # [N, T] float32, of spans and of other sources; None: none is given
+    source_metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # counters of other sources of rewards
 
     @property
     def scored_share(self) -> float | None:

@@ -1,10 +1,10 @@
-"""Sources of rewards beside the verifiers: a published reward model, a role of the run. Each takes a batch and returns
-at once; none waits for another, and each part of the reward is logged by its own name."""
+"""Sources of rewards beside the verifiers: a published reward model, a judge over HTTP, a role of the run. Each takes a
+batch and returns at once; none waits for another, and each part of the reward is logged by its own name."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,8 @@ import numpy as np
 
 from jrl.rollout.scoring import HostScores
 from jrl.tasks.data.prompts import Visit
+from jrl.tasks.judges import Group, OpenJudge
+from jrl.tasks.judges.judge import Ticket
 from jrl.tasks.verdict import Status
 from jrl.types import Array, PackedBatch, TrainState
 
@@ -34,6 +36,8 @@ class LearnedScores(NamedTuple):
     values: np.ndarray  # [N, objectives] float32, NaN where a row could not be scored
     problems: Sequence[str]  # [N], why a row could not be scored; "" mostly
     token_reward: np.ndarray | None = None  # [N, T] float32, weighted, on sampled tokens; where the source gives some
+    lost: Mapping[int, Status] = {}  # row that could not be scored -> its status; FORBIDDEN where it is not here
+    metrics: Mapping[str, float] = {}  # counters of the source, to be added up over the rounds of a step
 
 
 class RewardSource(NamedTuple):
@@ -51,7 +55,8 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
     valid = scores.valid & judged
     # In float64, so that the order of the sum is all that decides it.
     added = np.where(judged[:, None], learned.values, 0).astype(np.float64) @ np.asarray(learned.weights)
-    verdict = np.where(scores.valid & ~judged, np.int8(Status.FORBIDDEN), scores.verdict)
+    lost = np.array([learned.lost.get(row, Status.FORBIDDEN) for row in range(len(judged))], np.int8)
+    verdict = np.where(scores.valid & ~judged, lost, scores.verdict)
     source = learned.names[0].split("/")[0]
     details = [
         "; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, learned.problems)
@@ -66,6 +71,7 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
         details=details,
         counts={status.name: int((verdict == status).sum()) for status in Status},
         token_reward=_sum(scores.token_reward, learned.token_reward),
+        source_metrics={**scores.source_metrics, **learned.metrics},
     )
 
 
@@ -98,3 +104,22 @@ def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBa
         )
 
     return RewardSource(submit, collect, (f"role/{role}",))
+
+
+def judge_source(judge: OpenJudge) -> RewardSource:
+    """Returns a judge as a source. Its requests are under way while the device computes."""
+
+    def submit(batch: Completions) -> Ticket:
+        k = batch.samples
+        groups = [
+            Group(visit.uid, visit.example, batch.texts[i * k : (i + 1) * k]) for i, visit in enumerate(batch.visits)
+        ]
+        return judge.submit(groups)
+
+    def collect(ticket: Ticket) -> LearnedScores:
+        graded = judge.collect(ticket)
+        values = np.array(graded.rows, np.float32).reshape(-1, len(graded.names))
+        lost = {row: status for row, status in enumerate(graded.statuses) if not status.scorable}
+        return LearnedScores(graded.names, graded.weights, values, graded.problems, lost=lost, metrics=graded.metrics)
+
+    return RewardSource(submit, collect, judge.names)

@@ -34,7 +34,7 @@ from jrl.rollout.evaluate import Evaluator
 from jrl.rollout.rewards import Judge, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
-from jrl.rollout.sources import RewardSource, role_source
+from jrl.rollout.sources import RewardSource, judge_source, role_source
 from jrl.run import programs
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
@@ -66,6 +66,7 @@ from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
 from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs.contract import Source, named_verifiers
 from jrl.tasks.envs.mixture import open_source
+from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.types import Array
@@ -250,12 +251,17 @@ def open_job(
         judge = None
         if config.reward is not None:
             judge = open_reward_model(config.reward, policy.mesh, policy.program_cache, folder, display.phase)
+        if config.judges:
+            display.phase("judges")
+        judges = open_judges(config.judges, folder, stop.is_set)
+        for opened_judge in judges:
+            stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
         run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1])
         stack.callback(run_state.close)
         key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
         streams = open_streams(config, source, tokenizer)
-        stages = open_stages(policy, streams, scorer, judge, key)
+        stages = open_stages(policy, streams, scorer, judge, judges, key)
         job = Job(
             policy=policy,
             folder=folder,
@@ -296,7 +302,12 @@ def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]
 
 
 def open_stages(
-    policy: Policy, streams: Sequence[Stream], scorer: Scorer, judge: Judge | None, key: Array
+    policy: Policy,
+    streams: Sequence[Stream],
+    scorer: Scorer,
+    judge: Judge | None,
+    judges: Sequence[OpenJudge],
+    key: Array,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
     """Returns the run's stages with all that their steps use."""
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
@@ -327,7 +338,7 @@ def open_stages(
                 )
             )
             continue
-        sources = reward_sources(stage, own, judge)
+        sources = reward_sources(stage, own, judge, judges)
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -364,11 +375,13 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
     )
 
 
-def reward_sources(stage: Online, own: StagePrograms, judge: Judge | None) -> tuple[RewardSource, ...]:
+def reward_sources(
+    stage: Online, own: StagePrograms, judge: Judge | None, judges: Sequence[OpenJudge]
+) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
     scores_of = lambda role: lambda state, packed: own.scores(weights_of(state.models, role), packed)
     from_roles = [role_source(role, weight, scores_of(role)) for role, weight in stage.rewards.items()]
-    return (*([] if judge is None else [reward_model_source(judge)]), *from_roles)
+    return (*([] if judge is None else [reward_model_source(judge)]), *map(judge_source, judges), *from_roles)
 
 
 def open_evaluator(policy: Policy, key: Array) -> Evaluator:

@@ -242,6 +242,7 @@ def build_stage(
     fields = ("old_values",) * (needs.values and not has_critic)
     if needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs):
         fields += ("old_logprobs",)
+    fields += ("old_entropy",) * needs.credit_entropy
     refills = online and objective.refill(stage.objective) is not None
     starts = dict(trains=stage.trains, adamw=stage.optimizer, objective=objective, config=stage.objective, cfg=cfg)
     if has_critic:

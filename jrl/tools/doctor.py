@@ -25,6 +25,7 @@ from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.example import Example, Message
+from jrl.tasks.judges import preflight
 from jrl.tasks.tokenizers import load as load_tokenizer
 from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.tasks.verdict import Status
@@ -121,6 +122,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield from saves(folder)
     yield metrics(folder)
     yield identity(folder)
+    yield from judges(folder)
     yield from conversations(folder)
     if paths.exists(folder / "summary.json"):
         summary = json.loads(paths.read_bytes(folder / "summary.json"))
@@ -189,6 +191,20 @@ def identity(folder: Path) -> Line:
         return Line(False, "a resume here would be refused: " + _joined(differs))
     tail = f"; changed since it began: {_joined(environment)}" if environment else ""
     return Line(True, f"configuration, tokenizer, data and parts match the run{tail}")
+
+
+def judges(folder: Path) -> Iterator[Line]:
+    """Yields whether each judge of a run answers a question of the kind that the run asks."""
+    try:
+        config, _ = load_config(str(folder / "config.gin"))
+    except Exception:  # `identity` has said why
+        return
+    for judge in config.judges:
+        try:
+            preflight(judge)
+            yield Line(True, f"the judge {judge.name!r} at {judge.address} answers as it is asked to")
+        except ValueError as error:
+            yield Line(False, str(error))
 
 
 def conversations(folder: Path) -> Iterator[Line]:

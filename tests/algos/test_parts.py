@@ -61,10 +61,14 @@ def test_a_part_and_its_function_are_listed_once():
 
 def test_every_public_function_of_the_parts_modules_is_listed_or_serves_a_listed_one():
     # What is public in the modules of advantages and losses is a part; the rest is named here.
-    helpers = {"spread", "clipped_high", "clipped_low", "last_action"}
+    helpers = {"spread", "clipped_high", "clipped_low", "last_action", "clip_ratio"}
     listed = {part["function"] for part in PARTS}
-    modules = ("advantages", "baselines", "best_of_k", "gae", "stored_advantages", "tree", "turns", "vtrace")
-    for module in (*modules, "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values"):
+    formulas = ("advantages", "surrogate", "importance", "kl", "entropy", "shaping", "filters", "values")
+    formulas += ("sequence_ratio", "geometric_mean", "decoupled", "mix_policy", "mirror_descent", "rejection_sampling")
+    formulas += ("offline_advantage", "awr", "likelihood", "gates", "covariance", "trust_region", "token_selection")
+    formulas += ("coefficients", "reference", "two_hot")
+    formulas += ("baselines", "best_of_k", "gae", "stored_advantages", "tree", "turns", "vtrace")
+    for module in formulas:
         tree = ast.parse((ROOT / "jrl" / "ops" / f"{module}.py").read_text(encoding="utf-8"))
         public = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")} - helpers
         assert {f"jrl.ops.{module}:{name}" for name in public} <= listed

@@ -111,6 +111,7 @@ def test_defaults_are_those_of_the_paper():
         (VAPO(discount=0.0), r"VAPO\.discount = 0\.0"),
         (VAPO(discount=0.9), r"VAPO\.positive_nll tells right answers by their return"),
         (VAPO(kl_in_reward=0.1), r"VAPO\.positive_nll tells right answers by their return"),
+        (VAPO(reward_clip=0.5), r"VAPO\.positive_nll tells right answers by their return"),
         (VAPO(whiten_rewards=True), r"VAPO\.positive_nll tells right answers by their return"),
         (VAPO(gae_lambda=1.5), r"VAPO\.gae_lambda = 1\.5"),
         (VAPO(length_alpha=0.0), r"VAPO\.length_alpha = 0\.0"),

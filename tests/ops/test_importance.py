@@ -92,3 +92,63 @@ def test_rejection_by_hand():
     np.testing.assert_array_equal(one, [True, False])
     masked = importance.accepted(OLD, BEHAVIOUR, MASK, low=0.0, high=1e9)
     np.testing.assert_array_equal(masked, MASK)
+
+
+SEQUENCE_MASKS = {
+    "sum": importance.accepted_by_sequence,
+    "mean": importance.accepted_by_geometric_mean,
+    "every": importance.accepted_by_every_token,
+}
+
+
+def sequences_accepted(rule, low, high, old=OLD, behaviour=BEHAVIOUR):
+    fn = jax.jit(lambda *arrays: SEQUENCE_MASKS[rule](*arrays, num_segments=2, low=low, high=high))
+    return fn(old, behaviour, MASK, SEGMENT)
+
+
+# Weights of the packed row: sequence 0 exp(0.1) and exp(0.2), sequence 1 exp(0) and exp(-0.2), the rest masked
+FIRST, SECOND = [True, True] + [False] * 4, [False, False, True, False, True, False]
+
+
+def test_sequence_rejection_by_hand():
+    # sequence 0: exp(0.3) = 1.35; sequence 1: exp(-0.2) = 0.82
+    np.testing.assert_array_equal(sequences_accepted("sum", 0.5, 1.3), SECOND)
+    np.testing.assert_array_equal(sequences_accepted("sum", 0.9, 1.4), FIRST)
+    np.testing.assert_array_equal(sequences_accepted("sum", 0.0, 1.4), MASK)
+
+
+def test_geometric_rejection_by_hand():
+    # sequence 0: exp(0.15) = 1.162; sequence 1: exp(-0.1) = 0.905
+    np.testing.assert_array_equal(sequences_accepted("mean", 0.9, 1.1), SECOND)
+    np.testing.assert_array_equal(sequences_accepted("mean", 0.95, 1.2), FIRST)
+
+
+def test_rejection_by_the_worst_token_by_hand():
+    # sequence 0: 1.105 and 1.221; sequence 1: 1 and 0.819
+    np.testing.assert_array_equal(sequences_accepted("every", 0.8, 1.2), SECOND)
+    np.testing.assert_array_equal(sequences_accepted("every", 0.9, 1.3), FIRST)
+    np.testing.assert_array_equal(sequences_accepted("every", 0.8, 1.3), MASK)
+
+
+@pytest.mark.parametrize("rule", SEQUENCE_MASKS)
+def test_an_accepted_sequence_is_inside_both_limits(rule):
+    np.testing.assert_array_equal(sequences_accepted(rule, 1.0, 1.0, old=BEHAVIOUR), MASK)
+    np.testing.assert_array_equal(sequences_accepted(rule, 1.5, 2.0), False)
+    np.testing.assert_array_equal(sequences_accepted(rule, 0.1, 0.2), False)
+
+
+def test_the_off_policy_sequence_mask_by_hand():
+    # mean(behaviour - new): sequence 0: (0.3 + 0.1) / 2 = 0.2; sequence 1: (0.5 - 0.1) / 2 = 0.2
+    new = BEHAVIOUR - jnp.array([0.3, 0.1, 0.5, NAN, -0.1, NAN])
+    fn = jax.jit(
+        lambda new, advantages, delta: importance.near_policy(
+            new, BEHAVIOUR, advantages, MASK, SEGMENT, num_segments=2, delta=delta
+        )
+    )
+    failed_first = jnp.array([-1.0, -1.0, 1.0, NAN, 1.0, NAN])
+    np.testing.assert_array_equal(fn(new, failed_first, 0.15), SECOND)
+    np.testing.assert_array_equal(fn(new, -failed_first, 0.15), FIRST)
+    np.testing.assert_array_equal(fn(new, failed_first, 0.25), MASK)
+    np.testing.assert_array_equal(fn(new, 0 * failed_first, 0.15), MASK)
+    # a policy that does it more often than the sampler did has not left it behind
+    np.testing.assert_array_equal(fn(BEHAVIOUR + 0.3, failed_first, 0.15), MASK)

@@ -8,14 +8,20 @@ import sys
 import numpy as np
 import pytest
 
+from jrl.ops import statistics
 from jrl.ops.statistics import (
     bootstrap_interval,
+    interquartile_mean,
     majority,
     majority_at_k,
+    optimality_gap,
     paired_difference,
     pass_at_k,
+    performance_profile,
+    probability_of_improvement,
     problem_means,
     proportion_interval,
+    stratified_bootstrap,
     wilson,
 )  # fmt: skip
 
@@ -211,6 +217,111 @@ def test_majority_at_k_of_many_samples_comes_near_the_exact_mean():
     assert majority_at_k(answers, correct, 3, draws=5000) == pytest.approx(0.891304, abs=1e-6)
     assert majority_at_k(answers, correct, 3, draws=1000) == pytest.approx(0.891304, abs=0.03)
     assert majority_at_k(answers, correct, 3) == majority_at_k(answers, correct, 3)
+
+
+def test_interquartile_mean_by_hand():
+    # 8 scores, 2 cut at each end whatever their order: mean(2, 3, 4, 5) = 3.5
+    assert interquartile_mean([100, 5, 0, 4, 1, 3, 6, 2]) == 3.5
+    assert interquartile_mean([[0, 1, 2, 3, 4, 5, 6, 100], [1] * 8]).tolist() == [3.5, 1.0]
+
+
+def test_interquartile_mean_trims_the_floor_of_a_quarter():
+    # 7 scores: floor(7/4) = 1 at each end, mean(1, 2, 3, 4, 5) = 3; 3 scores: none, mean(0, 1, 8) = 3
+    assert interquartile_mean([0, 1, 2, 3, 4, 5, 99]) == 3.0
+    assert interquartile_mean([0, 1, 8]) == 3.0
+    assert math.isnan(interquartile_mean([])) and math.isnan(statistics.mean([]))
+
+
+def resamples(values):
+    """Every resample of a list, each as likely as any other."""
+    return [list(drawn) for drawn in itertools.product(values, repeat=len(values))]
+
+
+def between(quantiles, values):
+    """The quantiles of a percentile interval, of values that are all there are."""
+    return np.quantile(np.sort(values), quantiles)
+
+
+def test_stratified_bootstrap_equals_the_enumeration_of_all_resamples():
+    # 27 resamples of the first task times 27 of the second. The ends of the 50 % interval are not near a jump of the
+    # exact distribution of the interquartile mean, so that 10,000 draws give its quantiles exactly.
+    tasks = [[0, 1, 4], [10, 12, 20]]
+    exact = np.array([interquartile_mean(a + b) for a in resamples(tasks[0]) for b in resamples(tasks[1])])
+    low, high = between([0.25, 0.75], exact)
+    for shift in (-0.02, 0.02):
+        assert between([0.25 + shift, 0.75 + shift], exact).tolist() == [low, high]
+    drawn = stratified_bootstrap(tasks, interquartile_mean, confidence=0.5)
+    # 6 scores, 1 cut at each end: mean(1, 4, 10, 12) = 6.75
+    assert drawn == pytest.approx((6.75, low, high, 6))
+    assert stratified_bootstrap(tasks, interquartile_mean, confidence=0.5) == drawn
+
+
+def test_stratified_bootstrap_never_moves_a_run_to_another_task():
+    # tasks of constant runs: whatever is drawn, two zeros and two tens, mean 5; drawn from all four it would vary
+    assert stratified_bootstrap([[0, 0], [10, 10]]) == (5.0, 5.0, 5.0, 4)
+    mixed = stratified_bootstrap([[0, 0, 10, 10]])
+    assert mixed.low < 5 < mixed.high
+
+
+def test_stratified_bootstrap_of_one_task_is_the_bootstrap():
+    values = np.random.default_rng(0).random(12)
+    assert stratified_bootstrap([values]) == pytest.approx(bootstrap_interval(values))
+    wide, narrow = stratified_bootstrap([values], confidence=0.99), stratified_bootstrap([values], confidence=0.5)
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_one_run_has_no_interval_over_runs():
+    one = stratified_bootstrap([[1, 2, 3], [5]])
+    assert one.mean == 2.75 and math.isnan(one.low) and math.isnan(one.high) and one.n == 4
+    none = stratified_bootstrap([])
+    assert none.n == 0 and math.isnan(none.mean)
+    with pytest.raises(ValueError, match="finite"):
+        stratified_bootstrap([[1, math.nan]])
+
+
+def test_performance_profile_by_hand():
+    # above 0.5: 0.6 and 0.9 of three; at a threshold that is a score, that score is not above it
+    assert performance_profile([0.2, 0.6, 0.9], [0.5, 0.0, 0.6, 0.9]) == pytest.approx([2 / 3, 1, 1 / 3, 0])
+    assert np.isnan(performance_profile([], [0.5])).all()
+
+
+def test_probability_of_improvement_by_hand():
+    # pairs of [1, 2, 3] and [2, 2]: (0 + 0 + 1/2 + 1/2 + 1 + 1) / 6 = 0.5
+    assert probability_of_improvement([[1, 2, 3]], [[2, 2]]).mean == 0.5
+    # 3 beats both of [2, 2], 1 none: 2/4; 5 and 6 beat 4: 1; mean over tasks 0.75, whatever their number of runs
+    found = probability_of_improvement([[1, 3], [5, 6]], [[2, 2], [4]])
+    assert found.mean == 0.75 and found.n == 4 and math.isnan(found.low)
+    assert probability_of_improvement([[5, 6]], [[1, 2]]) == (1.0, 1.0, 1.0, 2)
+
+
+def test_probability_of_improvement_and_of_the_opposite_sum_to_one():
+    x, y = np.random.default_rng(0).integers(5, size=(2, 9))
+    there, back = (probability_of_improvement([a], [b]) for a, b in ((x, y), (y, x)))
+    assert there.mean + back.mean == pytest.approx(1)
+    assert probability_of_improvement([x], [x]).mean == 0.5
+
+
+def test_probability_of_improvement_equals_the_enumeration_of_all_resamples():
+    x, y = [1, 4, 6], [2, 5, 7]  # resampled on one side alone, the ends would be other ones
+    chance = lambda a, b: np.mean([(i > j) + 0.5 * (i == j) for i in a for j in b])
+    exact = np.array([chance(a, b) for a in resamples(x) for b in resamples(y)])
+    low, high = between([0.1, 0.9], exact)
+    for shift in (-0.02, 0.02):
+        assert between([0.1 + shift, 0.9 + shift], exact).tolist() == pytest.approx([low, high])
+    # 4 beats 2, 6 beats 2 and 5: 3/9
+    assert probability_of_improvement([x], [y], confidence=0.8) == pytest.approx((1 / 3, low, high, 3))
+
+
+def test_probability_of_improvement_refuses_tasks_that_do_not_match():
+    with pytest.raises(ValueError, match="2 tasks against 1"):
+        probability_of_improvement([[1], [2]], [[1]])
+    assert math.isnan(probability_of_improvement([[]], [[1]]).mean)
+
+
+def test_optimality_gap_by_hand():
+    # 1 - mean(0.2, 0.6, 1.0) = 0.4: what is above 1 makes up for nothing
+    assert optimality_gap([0.2, 0.6, 1.5], 1.0) == pytest.approx(0.4)
+    assert optimality_gap([[2, 3], [0, 1]], 2.0).tolist() == [0.0, 1.5]
 
 
 def test_statistics_import_no_jax():

@@ -66,6 +66,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.select",
+        "inputs": ["config", "groups", "advantages"],
+        "output": "selected [N, T] bool, tokens that token_loss treats in another way",
+        "tests": ["tests/algos/test_kl_cov.py::test_the_tokens_of_largest_covariance_are_selected"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.returns",
         "inputs": ["config", "groups", "reward"],
         "output": "returns [N, T] float32, targets of the value head",

@@ -61,10 +61,64 @@ PARTS: list[Part] = [
         "tests": ["tests/ops/test_kl.py::test_straight_through_k3_by_hand"],
     },
     {
+        "id": "K4",
+        "function": "jrl.ops.coefficients:adapted_kl_coefficient",
+        "inputs": ["coefficient", "kl", "rows", "target", "horizon"],
+        "output": "coefficient []",
+        "tests": [
+            "tests/ops/test_coefficients.py::test_the_kl_coefficient_by_hand",
+        ],
+    },
+    {
         "id": "K5",
         "function": "jrl.ops.entropy:entropy_bonus",
         "inputs": ["entropy", "mask", "coefficient"],
         "output": "loss [...] float32",
         "tests": ["tests/ops/test_entropy.py::test_bonus_by_hand"],
+    },
+    {
+        "id": "K5",
+        "function": "jrl.ops.coefficients:adapted_entropy_coefficient",
+        "inputs": ["coefficient", "entropy", "target", "step", "largest"],
+        "output": "coefficient []",
+        "tests": [
+            "tests/ops/test_coefficients.py::test_the_entropy_coefficient_by_hand",
+        ],
+    },
+    {
+        "id": "K6",
+        "function": "jrl.ops.reference:reset_due",
+        "inputs": ["step", "every"],
+        "output": "due [] bool",
+        "tests": [
+            "tests/ops/test_reference.py::test_a_reset_is_due_every_so_many_steps_and_not_at_the_start",
+        ],
+    },
+    {
+        "id": "K6",
+        "function": "jrl.ops.reference:averaged_reference",
+        "inputs": ["reference", "params", "decay"],
+        "output": "reference, a tree",
+        "tests": [
+            "tests/ops/test_reference.py::test_the_average_by_hand",
+        ],
+    },
+    {
+        "id": "K6",
+        "function": "jrl.ops.reference:base_share",
+        "inputs": ["step"],
+        "output": "share [] float32",
+        "tests": [
+            "tests/ops/test_reference.py::test_the_share_of_the_base_by_hand",
+        ],
+    },
+    {
+        "id": "K6",
+        "function": "jrl.ops.reference:mixed_kl",
+        "inputs": ["kl_base", "kl_previous", "step"],
+        "output": "penalty [...] float32",
+        "tests": [
+            "tests/ops/test_reference.py::test_the_mixed_kl_by_hand",
+        ],
     },
 ]

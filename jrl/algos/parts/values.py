@@ -16,6 +16,63 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:symlog",
+        "inputs": ["x"],
+        "output": "x [...] float32",
+        "tests": [
+            "tests/ops/test_two_hot.py::test_symlog_and_symexp_by_hand",
+        ],
+    },
+    {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:symexp",
+        "inputs": ["x"],
+        "output": "x [...] float32",
+        "tests": [
+            "tests/ops/test_two_hot.py::test_symlog_and_symexp_by_hand",
+        ],
+    },
+    {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:two_hot",
+        "inputs": ["x", "bins"],
+        "output": "weights [..., K] float32",
+        "tests": [
+            "tests/ops/test_two_hot.py::test_two_hot_by_hand",
+            "tests/ops/test_two_hot.py::test_the_weights_sum_to_1_and_average_to_their_value_on_uneven_bins",
+        ],
+    },
+    {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:two_hot_loss",
+        "inputs": ["logits", "returns", "mask", "bins"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_two_hot.py::test_the_loss_by_hand",
+            "tests/ops/test_two_hot.py::test_masked_tokens_have_no_loss_and_no_gradient",
+            "tests/ops/test_numpy_losses.py::test_two_hot_equals_a_loop_over_bins",
+        ],
+    },
+    {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:two_hot_value",
+        "inputs": ["logits", "bins"],
+        "output": "value [...] float32",
+        "tests": [
+            "tests/ops/test_two_hot.py::test_a_head_that_is_sure_reads_its_bin_and_the_read_out_inverts_the_target",
+        ],
+    },
+    {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:out_of_range",
+        "inputs": ["returns", "mask", "bins"],
+        "output": "clipped [...] bool",
+        "tests": [
+            "tests/ops/test_two_hot.py::test_targets_out_of_range_are_told",
+        ],
+    },
+    {
         "id": "V4",
         "function": "jrl.ops.values:explained_variance",
         "inputs": ["values", "returns", "mask"],

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from jrl.tasks.verifiers import exact, length, math_equal, numeric, reasoning_gym, regex, tags
+from jrl.tasks.verifiers import (
+    calibration,
+    exact,
+    expression_tests,
+    length,
+    math_equal,
+    numeric,
+    reasoning_gym,
+    regex,
+    similarity,
+    tags,
+)
+from jrl.tasks.verifiers.calibration import Calibration
 from jrl.tasks.verifiers.contract import Row, Verifier, as_verifier, config_of, look_up, merge, row_of
 from jrl.tasks.verifiers.exact import Exact
+from jrl.tasks.verifiers.expression_tests import ExpressionTests
 from jrl.tasks.verifiers.length import Length
 from jrl.tasks.verifiers.math_equal import MathEqual
 from jrl.tasks.verifiers.numeric import Numeric
 from jrl.tasks.verifiers.reasoning_gym import ReasoningGymScore
 from jrl.tasks.verifiers.regex import Regex
+from jrl.tasks.verifiers.similarity import Similarity
 from jrl.tasks.verifiers.tags import FormatTags
 
 VERIFIERS = {
@@ -19,6 +33,9 @@ VERIFIERS = {
     "Regex": Verifier(Regex, regex.score),
     "FormatTags": Verifier(FormatTags, tags.score),
     "Length": Verifier(Length, length.score),
+    "Similarity": Verifier(Similarity, similarity.score),
+    "Calibration": Verifier(Calibration, calibration.score),
+    "ExpressionTests": Verifier(ExpressionTests, expression_tests.score),
     "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
 }
 

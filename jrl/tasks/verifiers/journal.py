@@ -1,7 +1,8 @@
 """Verdicts that depended on time or on the machine, stored so that a resumed run gets the same ones.
 
 A killed run samples its last steps again, bit for bit. A verifier computes the same result; whether it meets its
-deadline may differ. So a verdict that cannot be trained on is written here before it is used, and replayed.
+deadline may differ. So a verdict that cannot be trained on is written here before it is used, and replayed. Of a
+judge, which may answer otherwise another time, every verdict is.
 """
 
 from __future__ import annotations

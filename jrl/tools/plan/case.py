@@ -110,7 +110,9 @@ def with_known_shape(config: Config) -> tuple[Config, str | None]:
 
 def uncounted(config: Config) -> str | None:
     """Returns a note about the parts of a run that are not counted; None where everything is."""
-    return None if config.reward is None else "the memory and the time of Config.reward are not counted"
+    notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
+    notes += ["the time of Config.judges is not counted"] * bool(config.judges)
+    return "; ".join(notes) or None
 
 
 def vocab_size_of(config: Config) -> int | None:
@@ -213,6 +215,7 @@ def stage_case(
         roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
         previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
         recomputes=(needs.values and CRITIC not in optimizers(stage))
+        or needs.credit_entropy
         or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
         before=before,
         **fields,

@@ -21,6 +21,7 @@ from jrl.rollout.stop_strings import StopTable
 from jrl.run import precompile, programs
 from jrl.run.job import stage_arrays
 from jrl.run.precompile import Inputs
+from jrl.tasks.judges import score_names
 from jrl.tools.plan.case import decoder_of_run, evaluates
 
 
@@ -101,10 +102,11 @@ def inputs_of(config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCa
 
 def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     """Returns names for the components of a stage's reward that a configuration has: verifiers, the labels of a
-    published reward model, roles."""
+    published reward model, judges, roles."""
     labels = () if config.reward is None else tuple(f"RewardModel/{i}" for i in range(len(config.reward.weights)))
     roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
-    return (*component_names(config.scoring), *labels, *roles)
+    judged = itertools.chain.from_iterable(map(score_names, config.judges))
+    return (*component_names(config.scoring), *labels, *judged, *roles)
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:

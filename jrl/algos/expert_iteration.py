@@ -1,0 +1,62 @@
+"""Expert iteration: imitate every answer that is good enough.
+
+    a_i = 1 where R_i >= threshold, 0 elsewhere; where a group has n > max_kept of them, max_kept / n    L14
+    l_t = -a_i * logprobs_t
+    L   = mean over the tokens of the rows with a_i > 0                                                  G1
+
+Rejection sampling with learning at every step. `max_kept` bounds what an easy prompt weighs. Samples come from the
+policy as it is (as in RAFT; ReST-EM begins each round from the base model). Duplicates count as often as they came.
+
+Source: rejection sampling as in Xin et al. 2405.14333 (DeepSeek-Prover).
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from jrl.algos import common, contract, raft
+from jrl.algos.contract import Facts, Groups
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import rejection_sampling
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class ExpertIteration:
+    threshold: float = 1.0  # smallest reward that is imitated
+    max_kept: float = 4.0  # total weight that the rows of a prompt may have
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+
+
+def check(config: ExpertIteration, facts: Facts) -> None:
+    common.check_sampling(config, facts, grouped=False)
+    common.check_entropy(config)
+    common.check_positive(config, {"max_kept": "no row would have a weight. 4 is usual."})
+    if not math.isfinite(config.threshold):
+        raise ValueError(
+            f"ExpertIteration.threshold = {config.threshold} must be a number: the smallest reward to keep."
+        )
+
+
+def row_weights(config: ExpertIteration, groups: Groups, reward: Array) -> Array:
+    rows, limits = contract.eligible(groups), {"threshold": config.threshold, "max_kept": config.max_kept}
+    return rejection_sampling.above_threshold(reward, groups.group, rows, num_groups=groups.num_groups, **limits)
+
+
+def advantages(
+    config: ExpertIteration, groups: Groups, reward: Array, state: PyTree
+) -> tuple[Array, PyTree, dict[str, Array]]:
+    row = row_weights(config, groups, reward)
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = raft.OBJECTIVE._replace(
+    config=ExpertIteration,
+    check=check,
+    keep=lambda config, groups: row_weights(config, groups, groups.reward) > 0,
+    advantages=advantages,
+)

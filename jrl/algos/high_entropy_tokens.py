@@ -1,0 +1,71 @@
+"""High-entropy tokens (80/20): DAPO's loss on the tokens where the policy had a choice, nothing on the others.
+
+    A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
+    A_t = 0 on tokens whose entropy is below the (1 - share) quantile of the step            L23
+    l_t = max(-rho_t * A_t, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_t)                  L2
+    L   = mean over all tokens of the step, those that do not learn counted                  G1
+
+Entropies and their quantile are those of the weights that the updates of a batch begin with, over the whole step. It
+takes a pass for them where there is one update a batch.
+
+Source: Wang et al. 2506.01939, share 0.2 with DAPO's clips; TRL. There the quantile is of each micro-batch.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, contract, grpo
+from jrl.algos.contract import Facts, Groups, Objective, Tokens
+from jrl.ops import reduce, surrogate, token_selection
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class HighEntropyTokens:
+    share: float = 0.2  # of the tokens, those with the largest entropy, that learn
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.28  # a ratio above 1 + clip_high is not pushed up further
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus, on all tokens; None: no bonus
+    importance: common.TruncatedImportance | None = None  # correction for a sampler that is not the learner; None: none
+
+
+def check(config: HighEntropyTokens, facts: Facts) -> None:
+    common.check_weighted(config, facts)
+    common.check_ratio_bounds(config)
+    if not 0 < config.share <= 1:
+        raise ValueError(
+            f"HighEntropyTokens.share = {config.share} must lie in (0, 1]: the share of tokens that learn. "
+            "0.2 is usual."
+        )
+
+
+def advantages(
+    config: HighEntropyTokens, groups: Groups, reward: Array, state: PyTree
+) -> tuple[Array, PyTree, dict[str, Array]]:
+    found, state, counters = grpo.advantages(config, groups, reward, state)
+    mask = groups.action_mask & contract.eligible(groups)[:, None]
+    selected = token_selection.high_entropy(groups.old_entropy, mask, share=config.share)
+    own = {
+        "selected": reduce.masked_mean(selected, mask),
+        "selected_entropy": reduce.masked_mean(groups.old_entropy, selected),
+    }
+    return jnp.where(selected, found, 0), state, counters | own
+
+
+def token_loss(config: HighEntropyTokens, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    loss = surrogate.clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, **bounds)
+    return common.weighted_loss(config, loss, tokens, common.clip_metrics(config, tokens))
+
+
+OBJECTIVE = Objective(
+    config=HighEntropyTokens,
+    check=check,
+    needs=lambda config: common.entropy_needs(config)._replace(credit_entropy=True),
+    advantages=advantages,
+    token_loss=token_loss,
+)

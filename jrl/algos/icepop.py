@@ -1,0 +1,61 @@
+"""IcePop: GRPO without the tokens on which sampler and learner disagree.
+
+    A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
+    w_t = exp(old_logprobs_t - behaviour_logprobs_t)
+    l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2
+          where low <= w_t <= high, else 0                                                   L10
+    L   = mean over sequences of the mean over their tokens, the rejected counted            G2
+
+For models whose sampler and learner compute different things, mixtures of experts above all. The metric `rejected` is
+the share of tokens that are left out: above a half, look for the disagreement first.
+
+Source: IcePop of Ling-team 2025, 0.5 and 5; also in verl and open-instruct. verl takes the rejected out of the
+denominator, which makes the rest louder.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, grpo
+from jrl.algos.contract import Facts, Tokens
+from jrl.ops import importance, surrogate
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class IcePop:
+    low: float = 0.5  # a token learns where its learner's probability over its sampler's is from `low`
+    high: float = 5.0  # to `high`
+    clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
+    clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+
+
+def check(config: IcePop, facts: Facts) -> None:
+    common.check_sampling(config, facts, grouped=True)
+    common.check_ratio_bounds(config)
+    common.check_entropy(config)
+    if not 0 <= config.low < 1 < config.high:
+        raise ValueError(
+            f"IcePop accepts weights from low = {config.low} to high = {config.high}: 1, where sampler and learner "
+            "agree, must lie between them, and low must not be negative. 0.5 and 5.0 are usual."
+        )
+
+
+def token_loss(config: IcePop, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    bounds = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    loss = surrogate.clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask, **bounds)
+    accepted = importance.accepted(
+        tokens.old_logprobs, tokens.behaviour_logprobs, tokens.mask, low=config.low, high=config.high
+    )
+    loss, metrics = common.unweighted_loss(
+        config, loss, tokens, common.clip_metrics(config, tokens), {"rejected": ~accepted}
+    )
+    return jnp.where(accepted, loss, 0), metrics
+
+
+OBJECTIVE = grpo.OBJECTIVE._replace(config=IcePop, check=check, needs=common.entropy_needs, token_loss=token_loss)

@@ -1,0 +1,209 @@
+"""One request to an OpenAI-compatible API, and its reply read strictly. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jrl.tasks.judges.answers import shown
+from jrl.tasks.judges.failures import Failure, JudgeError
+
+MOST_REPLY_BYTES = 4 << 20
+AGAIN = (408, 409, 425)  # statuses below 500 that another attempt may change; 429 is a rate limit
+
+
+class Completion(NamedTuple):
+    """What a chat completion says."""
+
+    content: str  # of the one message
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Endpoint:
+    """Where chat completions are asked for. Never shows its key.
+
+    Args:
+      address: the base URL of the API, such as "http://localhost:8000/v1".
+      key: sent as a bearer token; None: none is sent.
+
+    Raises: ValueError for an address that is none, or that holds a password; for a key that no header can hold.
+    """
+
+    def __init__(self, address: str, key: str | None):
+        try:
+            url = urllib.parse.urlsplit(address)
+            port = url.port
+        except ValueError as error:
+            raise ValueError(f"Judge.address is not a URL: {error}") from error
+        if url.username or url.password or url.query or url.fragment:
+            raise ValueError("Judge.address must hold no user, password or query: the configuration is written to the "
+                             "run folder. Name a key's variable in Judge.api_key_env")  # fmt: skip
+        if url.scheme not in ("http", "https") or not url.hostname or not address.isascii() or " " in address:
+            raise ValueError(f"Judge.address is {address!r}; it is the base URL of an API, such as "
+                             "'http://localhost:8000/v1'")  # fmt: skip
+        if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+            raise ValueError("the API key has characters that a header cannot hold, or is empty")
+        self.address = address
+        self._key = key
+        self._secure = url.scheme == "https"
+        self._host, self._port = url.hostname, port
+        self._path = f"{url.path.rstrip('/')}/chat/completions"
+        self._context = ssl.create_default_context() if self._secure else None
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.address!r})"
+
+    def without_key(self, text: str) -> str:
+        """Returns a server's text without the key, which servers repeat in their errors."""
+        return text if self._key is None else text.replace(self._key, "***")
+
+    def connect(self, timeout: float) -> http.client.HTTPConnection:
+        if self._secure:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=self._context)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+
+    def post(self, connection: http.client.HTTPConnection, body: bytes, timeout: float) -> Completion:
+        """Returns the completion that the API answers a request body with, in `timeout` seconds at most.
+
+        Raises: JudgeError for whatever else happens. A connection that is of no more use is closed.
+        """
+        deadline = time.monotonic() + timeout
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            connection.timeout = timeout
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout)
+            connection.request("POST", self._path, body, headers)
+            sock = connection.sock  # which the connection lets go of where the server is to close it
+            sock.settimeout(_left(deadline))
+            with connection.getresponse() as response:
+                data = _read(response, sock, deadline)
+        except TimeoutError as error:
+            connection.close()
+            raise JudgeError(Failure.TIMEOUT, f"no answer within {timeout:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            said = self.without_key(f"{type(error).__name__}: {error}")
+            raise JudgeError(Failure.CONNECTION, f"{self.address}: {said}") from error
+        if len(data) > MOST_REPLY_BYTES:
+            connection.close()
+            raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is longer than {MOST_REPLY_BYTES} bytes")
+        return self._completion(response, data)
+
+    def _completion(self, response: http.client.HTTPResponse, data: bytes) -> Completion:
+        text = self.without_key(data.decode("utf-8", "replace"))
+        kind = response.headers.get_content_type()
+        is_page = kind == "text/html" or text.lstrip()[:1] == "<"
+        status = response.status
+        if status == 200 and not is_page:
+            return read_completion(text)
+        said = f"status {status}, a web page" if is_page else f"status {status}: {shown(text)}"
+        wait = retry_after(response.headers.get("Retry-After"), time.time())
+        if status == 429:
+            raise JudgeError(Failure.RATE_LIMIT, said, wait)
+        if status >= 500 or status in AGAIN:
+            raise JudgeError(Failure.SERVER_ERROR, said, wait)
+        if status == 200:
+            raise JudgeError(Failure.HTML, f"{said}, and no chat completion: {shown(text)}")
+        moved = f" (it names {shown(response.headers['Location'])})" if response.headers["Location"] else ""
+        raise JudgeError(Failure.REJECTED, said + moved)
+
+
+def read_completion(text: str) -> Completion:
+    """Returns the one choice of a reply, from its message only.
+
+    Raises: JudgeError where it is not the JSON of a chat completion, or its answer was cut.
+    """
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is not JSON ({error}): {shown(text)}") from error
+    try:
+        (choice,) = reply["choices"]
+        content, reason = choice["message"]["content"], choice.get("finish_reason")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise JudgeError(Failure.MALFORMED_REPLY, f"its reply is no chat completion: {shown(text)}") from error
+    if reason == "length":
+        raise JudgeError(Failure.TRUNCATED, "its answer was cut; raise Judge.max_tokens")
+    if not isinstance(content, str):
+        raise JudgeError(Failure.MALFORMED_REPLY, f"its message has no text: {shown(text)}")
+    used = reply.get("usage")
+    return Completion(content, _count(used, "prompt_tokens"), _count(used, "completion_tokens"))
+
+
+def retry_after(value: str | None, now: float) -> float | None:
+    """Returns the seconds that a Retry-After header asks for, None where there is none that can be read.
+
+    Args:
+      value: seconds, or a date of HTTP. now: seconds since the epoch.
+    """
+    if value is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(value)) if float(value) < float("inf") else None
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
+    return None
+
+
+def _count(used: Any, name: str) -> int:
+    value = used.get(name) if isinstance(used, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _read(response: http.client.HTTPResponse, sock: socket.socket, deadline: float) -> bytes:
+    """Returns the body, or its beginning. A server that sends a byte now and then does not get more time."""
+    data = bytearray()
+    while len(data) <= MOST_REPLY_BYTES:
+        left = _left(deadline)
+        with contextlib.suppress(OSError):  # closed already, after its last byte
+            sock.settimeout(left)
+        chunk = response.read1(1 << 16)
+        if not chunk:
+            if response.length:  # of Content-Length, what did not come
+                raise http.client.IncompleteRead(bytes(data), response.length)
+            break
+        data += chunk
+    return bytes(data)
+
+
+class Connections:
+    """The connections of a client's threads, so that another thread can cut them."""
+
+    def __init__(self, connect: Callable[[float], http.client.HTTPConnection]):
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._open: list[http.client.HTTPConnection] = []
+
+    def new(self, timeout: float) -> http.client.HTTPConnection:
+        connection = self._connect(timeout)
+        with self._lock:
+            self._open.append(connection)
+        return connection
+
+    def cut(self) -> None:
+        """Ends every request under way: whoever waits for a reply gets an OSError."""
+        with self._lock:
+            for connection in self._open:
+                if (sock := connection.sock) is not None:
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)

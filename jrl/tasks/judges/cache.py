@@ -1,0 +1,77 @@
+"""Answers of a judge on disk, by the hash of the request: what was paid for once is not asked again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+
+class AnswerCache:
+    """An append-only JSONL file of valid answers. Must be closed. One process at a time; used under the client's lock.
+
+    An entry is one write. A last line that a kill cut short is dropped when the file is opened, and an entry that does
+    not fit on the disk is cut back, so that no half-written entry is ever read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = pathlib.Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._places: dict[bytes, tuple[int, int]] = {}  # key -> offset and length of its line
+        self._file = open(self.path, "a+b", buffering=0)
+        self._end = 0
+        try:
+            with open(self.path, "rb") as reader:
+                for number, line in enumerate(reader, 1):
+                    if not line.endswith(b"\n"):
+                        break
+                    self._note(line, number)
+        except ValueError:
+            self._file.close()
+            raise
+        self._file.truncate(self._end)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def recall(self, key: str) -> str | None:
+        """Returns the answer to the request with that hash (hex), or None."""
+        if (place := self._places.get(bytes.fromhex(key))) is None:
+            return None
+        return json.loads(os.pread(self._file.fileno(), place[1], place[0]))["content"]
+
+    def add(self, key: str, content: str) -> None:
+        """Appends an answer, unless there is one. It outlives this process at once, and the machine after `sync`.
+
+        Raises: OSError where the disk is full or gone; the file is as it was.
+        """
+        if bytes.fromhex(key) in self._places:
+            return
+        line = json.dumps({"key": key, "content": content}).encode() + b"\n"
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(f"{self.path}: the disk took {written} of {len(line)} bytes")
+        except OSError:
+            os.ftruncate(self._file.fileno(), self._end)
+            raise
+        self._note(line, None)
+
+    def sync(self) -> None:
+        """Returns once all answers are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _note(self, line: bytes, number: int | None) -> None:
+        try:
+            entry = json.loads(line)
+            key = bytes.fromhex(entry["key"])
+            if not isinstance(entry["content"], str):
+                raise TypeError("its content is no text")
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path}, line {number}: not an answer of a judge: {error!r}; delete the file to "
+                             "have the judge asked again") from error  # fmt: skip
+        self._places.setdefault(key, (self._end, len(line)))
+        self._end += len(line)

@@ -1,0 +1,271 @@
+"""Many requests to a judge at once: threads, rate limits, retries. Every request is settled exactly once."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jrl.tasks.judges.api import Completion, Connections, Endpoint
+from jrl.tasks.judges.cache import AnswerCache
+from jrl.tasks.judges.failures import Failure, JudgeError
+from jrl.tasks.judges.rate_limit import RateLimit
+
+MOST_BACKOFF_SECONDS = 60.0
+MOST_RETRY_AFTER_SECONDS = 600.0  # a server that asks to wait longer is out of quota
+CLOSE_SECONDS = 2.0  # how long closing waits for threads whose connections were cut
+REUSE_SECONDS = 2.0  # how long an idle connection is trusted; servers close theirs after a few seconds
+CHARACTERS_PER_TOKEN = 4  # of a request, until the server says what it used
+
+
+class Limits(NamedTuple):
+    """How hard a client tries."""
+
+    concurrency: int
+    timeout_seconds: float  # of one attempt
+    attempts: int  # of a request; being told to wait by a rate limit is none
+    backoff_seconds: float  # wait before the second attempt; it doubles
+    patience_seconds: float  # from a request's first attempt to giving it up
+    max_tokens: int  # of an answer
+
+
+class Request:
+    """One request body, and later its answer or why there is none."""
+
+    def __init__(self, body: bytes, key: str):
+        self.body = body
+        self.key = key  # of the cache
+        self.content: str | None = None  # the judge's answer, which fits
+        self.problem = ""  # why there is none
+        self.settled = False
+        self.attempts = 0  # counted ones
+        self.tries = 0  # those that a rate limit refused included
+        self.began: float | None = None
+
+
+class Client:
+    """Asks one judge. Must be closed.
+
+    Args:
+      read: raises JudgeError for an answer that is not what was asked for.
+      cache: of valid answers; None: none.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        read: Callable[[str], object],
+        limits: Limits,
+        limit: RateLimit,
+        cache: AnswerCache | None,
+    ):
+        self.counts: collections.Counter[str] = collections.Counter()  # requests, failures by name, tokens, ...
+        self._endpoint, self._read, self._limits, self._limit, self._cache = endpoint, read, limits, limit, cache
+        self._lock = threading.RLock()
+        self._sendable = threading.Condition(self._lock)  # for the threads: wakes one for each request
+        self._settled = threading.Condition(self._lock)  # for whoever waits
+        self._waiting: list[tuple[float, int, Request]] = []  # a heap: when it may be sent, order, request
+        self._order = itertools.count()
+        self._asked: dict[str, Request] = {}  # by key, those that are not settled
+        self._pause_until = 0.0  # a rate limit holds for all
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._connections = Connections(endpoint.connect)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"jrl-judge-{number}", daemon=True)
+            for number in range(limits.concurrency)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def ask(self, bodies: Sequence[bytes]) -> list[Request]:
+        """Begins to ask, and returns at once: a request for each body. Equal bodies under way share one request."""
+        with self._lock:
+            if self._closing:
+                raise RuntimeError("the judge's client is closed") from self._failure
+            return [self._ask(body) for body in bodies]
+
+    def _ask(self, body: bytes) -> Request:
+        key = hashlib.sha256(self._endpoint.address.encode() + b"\0" + body).hexdigest()
+        if key in self._asked:
+            self.counts["shared"] += 1
+            return self._asked[key]
+        request = Request(body, key)
+        if (known := self._recall(key)) is not None:
+            self.counts["cached"] += 1
+            request.content, request.settled = known, True
+            return request
+        self.counts["requests"] += 1
+        self._asked[key] = request
+        self._push(request, 0.0)
+        return request
+
+    def wait(self, requests: Sequence[Request], seconds: float) -> bool:
+        """Returns whether all of them are settled, after `seconds` at most.
+
+        Raises: RuntimeError where a thread of the client has failed.
+        """
+        with self._lock:
+            done = lambda: self._failure is not None or all(request.settled for request in requests)
+            self._settled.wait_for(done, seconds)
+            if self._failure is not None:
+                raise RuntimeError(f"the judge's client failed: {self._failure!r}") from self._failure
+            return done()
+
+    def drop(self, requests: Sequence[Request]) -> None:
+        """Gives up requests that have not been sent. Answers to the others still go to the cache."""
+        with self._lock:
+            given_up = set(map(id, requests))
+            self._waiting = [entry for entry in self._waiting if id(entry[2]) not in given_up]
+            heapq.heapify(self._waiting)
+            for request in requests:
+                self._asked.pop(request.key, None)
+
+    def sync(self) -> None:
+        """Returns once all answers so far are on the disk."""
+        if self._cache is not None:
+            self._cache.sync()
+
+    def close(self) -> None:
+        """Cuts what is under way, and ends the threads."""
+        with self._lock:
+            self._closing = True
+            self._sendable.notify_all()
+        self._connections.cut()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._lock:  # a thread that still looks up a name finds the client closed, and writes nothing
+            if self._cache is not None:
+                self._cache.close()
+
+    def _recall(self, key: str) -> str | None:
+        known = self._cache.recall(key) if self._cache is not None else None
+        if known is None:
+            return None
+        try:
+            self._read(known)
+        except JudgeError:  # of an older form
+            return None
+        return known
+
+    def _push(self, request: Request, ready: float) -> None:
+        heapq.heappush(self._waiting, (ready, next(self._order), request))
+        self._sendable.notify()
+
+    # Below: the client's own threads.
+
+    def _run(self) -> None:
+        connection, idle_since = self._connections.new(self._limits.timeout_seconds), time.monotonic()
+        try:
+            while (request := self._next()) is not None:
+                if time.monotonic() - idle_since > REUSE_SECONDS:
+                    connection.close()
+                found = None
+                try:
+                    found = self._endpoint.post(connection, request.body, self._limits.timeout_seconds)
+                    self._read(found.content)
+                    error = None
+                except JudgeError as caught:
+                    error = caught
+                idle_since = time.monotonic()
+                with self._lock:
+                    self._settle(request, found, error)
+        except BaseException as failure:  # an error of ours: whoever waits must hear of it
+            with self._lock:
+                self._failure = failure
+                self._settled.notify_all()
+        finally:
+            connection.close()
+
+    def _next(self) -> Request | None:
+        """Waits for the next request that may be sent. Returns None where the client is closing."""
+        with self._lock:
+            while not self._closing:
+                if not self._waiting:
+                    self._sendable.wait()
+                    continue
+                now = time.monotonic()
+                ready, _, request = self._waiting[0]
+                tokens = self._tokens(request)
+                delay = max(ready - now, self._pause_until - now, self._limit.wait(now, tokens))
+                if delay > 0:
+                    self._sendable.wait(delay)
+                    continue
+                heapq.heappop(self._waiting)
+                if self._waiting:  # someone must watch the next one
+                    self._sendable.notify()
+                self._limit.take(now, tokens)
+                request.tries += 1
+                request.began = request.began or now
+                self.counts["attempts"] += 1
+                return request
+        return None
+
+    def _tokens(self, request: Request) -> float:
+        return len(request.body) / CHARACTERS_PER_TOKEN + self._limits.max_tokens
+
+    def _settle(self, request: Request, found: Completion | None, error: JudgeError | None) -> None:
+        """Settles a request after an attempt, or puts it back."""
+        if self._closing:
+            return
+        if found is not None:
+            used = found.prompt_tokens + found.completion_tokens
+            self.counts["prompt_tokens"] += found.prompt_tokens
+            self.counts["completion_tokens"] += found.completion_tokens
+            if used:
+                self._limit.correct(self._tokens(request), used)
+        if error is None:
+            if self._cache is not None:
+                self._cache.add(request.key, found.content)
+            request.content = found.content
+            self._finish(request)
+            return
+        self.counts[error.failure] += 1
+        now = time.monotonic()
+        told = error.wait_seconds
+        limited = error.failure is Failure.RATE_LIMIT or (told is not None and error.failure is Failure.SERVER_ERROR)
+        request.attempts += not limited
+        # A rate limit that was met on the way makes no later failure wait longer; those that it refused together come
+        # back one by one.
+        times = request.attempts if not limited else request.tries if told is None else 1
+        delay = (told or 0.0) + backoff(f"{request.key}/{request.tries}", times, self._limits.backoff_seconds)
+        if limited:
+            self._pause_until = max(self._pause_until, now + min(told or delay, MOST_RETRY_AFTER_SECONDS))
+        why = self._given_up(request, error, now + delay)
+        if why is not None:
+            request.problem = f"{error.detail}{why}"
+            self._finish(request)
+            return
+        self.counts["retries"] += 1
+        self._push(request, now + delay)
+
+    def _given_up(self, request: Request, error: JudgeError, ready: float) -> str | None:
+        """Returns why a request is not sent again after an error, as the end of a message; None where it is."""
+        if error.failure is Failure.REJECTED:
+            return ""
+        if request.attempts >= self._limits.attempts:
+            return f" (attempt {request.attempts} of {self._limits.attempts})"
+        if error.wait_seconds is not None and error.wait_seconds > MOST_RETRY_AFTER_SECONDS:
+            return f" (it asks to wait {error.wait_seconds:.0f} s)"
+        if ready - request.began > self._limits.patience_seconds:
+            return f" (given up after {self._limits.patience_seconds:g} s)"
+        return None
+
+    def _finish(self, request: Request) -> None:
+        request.settled = True
+        self._asked.pop(request.key, None)
+        self._settled.notify_all()
+
+
+def backoff(name: str, failures: int, first: float) -> float:
+    """Returns the seconds before a request is sent again: first * 2^(failures - 1), at most a minute, times a number in
+    [0.5, 1) that `name` alone decides, which names the request and the try. So many requests that failed together do
+    not come back together."""
+    drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32
+    return min(MOST_BACKOFF_SECONDS, first * 2 ** (min(failures, 64) - 1)) * (1 + drawn) / 2

@@ -1,0 +1,59 @@
+"""A judge as it is configured."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Literal
+
+from jrl.tasks.judges.grade import Grade
+from jrl.tasks.judges.pairwise import Pairwise
+from jrl.tasks.judges.rubric import Rubric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judge:
+    """A language model behind an OpenAI-compatible API whose scores are part of the reward."""
+
+    address: str  # base URL of the API, such as 'http://localhost:8000/v1'
+    model: str  # its name there
+    name: str = "judge"  # in metrics and files; several judges need different ones
+    weight: float = 1.0  # of its score in the reward
+    grading: Grade | Rubric | Pairwise = dataclasses.field(default_factory=Grade)  # what it is asked
+    api_key_env: str | None = None  # environment variable that holds the API key; None: no key is sent
+    temperature: float = 0.0  # of its answers
+    max_tokens: int = 512  # of its answers
+    response_format: Literal["json_schema", "json_object"] | None = None  # what the server is told to enforce
+    max_characters: int = 20_000  # of a completion; a longer one is masked
+    concurrency: int = 16  # requests under way
+    requests_per_second: float | None = None  # None: no limit
+    tokens_per_minute: int | None = None  # of requests and answers; None: no limit
+    timeout_seconds: float = 60.0  # of one attempt
+    attempts: int = 6  # of a request; waiting for a rate limit does not count
+    backoff_seconds: float = 1.0  # before the second attempt; doubles from there, with jitter
+    patience_seconds: float = 600.0  # after which a request is given up, rate limits included
+    stop_above: float = 0.25  # share of a batch's requests lost above which the run stops
+    input_price: float = 0.0  # of a million tokens of requests, for the cost in the metrics
+    output_price: float = 0.0  # of a million tokens of answers
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
+            raise ValueError(f"Judge.name is {self.name!r}; it names files: letters, digits, '_' and '-'")
+        if not self.model:
+            raise ValueError("Judge.model is empty; it is the model's name at the API")
+        positive = ("max_tokens", "max_characters", "concurrency", "requests_per_second", "tokens_per_minute",
+                    "timeout_seconds", "attempts", "backoff_seconds", "patience_seconds")  # fmt: skip
+        for field in positive:
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise ValueError(f"Judge.{field} is {value}; it must be above 0")
+        if self.concurrency > MOST_CONCURRENCY:
+            raise ValueError(f"Judge.concurrency is {self.concurrency}; at most {MOST_CONCURRENCY} threads are started")
+        for field in ("temperature", "input_price", "output_price"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"Judge.{field} is {getattr(self, field)}; it must be at least 0")
+        if not 0 <= self.stop_above <= 1:
+            raise ValueError(f"Judge.stop_above is {self.stop_above}; it is a share, from 0 to 1")
+
+
+MOST_CONCURRENCY = 512

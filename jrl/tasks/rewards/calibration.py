@@ -1,0 +1,19 @@
+"""Reward for a confidence that agrees with the outcome."""
+
+from __future__ import annotations
+
+UNPARSABLE = -1.0  # reward where no confidence can be read
+
+
+def calibration(correct: bool, confidence: float | None) -> float:
+    """Returns R21: 1 - 2 (correct - confidence)^2, in [-1, 1]; -1 where there is no confidence in [0, 1].
+
+    Args:
+      correct: the answer is right. confidence: in [0, 1]; None: none could be read.
+
+    Source: SaySelf, 2405.20974. There, only the tokens from the confidence on are trained; a reward of the whole
+    completion trains all of them.
+    """
+    if confidence is None or not 0 <= confidence <= 1:
+        return UNPARSABLE
+    return 1 - 2 * (correct - confidence) ** 2

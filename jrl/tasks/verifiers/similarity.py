@@ -1,0 +1,43 @@
+"""Similarity: how alike the extracted text and the example's answer are, character by character."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jrl.tasks.example import Example
+from jrl.tasks.rewards.similarity import similarity
+from jrl.tasks.verdict import Status, Verdict
+from jrl.tasks.verifiers.extract import Extract, extract_answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Similarity:
+    """A reward in [0, 1] (R4), as for edits that are compared with a known one."""
+
+    weight: float = 1.0  # of this verifier in the reward
+    extract: Extract = "all"  # the place of the answer: all, answer_tag, boxed, hash (after ####) or last_line
+    unparsable: float = -1.0  # reward where there is no answer in that place
+    max_characters: int = 5_000  # a longer answer is not scored (FORBIDDEN): time is quadratic in the length
+
+    def __post_init__(self) -> None:
+        if self.max_characters < 1:
+            raise ValueError(f"Similarity.max_characters is {self.max_characters}; it must be at least 1")
+
+
+def score(config: Similarity, completion: str, example: Example) -> Verdict:
+    """Returns CORRECT with the similarity where it is above 0, WRONG where it is 0, UNPARSABLE without an answer.
+
+    Raises:
+        ValueError: the example has no answer to compare with.
+    """
+    if example.answer is None:
+        raise ValueError(f"example {example.id!r} has no answer; Similarity needs one")
+    answer = extract_answer(completion, config.extract)
+    if answer is None:
+        return Verdict(Status.UNPARSABLE, config.unparsable, f"no single answer in {config.extract!r}")
+    if len(answer) > config.max_characters:
+        return Verdict(
+            Status.FORBIDDEN, None, f"{len(answer)} characters; at most {config.max_characters} are compared"
+        )
+    alike = similarity(answer, example.answer.strip())
+    return Verdict(Status.CORRECT if alike > 0 else Status.WRONG, alike)

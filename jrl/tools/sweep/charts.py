@@ -1,0 +1,201 @@
+"""Charts as SVG text, complete in themselves and readable on a light and on a dark page.
+
+Colors are attributes, for whatever draws SVG; a style sheet replaces them where a browser shows a dark page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+
+from jrl.tools.sweep.comparison import Curve, Row, number
+
+WIDTH, HEIGHT = 760, 380
+LEFT, RIGHT, TOP, BOTTOM = 72, 16, 40, 48  # margins of the plot
+LINE = 20  # of text, and of a row of the legend
+CHARACTER = 7.6  # the width of one, about
+HOVERED_POINTS = 60  # of a curve, that show their numbers under the pointer
+# Eight colors, told apart by people with the common kinds of color blindness, on white and on near-black. Further
+# variants repeat them dashed, then dotted.
+LIGHT = ("#1f6fb4", "#c8560a", "#1a8754", "#8250c4", "#c2337a", "#0f8b8d", "#8a5a2b", "#5f6b76")
+DARK = ("#6cb0f0", "#f59d56", "#58c98b", "#b794f0", "#f083b5", "#4fc7c9", "#cfa177", "#a9b4bf")
+DASHES = ("", "7 4", "2 3")
+
+
+INK, SOFT, RULE = ("#1c2024", "#e6e9ec"), ("#667078", "#98a2ab"), ("#e2e5e8", "#31363b")  # light, dark
+
+
+class Scale(NamedTuple):
+    """Numbers to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+
+
+def ticks(low: float, high: float, count: int = 8) -> list[float]:
+    """Returns at most `count` + 1 round numbers from `low` to `high`: multiples of 1, 2 or 5 times 10^n."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    return [
+        round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, math.floor(high / step + 1e-9) + 1)
+    ]
+
+
+def extent(values: Sequence[float], share: float = 0.05) -> tuple[float, float]:
+    """Returns the range of the finite values with a margin; never empty."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    margin = (high - low) * share or abs(high) * share or 1.0
+    return low - margin, high + margin
+
+
+def curves(metric: str, rows: Sequence[Row]) -> str:
+    """Returns a metric over the steps: a line for each variant, the mean over its runs, in the band of its interval."""
+    shown = [(i, row) for i, row in enumerate(rows) if len(row.curve.steps)]
+    every = np.concatenate([np.concatenate([c.mean, c.low, c.high]) for _, row in shown for c in (row.curve,)] or [[]])
+    steps = np.concatenate([row.curve.steps for _, row in shown] or [[]])
+    legend_rows, legend_height = _legend(rows)
+    y = Scale(*extent(every), HEIGHT - BOTTOM, TOP)
+    first, last = (float(steps.min()), float(steps.max())) if len(steps) else (0.0, 1.0)
+    x = Scale(first, last if last > first else first + 1, LEFT, WIDTH - RIGHT)
+    parts = [_text(LEFT, 20, metric, weight=600)]
+    parts.append(_text(WIDTH - RIGHT, 20, "mean over runs, 95 % band", "end", SOFT))
+    for tick in ticks(y.low, y.high):
+        parts.append(_line(LEFT, y(tick), WIDTH - RIGHT, y(tick)))
+        parts.append(_text(LEFT - 8, y(tick) + 4, number(tick), "end", SOFT))
+    parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, SOFT))
+    for tick in (tick for tick in ticks(x.low, x.high) if tick == round(tick)):
+        parts.append(_text(x(tick), HEIGHT - BOTTOM + 18, f"{tick:.0f}", "middle", SOFT))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "step", "middle", SOFT))
+    for i, row in shown:
+        parts.append(_band(row.curve, i, x, y))
+    for i, row in shown:
+        parts.append(_curve(row.curve, i, row.variant.label, x, y))
+    return _svg(f"{metric} over the steps", HEIGHT + legend_height, [*parts, *legend_rows])
+
+
+def intervals(metric: str, rows: Sequence[Row]) -> str:
+    """Returns what every variant scored: a small dot a run, the statistic and its interval, a line a variant."""
+    labels = [row.variant.label for row in rows]
+    left = min(max(map(len, labels), default=0) * CHARACTER + 24, WIDTH / 2)
+    scores = [value for row in rows for task in row.scores for value in task]
+    ends = [end for row in rows for end in row.value[:3]]
+    x = Scale(*extent([*scores, *ends]), left, WIDTH - RIGHT)
+    bottom = TOP + 28 * len(rows)
+    parts = [_text(12, 20, metric, weight=600)]
+    parts.append(_text(WIDTH - RIGHT, 20, "runs, their value and its 95 % interval", "end", SOFT))
+    for tick in ticks(x.low, x.high):
+        parts.append(_line(x(tick), TOP - 8, x(tick), bottom))
+        parts.append(_text(x(tick), bottom + 18, number(tick), "middle", SOFT))
+    for i, row in enumerate(rows):
+        y = TOP + 28 * i + 10
+        parts.append(_text(left - 12, y + 4, _cut(row.variant.label, left - 24), "end"))
+        parts += [
+            _dot(x(value), y, 3, i, f"{run.folder.name}: {number(value)}", opacity=0.45)
+            for run, value in zip(row.variant.runs, (value for task in row.scores for value in task))
+            if math.isfinite(value)
+        ]
+        mean, low, high, _ = row.value
+        if math.isfinite(low):
+            parts.append(f'<line {_stroke(i)} x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>')
+        if math.isfinite(mean):
+            parts.append(_dot(x(mean), y, 5, i, f"{row.variant.label}: {number(mean)}"))
+    return _svg(f"{metric} of every variant", bottom + 32, parts)
+
+
+def _band(curve: Curve, place: int, x: Scale, y: Scale) -> str:
+    finite = np.isfinite(curve.low) & np.isfinite(curve.high)
+    if not finite.any():
+        return ""
+    steps, low, high = curve.steps[finite], curve.low[finite], curve.high[finite]
+    there = [f"{x(step)},{y(value)}" for step, value in zip(steps, high)]
+    back = [f"{x(step)},{y(value)}" for step, value in zip(steps[::-1], low[::-1])]
+    return f'<polygon {_fill(place)} opacity="0.16" points="{" ".join([*there, *back])}"/>'
+
+
+def _curve(curve: Curve, place: int, label: str, x: Scale, y: Scale) -> str:
+    points = [(x(step), y(value)) for step, value in zip(curve.steps, curve.mean)]
+    drawn = f'<polyline {_stroke(place)} fill="none" points="{" ".join(f"{a},{b}" for a, b in points)}"/>'
+    if len(points) == 1:
+        drawn += _dot(*points[0], 3, place)
+    every = max(1, math.ceil(len(points) / HOVERED_POINTS))
+    for (a, b), step, mean, low, high in list(zip(points, *curve))[::every]:
+        band = f" [{number(low)}, {number(high)}]" if math.isfinite(low) else ""
+        drawn += _dot(a, b, 6, place, f"{label}, step {step:.0f}: {number(mean)}{band}", opacity=0)
+    return drawn
+
+
+def _legend(rows: Sequence[Row]) -> tuple[list[str], int]:
+    """The legend below the plot, as many variants in a row as fit, and its height."""
+    width = min(max(len(row.variant.label) for row in rows) * CHARACTER + 48, WIDTH - LEFT - RIGHT)
+    columns = max(1, int((WIDTH - LEFT - RIGHT) // width))
+    parts = []
+    for i, row in enumerate(rows):
+        x, y = LEFT + (i % columns) * width, HEIGHT + 10 + (i // columns) * LINE
+        parts.append(f'<line {_stroke(i)} x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}"/>')
+        parts.append(_text(x + 28, y, _cut(row.variant.label, width - 40)))
+    return parts, 14 + LINE * math.ceil(len(rows) / columns)
+
+
+def _stroke(place: int) -> str:
+    color = place % len(LIGHT)
+    dash = DASHES[place // len(LIGHT) % len(DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'class="jrl-s{color}" stroke="{LIGHT[color]}" stroke-width="2" stroke-linejoin="round"{dashed}'
+
+
+def _fill(place: int) -> str:
+    color = place % len(LIGHT)
+    return f'class="jrl-f{color}" fill="{LIGHT[color]}"'
+
+
+def _dot(x: float, y: float, radius: float, place: int, title: str = "", opacity: float = 1) -> str:
+    seen = "" if opacity == 1 else f' opacity="{opacity}"'
+    return f'<circle {_fill(place)}{seen} cx="{x}" cy="{y}" r="{radius}"><title>{escape(title)}</title></circle>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, color: tuple[str, str] = RULE) -> str:
+    name = "soft" if color is SOFT else "rule"
+    return f'<line class="jrl-{name}-line" stroke="{color[0]}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
+
+
+def _cut(text: str, width: float) -> str:
+    most = max(4, int(width / CHARACTER))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _text(
+    x: float, y: float, text: str, anchor: str = "start", color: tuple[str, str] = INK, weight: int = 400
+) -> str:  # fmt: skip
+    name, bold = "soft" if color is SOFT else "ink", f' font-weight="{weight}"' if weight != 400 else ""
+    return (
+        f'<text class="jrl-{name}" fill="{color[0]}" x="{x}" y="{y}" text-anchor="{anchor}"{bold}>{escape(text)}</text>'
+    )
+
+
+def _dark() -> str:
+    """The style sheet for a dark page."""
+    colors = [f".jrl-s{i}{{stroke:{color}}}.jrl-f{i}{{fill:{color}}}" for i, color in enumerate(DARK)]
+    plain = f".jrl-ink{{fill:{INK[1]}}}.jrl-soft{{fill:{SOFT[1]}}}.jrl-soft-line{{stroke:{SOFT[1]}}}"
+    return f"@media (prefers-color-scheme:dark){{{''.join(colors)}{plain}.jrl-rule-line{{stroke:{RULE[1]}}}}}"
+
+
+def _svg(title: str, height: float, parts: Sequence[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img" font-size="13" '
+        f'font-family="system-ui, sans-serif"><title>{escape(title)}</title><style>{_dark()}</style>'
+        f"{''.join(parts)}</svg>"
+    )

@@ -1,0 +1,358 @@
+"""Runs side by side: which settings make a variant, what each variant scores, and how sure that is. M6, M7 and M9."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.config import nearest
+from jrl.config.sweep import gin_text
+from jrl.config.syntax import read_statements
+from jrl.experiment import Config
+from jrl.ops import statistics
+from jrl.ops.statistics import Interval, interquartile_mean, probability_of_improvement, stratified_bootstrap
+from jrl.tools.sweep.members import short_names
+from jrl.tools.sweep.runs import FINGERPRINTS, RunResult, score, series
+from jrl.tools.sweep.settings import SEED
+
+Array = np.ndarray
+STATISTICS = {"mean": statistics.mean, "iqm": interquartile_mean}
+CONFIDENCE = 0.95
+FEW_RUNS = 5
+CURVE_POINTS = 200  # at most; a longer curve shows means of that many stretches
+CURVE_DRAWS = 1000
+
+
+# A comma before NAME=, with as many quotes behind it as close each other.
+_BETWEEN_PAIRS = re.compile(r""",\s*(?=[A-Za-z_][\w./]*\s*=)(?=(?:[^'"]|'[^']*'|"[^"]*")*$)""")
+
+
+class Variant(NamedTuple):
+    """Runs that differ only in their seed, task by task. Tasks are what differs beside the settings compared."""
+
+    label: str
+    settings: Mapping[str, str]  # those that are compared
+    tasks: tuple[tuple[RunResult, ...], ...]  # the same tasks in the same order in every variant
+
+    @property
+    def runs(self) -> list[RunResult]:
+        return [run for task in self.tasks for run in task]
+
+
+class Curve(NamedTuple):
+    """The mean over a variant's runs at each step, with its interval; one run has none (NaN)."""
+
+    steps: Array  # [points] float64
+    mean: Array  # [points]
+    low: Array  # [points]
+    high: Array  # [points]
+
+
+class Row(NamedTuple):
+    """One variant and one metric."""
+
+    variant: Variant
+    scores: tuple[tuple[float, ...], ...]  # of each task's runs; NaN for a run that has none
+    value: Interval  # of the statistic over the runs that have a score
+    better: Interval | None  # probability of improvement over the baseline; None for the baseline, or without one
+    curve: Curve
+
+
+class Comparison(NamedTuple):
+    """The rows of every metric, in the order of the variants."""
+
+    statistic: str  # of STATISTICS
+    compared: tuple[str, ...]  # settings in which variants differ
+    tasks: tuple[str, ...]  # settings in which the tasks of a variant differ
+    baseline: str | None  # its label
+    metrics: Mapping[str, tuple[Row, ...]]
+    notes: tuple[str, ...]  # what a reader should know
+
+
+def compare(
+    runs: Sequence[RunResult],
+    metrics: Sequence[str],
+    *,
+    by: Sequence[str] = (),
+    swept: Sequence[str] = (),
+    baseline: str | None = None,
+    statistic: str = "mean",
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Returns the comparison of runs.
+
+    Args:
+      metrics: names of metrics.jsonl, or "eval/after_rl".
+      by: the settings that are compared; whatever else differs makes tasks, within which runs are resampled. Empty:
+        everything that differs is compared.
+      swept: settings that are compared even where they do not differ: a sweep may have finished one variant only.
+      baseline: "NAME=VALUE,..." that one variant fits, with which the others are compared.
+
+    Raises: ValueError for a name or a baseline that nothing fits, for two runs of one variant, task and seed, and for
+    variants with different tasks.
+    """
+    variants, compared, tasks = group(runs, by, swept)
+    base = None if baseline is None else find_variant(variants, compared, baseline)
+    rows = {metric: tuple(_row(variant, base, metric, STATISTICS[statistic]) for variant in variants)
+            for metric in metrics}  # fmt: skip
+    messages = [
+        *notes,
+        *(f"{run.folder} is not finished; its last step is {_last_step(run)}" for run in runs if not run.finished),
+    ]
+    for metric, found in rows.items():
+        for row in found:
+            lost = [run.folder for run, value in zip(row.variant.runs, _flat(row.scores)) if math.isnan(value)]
+            messages += [f"{folder} has no {metric}, and is left out of it" for folder in lost]
+    fewest = min(len(task) for variant in variants for task in variant.tasks)
+    if fewest < 2:
+        messages.append("a variant of one run has no interval: what another seed would give is unknown")
+    elif fewest < FEW_RUNS:
+        messages.append(f"bootstrap intervals of fewer than {FEW_RUNS} runs are too narrow; train more seeds")
+    return Comparison(statistic, compared, tasks, base.label if base else None, rows, tuple(messages))
+
+
+def group(
+    runs: Sequence[RunResult], by: Sequence[str] = (), swept: Sequence[str] = ()
+) -> tuple[list[Variant], tuple[str, ...], tuple[str, ...]]:
+    """Returns variants in the order of their first run, the settings compared, and those that make tasks."""
+    if not runs:
+        raise ValueError("there are no runs to compare")
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    plain = [tuple(run.settings.get(name) for name in names if name not in FINGERPRINTS) for run in runs]
+    for name in FINGERPRINTS:  # where other settings differ with it, they say why
+        if len({(other, run.settings.get(name)) for other, run in zip(plain, runs)}) == len(set(plain)):
+            names = [other for other in names if other != name]
+    differing = [name for name in names if name in swept or len({run.settings.get(name) for run in runs}) > 1]
+    chosen = [find_name(name, differing, names) for name in by]
+    compared = chosen or differing
+    others = [name for name in differing if name not in compared]
+    keyed: dict[tuple[str | None, ...], dict[tuple[str | None, ...], list[RunResult]]] = {}
+    for run in runs:
+        variant, task = (tuple(run.settings.get(name) for name in part) for part in (compared, others))
+        same = keyed.setdefault(variant, {}).setdefault(task, [])
+        if twin := [other for other in same if other.seed == run.seed]:
+            raise ValueError(f"{twin[0].folder} and {run.folder} are the same run: one configuration, one seed")
+        same.append(run)
+    tasks = list(dict.fromkeys(task for found in keyed.values() for task in found))
+    shown = shown_settings(compared, list(keyed))
+    variants = []
+    for key, found in keyed.items():
+        settings = {name: value for name, value in zip(compared, key) if value is not None}
+        label = label_of(settings, shown)
+        if missing := [task for task in tasks if task not in found]:
+            lacks = ", ".join(f"{name}={value}" for name, value in zip(others, missing[0]) if value is not None)
+            raise ValueError(
+                f"{label} has no run with {lacks}, which another variant has: variants are compared on the same tasks. "
+                "Leave out --by, or name all that you compare"
+            )
+        variants.append(Variant(label, settings, tuple(tuple(found[task]) for task in tasks)))
+    return variants, tuple(compared), tuple(others)
+
+
+def shown_settings(compared: Sequence[str], keys: Sequence[tuple[str | None, ...]]) -> list[str]:
+    """Returns the settings that a label needs: those that every variant has, where they tell the variants apart.
+
+    An objective of another class brings settings that the others lack; its name says as much.
+    """
+    common = [name for i, name in enumerate(compared) if all(key[i] is not None for key in keys)]
+    places = [list(compared).index(name) for name in common]
+    apart = len({tuple(key[i] for i in places) for key in keys}) == len(keys)
+    return common if apart else list(compared)
+
+
+def label_of(settings: Mapping[str, str], shown: Sequence[str]) -> str:
+    names = short_names(shown)
+    return ", ".join(f"{names[name]}={settings[name]}" for name in shown if name in settings) or "all runs"
+
+
+def find_name(name: str, differing: Sequence[str], names: Sequence[str] = ()) -> str:
+    """Returns the setting that a name means: itself, or the one field of that name.
+
+    Args:
+      differing: settings in which runs differ. names: all settings, for the message of an error.
+
+    Raises: ValueError for a name that is not among `differing`, or that means several of them.
+    """
+    fields = [other.rpartition(".")[2] for other in differing]
+    same = [name] if name in differing else [other for other, field in zip(differing, fields) if field == name]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        raise ValueError(f"{name} may be {' or '.join(same)}; write the full name")
+    if name in (SEED, short_names([SEED])[SEED]):
+        raise ValueError(f"{SEED} is not compared: runs that differ in it alone are one variant")
+    if name in names or name in [other.rpartition(".")[2] for other in names]:
+        raise ValueError(
+            f"{name} is the same in all runs; they differ in {', '.join(differing) or 'their seeds alone'}"
+        )
+    guess = nearest(name, [*differing, *fields])
+    hint = f"; did you mean {guess}?" if guess else f"; they differ in {', '.join(differing) or 'their seeds alone'}"
+    raise ValueError(f"runs do not differ in {name!r}{hint}")
+
+
+def find_variant(variants: Sequence[Variant], compared: Sequence[str], wanted: str) -> Variant:
+    """Returns the one variant that "NAME=VALUE,..." fits. Raises ValueError where none does, or several do."""
+    pairs = [(find_name(name, compared), value) for name, value in read_baseline(wanted)] if compared else []
+    fitting = [v for v in variants if all(same_value(v.settings.get(name, ""), value) for name, value in pairs)]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = "; ".join(variant.label for variant in fitting or variants)
+    if not compared:
+        raise ValueError(f"the baseline {wanted!r} needs a second variant; all runs have the same settings")
+    raise ValueError(f"the baseline {wanted!r} fits {'several variants' if fitting else 'no variant'}: {listed}")
+
+
+def read_baseline(text: str) -> list[tuple[str, str]]:
+    """Returns the (name, value) pairs of "NAME=VALUE,NAME=VALUE"; values in gin syntax. Raises ValueError."""
+    pieces = _BETWEEN_PAIRS.split(text.strip())
+    pairs = []
+    for piece in pieces:
+        name, equals, value = piece.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise ValueError(f"a baseline is NAME=VALUE, such as learning_rate=1e-3; got {piece!r}")
+        (statement,) = read_statements(None, [f"x.y={value.strip()}"], Config)
+        pairs.append((name.strip(), gin_text(statement.value)))
+    return pairs
+
+
+def same_value(first: str, second: str) -> bool:
+    """Returns whether two gin texts mean one value: "1" and "1.0" do."""
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return first == second
+
+
+def curve_of(variant: Variant, metric: str) -> Curve:
+    """Returns a metric over the steps that all of a variant's runs have, with a bootstrap band over runs.
+
+    A value that is not finite does not count at its step; a step without any is left out.
+    """
+    found = [series(run, metric) for task in variant.tasks for run in task]
+    common = np.array(sorted(set.intersection(*(set(steps.tolist()) for steps, _ in found))), np.int64)
+    values = np.stack([value[np.isin(steps, common)] for steps, value in found])  # [runs, steps]
+    width = max(1, math.ceil(len(common) / CURVE_POINTS))
+    starts = range(0, len(common), width)
+    steps = np.array([np.mean(common[start : start + width]) for start in starts])
+    points = np.array([_finite_mean(values[:, start : start + width], axis=1) for start in starts]).reshape(
+        len(starts), len(found)
+    )
+    kept = np.isfinite(points).any(axis=1)
+    steps, points = steps[kept], points[kept].T  # [runs, points]
+    mean = _finite_mean(points, axis=0)
+    if min(map(len, variant.tasks)) < 2 or not len(steps):
+        return Curve(steps, mean, np.full(len(steps), math.nan), np.full(len(steps), math.nan))
+    rng = np.random.default_rng(0)
+    draw = lambda n: rng.multinomial(n, np.full(n, 1 / n), size=CURVE_DRAWS)  # how often each run is drawn
+    drawn = np.concatenate([draw(len(task)) for task in variant.tasks], axis=1)  # [draws, runs]
+    finite = np.isfinite(points)
+    counts = drawn @ finite.astype(np.float64)  # [draws, points]
+    sums = drawn @ np.where(finite, points, 0.0)
+    resampled = np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
+    low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    return Curve(steps, mean, low, high)
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Returns a comparison as JSON values; a number that is not finite is null."""
+    return {
+        "statistic": comparison.statistic,
+        "confidence": CONFIDENCE,
+        "compared": list(comparison.compared),
+        "tasks": list(comparison.tasks),
+        "baseline": comparison.baseline,
+        "metrics": {metric: [_row_json(row) for row in rows] for metric, rows in comparison.metrics.items()},
+        "notes": list(comparison.notes),
+    }
+
+
+def table(comparison: Comparison) -> str:
+    """Returns a comparison as text: for each metric a line a variant."""
+    blocks = []
+    for metric, rows in comparison.metrics.items():
+        header = ["variant", "runs", STATISTIC_NAMES[comparison.statistic], "95 % interval"]
+        if comparison.baseline is not None:
+            header.append("P(higher than baseline)")
+        lines = [header, *([*cells(row, comparison.baseline)] for row in rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+        blocks.append("\n".join([metric, *(f"  {line}" for line in text)]))
+    return "\n\n".join(
+        [*blocks, *(["\n".join(f"note: {note}" for note in comparison.notes)] if comparison.notes else [])]
+    )
+
+
+STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
+
+
+def cells(row: Row, baseline: str | None) -> list[str]:
+    """Returns the cells of a table's line: variant, runs, value, interval and, with a baseline, M9."""
+    found = [row.variant.label, str(row.value.n), number(row.value.mean), interval(row.value)]
+    if baseline is None:
+        return found
+    if row.better is None:
+        return [*found, "baseline"]
+    return [*found, f"{number(row.better.mean)} {interval(row.better)}".strip()]
+
+
+def number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def interval(found: Interval) -> str:
+    return "" if math.isnan(found.low) else f"[{number(found.low)}, {number(found.high)}]"
+
+
+def _row(variant: Variant, base: Variant | None, metric: str, statistic: statistics.Statistic) -> Row:
+    scores = tuple(tuple(score(run, metric) for run in task) for task in variant.tasks)
+    value = stratified_bootstrap(_scored(scores), statistic, confidence=CONFIDENCE)
+    better = None
+    if base is not None and variant is not base:
+        against = [[score(run, metric) for run in task] for task in base.tasks]
+        better = probability_of_improvement(_scored(scores), _scored(against), confidence=CONFIDENCE)
+    return Row(variant, scores, value, better, curve_of(variant, metric))
+
+
+def _scored(tasks: Sequence[Sequence[float]]) -> list[Array]:
+    return [np.array([value for value in task if math.isfinite(value)]) for task in tasks]
+
+
+def _flat(tasks: Sequence[Sequence[float]]) -> list[float]:
+    return [value for task in tasks for value in task]
+
+
+def _finite_mean(values: Array, axis: int) -> Array:
+    """The mean of what is finite; NaN where nothing is."""
+    finite = np.isfinite(values)
+    counts = finite.sum(axis=axis)
+    return np.where(counts > 0, np.where(finite, values, 0.0).sum(axis=axis) / np.maximum(counts, 1), math.nan)
+
+
+def _last_step(run: RunResult) -> int:
+    return run.rows[-1]["step"] if run.rows else 0
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    values = _flat(row.scores)
+    return {
+        "variant": row.variant.label,
+        "settings": dict(row.variant.settings),
+        "value": _null(row.value.mean),
+        "interval": [_null(row.value.low), _null(row.value.high)],
+        "runs": [
+            {"run": str(run.folder), "seed": run.seed, "score": _null(value)}
+            for run, value in zip(row.variant.runs, values)
+        ],
+        "probability_of_improvement": None
+        if row.better is None
+        else {"value": _null(row.better.mean), "interval": [_null(row.better.low), _null(row.better.high)]},
+        "curve": {name: [_null(float(x)) for x in found] for name, found in row.curve._asdict().items()},
+    }
+
+
+def _null(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

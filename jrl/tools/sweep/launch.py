@@ -1,0 +1,162 @@
+"""Trains the members of a sweep as child processes, a few at a time. One that fails does not stop the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jrl import paths
+from jrl.run.checkpoints.lock import holder_of
+from jrl.run.report.text import printable
+from jrl.tools.sweep.manifest import LOGS
+from jrl.tools.sweep.members import Member
+
+JRL = (sys.executable, "-P", "-m", "jrl.cli")
+POLL_SECONDS = 0.2
+LOOK_AGAIN_SECONDS = 2.0  # at a member that another process trains
+LEAVE_SECONDS = 10.0  # for a child to end after a second Ctrl-C, before it is killed
+
+
+class Ended(NamedTuple):
+    """A member that is over: trained, failed or stopped. `code` is its exit code, or minus the signal that ended it."""
+
+    member: Member
+    code: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What is told while members train; called from one thread. `tick` comes a few times a second."""
+
+    began: Callable[[Member], None]
+    elsewhere: Callable[[Member, Mapping[str, str | int]], None]  # another process trains it; it is waited for
+    ended: Callable[[Ended], None]
+    tick: Callable[[Sequence[Member]], None]  # the members that train now
+    close: Callable[[], None]  # the last of it
+
+
+def is_finished(folder: Path, member: Member) -> bool:
+    """Returns whether a member has all its steps, and its summary."""
+    summary = folder / member.name / "summary.json"
+    return paths.exists(summary) and paths.read_object(summary).get("steps") == member.steps
+
+
+def train_members(
+    members: Sequence[Member],
+    commands: Mapping[str, Sequence[str]],
+    folder: Path,
+    jobs: int,
+    stop: threading.Event,
+    progress: Progress,
+    program: Sequence[str] = JRL,
+) -> dict[str, Ended]:
+    """Returns how every member that began has ended, by its name.
+
+    Args:
+      members: those that are not finished, in the order in which they begin.
+      commands: member -> arguments of `jrl`.
+      folder: of the sweep; what a member prints goes to FOLDER/logs/MEMBER.log.
+      jobs: members at a time.
+      program: what the arguments are given to.
+      stop: once set, no member begins, and those that train are asked to save and stop.
+
+    A member that another process trains, such as a child of a sweep that was killed, is waited for. KeyboardInterrupt
+    (a second Ctrl-C) makes all children leave at once, and goes on up.
+    """
+    waiting, ended = deque(members), {}
+    running: dict[str, tuple[Member, subprocess.Popen[bytes], float]] = {}
+    elsewhere: dict[str, tuple[Member, float, float]] = {}  # began, looked at
+    stopping = False
+    paths.make_dir(folder / LOGS)
+
+    def end(member: Member, code: int, began: float) -> None:
+        ended[member.name] = Ended(member, code, time.monotonic() - began)
+        progress.ended(ended[member.name])
+
+    try:
+        while running or ((waiting or elsewhere) and not stop.is_set()):
+            now = time.monotonic()
+            for name, (member, began, looked) in list(elsewhere.items()):
+                if now - looked < LOOK_AGAIN_SECONDS:
+                    continue
+                elsewhere[name] = (member, began, now)
+                if holder_of(folder / name) is None:
+                    del elsewhere[name]
+                    if is_finished(folder, member):
+                        end(member, 0, began)
+                    else:
+                        waiting.appendleft(member)
+            while waiting and len(running) + len(elsewhere) < jobs and not stop.is_set():
+                member = waiting.popleft()
+                holder = holder_of(folder / member.name)
+                if holder is not None:
+                    elsewhere[member.name] = (member, now, now)
+                    progress.elsewhere(member, holder)
+                    continue
+                running[member.name] = (member, _start([*program, *commands[member.name]], folder, member), now)
+                progress.began(member)
+            for name, (member, child, began) in list(running.items()):
+                if child.poll() is not None:
+                    del running[name]
+                    end(member, child.returncode, began)
+            if stop.is_set() and not stopping:
+                stopping = True
+                for _, child, _ in running.values():
+                    child.send_signal(signal.SIGTERM)
+            progress.tick([member for member, *_ in running.values()])
+            if running or elsewhere:
+                stop.wait(POLL_SECONDS) if not stopping else time.sleep(POLL_SECONDS)
+    except BaseException:
+        _leave([child for _, child, _ in running.values()])
+        raise
+    finally:
+        progress.close()
+    return ended
+
+
+def last_words(folder: Path, member: Member) -> str:
+    """Returns the last line of a member's log that says why it ended, "" where there is none."""
+    log = folder / LOGS / f"{member.name}.log"
+    if not paths.exists(log):
+        return ""
+    lines = [line for line in paths.read_bytes(log)[-65536:].decode(errors="replace").splitlines() if line.strip()]
+    messages = [line for line in lines if line.startswith("jrl: ")]
+    return printable((messages or lines or [""])[-1].removeprefix("jrl: "), 300)
+
+
+def _start(command: Sequence[str], folder: Path, member: Member) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))}
+    with open(folder / LOGS / f"{member.name}.log", "wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C at the terminal is the sweep's to handle
+        )
+
+
+def _leave(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends children at once: a run leaves at the second signal, and is killed where it does not."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for child in children:
+            child.send_signal(number)
+        time.sleep(POLL_SECONDS)
+    deadline = time.monotonic() + LEAVE_SECONDS
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

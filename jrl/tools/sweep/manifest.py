@@ -1,0 +1,81 @@
+"""sweep.json: what a folder's sweep is, how its members ended, and how they compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jrl import paths
+from jrl.run.identity import RefusedIdentity
+from jrl.tools.sweep.members import Sweep
+
+FILE = "sweep.json"
+FORMAT = 1
+LOGS = "logs"
+
+
+def check_folder(folder: Path, sweep: Sweep) -> None:
+    """Raises RefusedIdentity for a folder that holds another sweep, or anything that is no sweep."""
+    if not paths.exists(folder / FILE):
+        taken = [name for name in paths.list_dir(folder) if not name.startswith(".") and name != "lock"]
+        if taken:
+            what = "is a run, not a sweep" if "manifest.json" in taken else f"is not a sweep and contains {taken[0]}"
+            raise RefusedIdentity(f"{folder} {what}; choose another --out")
+        return
+    before = read(folder)
+    if {m["name"]: m["identity"] for m in before["members"]} == {m.name: m.identity for m in sweep.members}:
+        return
+    lines = _differences(before, describe(sweep))
+    raise RefusedIdentity(
+        f"{folder} holds another sweep:\n  " + "\n  ".join(lines) + "\n"
+        "Choose another --out. `jrl compare` compares the runs of several sweeps"
+    )
+
+
+def describe(sweep: Sweep) -> dict[str, Any]:
+    """Returns what sweep.json says of a sweep before it has run."""
+    return {
+        "format": FORMAT,
+        "config": sweep.config,
+        "bindings": list(sweep.bindings),
+        "axes": {axis.name: list(axis.values) for axis in sweep.axes},
+        "members": [
+            {"name": member.name, "bindings": list(member.bindings), "identity": member.identity}
+            for member in sweep.members
+        ],
+    }
+
+
+def write(folder: Path, content: Mapping[str, Any]) -> None:
+    paths.write_bytes_atomic(folder / FILE, json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Returns a sweep.json. Raises ValueError naming the file where it is damaged or of another format."""
+    path = folder / FILE
+    found = paths.read_object(path)
+    members = found.get("members")
+    if found.get("format") != FORMAT or not isinstance(members, list):
+        raise ValueError(f"{path} is not the manifest of a sweep, of format {FORMAT}")
+    for member in members:
+        if not isinstance(member, dict) or not {"name", "bindings", "identity"} <= member.keys():
+            raise ValueError(f"{path} is damaged: a member has no name, bindings or identity")
+    return found
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    show = lambda value: "nothing" if value in (None, []) else value if isinstance(value, str) else ", ".join(value)
+    lines = [
+        f"{name}: {show(before.get(name))}, now {show(now[name])}"
+        for name in ("config", "bindings")
+        if before.get(name) != now[name]
+    ]
+    old, new = before.get("axes", {}), now["axes"]
+    for name in dict.fromkeys([*old, *new]):
+        if old.get(name) != new.get(name):
+            lines.append(f"{name}: {show(old.get(name))}, now {show(new.get(name))}")
+    if not lines and {m["name"] for m in before["members"]} != {m["name"] for m in now["members"]}:
+        lines.append("the same lists, combined otherwise (--how, --count, --seed)")
+    return lines or [f"{now['config']} has changed since that sweep began"]

@@ -1,0 +1,139 @@
+"""What a sweep runs: its members, each a run named by its bindings. All of them are read before any begins."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from jrl import config as gin
+from jrl.config.errors import COMMAND_LINE, ConfigError
+from jrl.config.sweep import Axis, Point, check_count, draw, expand_ranges, grid, pairs, read_axes
+from jrl.experiment import Config, config_classes
+from jrl.plugins import load_parts
+from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
+from jrl.tools.sweep.settings import IRRELEVANT, SEED, settings_of_config
+
+HOW = ("grid", "random", "pairs")
+LONGEST_NAME = 120  # of a member's folder, in characters
+
+
+class Member(NamedTuple):
+    """One run of a sweep."""
+
+    name: str  # of its folder: "learning_rate=0.001,seed=0"
+    bindings: tuple[str, ...]  # one of each axis
+    identity: str  # hash of its configuration
+    steps: int  # of all its stages
+    seed: str
+    settings: Mapping[str, str]  # all of its configuration that can matter
+
+
+class Sweep(NamedTuple):
+    """Members in the order in which they run, and what they were made from."""
+
+    config: str  # as the user named it
+    bindings: tuple[str, ...]  # the same in every member
+    axes: tuple[Axis, ...]
+    members: tuple[Member, ...]
+
+
+def read_sweep(
+    config: str, bindings: Sequence[str], how: str = "grid", count: int | None = None, seed: int | None = None
+) -> Sweep:
+    """Returns the sweep that a gin file and bindings with lists describe.
+
+    Args:
+      how: how the lists are combined: 'grid', every combination; 'random', `count` of them drawn with `seed`; 'pairs',
+        the first values, the second values, ... Every combination runs with every seed of Run.seed, whatever `how`.
+
+    Raises: ConfigError or ValueError for anything that one of the members would refuse, for two members that are the
+    same run, and where nothing is swept.
+    """
+    if how != "random" and (count is not None or seed is not None):
+        raise ValueError(f"--count and --seed go with --how random, and not with --how {how}")
+    if how == "random" and count is None:
+        raise ValueError("--how random draws some of the combinations; say how many: --count N")
+    file = find_config(config)
+    parts = part_names(file, [expand_ranges(binding) for binding in bindings])
+    if any(isinstance(part, list | tuple) for part in parts):
+        raise ConfigError(COMMAND_LINE, "Config.parts cannot be swept: name all files in every member")
+    loaded = load_parts(parts)
+    tables = config_classes(loaded.tables)
+    axes, fixed = read_axes(file, bindings, Config, tables)
+    read = lambda point: checked(gin.load(file, [*fixed, *point], Config, tables, PATH_FIELDS), loaded)
+    if not axes:
+        read(())  # a misspelled field is why there is no axis
+        raise ConfigError(COMMAND_LINE, f"nothing is swept: give at least one field a list, such as {SEED}=[0..4]")
+    points = combine(axes, how, count, seed or 0)
+    names = member_names(axes, points)
+    members: dict[str, Member] = {}
+    for point, name in zip(points, names):
+        resolved = read(point)
+        identity = gin.identity(resolved, IRRELEVANT)
+        if identity in members:
+            raise ConfigError(COMMAND_LINE, f"two members are the same run: {same_run(members[identity], point)}")
+        steps = sum(stage.steps for stage in resolved.stages)
+        members[identity] = Member(name, point, identity, steps, *settings_of_config(resolved, tables))
+    return Sweep(config, fixed, axes, tuple(members.values()))
+
+
+def combine(axes: Sequence[Axis], how: str, count: int | None, seed: int) -> list[Point]:
+    """Returns the bindings of every member; those that differ in Run.seed alone follow each other."""
+    seeds = [axis for axis in axes if axis.name == SEED]
+    others = [axis for axis in axes if axis.name != SEED]
+    if how == "random":
+        if not others:
+            raise ValueError(f"--how random draws combinations of lists, and only {SEED} has one; leave --how out")
+        points = draw(others, count or 0, seed)
+    else:
+        points = pairs(others) if how == "pairs" and others else grid(others)
+    runs = grid(seeds)
+    check_count(len(points) * len(runs))
+    return [(*point, *run) for point in points for run in runs]
+
+
+def same_run(first: Member, second: Point) -> str:
+    if first.bindings == second:
+        return f"{', '.join(second)} is listed twice"
+    return f"{', '.join(first.bindings)} and {', '.join(second)}"
+
+
+def member_names(axes: Sequence[Axis], points: Sequence[Point]) -> list[str]:
+    """Returns a folder name for every point: its bindings, without what a path or a shell would read otherwise.
+
+    A field's section is left out where no other axis has a field of that name. Names that are too long, or would be
+    equal, end in a hash of the bindings.
+    """
+    names = short_names([axis.name for axis in axes])
+    plain = [",".join(f"{names[name]}={_slug(value)}" for name, value in map(split_binding, point)) for point in points]
+    return [
+        f"{name[:LONGEST_NAME]}-{hashlib.sha256(repr(point).encode()).hexdigest()[:8]}"
+        if len(name) > LONGEST_NAME or plain.count(name) > 1
+        else name
+        for name, point in zip(plain, points)
+    ]
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns full name -> the field alone, or the full name where two share the field: "Run.seed" -> "seed"."""
+    names = list(names)
+    fields = [name.rpartition(".")[2] for name in names]
+    return {name: field if fields.count(field) == 1 else name.replace("/", "-") for name, field in zip(names, fields)}
+
+
+def split_binding(binding: str) -> tuple[str, str]:
+    name, _, value = binding.partition("=")
+    return name, value
+
+
+def train_arguments(sweep: Sweep, member: Member, folder: str, options: Sequence[str] = ()) -> list[str]:
+    """Returns the arguments of `jrl` that train a member in `folder`."""
+    return ["train", sweep.config, *sweep.bindings, *member.bindings, "--run", folder, *options]
+
+
+def _slug(value: str) -> str:
+    text = re.sub(r"[^A-Za-z0-9.+-]+", "-", re.sub(r"['\"@()\[\]{}]", "", value)).strip("-.")
+    negative = value.startswith("-")
+    return f"-{text}" if negative else text or "empty"

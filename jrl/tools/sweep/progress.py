@@ -1,0 +1,104 @@
+"""What a person sees of a sweep: a line for every member that ends, and on a terminal one that says how far it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from jrl import paths
+from jrl.run.report.text import duration
+from jrl.tools.sweep.launch import Ended, Progress, last_words
+from jrl.tools.sweep.members import Member
+
+TAIL_BYTES = 1 << 16  # of metrics.jsonl, enough for its last row
+BETWEEN_LOOKS_SECONDS = 1.0  # at the steps of the members that train
+PREEMPTED = 75  # exit code of a run that was asked to stop and has saved
+
+
+def open_progress(folder: Path, total: int, finished: int, jobs: int, metric: str, stream: TextIO) -> Progress:
+    """Returns what tells of a sweep on `stream`.
+
+    Args:
+      total: members of the sweep. finished: those that need not run.
+      jobs: members at a time; the time left goes by the mean time of those that have ended.
+      metric: of which each line shows the last value.
+    """
+    live = stream.isatty()
+    seconds: list[float] = []
+    over, left = finished, total - finished  # members that are finished, and that have yet to end
+    looked, shown = 0.0, ""
+
+    def clear() -> None:
+        nonlocal shown
+        if live and shown:
+            stream.write("\r\x1b[K")
+            stream.flush()
+            shown = ""
+
+    def line(text: str) -> None:
+        clear()
+        stream.write(text + "\n")
+        stream.flush()
+
+    def began(member: Member) -> None:
+        if not live:
+            line(f"began  {member.name}")
+
+    def elsewhere(member: Member, holder: Mapping[str, str | int]) -> None:
+        who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+        line(f"waiting for {member.name}, which {who} trains")
+
+    def ended(outcome: Ended) -> None:
+        nonlocal over, left
+        member, code = outcome.member, outcome.code
+        left -= 1
+        if code == 0:
+            over += 1
+            seconds.append(outcome.seconds)
+        row = last_row(folder / member.name)
+        rest = time_left(seconds, left, jobs)
+        done = f"{member.steps} steps in {duration(outcome.seconds)}"
+        value = f"  {metric} {row[metric]:.4g}" if isinstance(row.get(metric), float | int) else ""
+        last = f"after step {row['step']}" if "step" in row else "before its first step"
+        word = {0: f"done   {member.name}  {done}{value}", PREEMPTED: f"stopped {member.name} {last}"}
+        failed = f"FAILED {member.name} (exit code {code}): {last_words(folder, member)}"
+        line(f"[{over}/{total}] {word.get(code, failed)}{f'  {rest} left' if rest else ''}")
+
+    def tick(running: Sequence[Member]) -> None:
+        nonlocal looked, shown
+        now = time.monotonic()
+        if not live or now - looked < BETWEEN_LOOKS_SECONDS:
+            return
+        looked = now
+        steps = [f"{member.name} {last_row(folder / member.name).get('step', 0)}/{member.steps}" for member in running]
+        rest = time_left(seconds, left, jobs)
+        text = f"{over}/{total} done; {'; '.join(steps) or 'waiting'}{f'; about {rest} left' if rest else ''}"
+        shown = text[: shutil.get_terminal_size().columns - 1]
+        stream.write(f"\r\x1b[K{shown}")
+        stream.flush()
+
+    return Progress(began, elsewhere, ended, tick, clear)
+
+
+def time_left(seconds: Sequence[float], left: int, jobs: int) -> str:
+    """Returns the time that `left` members take as text, "" where that is unknown or there is none."""
+    return duration(statistics.mean(seconds) * left / min(jobs, left)) if seconds and left else ""
+
+
+def last_row(folder: Path) -> dict[str, Any]:
+    """Returns the last whole row of a run's metrics, {} where there is none yet."""
+    path = folder / "metrics.jsonl"
+    if not paths.exists(path):
+        return {}
+    with open(path, "rb") as file:
+        file.seek(max(0, paths.size(path) - TAIL_BYTES))
+        lines = file.read().split(b"\n")[:-1]
+    try:
+        return json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        return {}

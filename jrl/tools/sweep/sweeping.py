@@ -1,0 +1,149 @@
+"""A sweep from its folder's first file to its report."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from jrl import paths
+from jrl.run.checkpoints.lock import RunIsHeld, RunLock, hold_run
+from jrl.tools.sweep import manifest
+from jrl.tools.sweep.comparison import Comparison, compare, find_variant, group, to_json
+from jrl.tools.sweep.launch import Ended, is_finished, last_words, train_members
+from jrl.tools.sweep.members import Sweep, train_arguments
+from jrl.tools.sweep.page import PAGE as PAGE
+from jrl.tools.sweep.page import write_page
+from jrl.tools.sweep.progress import PREEMPTED, open_progress
+from jrl.tools.sweep.runs import RunResult, check_metrics, default_metrics, find_runs, read_run
+
+
+class ComparisonOptions(NamedTuple):
+    """How runs are compared."""
+
+    metrics: tuple[str, ...]  # none: what suits the runs
+    by: tuple[str, ...]
+    baseline: str | None
+    statistic: str
+
+
+def commands_of(sweep: Sweep, folder: Path, options: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Returns member -> the arguments of `jrl` that train it."""
+    return {member.name: train_arguments(sweep, member, str(folder / member.name), options) for member in sweep.members}
+
+
+def planned(sweep: Sweep, folder: Path) -> list[RunResult]:
+    """Returns the members as runs that have not begun."""
+    return [RunResult(folder / m.name, m.seed, m.settings, (), {}, finished=False) for m in sweep.members]
+
+
+def check_options(sweep: Sweep, folder: Path, options: ComparisonOptions) -> None:
+    """Raises ValueError, before any member is trained, for a --by or a --baseline that the comparison would refuse."""
+    variants, compared, _ = group(planned(sweep, folder), options.by)
+    if options.baseline is not None:
+        find_variant(variants, compared, options.baseline)
+
+
+def train_sweep(
+    sweep: Sweep,
+    folder: Path,
+    *,
+    commands: Mapping[str, Sequence[str]],
+    jobs: int,
+    stop: threading.Event,
+    metric: str,
+    stream: TextIO,
+) -> tuple[dict[str, Ended], int]:
+    """Trains what is not finished and returns how those members ended, and how many of all are finished now."""
+    waiting = [member for member in sweep.members if not is_finished(folder, member)]
+    finished = len(sweep.members) - len(waiting)
+    count = f"{len(sweep.members)} members" if len(sweep.members) > 1 else "1 member"
+    before = f", {finished} of them finished before" if finished else ""
+    print(f"{count} in {folder}{before}; {jobs} at a time", file=stream, flush=True)
+    progress = open_progress(folder, len(sweep.members), finished, jobs, metric, stream)
+    ended = train_members(waiting, commands, folder, jobs, stop, progress)
+    return ended, sum(is_finished(folder, member) for member in sweep.members)
+
+
+def hold_sweep(folder: Path, sweep: Sweep) -> RunLock:
+    """Takes the folder for this process and writes its sweep.json; returns the lock.
+
+    Raises: RefusedIdentity for a folder of another sweep, ValueError for one that another process trains.
+    """
+    manifest.check_folder(folder, sweep)
+    try:
+        lock = hold_run(folder)
+    except RunIsHeld as error:
+        who = f"process {error.holder['pid']} on {error.holder['host']}" if error.holder else "another process"
+        raise ValueError(f"{folder} is being swept by {who}; wait for it, or stop it") from error
+    if not paths.exists(folder / manifest.FILE):
+        manifest.write(folder, manifest.describe(sweep))
+    return lock
+
+
+def report_sweep(
+    sweep: Sweep, folder: Path, ended: Mapping[str, Ended], options: ComparisonOptions
+) -> Comparison | None:
+    """Compares the members that are finished and writes sweep.json and the page; None where there is none.
+
+    sweep.json names for every member whether it is finished, and the exit code with which it ended last.
+    """
+    done = [member for member in sweep.members if is_finished(folder, member)]
+    content = manifest.describe(sweep)
+    for entry, member in zip(content["members"], sweep.members):
+        entry["finished"] = member in done
+        entry["exit_code"] = ended[member.name].code if member.name in ended else (0 if member in done else None)
+    manifest.write(folder, content)
+    if not done:
+        return None
+    missing = [f"{member.name} is not finished, and is left out" for member in sweep.members if member not in done]
+    variants, compared, _ = group(planned(sweep, folder), options.by)
+    if options.baseline is not None:
+        base = find_variant(variants, compared, options.baseline)
+        if not {run.folder for run in base.runs} & {folder / member.name for member in done}:
+            missing.append(f"no run of the baseline {options.baseline} is finished, so nothing is compared with it")
+            options = options._replace(baseline=None)
+    comparison = compare_folders([folder / member.name for member in done], options, missing, compared)
+    manifest.write(folder, content | {"comparison": to_json(comparison)})
+    lists = [f"{axis.name}=[{', '.join(axis.values)}]" for axis in sweep.axes]
+    write_page(folder, comparison, f"Sweep of {sweep.config}", " ".join([sweep.config, *sweep.bindings, *lists]))
+    return comparison
+
+
+def compare_folders(
+    folders: Sequence[Path], options: ComparisonOptions, notes: Sequence[str] = (), swept: Sequence[str] = ()
+) -> Comparison:
+    """Returns the comparison of runs in folders; a folder of a sweep stands for its members."""
+    found, missing = find_runs(folders)
+    runs = [read_run(folder) for folder in found]
+    if not runs:
+        raise ValueError(f"no run has begun: {'; '.join(missing)}")
+    metrics = options.metrics or default_metrics(runs)
+    check_metrics(metrics, runs)
+    return compare(
+        runs,
+        metrics,
+        by=options.by,
+        swept=swept,
+        baseline=options.baseline,
+        statistic=options.statistic,
+        notes=[*notes, *missing],
+    )
+
+
+def failures(folder: Path, sweep: Sweep, ended: Mapping[str, Ended]) -> list[str]:
+    """Returns a line for every member that failed: its name, its exit code, what it said, where its log is."""
+    lines = []
+    for member in sweep.members:
+        code = ended[member.name].code if member.name in ended else 0
+        if code not in (0, PREEMPTED):
+            log = folder / manifest.LOGS / f"{member.name}.log"
+            lines.append(f"{member.name} failed with exit code {code}: {last_words(folder, member)} ({log})")
+    return lines
+
+
+def shell(arguments: Sequence[str]) -> str:
+    """Returns a command as a shell reads it."""
+    return shlex.join(["jrl", *arguments])

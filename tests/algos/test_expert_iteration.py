@@ -1,0 +1,94 @@
+"""Expert iteration by hand through its row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Facts, Groups, Tokens
+from jrl.algos.expert_iteration import ExpertIteration
+
+OBJECTIVE = ALGOS["ExpertIteration"]
+FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
+
+
+def tokens(new, old, advantages, behaviour=None, segment=None):
+    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
+    row = lambda x: jnp.asarray(x, jnp.float32)
+    return Tokens(
+        logprobs=row(new),
+        old_logprobs=row(old),
+        behaviour_logprobs=row(old if behaviour is None else behaviour),
+        ref_logprobs=None,
+        entropy=jnp.ones(len(new)),
+        advantages=row(advantages),
+        mask=jnp.ones(len(new), bool),
+        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
+        num_segments=2,
+    )
+
+
+def loss_of(config, batch):
+    """Returns loss, metrics and the gradient of the sum, by log-prob."""
+    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
+    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
+    return loss, metrics, jax.grad(total)(batch.logprobs)
+
+
+def groups_of(reward, group, valid=None):
+    row, count = jnp.asarray(reward, jnp.float32), len(reward)
+    return Groups(
+        reward=row,
+        outcome=row,
+        valid=jnp.ones(count, bool) if valid is None else jnp.array(valid),
+        group=jnp.asarray(group, jnp.int32),
+        action_mask=jnp.array([[False, True, True]] * count),
+        finish=jnp.zeros(count, jnp.int8),
+        num_groups=3,
+        max_completion=2,
+    )
+
+
+def test_rows_on_or_above_the_threshold_are_imitated():
+    # threshold 0.5, at most a weight of 2: group 0 one row on it; group 1 three rows; group 2 none
+    groups = groups_of([0.5, 0.4, 1, 1, 0.7, 0, 0], [0, 0, 1, 1, 1, 2, 2])
+    config, weights = ExpertIteration(threshold=0.5, max_kept=2.0), np.array([1, 0, 2 / 3, 2 / 3, 2 / 3, 0, 0])
+    found, _, _ = OBJECTIVE.advantages(config, groups, groups.reward, ())
+    np.testing.assert_allclose(found, [[0, w, w] for w in weights], rtol=1e-6)
+    np.testing.assert_array_equal(OBJECTIVE.keep(config, groups), weights > 0)
+
+
+def test_a_row_without_a_verdict_is_not_imitated():
+    groups = groups_of([jnp.nan, 1, 1], [0, 0, 0], valid=[False, True, False])
+    np.testing.assert_array_equal(OBJECTIVE.keep(ExpertIteration(), groups), [False, True, False])
+
+
+def test_the_loss_is_the_likelihood_whatever_the_ratio():
+    loss, _, gradient = loss_of(ExpertIteration(), tokens([-2, -2, -1], [-1, -5, -1], [1, 0.5, 0]))
+    np.testing.assert_allclose(loss, [2, 1, 0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [-1, -0.5, 0], rtol=1e-6)
+
+
+def test_one_sample_a_prompt_will_do():
+    OBJECTIVE.check(ExpertIteration(), FACTS._replace(samples=1))
+
+
+def test_the_step_is_a_mean_over_tokens():
+    mask = jnp.array([[True, False, False], [True, True, True]])
+    np.testing.assert_array_equal(OBJECTIVE.weights(ExpertIteration(), mask, 3), mask)
+    assert OBJECTIVE.denominator(ExpertIteration(), mask, 8, 3) == 4
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (ExpertIteration(max_kept=0.0), r"ExpertIteration\.max_kept = 0\.0 must be above 0"),
+        (ExpertIteration(threshold=float("nan")), r"ExpertIteration\.threshold = nan"),
+    ],
+)
+def test_illegal_settings_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        OBJECTIVE.check(config, FACTS)

@@ -1,0 +1,337 @@
+"""Many requests at once against the stand-in: each is settled once, and each failure has a name."""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import socket
+import threading
+import time
+
+import pytest
+from stand_in import Faults, StandIn
+
+from jrl.tasks.example import Example, Message
+from jrl.tasks.judges import Grade, Judge, open_judges, preflight
+from jrl.tasks.judges import client as client_module
+from jrl.tasks.judges.api import Endpoint
+from jrl.tasks.judges.cache import AnswerCache
+from jrl.tasks.judges.client import Client
+from jrl.tasks.judges.failures import Failure
+from jrl.tasks.judges.grade import questions
+from jrl.tasks.judges.judge import body_of, limits_of, numbers_of
+from jrl.tasks.judges.rate_limit import RateLimit
+from jrl.tasks.stopping import StopRequested
+
+EXAMPLE = Example("e", (Message("user", "Say something."),))
+
+
+def config(address, **fields):
+    quick = {"backoff_seconds": 0.01, "timeout_seconds": 1.0, "concurrency": 8}
+    return Judge(address=address, model="stand-in", **{**quick, **fields})
+
+
+def client_of(judge, key=None, cache=None):
+    limit = RateLimit(judge.requests_per_second, judge.tokens_per_minute)
+    return Client(Endpoint(judge.address, key), lambda text: numbers_of(judge, text), limits_of(judge), limit, cache)
+
+
+def bodies(judge, texts):
+    return [body_of(judge, question.chat) for question in questions(judge.grading, EXAMPLE, texts)]
+
+
+def asked(server, texts, key=None, cache=None, **fields):
+    """Returns (requests, counts) once all are settled."""
+    judge = config(server.address, **fields)
+    client = client_of(judge, key, cache)
+    try:
+        requests = client.ask(bodies(judge, texts))
+        assert client.wait(requests, 60)
+        return requests, client.counts
+    finally:
+        client.close()
+
+
+def test_two_hundred_requests_with_errors_timeouts_and_rate_limits_lose_and_double_none(tmp_path):
+    texts = [f"text {i}" for i in range(200)]
+    faults = Faults(errors=0.2, timeouts=0.05, requests_per_second=300, hang_seconds=2.5)
+    with StandIn(faults, seed=1) as server:
+        cache = AnswerCache(tmp_path / "answers.jsonl")
+        requests, counts = asked(server, texts, cache=cache, concurrency=32, timeout_seconds=2.0)
+        assert all(request.settled for request in requests) and {request.problem for request in requests} == {""}
+        scores = [json.loads(request.content)["score"] for request in requests]
+        assert scores == [10 * server.grade(text) for text in texts]
+        assert len(server.answered) == 200 and set(server.answered.values()) == {1}
+        said = server.said
+        assert min(said["errors"], said["timeouts"], said["limited"]) > 0
+        # Every failure was counted, and every other attempt was the answer.
+        assert counts[Failure.SERVER_ERROR] == said["errors"] and counts[Failure.TIMEOUT] == said["timeouts"]
+        assert counts[Failure.RATE_LIMIT] == said["limited"]
+        assert counts["attempts"] == 200 + counts["retries"] == sum(said.values())
+        # The stand-in's own count: a quarter of the bytes of each request that it answered.
+        assert counts["prompt_tokens"] == sum(len(body) // 4 for body in server.answered)
+    cache = AnswerCache(tmp_path / "answers.jsonl")
+    assert len(cache) == 200
+    cache.close()
+
+
+def test_answers_on_disk_are_not_asked_for_again_and_equal_requests_are_asked_once(tmp_path):
+    with StandIn(Faults(latency_seconds=0.05)) as server:
+        cache = AnswerCache(tmp_path / "answers.jsonl")
+        requests, counts = asked(server, ["a", "b", "a"], cache=cache)
+        assert requests[0] is requests[2] and counts["shared"] == 1 and counts["requests"] == 2
+        requests, counts = asked(server, ["b", "a", "c"], cache=AnswerCache(tmp_path / "answers.jsonl"))
+        assert counts["cached"] == 2 and counts["attempts"] == 1
+        assert [json.loads(r.content)["score"] for r in requests] == [10 * server.grade(text) for text in "bac"]
+        assert set(server.asked.values()) == {1}
+        with StandIn() as other:  # the same request to another address is another one
+            _, counts = asked(other, ["a"], cache=AnswerCache(tmp_path / "answers.jsonl"))
+        assert counts["cached"] == 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "failure", "said"),
+    [
+        (Faults(errors=1.0, most=99), Failure.SERVER_ERROR, "status 50"),
+        (Faults(timeouts=1.0, most=99, hang_seconds=0.3), Failure.TIMEOUT, "no answer within 0.1 s"),
+        (Faults(pages=1.0, most=99), Failure.HTML, "a web page, and no chat completion: '<!doctype html>"),
+        (Faults(halves=1.0, most=99), Failure.MALFORMED_REPLY, "its reply is not JSON"),
+        (Faults(out_of_range=1.0, most=99), Failure.OUT_OF_RANGE, "'score' is not in 0 to 10"),
+        (Faults(broken=1.0), Failure.OUT_OF_RANGE, "'score' is not in 0 to 10"),
+        (Faults(chatter=1.0, most=99), Failure.MALFORMED_ANSWER, "not one JSON object"),
+    ],
+)
+def test_what_goes_wrong_every_time_is_tried_again_then_named_and_never_scored(faults, failure, said, tmp_path):
+    with StandIn(faults) as server:
+        cache = AnswerCache(tmp_path / "answers.jsonl")
+        (request,), counts = asked(server, ["a"], cache=cache, attempts=3, timeout_seconds=0.1)
+        assert request.settled and request.content is None
+        assert said in request.problem and request.problem.endswith("(attempt 3 of 3)")
+        assert counts[failure] == counts["attempts"] == 3 == counts["retries"] + 1
+        assert AnswerCache(tmp_path / "answers.jsonl").recall(request.key) is None
+
+
+@pytest.mark.parametrize("kind", ["errors", "pages", "halves", "out_of_range", "chatter"])
+def test_what_goes_wrong_twice_is_asked_a_third_time(kind):
+    with StandIn(Faults(**{kind: 1.0}, most=2)) as server:
+        (request,), counts = asked(server, ["7"], attempts=3)
+        assert json.loads(request.content)["score"] == 10 and counts["attempts"] == 3
+
+
+def test_a_rejected_request_is_not_tried_again_and_the_key_is_shown_nowhere(caplog, capsys, monkeypatch):
+    caplog.set_level(logging.DEBUG)
+    secret = "sk-verysecret123"
+    with StandIn(key="another") as server:
+        (request,), counts = asked(server, ["a"], key=secret)
+        assert counts[Failure.REJECTED] == counts["attempts"] == 1
+        assert "status 401" in request.problem and "Bearer ***" in request.problem
+        monkeypatch.setenv("JUDGE_KEY", secret)
+        with pytest.raises(ValueError, match="status 401") as caught:
+            preflight(config(server.address, api_key_env="JUDGE_KEY"))
+    shown = "".join([request.problem, str(caught.value), caplog.text, *capsys.readouterr(), repr(vars(request))])
+    assert secret not in shown and secret not in repr(Endpoint("http://x/v1", secret))
+    with StandIn(key=secret) as server:
+        (request,), _ = asked(server, ["a"], key=secret)
+        assert request.content is not None and secret not in json.dumps(server.bodies)
+
+
+def test_a_key_that_is_missing_or_no_header_is_refused_without_showing_it(monkeypatch):
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ValueError, match=r"the environment variable JUDGE_KEY is not set, which Judge.api_key_env"):
+        preflight(config("http://127.0.0.1:1/v1", api_key_env="JUDGE_KEY"))
+    for key in ("", "sk-a b", "sk-\nHost: x", "sk-ü"):
+        with pytest.raises(ValueError, match="characters that a header cannot hold") as caught:
+            Endpoint("http://x/v1", key)
+        assert "sk-" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:8000/v1", "ftp://x/v1", "http://", "http:///v1", "http://x:99999/v1", "http://a b/v1", ""]
+)
+def test_an_address_that_is_no_url_is_refused(address):
+    with pytest.raises(ValueError, match=r"Judge.address is"):
+        Endpoint(address, None)
+
+
+@pytest.mark.parametrize("address", ["http://me:pw@x/v1", "https://x/v1?key=secret", "https://x/v1#secret"])
+def test_an_address_that_holds_a_secret_is_refused_without_showing_it(address):
+    with pytest.raises(ValueError, match="no user, password or query") as caught:
+        Endpoint(address, None)
+    assert "secret" not in str(caught.value) and "pw" not in str(caught.value)
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def test_addresses_that_cannot_be_used_are_refused_by_one_question():
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"the judge 'judge' \(Judge.model = 'stand-in' at http.*ConnectionRefused"):
+        preflight(config(f"http://127.0.0.1:{free_port()}/v1"))
+    with pytest.raises(
+        ValueError, match=r"cannot be used: .*ame or service not known|cannot be used: .*ame resolution"
+    ):
+        preflight(config("http://no-such-host.invalid/v1"))
+    with StandIn(Faults(pages=1.0, most=99)) as server, pytest.raises(ValueError, match="a web page, and no chat"):
+        preflight(config(server.address))
+    with StandIn() as server:
+        with pytest.raises(ValueError, match="status 404, a web page"):
+            preflight(config(server.address.removesuffix("/v1")))
+        preflight(config(server.address))
+        assert len(server.bodies) == 2
+    with StandIn(Faults(errors=1.0, most=2)) as server:
+        preflight(config(server.address))
+    assert time.monotonic() - began < 20
+
+
+def test_a_run_opens_all_its_judges_or_none(tmp_path):
+    with StandIn() as server, StandIn(Faults(halves=1.0, most=99)) as bad:
+        configs = [config(server.address, name="a"), config(bad.address, name="b")]
+        with pytest.raises(ValueError, match=r"the judge 'b'.*its reply is not JSON"):
+            open_judges(configs, tmp_path)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("jrl-judge")]
+        opened = open_judges(configs[:1], tmp_path)
+        assert [judge.config.name for judge in opened] == ["a"]
+        opened[0].close()
+
+
+def test_a_stop_is_heard_while_the_first_question_hangs():
+    with StandIn(Faults(timeouts=1.0, most=99, hang_seconds=30)) as server:
+        began = time.monotonic()
+        with pytest.raises(StopRequested, match="asked its first question"):
+            preflight(config(server.address, timeout_seconds=30.0), lambda: time.monotonic() - began > 0.3)
+        assert time.monotonic() - began < 5
+
+
+def test_no_more_requests_are_under_way_than_allowed_nor_sent_faster():
+    with StandIn(Faults(latency_seconds=0.02)) as server:
+        asked(server, [f"{i} x" for i in range(40)], concurrency=3)
+        assert server.most_under_way == 3
+        began = time.monotonic()
+        asked(server, [f"{i} y" for i in range(21)], requests_per_second=50.0)
+        assert time.monotonic() - began >= 20 / 50
+
+
+def test_a_rate_limit_costs_no_attempt_and_patience_ends():
+    with StandIn(Faults(requests_per_second=40)) as server:
+        requests, counts = asked(server, [f"{i} x" for i in range(60)], attempts=1, concurrency=32)
+        assert all(request.content for request in requests) and counts[Failure.RATE_LIMIT] > 0
+    with StandIn(Faults(requests_per_second=0.01)) as server:  # Retry-After is 100 s
+        (request,), counts = asked(server, ["a"], patience_seconds=0.2)
+        assert request.problem == "status 429: '{}' (given up after 0.2 s)" and counts["attempts"] == 1
+    with StandIn(Faults(requests_per_second=0.001)) as server:
+        (request,), _ = asked(server, ["a"], patience_seconds=1e6)
+        assert request.problem == "status 429: '{}' (it asks to wait 1000 s)"
+
+
+def test_a_rate_limit_on_the_way_makes_no_later_failure_wait_longer(monkeypatch):
+    doublings = []
+    known = client_module.backoff
+    monkeypatch.setattr(client_module, "backoff", lambda *given: doublings.append(given[1]) or known(*given))
+    with StandIn(Faults(errors=1.0, most=2)) as server:
+        refusals = iter([0.001] * 10)
+        monkeypatch.setattr(server, "_limited", lambda: next(refusals, None))
+        (request,), _ = asked(server, ["a"], attempts=3)
+    assert request.content is not None and doublings == [1] * 10 + [1, 2]
+
+
+def test_a_server_that_drips_is_cut_at_the_deadline():
+    """A byte now and then restarts the timeout of a socket, not that of an attempt."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    ended = threading.Event()
+
+    def drip():
+        connection, _ = listening.accept()
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n")
+        while not ended.wait(0.05):
+            try:
+                connection.sendall(b" ")
+            except OSError:
+                return
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    judge = config(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", timeout_seconds=0.4, attempts=1)
+    client = client_of(judge)
+    began = time.monotonic()
+    (request,) = client.ask(bodies(judge, ["a"]))
+    assert client.wait([request], 10) and "no answer within 0.4 s" in request.problem
+    assert 0.4 <= time.monotonic() - began < 3
+    client.close()
+    ended.set()
+    thread.join()
+    listening.close()
+
+
+def serve_once(data, close=True):
+    """A server that answers one request with given bytes. Returns its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        connection, _ = listening.accept()
+        connection.recv(1 << 20)
+        connection.sendall(data)
+        connection.close()
+        listening.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize(
+    ("data", "failure", "said"),
+    [
+        (b"", Failure.CONNECTION, "RemoteDisconnected"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", Failure.CONNECTION, "BadStatusLine"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", Failure.CONNECTION, "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", Failure.MALFORMED_REPLY, "not JSON"),
+        (b"HTTP/1.1 302 Found\r\nLocation: https://login.example\r\nContent-Length: 0\r\n\r\n", Failure.REJECTED,
+         "it names 'https://login.example'"),
+        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+         Failure.SERVER_ERROR, "status 502, a web page"),
+    ],
+)  # fmt: skip
+def test_replies_that_are_no_http_or_not_a_completion(data, failure, said):
+    judge = config(serve_once(data), attempts=1)
+    client = client_of(judge)
+    (request,) = client.ask(bodies(judge, ["a"]))
+    assert client.wait([request], 10) and said in request.problem
+    assert client.counts[failure] == 1
+    client.close()
+
+
+def test_a_client_that_is_closed_leaves_no_thread_and_takes_no_more():
+    with StandIn(Faults(timeouts=1.0, most=99, hang_seconds=30)) as server:
+        judge = config(server.address, timeout_seconds=60.0)
+        client = client_of(judge)
+        requests = client.ask(bodies(judge, [f"{i}" for i in range(20)]))
+        assert not client.wait(requests, 0.3)
+        began = time.monotonic()
+        client.close()
+        assert time.monotonic() - began < 2
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("jrl-judge")]
+        assert not any(request.settled for request in requests)
+        with pytest.raises(RuntimeError, match="the judge's client is closed"):
+            client.ask([b"{}"])
+
+
+def test_an_error_of_ours_in_a_thread_is_heard_by_whoever_waits(tmp_path):
+    with StandIn() as server:
+        judge = config(server.address)
+        limit = RateLimit(None, None)
+        client = Client(Endpoint(server.address, None), lambda text: 1 / 0, limits_of(judge), limit, None)
+        with pytest.raises(RuntimeError, match="the judge's client failed: ZeroDivisionError"):
+            client.wait(client.ask(bodies(judge, ["a"])), 10)
+        client.close()
+
+
+def test_the_stand_in_fails_as_it_is_told_to():
+    with StandIn(Faults(errors=0.5), seed=3) as server:
+        asked(server, [f"{i} x" for i in range(100)], grading=Grade())
+        share = server.said["errors"] / sum(server.said.values())
+        assert 0.35 < share < 0.65
+        assert collections.Counter(server.answered.values()) == {1: 100}

@@ -1,0 +1,235 @@
+"""An open judge: from groups of completions to rewards, with a journal that replays its verdicts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+
+import pytest
+from stand_in import Faults, StandIn, draw
+
+from jrl.tasks.example import Example, Message
+from jrl.tasks.judges import Grade, Group, Judge, JudgeStopped, Pairwise, Rubric, open_judge
+from jrl.tasks.stopping import StopRequested, never
+from jrl.tasks.verdict import Status
+
+EXAMPLES = [Example(f"e{i}", (Message("user", f"{i} + {i}?"),), answer=str(2 * i)) for i in range(4)]
+
+
+def config(server, **fields):
+    quick = {"backoff_seconds": 0.01, "timeout_seconds": 3.0, "concurrency": 8}
+    return Judge(address=server.address, model="stand-in", **{**quick, **fields})
+
+
+def judged(judge_config, folder, groups, stop=never):
+    judge = open_judge(judge_config, folder, stop)
+    try:
+        return judge.collect(judge.submit([Group((i, 7), EXAMPLES[i], texts) for i, texts in enumerate(groups)]))
+    finally:
+        judge.close()
+
+
+GROUPS = [["no", "1", "two"], ["3 4", "no", "five"]]
+
+
+def test_grades_are_scaled_to_rewards_in_the_order_of_the_rows(tmp_path):
+    with StandIn() as server:
+        found = judged(config(server, name="a", weight=0.5, grading=Grade(low=-1, high=3)), tmp_path, GROUPS)
+        expected = [server.grade(text) for group in GROUPS for text in group]
+    assert [values for (values,) in found.rows] == pytest.approx(expected, abs=1e-12)
+    assert found.names == ("Judge/a",) and found.weights == (0.5,)
+    assert found.problems == [""] * 6 and found.statuses == [Status.CORRECT] * 6
+
+
+def test_a_rubric_is_the_weighted_sum_of_its_items_and_each_is_shown(tmp_path):
+    grading = Rubric(items={"It is short.": 3.0, "It is rude.": -1.0})  # item_1 is "It is rude.": by text
+    with StandIn() as server:
+        found = judged(config(server, grading=grading), tmp_path, GROUPS)
+    for (reward, rude, short), text in zip(found.rows, [text for group in GROUPS for text in group]):
+        assert rude == (draw("It is rude.", text) < 0.5) and short == (draw("It is short.", text) < 0.5)
+        assert reward == (3 * short - rude) / 4
+    assert found.names == ("Judge/judge", "Judge/judge/item_1", "Judge/judge/item_2")
+    assert found.weights == (1.0, 0.0, 0.0)
+    assert len({row[0] for row in found.rows}) > 1
+
+
+def test_pairs_become_the_share_of_comparisons_won(tmp_path):
+    grade = {"worst": 0.1, "good": 0.7, "same": 0.7, "8": 1.0, "0": 0.0}.__getitem__
+    with StandIn(grade=grade) as server:
+        found = judged(config(server, name="a", grading=Pairwise()), tmp_path, [["good", "worst", "same"]])
+        # good beats worst and ties with same: (1 + 0.5) / 2
+        assert [row[0] for row in found.rows] == [0.75, 0.0, 0.75]
+        assert len(server.asked) == 6  # 3 * 2 ordered pairs
+        grading = Pairwise(against="answer")  # e0's answer is "0"
+        found = judged(config(server, name="b", grading=grading), tmp_path, [["8", "0"]])
+        assert [row[0] for row in found.rows] == [1.0, 0.5]
+
+
+def test_a_position_bias_is_a_tie(tmp_path):
+    with StandIn() as server:
+        server.content = lambda request, out_of_range: '{"winner": "first"}'
+        found = judged(config(server, grading=Pairwise()), tmp_path, [["a", "b", "c"]])
+    assert [row[0] for row in found.rows] == [0.5, 0.5, 0.5]
+
+
+def broken_texts(server_config, seed, texts, share):
+    """Returns which of the texts, each alone in group 0, the stand-in always answers out of range."""
+    from jrl.tasks.judges.grade import questions
+    from jrl.tasks.judges.judge import body_of
+
+    asked = questions(server_config.grading, EXAMPLES[0], texts)
+    return [draw(seed, body_of(server_config, question.chat), "broken") < share for question in asked]
+
+
+def test_a_judge_that_fails_masks_the_row_and_never_scores_it_0(tmp_path):
+    texts = [f"text {i}" for i in range(20)]
+    with StandIn(Faults(broken=0.3), seed=5) as server:
+        judge = config(server, attempts=2, stop_above=1.0)
+        broken = broken_texts(judge, 5, texts, 0.3)
+        found = judged(judge, tmp_path, [texts])
+    assert 0 < sum(broken) < 20
+    for is_broken, (value,), problem, status in zip(broken, found.rows, found.problems, found.statuses):
+        assert math.isnan(value) == is_broken == bool(problem)
+        assert status is (Status.INFRA_ERROR if is_broken else Status.CORRECT)
+        assert not is_broken or problem.startswith("judge: 'score' is not in 0 to 10")
+    assert found.metrics["host/judge/judge/out_of_range"] == 2 * sum(broken)
+
+
+def test_a_comparison_without_a_verdict_is_left_out_of_the_mean(tmp_path):
+    grade = {"a": 0.9, "b": 0.5, "c": 0.1}.__getitem__
+    with StandIn(grade=grade) as server:
+        known = server.content
+
+        def content(request, out_of_range):
+            user = request["messages"][1]["content"]
+            return "{}" if "\na\n" in user and "\nc\n" in user else known(request)
+
+        server.content = content
+        judge = config(server, grading=Pairwise(), attempts=1, stop_above=1.0)
+        found = judged(judge, tmp_path, [["a", "b", "c"]])
+        assert [row[0] for row in found.rows] == [1.0, 0.5, 0.0]
+        server.content = lambda request, out_of_range: "{}"
+        found = judged(config(server, name="x", grading=Pairwise(), attempts=1, stop_above=1.0), tmp_path, [["a", "b"]])
+        assert all(math.isnan(row[0]) for row in found.rows) and "has no 'winner'" in found.problems[0]
+
+
+def test_a_completion_above_the_limit_is_masked_and_not_sent(tmp_path):
+    with StandIn() as server:
+        found = judged(config(server, max_characters=5), tmp_path, [["12345", "123456"]])
+        assert len(server.asked) == 1
+        assert found.statuses == [Status.CORRECT, Status.FORBIDDEN] and math.isnan(found.rows[1][0])
+        assert found.problems[1] == "judge: 6 characters; Judge.max_characters is 5"
+        found = judged(config(server, name="x", max_characters=5, grading=Pairwise()), tmp_path, [["1", "123456"]])
+        assert len(server.asked) == 1 and found.statuses == [Status.INFRA_ERROR, Status.FORBIDDEN]
+        assert "no other completion to compare with" in found.problems[0]
+
+
+def test_too_many_failures_stop_the_run_and_nothing_is_journaled(tmp_path):
+    texts = [f"text {i}" for i in range(20)]
+    with StandIn(Faults(broken=0.3), seed=5) as server:
+        judge = config(server, attempts=1)
+        lost = sum(broken_texts(judge, 5, texts, 0.3))
+        assert lost > 0.25 * 20
+        with pytest.raises(
+            JudgeStopped, match=rf"{lost} of 20 requests to the judge 'judge' failed .*score. is not in"
+        ):
+            judged(judge, tmp_path, [texts])
+    assert (tmp_path / "judge.journal.jsonl").read_text() == ""
+    with StandIn(seed=5) as server:  # a better one: those that failed are asked again
+        found = judged(config(server), tmp_path, [texts])
+        assert found.problems == [""] * 20
+
+
+def test_verdicts_are_replayed_failures_too_whoever_answers_now(tmp_path):
+    texts = [f"text {i}" for i in range(20)]
+    with StandIn(Faults(broken=0.3, errors=0.3), seed=5) as server:
+        first = judged(config(server, attempts=5, stop_above=1.0), tmp_path, [texts, texts])
+        judge = config(server, attempts=5, stop_above=1.0)
+    with StandIn(grade=lambda text: 0.123) as server:
+        again = judged(config(server, stop_above=1.0), tmp_path, [texts, texts])
+        assert not server.asked
+        # Another visit of the same prompt is another verdict; what the first judge said is in the cache by address.
+        moved = open_judge(config(server), tmp_path)
+        other = moved.collect(moved.submit([Group((9, 9), EXAMPLES[0], texts)]))
+        moved.close()
+    assert repr(again[:5]) == repr(first[:5]) and any(first.problems)
+    assert [row[0] for row in other.rows] == pytest.approx([0.123] * 20)
+    assert judge.stop_above == 1.0
+    lines = [json.loads(line) for line in (tmp_path / "judge.journal.jsonl").read_text().splitlines()]
+    assert len(lines) == len({line["key"] for line in lines}) == 60
+
+
+def test_another_question_is_not_replayed(tmp_path):
+    with StandIn() as server:
+        judged(config(server), tmp_path, [["a"]])
+        for other in (config(server, temperature=1.0), config(server, grading=Grade(instructions="Be kind."))):
+            before = sum(server.asked.values())
+            judged(other, tmp_path, [["a"]])
+            assert sum(server.asked.values()) == before + 1
+
+
+def test_a_journal_cut_short_loses_only_its_last_entry(tmp_path):
+    with StandIn() as server:
+        judged(config(server), tmp_path, [["a", "b"]])
+        journal = tmp_path / "judge.journal.jsonl"
+        journal.write_bytes(journal.read_bytes()[:-9])
+        (tmp_path / "judge.answers.jsonl").write_bytes(b"")
+        judged(config(server), tmp_path, [["a", "b"]])
+        assert sorted(server.asked.values()) == [1, 2]
+    assert len(journal.read_text().splitlines()) == 2
+
+
+def test_a_stop_ends_waiting_and_what_came_is_not_paid_for_twice(tmp_path):
+    texts = [f"text {i}" for i in range(8)]
+    faults = Faults(timeouts=0.5, most=99, hang_seconds=60)
+    with StandIn(faults, seed=2) as server:
+        began = time.monotonic()
+        stop = lambda: time.monotonic() - began > 1.0
+        with pytest.raises(StopRequested, match="answers of judge were missing"):
+            judged(config(server, timeout_seconds=60.0), tmp_path, [texts], stop)
+        assert time.monotonic() - began < 5
+        answered = sum(server.answered.values())
+        assert 0 < answered < 8 and (tmp_path / "judge.journal.jsonl").read_text() == ""
+        server.faults = Faults()
+        judged(config(server), tmp_path, [texts])
+        assert sum(server.answered.values()) == 8 and set(server.answered.values()) == {1}
+
+
+def test_the_cost_is_counted_by_batch(tmp_path):
+    with StandIn(Faults(errors=0.5, most=1)) as server:
+        judge = open_judge(config(server, input_price=2.0, output_price=10.0), tmp_path)
+        batches = [Group((1, i), EXAMPLES[0], [f"{i} a", f"{i} b", f"{i} a"]) for i in range(2)]
+        for batch in batches:
+            said = judge.collect(judge.submit([batch])).metrics
+            place = "host/judge/judge/"
+            assert said[place + "requests"] == 2 and said[place + "shared"] == 1
+            assert said[place + "attempts"] == 2 + said[place + "retries"] == 2 + said[place + "server_error"]
+            tokens = said[place + "prompt_tokens"], said[place + "completion_tokens"]
+            assert min(tokens) > 0
+            assert said[place + "cost"] == pytest.approx((2 * tokens[0] + 10 * tokens[1]) / 1e6)
+            assert said["time/judge/judge/wait_seconds"] >= 0
+        judge.close()
+        assert all(name.startswith(("host/", "time/")) for name in said)  # no part of a run's contents
+
+
+def test_what_the_server_is_told_to_enforce(tmp_path):
+    with StandIn() as server:
+        judged(config(server, name="a"), tmp_path, [["a"]])
+        judged(config(server, name="b", response_format="json_object"), tmp_path, [["a"]])
+        judged(config(server, name="c", response_format="json_schema", max_tokens=9), tmp_path, [["a"]])
+        plain, told, schema = server.bodies
+    assert "response_format" not in plain and plain["model"] == "stand-in" and plain["temperature"] == 0.0
+    assert told["response_format"] == {"type": "json_object"}
+    assert schema["response_format"]["json_schema"]["schema"]["properties"]["score"] == {
+        "type": "number", "minimum": 0.0, "maximum": 10.0}  # fmt: skip
+    assert schema["max_tokens"] == 9
+
+
+def test_files_hold_no_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-verysecret123")
+    with StandIn(key="sk-verysecret123") as server:
+        judged(config(server, api_key_env="JUDGE_KEY"), tmp_path, GROUPS)
+    for file in os.listdir(tmp_path):
+        assert "verysecret" not in (tmp_path / file).read_text()

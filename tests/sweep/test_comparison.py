@@ -1,0 +1,223 @@
+"""Runs from their folders, grouped into variants and compared; numbers by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from run_folders import rewards, write_run
+
+from jrl.config import ConfigError
+from jrl.tools.sweep import comparison
+from jrl.tools.sweep.comparison import compare, curve_of, group, read_baseline, table, to_json
+from jrl.tools.sweep.runs import check_metrics, default_metrics, find_runs, read_run, score, series
+
+RATE, TASK = "AdamW.learning_rate", "Addition.digits"
+
+
+def runs(folder, *scores, **settings):
+    """Runs with seeds 0, 1, ... whose only reward is the score."""
+    name = "-".join(f"{name}={value}" for name, value in settings.items())
+    bound = {RATE: settings["rate"], **({TASK: settings["digits"]} if "digits" in settings else {})}
+    return [
+        read_run(write_run(folder / f"{name}-{seed}", rows=rewards(value), seed=seed, settings=bound))
+        for seed, value in enumerate(scores)
+    ]
+
+
+@pytest.fixture
+def two(tmp_path):
+    return [*runs(tmp_path, 2, 2, rate=0.001), *runs(tmp_path, 1, 2, 3, rate=0.003)]
+
+
+def test_a_run_is_read_from_its_folder(tmp_path):
+    folder = write_run(
+        tmp_path / "a", rows=rewards(0.1, math.nan, 0.5), seed=7, evals={"before_rl": 0.2, "after_rl": 0.4},
+        settings={"Config.objective": "@GRPO()", "MeshShape.data": 2},
+    )  # fmt: skip
+    run = read_run(folder)
+    assert run.seed == "7" and run.finished
+    assert run.evals == {"eval/before_rl": 0.2, "eval/after_rl": 0.4}
+    assert run.settings[RATE] == "0.001" and run.settings["Config.objective"] == "@GRPO()"
+    assert "Run.seed" not in run.settings and "Log.samples" not in run.settings and "MeshShape.data" in run.settings
+    steps, values = series(run, "reward/mean")
+    assert steps.tolist() == [1, 2, 3] and values[[0, 2]].tolist() == [0.1, 0.5] and math.isnan(values[1])
+    assert default_metrics([run]) == ["reward/mean", "eval/after_rl"]
+
+
+def test_a_score_is_the_mean_over_the_last_tenth_of_what_is_finite(tmp_path):
+    values = [0.0] * 18 + [0.4, 0.6, math.nan]  # 21 rows: the last 3, of which 2 count
+    run = read_run(write_run(tmp_path / "a", rows=rewards(*values), evals={"after_rl": 0.9}))
+    assert score(run, "reward/mean") == pytest.approx(0.5)
+    assert score(run, "eval/after_rl") == 0.9
+    assert math.isnan(score(run, "loss"))
+    few = read_run(write_run(tmp_path / "b", rows=rewards(0.0, 0.8)))  # the last 1 of 2
+    assert score(few, "reward/mean") == 0.8
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_variant(two):
+    variants, compared, tasks = group(two)
+    assert [(v.label, len(v.runs)) for v in variants] == [("learning_rate=0.001", 2), ("learning_rate=0.003", 3)]
+    assert compared == (RATE,) and tasks == ()
+
+
+def test_the_table_has_value_interval_and_probability_of_improvement(two):
+    found = compare(two, ["reward/mean"], baseline="learning_rate=1e-3")
+    base, other = found.metrics["reward/mean"]
+    assert base.value == (2.0, 2.0, 2.0, 2) and base.better is None
+    # M9 of [1, 2, 3] over [2, 2]: (0 + 0 + 1/2 + 1/2 + 1 + 1) / 6
+    assert other.better.mean == 0.5 and other.better.low <= 0.5 <= other.better.high
+    assert other.value.mean == 2.0 and 1 <= other.value.low < 2 < other.value.high <= 3
+    lines = table(found).splitlines()
+    assert lines[1].split() == ["variant", "runs", "mean", "95", "%", "interval", "P(higher", "than", "baseline)"]
+    assert lines[2].split() == ["learning_rate=0.001", "2", "2", "[2,", "2]", "baseline"]
+    assert lines[3].split() == ["learning_rate=0.003", "3", "2", "[1,", "3]", "0.5", "[0,", "1]"]
+
+
+def test_the_interquartile_mean_takes_the_place_of_the_mean(tmp_path):
+    found = compare(runs(tmp_path, 0, 1, 2, 3, 4, 5, 6, 100, rate=1), ["reward/mean"], statistic="iqm")
+    assert found.metrics["reward/mean"][0].value.mean == 3.5
+    assert "interquartile mean" in table(found)
+
+
+def test_a_task_is_what_differs_beside_the_setting_compared(tmp_path):
+    # on one digit the second rate wins always, on two digits never: 1/2, however the tasks' scores differ
+    found = [*runs(tmp_path, 1, 2, rate=1, digits=1), *runs(tmp_path, 10, 20, rate=1, digits=2),
+             *runs(tmp_path, 3, 4, rate=2, digits=1), *runs(tmp_path, 5, 6, rate=2, digits=2)]  # fmt: skip
+    shown = compare(found, ["reward/mean"], by=["learning_rate"], baseline="learning_rate=1")
+    assert shown.tasks == (TASK,) and shown.compared == (RATE,)
+    second = shown.metrics["reward/mean"][1]
+    assert second.better == (0.5, 0.5, 0.5, 4)
+    # resampled within tasks: the mean of one of (3, 3.5, 4) and one of (5, 5.5, 6)
+    assert second.value == (4.5, 4.0, 5.0, 4)
+
+
+def test_variants_with_other_tasks_are_refused(tmp_path):
+    found = [*runs(tmp_path, 1, rate=1, digits=1), *runs(tmp_path, 1, rate=2, digits=2)]
+    with pytest.raises(ValueError, match=r"learning_rate=1 has no run with Addition\.digits=2"):
+        group(found, ["learning_rate"])
+
+
+def test_settings_that_only_one_method_has_are_left_out_of_labels(tmp_path):
+    write = lambda name, **bound: read_run(write_run(tmp_path / name, rows=rewards(0), settings=bound))
+    grpo = write("a", **{"Online.objective": "@GRPO()", "GRPO.clip_low": 0.2})
+    dapo = write("b", **{"Online.objective": "@DAPO()", "DAPO.clip_low": 0.2})
+    assert [v.label for v in group([grpo, dapo])[0]] == ["objective=@GRPO()", "objective=@DAPO()"]
+    wider = write("c", **{"Online.objective": "@DAPO()", "DAPO.clip_low": 0.3})
+    labels = [v.label for v in group([grpo, dapo, wider])[0]]
+    assert len(set(labels)) == 3 and "DAPO.clip_low=0.3" in labels[2].replace(", clip_low", ", DAPO.clip_low")
+
+
+def test_another_data_set_is_another_variant(tmp_path):
+    found = [read_run(write_run(tmp_path / name, rows=rewards(0), data=name)) for name in "ab"]
+    assert [v.label for v in group(found)[0]] == ["data=a", "data=b"]
+
+
+def test_data_that_differ_with_a_setting_are_no_setting_of_their_own(tmp_path):
+    found = [read_run(write_run(tmp_path / f"{digits}{rate}", rows=rewards(0), data=f"of {digits} digits",
+                                settings={TASK: digits, RATE: rate}))
+             for digits in (1, 2) for rate in (1, 2)]  # fmt: skip
+    variants, compared, tasks = group(found, [TASK])
+    assert (compared, tasks) == ((TASK,), (RATE,)) and [v.label for v in variants] == ["digits=1", "digits=2"]
+    assert group(found)[0][0].label == "learning_rate=1, digits=1"
+
+
+def test_what_a_sweep_compares_is_named_where_one_variant_is_there(tmp_path):
+    found = runs(tmp_path, 1, 2, rate=0.001)
+    assert compare(found, ["reward/mean"]).metrics["reward/mean"][0].variant.label == "all runs"
+    shown = compare(found, ["reward/mean"], swept=[RATE], baseline="learning_rate=1e-3")
+    assert shown.metrics["reward/mean"][0].variant.label == "learning_rate=0.001"
+
+
+def test_one_run_twice_is_refused(tmp_path, two):
+    again = read_run(write_run(tmp_path / "again", rows=rewards(5), seed=0))
+    with pytest.raises(ValueError, match="are the same run: one configuration, one seed"):
+        group([*two, again])
+    with pytest.raises(ValueError, match="given twice"):
+        find_runs([two[0].folder, two[0].folder])
+
+
+def test_notes_say_what_a_reader_would_not_see(tmp_path):
+    found = [read_run(write_run(tmp_path / "a", rows=rewards(1, 2), finished=False)),
+             read_run(write_run(tmp_path / "b", rows=rewards(math.nan), seed=1))]  # fmt: skip
+    shown = compare(found, ["reward/mean"])
+    assert shown.notes[0].endswith("a is not finished; its last step is 2")
+    assert shown.notes[1].endswith("b has no reward/mean, and is left out of it")
+    (row,) = shown.metrics["reward/mean"]
+    assert row.value.n == 1 and row.value.mean == 2 and math.isnan(row.value.low)
+
+
+def test_a_run_that_went_on_after_its_summary_is_not_finished(tmp_path):
+    folder = write_run(tmp_path / "a", rows=rewards(1, 2))
+    (folder / "summary.json").write_text(json.dumps({"steps": 1, "eval": {}}))
+    assert not read_run(folder).finished
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"baseline": "learning_rate=5"}, r"fits no variant: learning_rate=0\.001; learning_rate=0\.003"),
+        ({"baseline": "learning_rat=1"}, "did you mean learning_rate"),
+        ({"baseline": "digits"}, "a baseline is NAME=VALUE"),
+        ({"baseline": "learning_rate="}, "a baseline is NAME=VALUE"),
+        ({"by": ["learning_rat"]}, "did you mean learning_rate"),
+        ({"by": ["seed"]}, r"Run\.seed is not compared"),
+        ({"by": ["Run.seed"]}, r"Run\.seed is not compared"),
+        ({"by": ["tokenizer"]}, "do not differ in 'tokenizer'; they differ in AdamW.learning_rate"),
+    ],
+)
+def test_names_that_nothing_fits_are_refused(two, given, message):
+    with pytest.raises(ValueError, match=message):
+        compare(two, ["reward/mean"], **given)
+
+
+def test_a_metric_that_no_run_has_is_refused_with_the_nearest(two):
+    with pytest.raises(ValueError, match="did you mean reward/mean"):
+        check_metrics(["reward/maen"], two)
+    check_metrics(["reward/mean"], two)
+
+
+def test_a_baseline_is_read_as_gin():
+    assert read_baseline("a.b=1e-3, c=[1, 2],d=@X(),e='x,y=1'") == [
+        ("a.b", "0.001"), ("c", "[1, 2]"), ("d", "@X()"), ("e", "'x,y=1'"),
+    ]  # fmt: skip
+    with pytest.raises((ValueError, ConfigError)):
+        read_baseline("a=[1")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        find_runs([tmp_path / "none"])
+    with pytest.raises(ValueError, match=r"no manifest\.json and no sweep\.json"):
+        find_runs([tmp_path])
+
+
+def test_a_curve_is_the_mean_over_runs_with_a_band_over_runs(tmp_path):
+    first = write_run(tmp_path / "a", rows=rewards(0, 2, math.nan, 5))
+    second = write_run(tmp_path / "b", rows=rewards(0, 4, 6), seed=1)
+    (variant,) = group([read_run(first), read_run(second)])[0]
+    curve = curve_of(variant, "reward/mean")
+    assert curve.steps.tolist() == [1, 2, 3]  # step 4 is not of both
+    assert curve.mean.tolist() == [0, 3, 6]  # NaN does not count
+    # of two runs 1/4 of the resamples are twice the first, 1/4 twice the second: the 95 % interval is all of it
+    assert curve.low.tolist() == [0, 2, 6] and curve.high.tolist() == [0, 4, 6]
+    assert len(curve_of(variant, "none").steps) == 0
+
+
+def test_a_long_curve_shows_means_of_stretches(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "CURVE_POINTS", 2)
+    (variant,) = group([read_run(write_run(tmp_path / "a", rows=rewards(1, 2, 3, 4, 8)))])[0]
+    curve = curve_of(variant, "reward/mean")
+    assert curve.steps.tolist() == [2, 4.5] and curve.mean.tolist() == [2, 6]  # (1 + 2 + 3) / 3, (4 + 8) / 2
+    assert np.isnan(curve.low).all()
+
+
+def test_a_comparison_as_json_has_no_number_that_json_lacks(two, tmp_path):
+    alone = read_run(write_run(tmp_path / "x", rows=rewards(math.nan), settings={RATE: 9}))
+    found = json.loads(json.dumps(to_json(compare([*two, alone], ["reward/mean"])), allow_nan=False))
+    rows = found["metrics"]["reward/mean"]
+    assert rows[0]["settings"] == {RATE: "0.001"} and rows[0]["interval"] == [2.0, 2.0]
+    assert rows[2]["value"] is None and rows[2]["interval"] == [None, None]
+    assert [run["score"] for run in rows[1]["runs"]] == [1.0, 2.0, 3.0]

@@ -1,0 +1,177 @@
+"""Members as child processes. The child here is a script that ends as its argument says."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jrl.run.checkpoints.lock import hold_run
+from jrl.tools.sweep.launch import Ended, Progress, is_finished, last_words, train_members
+from jrl.tools.sweep.members import Member
+from jrl.tools.sweep.progress import last_row, open_progress, time_left
+
+CHILD = """
+import json, pathlib, signal, sys, time
+folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder.mkdir(exist_ok=True)
+if what == "fail":
+    print("a line", flush=True); print("jrl: the learning rate is too high", flush=True); sys.exit(4)
+if what == "wait":
+    def leave(number, frame):
+        (folder / "saved").write_text(str(number)); sys.exit(75)
+    signal.signal(signal.SIGTERM, leave)
+    (folder / "ready").write_text("")
+    time.sleep(60)
+if what == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / "ready").write_text("")
+    time.sleep(60)
+(folder / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\\n')
+(folder / "summary.json").write_text(json.dumps({"steps": 3}))
+"""
+PROGRAM = (sys.executable, "-c", CHILD)
+
+
+def member(name):
+    return Member(name, (), name, 3, "0", {})
+
+
+def silent(**given):
+    nothing = lambda *_: None
+    return Progress(
+        **{"began": nothing, "elsewhere": nothing, "ended": nothing, "tick": nothing, "close": nothing, **given}
+    )
+
+
+def train(folder, what, jobs=1, stop=None, progress=None):
+    """Trains a member for each (name, how it ends)."""
+    members = [member(name) for name in what]
+    commands = {name: [str(folder / name), how] for name, how in what.items()}
+    stop = stop or threading.Event()
+    ended = train_members(members, commands, folder, jobs, stop, progress or silent(), PROGRAM)
+    return {name: found.code for name, found in ended.items()}
+
+
+def wait_for(*files):
+    deadline = time.monotonic() + 30
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_member_that_fails_does_not_stop_the_others(tmp_path):
+    assert train(tmp_path, {"a": "fail", "b": "done", "c": "fail"}) == {"a": 4, "b": 0, "c": 4}
+    assert [is_finished(tmp_path, member(name)) for name in "abc"] == [False, True, False]
+    assert last_words(tmp_path, member("a")) == "the learning rate is too high"
+    assert (tmp_path / "logs" / "a.log").read_text().startswith("a line\n")
+
+
+def test_a_member_with_fewer_steps_than_asked_for_is_not_finished(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 2}))
+    assert not is_finished(tmp_path, member("a"))
+
+
+def test_no_more_members_than_jobs_train_at_once(tmp_path):
+    now, most = set(), []
+    progress = silent(
+        began=lambda m: (now.add(m.name), most.append(len(now))), ended=lambda found: now.remove(found.member.name)
+    )
+    assert set(train(tmp_path, dict.fromkeys("abcde", "done"), 2, progress=progress).values()) == {0}
+    assert max(most) == 2 and len(most) == 5
+
+
+def test_a_stop_asks_the_members_to_save_and_begins_no_other(tmp_path):
+    stop = threading.Event()
+    asks = threading.Thread(target=lambda: (wait_for(tmp_path / "a" / "ready", tmp_path / "b" / "ready"), stop.set()))
+    asks.start()
+    assert train(tmp_path, {"a": "wait", "b": "wait", "c": "done"}, 2, stop) == {"a": 75, "b": 75}
+    asks.join()
+    assert (tmp_path / "a" / "saved").read_text() == str(int(signal.SIGTERM))
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_interrupt_ends_members_at_once_that_do_not_save(tmp_path):
+    children = []
+
+    def interrupt(running):
+        if (tmp_path / "a" / "ready").exists():
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, {"a": "deaf"}, progress=silent(tick=interrupt, began=children.append))
+    assert time.monotonic() - began < 30 and children  # SIGINT ends it, and not its 60 seconds
+
+
+def test_a_member_that_another_process_trains_is_waited_for(tmp_path):
+    lock = hold_run(tmp_path / "a")
+    seen = []
+
+    def release(found, holder):
+        seen.append((found.name, holder["pid"]))
+        threading.Timer(0.5, lock.release).start()
+
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"steps": 3}))
+    assert train(tmp_path, {"a": "fail"}, progress=silent(elsewhere=release)) == {"a": 0}  # it need not run again
+    assert [name for name, _ in seen] == ["a"]
+
+
+def test_a_member_that_another_process_left_unfinished_is_trained(tmp_path):
+    lock = hold_run(tmp_path / "a")
+    release = lambda found, holder: threading.Timer(0.1, lock.release).start()
+    assert train(tmp_path, {"a": "done"}, progress=silent(elsewhere=release)) == {"a": 0}
+
+
+def test_a_child_finds_jrl_as_its_parent_did_and_not_in_the_folder_where_it_starts(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong module')")
+    code = (
+        "import pathlib, sys, threading\n"
+        "from jrl.tools.sweep.launch import Progress, train_members\n"
+        "from jrl.tools.sweep.members import Member\n"
+        "nothing = lambda *_: None\n"
+        "found = train_members([Member('m', (), '', 1, '0', {})], {'m': ['--version']}, pathlib.Path('out'), 1,\n"
+        "                      threading.Event(), Progress(*[nothing] * 5))\n"
+        "print(found['m'].code, open('out/logs/m.log').read())"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("0 jrl "), done.stderr
+
+
+def test_progress_is_a_line_a_member_with_count_and_time_left(tmp_path):
+    stream = io.StringIO()
+    train(tmp_path, {"a": "done", "b": "fail"}, progress=open_progress(tmp_path, 3, 1, 1, "reward/mean", stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "began  a"
+    assert lines[1].startswith("[2/3] done   a  3 steps in ") and "reward/mean 0.5" in lines[1]
+    assert lines[1].endswith(" left")
+    assert lines[3] == "[2/3] FAILED b (exit code 4): the learning rate is too high"
+
+
+def test_progress_says_where_a_member_stopped(tmp_path):
+    stream = io.StringIO()
+    progress = open_progress(tmp_path, 2, 0, 2, "reward/mean", stream)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text('{"step": 4}\n')
+    for name in "ab":
+        progress.ended(Ended(member(name), 75, 1.0))
+    assert stream.getvalue() == "[0/2] stopped a before its first step\n[0/2] stopped b after step 4\n"
+
+
+def test_time_left_counts_the_members_that_train_at_once():
+    assert time_left([10, 20], 4, 2) == "30 s"  # mean 15 s, 4 members, 2 at a time
+    assert time_left([10], 1, 8) == "10 s"
+    assert time_left([], 3, 1) == "" and time_left([5], 0, 1) == ""
+
+
+def test_the_last_row_is_the_last_whole_line(tmp_path):
+    assert last_row(tmp_path) == {}
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert last_row(tmp_path) == {"step": 2}

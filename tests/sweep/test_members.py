@@ -1,0 +1,102 @@
+"""What a sweep would run is read, named and refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from jrl.config import ConfigError
+from jrl.config.sweep import Axis
+from jrl.tools.sweep.members import member_names, read_sweep, train_arguments
+
+RATES, SEEDS = "AdamW.learning_rate=[1e-3, 3e-3]", "Run.seed=[0..1]"
+
+
+def points(sweep):
+    return [member.bindings for member in sweep.members]
+
+
+def test_members_are_every_combination_named_by_their_bindings():
+    sweep = read_sweep("tiny", [SEEDS, RATES, "Online.steps=4"])
+    assert sweep.bindings == ("Online.steps=4",)
+    assert [member.name for member in sweep.members] == [
+        "learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1",
+        "learning_rate=0.003,seed=0", "learning_rate=0.003,seed=1",
+    ]  # fmt: skip
+    assert {member.steps for member in sweep.members} == {4}
+    assert len({member.identity for member in sweep.members}) == 4
+    assert train_arguments(sweep, sweep.members[1], "out/m", ["--devices", "2"]) == [
+        "train", "tiny", "Online.steps=4", "AdamW.learning_rate=0.001", "Run.seed=1", "--run", "out/m",
+        "--devices", "2",
+    ]  # fmt: skip
+
+
+def test_every_combination_runs_with_every_seed_however_lists_are_combined():
+    paired = read_sweep("tiny", [RATES, "Online.samples=[4, 8]", SEEDS], "pairs")
+    assert points(paired) == [
+        ("AdamW.learning_rate=0.001", "Online.samples=4", "Run.seed=0"),
+        ("AdamW.learning_rate=0.001", "Online.samples=4", "Run.seed=1"),
+        ("AdamW.learning_rate=0.003", "Online.samples=8", "Run.seed=0"),
+        ("AdamW.learning_rate=0.003", "Online.samples=8", "Run.seed=1"),
+    ]
+    drawn = read_sweep("tiny", [RATES, "Online.samples=[4, 8]", SEEDS], "random", 3, seed=5)
+    assert len(drawn.members) == 6
+    assert drawn == read_sweep("tiny", [RATES, "Online.samples=[4, 8]", SEEDS], "random", 3, seed=5)
+    assert len({bindings[:2] for bindings in points(drawn)}) == 3
+    assert points(read_sweep("tiny", [SEEDS], "pairs")) == [("Run.seed=0",), ("Run.seed=1",)]
+
+
+def test_lists_in_a_gin_file_are_swept(tmp_path):
+    path = tmp_path / "lists.gin"
+    path.write_text("include 'tiny.gin'\nAdamW.learning_rate = [1e-3, 3e-3]\n")
+    (tmp_path / "tiny.gin").write_text(open("configs/tiny.gin").read().replace("AdamW.learning_rate = 3e-3\n", ""))
+    assert points(read_sweep(str(path), [])) == [("AdamW.learning_rate=0.001",), ("AdamW.learning_rate=0.003",)]
+
+
+def test_methods_are_swept_with_the_fields_that_they_share():
+    sweep = read_sweep("tiny", ["Online.objective=[@GRPO(), @DrGRPO()]"])
+    assert [member.name for member in sweep.members] == ["objective=GRPO", "objective=DrGRPO"]
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        (["AdamW.learning_rat=[1e-3, 3e-3]"], "did you mean learning_rate"),
+        (["AdamW.learning_rate=[1e-3, 'fast']"], r"AdamW\.learning_rate expects float, got 'fast' \(str\)"),
+        (["AdamW.learning_rate=[1e-3, 0.001]"], r"same run: AdamW\.learning_rate=0\.001 is listed twice"),
+        (["Online.lag=[0, 0]", RATES], "same run"),
+        (["AdamW.learning_rate=[1, 1.0]"], r"same run: AdamW\.learning_rate=1 and AdamW\.learning_rate=1\.0"),
+        (["Log.samples=[0, 2]"], "same run"),
+        (["AdamW.learning_rate=[]"], "lists no value"),
+        (["AdamW.learning_rate=1e-3"], "nothing is swept"),
+        (["Online.samples=[8, 1]"], "sample"),
+        (["parts=[['a.py'], ['b.py']]"], r"Config\.parts cannot be swept"),
+        (["Online.prompts=[1..40]", "Online.samples=[2..41]"], "1600 members"),
+        ([RATES, RATES], "bound twice"),
+    ],
+)
+def test_what_a_member_would_refuse_is_refused_before_any_runs(bindings, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        read_sweep("tiny", bindings)
+
+
+def test_options_that_do_not_go_together_are_refused():
+    with pytest.raises(ValueError, match="go with --how random"):
+        read_sweep("tiny", [RATES], "grid", 3)
+    with pytest.raises(ValueError, match="how many"):
+        read_sweep("tiny", [RATES], "random")
+    with pytest.raises(ValueError, match=r"only Run\.seed has one"):
+        read_sweep("tiny", [SEEDS], "random", 1)
+    with pytest.raises(ValueError, match="one length"):
+        read_sweep("tiny", [RATES, "Online.lag=[0]"], "pairs")
+
+
+def test_names_are_safe_for_paths_and_all_different():
+    axes = [Axis("a/X.path", ("'../b c'", "'..-b-c'")), Axis("Y.path", ("None",)), Axis("X.low", ("-0.5", "[]"))]
+    names = member_names(axes, [("a/X.path='../b c'", "Y.path=None", "X.low=-0.5"),
+                                ("a/X.path='..-b-c'", "Y.path=None", "X.low=-0.5"),
+                                ("a/X.path='d'", "Y.path=None", "X.low=[]")])  # fmt: skip
+    assert names[2] == "a-X.path=d,Y.path=None,low=empty"
+    assert all(name.startswith("a-X.path=b-c,Y.path=None,low=-0.5-") for name in names[:2])
+    assert len(set(names)) == 3
+    (long,) = member_names([Axis("X.text", ("'" + "a" * 400 + "'",))], [("X.text='" + "a" * 400 + "'",)])
+    assert len(long) < 140

@@ -1,0 +1,128 @@
+"""`jrl sweep` and `jrl compare` from end to end, on members of one step."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from jrl import cli
+from jrl.tools.sweep import manifest
+from jrl.tools.sweep.members import read_sweep
+from jrl.tools.sweep.sweeping import hold_sweep
+
+TINY = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Scoring.workers=1",
+]  # fmt: skip
+RATES = "AdamW.learning_rate=[1e-3, 3e-3]"
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Returns a function: arguments -> (exit code, standard output, standard error)."""
+    monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
+
+    def call(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_members_are_trained_compared_and_not_trained_again(command, tmp_path, monkeypatch):
+    # The first member's prompts are longer than their limit: it fails, and does not stop the second.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # children of one device
+    out = tmp_path / "sweep"
+    asked = ["sweep", "tiny", *TINY, "Data.prompt_length=[2, 8]", "Online.steps=1", "--out", out]
+    code, text, err = command(*asked)
+    assert code == cli.STOPPED
+    assert "prompt_length=2 failed with exit code 2: " in err and "more than Data.prompt_length = 2" in err
+    assert "1 of 2 members are finished" in err
+    assert "prompt_length=2 is not finished, and is left out" in text
+    written = json.loads((out / "sweep.json").read_text())
+    assert [(m["finished"], m["exit_code"]) for m in written["members"]] == [(False, 2), (True, 0)]
+    assert [row["variant"] for row in written["comparison"]["metrics"]["reward/mean"]] == ["prompt_length=8"]
+    assert (out / "report.html").exists() and (out / "curves-reward-mean.svg").exists()
+
+    before = (out / "prompt_length=8" / "metrics.jsonl").stat().st_mtime_ns
+    code, text, _ = command(*asked, "--baseline", "prompt_length=2")
+    assert code == cli.STOPPED and "1 of them finished before" in text and "began  prompt_length=2" in text
+    assert "began  prompt_length=8" not in text
+    assert "no run of the baseline prompt_length=2 is finished" in text
+    assert (out / "prompt_length=8" / "metrics.jsonl").stat().st_mtime_ns == before
+
+    code, text, _ = command("compare", out, "--out", tmp_path / "page")
+    assert code == cli.DONE and "all runs" in text
+    assert json.loads((tmp_path / "page" / "comparison.json").read_text())["compared"] == []
+    code, text, _ = command("compare", out / "prompt_length=8", "--json")
+    assert code == cli.DONE and json.loads(text)["metrics"]["reward/mean"][0]["variant"] == "all runs"
+
+    code, _, err = command("sweep", "tiny", *TINY, "Data.prompt_length=[8, 9]", "Online.steps=1", "--out", out)
+    assert code == cli.OTHER_RUN and "Data.prompt_length: 2, 8, now 8, 9" in err
+
+
+def test_print_lists_commands_and_runs_nothing(command, tmp_path):
+    out = tmp_path / "a folder"
+    code, text, _ = command("sweep", "tiny", RATES, "Run.seed=[0..1]", "Online.objective=@DrGRPO()", "--devices", "2",
+                              "--out", out, "--print")  # fmt: skip
+    assert code == cli.DONE and not out.exists()
+    lines = [shlex.split(line) for line in text.splitlines()]
+    assert len(lines) == 4
+    assert lines[3] == [
+        "jrl", "train", "tiny", "Online.objective=@DrGRPO()", "AdamW.learning_rate=0.003", "Run.seed=1",
+        "--run", str(out / "learning_rate=0.003,seed=1"), "--devices", "2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["AdamW.learning_rat=[1, 2]"], "did you mean learning_rate"),
+        ([RATES, "--baseline", "learning_rate=5"], "fits no variant: learning_rate=0.001; "),
+        ([RATES, "Online.samples=[4, 8]", "--baseline", "learning_rate=1e-3"], "fits several variants: "),
+        ([RATES, "--baseline", "samples=4"], "runs do not differ in 'samples'"),
+        ([RATES, "--by", "samples"], "samples is the same in all runs"),
+        ([RATES, "Online.lag=[0, 1]", "--how", "pairs", "--by", "lag"], "compared on the same tasks"),
+        ([RATES, "--jobs", "0"], "at least 1"),
+        ([RATES, "--seed", "0"], "go with --how random"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_written(command, tmp_path, arguments, message):
+    code, _, err = command("sweep", "tiny", *arguments, "--out", tmp_path / "out")
+    assert code == cli.REFUSED and message in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_refused(command, tmp_path):
+    (tmp_path / "thesis.txt").write_text("")
+    code, _, err = command("sweep", "tiny", RATES, "--out", tmp_path)
+    assert code == cli.OTHER_RUN and "is not a sweep and contains thesis.txt" in err
+    (tmp_path / "manifest.json").write_text("{}")
+    assert "is a run, not a sweep" in command("sweep", "tiny", RATES, "--out", tmp_path)[2]
+    (tmp_path / "sweep.json").write_text('{"format": 1, "mem')
+    code, _, err = command("sweep", "tiny", RATES, "--out", tmp_path)
+    assert code == cli.REFUSED and "sweep.json is not JSON" in err
+
+
+def test_a_sweep_is_the_same_however_it_is_written_and_another_where_its_file_changed(tmp_path):
+    (tmp_path / "base.gin").write_text("include 'tiny.gin'\n")
+    (tmp_path / "tiny.gin").write_text(open("configs/tiny.gin").read())
+    read = lambda *bindings: read_sweep(str(tmp_path / "base.gin"), bindings)
+    hold_sweep(tmp_path / "out", read(RATES)).release()
+    manifest.check_folder(tmp_path / "out", read("AdamW.learning_rate=[0.001, 0.003]", "Log.samples=0"))
+    with open(tmp_path / "base.gin", "a") as file:
+        file.write("Online.prompts = 8\n")
+    with pytest.raises(ValueError, match=r"base\.gin has changed since that sweep began"):
+        manifest.check_folder(tmp_path / "out", read(RATES))
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path):
+    sweep = read_sweep("tiny", [RATES])
+    lock = hold_sweep(tmp_path / "out", sweep)
+    with pytest.raises(ValueError, match="is being swept by process"):
+        hold_sweep(tmp_path / "out", sweep)
+    lock.release()
+    hold_sweep(tmp_path / "out", sweep).release()
