@@ -248,12 +248,16 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     """
     objective, name = row_of(tables, "algos", stage.objective), type(stage.objective).__name__
     online = isinstance(stage, Online)
-    if online and objective.advantages is None:
+    sampled = objective.advantages is not None or objective.pairs is not None
+    if online and not sampled:
         raise ValueError(f"{name} learns from stored rows, not from sampled ones; use it in an Offline stage")
-    if online and objective.sequence_loss is not None:
-        raise ValueError(f"{name} has a loss over sequences, which only Offline stages support")
+    if online and objective.sequence_loss is not None and objective.pairs is None:
+        raise ValueError(f"{name} has a loss over sequences, and no pairs that say which samples are compared")
+    if online and objective.pairs is not None and stage.learner.prefix_sharing != "none":
+        raise ValueError(f"{name} compares the samples of a prompt, which are packed whole into one row; set "
+                         "Learner.prefix_sharing = 'none'")  # fmt: skip
     if not online:
-        if objective.advantages is not None:
+        if sampled:
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
         source = row_of(tables, "sources", stage.source)
         if source.unit_size != objective.unit_size:

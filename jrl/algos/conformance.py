@@ -234,6 +234,26 @@ def a_step_without_tokens_has_loss_zero(objective: Objective, config: Any) -> No
     _true(bool((value == 0) & jnp.all(gradient == 0)), f"an empty step has loss {value}")
 
 
+# Of rows that compare what was sampled
+
+
+def pairs_are_of_rows_that_count(objective: Objective, config: Any) -> None:
+    """A comparison has one preferred row and one other, both of one prompt, and neither without a verdict."""
+    groups = _groups(objective, config)
+    groups = groups.replace(reward=jnp.where(groups.valid, groups.reward, jnp.nan))
+    found = objective.pairs(config, groups, objective.shape(config, groups))
+    plain = jax.jit(lambda config: objective.pairs(config, groups, objective.shape(config, groups)))(config)
+    _close(found, plain, "pairs under jit")
+    unit, label = np.asarray(found.unit), np.asarray(found.label)
+    _true(bool((unit >= 0).any()), "no group has a pair")
+    _true(bool((np.asarray(objective.keep(config, groups)) | (unit < 0)).all()), "a row that is not kept is compared")
+    for number in set(unit[unit >= 0].tolist()):
+        rows = unit == number
+        _true(sorted(label[rows]) == [0, 1], f"comparison {number} has the labels {label[rows]}")
+        _true(len(set(np.asarray(groups.group)[rows].tolist())) == 1, f"comparison {number} is of several prompts")
+    _true(bool(jnp.all(jnp.isfinite(found.weight))), "a weight is no number")
+
+
 # Of rows that a critic of its own can learn by
 
 
@@ -366,6 +386,7 @@ OF_TOKENS: tuple[ContractTest, ...] = (
     packing_tokens_does_not_matter,
     a_step_without_tokens_has_loss_zero,
 )
+OF_COMPARED: tuple[ContractTest, ...] = (pairs_are_of_rows_that_count,)
 OF_VALUES: tuple[ContractTest, ...] = (a_critics_loss_is_of_values_alone,)
 OF_SEQUENCES: tuple[ContractTest, ...] = (
     masked_sequences_do_not_matter,
@@ -377,7 +398,8 @@ OF_SEQUENCES: tuple[ContractTest, ...] = (
 OF_PAIRS: tuple[ContractTest, ...] = (a_tie_has_one_loss,)
 
 CONTRACT_TESTS: dict[str, ContractTest] = {
-    fn.__name__: fn for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_VALUES, *OF_SEQUENCES, *OF_PAIRS)
+    fn.__name__: fn
+    for fn in (*OF_EVERY_ROW, *OF_CREDIT, *OF_TOKENS, *OF_VALUES, *OF_COMPARED, *OF_SEQUENCES, *OF_PAIRS)
 }
 
 
@@ -389,6 +411,7 @@ def contract_tests_of(objective: Objective) -> dict[str, ContractTest]:
         (OF_CREDIT, objective.advantages is not None),
         (OF_TOKENS, of_tokens),
         (OF_VALUES, objective.value_loss is not None),
+        (OF_COMPARED, objective.pairs is not None),
         (OF_SEQUENCES, of_sequences),
         (OF_PAIRS, of_sequences and objective.unit_size == 2),
     )

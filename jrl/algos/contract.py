@@ -127,6 +127,14 @@ def aborted(groups: Groups) -> Array:
     return ~jnp.any(groups.action_mask, axis=-1) | (groups.finish == jnp.int8(Finish.FAILED))
 
 
+class Pairs(NamedTuple):
+    """Which sampled rows are compared. Both rows of a comparison are of one prompt."""
+
+    label: Array  # [N] float32, 1: preferred, 0: not
+    unit: Array  # [N] int32, the comparison that a row is part of; -1: none, and it is not learned from
+    weight: Array  # [N] float32
+
+
 class Objective(NamedTuple):
     """A row of ALGOS. `config` is a traced dataclass; each function takes an instance of it first."""
 
@@ -144,6 +152,8 @@ class Objective(NamedTuple):
     shape: Callable[[Any, Groups], Array] = lambda config, groups: groups.reward
     # (config, groups, reward [N], state) -> advantages [N, T], next state, counters {name: []}; None: for stored rows
     advantages: Callable[[Any, Groups, Array, PyTree], tuple[Array, PyTree, dict[str, Array]]] | None = None
+    # (config, groups, reward [N]) -> which of the kept rows sequence_loss compares; None: it compares no sampled rows
+    pairs: Callable[[Any, Groups, Array], Pairs] | None = None
     # (config, groups, advantages [N, T]) -> [N, T] bool, tokens that token_loss treats in another way, chosen by what
     # only the whole step knows; None: no selection
     select: Callable[[Any, Groups, Array], Array] | None = None
@@ -172,13 +182,14 @@ class Objective(NamedTuple):
 
 
 def count_units(mask: Array, unit: Array) -> Array:
-    """Returns max(comparisons whose first sequence is in the mask, 1), [] float32.
+    """Returns max(comparisons with a sequence in the mask, 1), [] float32.
 
     Args:
-      mask: [N] bool. unit: [N] int32, those of a comparison adjacent.
+      mask: [N] bool. unit: [N] int32, -1: none; those of a comparison in any places.
     """
-    first = unit != jnp.concatenate([jnp.full_like(unit[:1], -1), unit[:-1]])
-    return jnp.maximum(jnp.sum(mask & first), 1).astype(jnp.float32)
+    ordered = jnp.sort(jnp.where(mask, unit, -1))
+    first = ordered != jnp.concatenate([jnp.full_like(ordered[:1], -1), ordered[:-1]])
+    return jnp.maximum(jnp.sum(first), 1).astype(jnp.float32)
 
 
 def other_of_pair(x: Array, sequences: Sequences) -> Array:

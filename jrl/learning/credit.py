@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Objective
+from jrl.algos.contract import Groups, Objective, Pairs
 from jrl.learning.pack import PackingPlan, by_place, pack, unpack
 from jrl.ops.reduce import masked_mean
 from jrl.ops.values import explained_variance
@@ -19,12 +19,13 @@ from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, S
 class Credit(NamedTuple):
     """What the rewards say about every token of the batch."""
 
-    advantages: Array  # [N, T] float32
+    advantages: Array | None  # [N, T] float32; None: the loss is of sequences that are compared
     loss_mask: Array  # [N, T] bool
     loss_weights: Array  # [N, T] float32
     state: PyTree  # the objective's, to be stored once the update is known to be sound
     metrics: dict[str, Array]
     returns: Array | None = None  # [N, T] float32, where the objective has a value head
+    pairs: Pairs | None = None  # where sampled rows are compared
     selected: Array | None = None  # [N, T] bool, where the objective selects tokens
 
 
@@ -98,8 +99,13 @@ def credit(
     )
     action_mask = groups.action_mask
     reward = objective.shape(config, groups)
-    advantages, state, counters = objective.advantages(config, groups, reward, state)
+    advantages, counters, pairs = None, {}, None
+    if objective.advantages is not None:
+        advantages, state, counters = objective.advantages(config, groups, reward, state)
     keep = objective.keep(config, groups) & groups.valid
+    if objective.pairs is not None:
+        pairs = objective.pairs(config, groups, reward)
+        keep = keep & (pairs.unit >= 0)
     loss_mask = action_mask & keep[:, None]
     weights = objective.weights(config, loss_mask, max_completion)
     length = action_mask.sum(-1)
@@ -124,7 +130,8 @@ def credit(
         metrics["value/explained_variance"] = explained_variance(groups.values, returns, loss_mask)
         metrics["value/return"] = masked_mean(returns, loss_mask)
     selected = None if objective.select is None else objective.select(config, groups, advantages)
-    return Credit(advantages, loss_mask, jnp.where(loss_mask, weights, 0), state, metrics, returns, selected)
+    loss_weights = jnp.where(loss_mask, weights, 0)
+    return Credit(advantages, loss_mask, loss_weights, state, metrics, returns, pairs, selected)
 
 
 def finish_sampled(
@@ -139,16 +146,32 @@ def finish_sampled(
 ) -> TrainBatch:
     """Returns the train batch of one minibatch of sampled rows, with what the rewards say in it."""
     mask = credit.loss_mask & plan.member[:, None]
+    targets = None
+    if credit.pairs is not None:
+        targets = targets_of(packed, mask.any(-1), credit.pairs, config, objective)
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,
         loss_mask=pack(credit.loss_mask, plan.source),
         loss_weights=pack(credit.loss_weights, plan.source),
-        advantages=pack(credit.advantages, plan.source),
+        advantages=None if credit.advantages is None else pack(credit.advantages, plan.source),
         returns=None if credit.returns is None else pack(credit.returns, plan.source),
         selected=None if credit.selected is None else pack(credit.selected, plan.source),
-        targets=None,
-        denominator=objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+        targets=targets,
+        denominator=targets.denominator
+        if objective.token_loss is None
+        else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+    )
+
+
+def targets_of(packed: PackedBatch, mask: Array, pairs: Pairs, config: PyTree, objective: Objective) -> SequenceTargets:
+    """Returns what is known of the sequences of a minibatch. mask: [N] bool, those of it that count."""
+    return SequenceTargets(
+        counts=by_place(mask, packed.sequence),
+        label=by_place(pairs.label, packed.sequence),
+        weight=by_place(pairs.weight, packed.sequence),
+        unit=by_place(pairs.unit + 1, packed.sequence) - 1,
+        denominator=objective.sequence_denominator(config, _everywhere(mask), _everywhere(pairs.unit)),
     )
 
 
@@ -176,13 +199,8 @@ def finish_stored(
     mask = _everywhere(labels.mask) & plan.member[:, None]
     weights = objective.weights(config, labels.mask, max_completion)
     if objective.sequence_loss is not None:
-        targets = SequenceTargets(
-            counts=by_place(plan.member, packed.sequence),
-            label=by_place(labels.label, packed.sequence),
-            weight=by_place(labels.weight, packed.sequence),
-            unit=by_place(labels.unit + 1, packed.sequence) - 1,
-            denominator=objective.sequence_denominator(config, _everywhere(plan.member), _everywhere(labels.unit)),
-        )
+        pairs = Pairs(labels.label, labels.unit, labels.weight)
+        targets = targets_of(packed, plan.member, pairs, config, objective)
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,

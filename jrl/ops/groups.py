@@ -45,6 +45,17 @@ def minimum(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     return -maximum(-reduce.widen(x), group, valid, num_groups=num_groups)
 
 
+def first_row(flag: Array, group: Array, *, num_groups: int) -> Array:
+    """Returns the index of each group's first row with the flag, [num_groups] int32; N for a group without any.
+
+    Args:
+      flag: [N] bool. group: [N] int32.
+    """
+    flagged = _members(group, num_groups) & flag[:, None]
+    rows = flag.shape[0]
+    return jnp.min(jnp.where(flagged, jnp.arange(rows, dtype=jnp.int32)[:, None], rows), axis=0)
+
+
 def varied(x: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
     """Returns whether a group's valid values differ, [num_groups] bool, by comparison and not through an epsilon (E1).
 

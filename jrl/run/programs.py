@@ -90,6 +90,9 @@ def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Sh
     """Returns the packed shape of one optimizer step of a stage."""
     width, shards = width_of(config), batch_shards(mesh)
     if isinstance(stage, Online):
+        if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
+            sequences = padded_prompts(stage, mesh) * stage.samples
+            return layout.packed_shape(stage.learner, sequences, width, shards, unit=stage.samples)
         return layout.packed_shape(
             stage.learner,
             padded_prompts(stage, mesh) * stage.samples,

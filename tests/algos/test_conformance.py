@@ -16,6 +16,7 @@ from jrl.algos.grpo import GRPO
 from jrl.types import traced
 
 ROW, PAIRS, ALONE = ALGOS["GRPO"], ALGOS["BradleyTerry"], ALGOS["SFT"]
+VALUED, COMPARED = ALGOS["PPO"], ALGOS["OnlineDPO"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,24 @@ def summed_sequence_metrics(config, sequences, state):
     return loss, metrics | {"all": loss.sum()}
 
 
+def unmasked_value_loss(config, tokens, state):
+    return jnp.square(tokens.values - tokens.returns), {}
+
+
+def loss_with_a_value_metric(config, tokens, state):
+    loss, metrics = VALUED.token_loss(config, tokens, state)
+    return loss, {"value/mean": jnp.zeros_like(loss), **metrics}
+
+
+def only_preferred(config, groups, reward):
+    found = COMPARED.pairs(config, groups, reward)
+    return found._replace(label=jnp.ones_like(found.label))
+
+
+def whole_groups(config, groups, reward):
+    return COMPARED.pairs(config, groups, reward)._replace(unit=groups.group)
+
+
 def sum_of_mask(config, mask, *rest):
     return mask.sum().astype(jnp.float32)
 
@@ -181,6 +200,10 @@ FAULTS = [
     ("packing_sequences_does_not_matter", sequence_row(row_mean), BradleyTerry()),
     ("a_step_without_sequences_has_loss_zero", PAIRS._replace(sequence_denominator=sum_of_mask), BradleyTerry()),
     ("a_tie_has_one_loss", sequence_row(absolute_score), BradleyTerry()),
+    ("a_critics_loss_is_of_values_alone", VALUED._replace(value_loss=unmasked_value_loss), None),
+    ("a_critics_loss_is_of_values_alone", VALUED._replace(token_loss=loss_with_a_value_metric), None),
+    ("pairs_are_of_rows_that_count", COMPARED._replace(pairs=only_preferred), None),
+    ("pairs_are_of_rows_that_count", COMPARED._replace(pairs=whole_groups), None),
 ]
 
 
@@ -206,8 +229,12 @@ def test_a_row_makes_the_contract_tests_of_its_functions():
     assert set(contract_tests_of(ALONE)) == of_every_row | of_tokens
     assert set(contract_tests_of(PAIRS)) == of_every_row | of_sequences | {"a_tie_has_one_loss"}
     assert set(contract_tests_of(PAIRS._replace(unit_size=1))) == of_every_row | of_sequences
-    assert set(contract_tests_of(ROW)) == set(CONTRACT_TESTS) - of_sequences - {"a_tie_has_one_loss"}
-    assert set(contract_tests_of(ROW._replace(sequence_loss=PAIRS.sequence_loss, unit_size=2))) == set(CONTRACT_TESTS)
+    of_values, of_compared = {"a_critics_loss_is_of_values_alone"}, {"pairs_are_of_rows_that_count"}
+    common = set(CONTRACT_TESTS) - of_values - of_compared
+    assert set(contract_tests_of(ROW)) == common - of_sequences - {"a_tie_has_one_loss"}
+    assert set(contract_tests_of(ROW._replace(sequence_loss=PAIRS.sequence_loss, unit_size=2))) == common
+    assert set(contract_tests_of(VALUED)) == set(contract_tests_of(ROW)) | of_values
+    assert set(contract_tests_of(COMPARED)) == set(contract_tests_of(PAIRS)) | of_compared
 
 
 def test_a_config_without_defaults_is_named():

@@ -22,4 +22,11 @@ PARTS: list[Part] = [
             "tests/ops/test_filters.py::test_a_truncated_row_stays_in_its_groups_statistics",
         ],
     },
+    {
+        "id": "F15",
+        "function": "jrl.ops.pairs:best_against_worst",
+        "inputs": ["reward", "group", "valid", "num_groups", "margin"],
+        "output": "(label [N] float32, unit [N] int32)",
+        "tests": ["tests/ops/test_pairs.py::test_the_best_is_paired_with_the_worst_by_hand"],
+    },
 ]

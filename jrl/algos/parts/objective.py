@@ -59,6 +59,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.pairs",
+        "inputs": ["config", "groups", "reward"],
+        "output": "Pairs: label, unit and weight [N] of the sampled rows that are compared",
+        "tests": ["tests/algos/test_online_dpo.py::test_the_best_sample_is_preferred_to_the_worst"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.select",
         "inputs": ["config", "groups", "advantages"],
         "output": "selected [N, T] bool, tokens that token_loss treats in another way",
