@@ -600,7 +600,7 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("configs", "parts", "algos", "verifiers", "envs", "families", "tokenizers")
+    kinds = ("configs", "parts", "algos", "optimizers", "verifiers", "envs", "families", "tokenizers")
     parser.add_argument("kind", choices=kinds, help="which table")
     parser.add_argument("--json", action="store_true", help="a JSON array")
 

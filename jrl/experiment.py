@@ -10,7 +10,9 @@ from jrl.algos import ALGOS
 from jrl.algos.contract import Facts
 from jrl.device.sharding import MeshShape
 from jrl.learning.layout import Learner
-from jrl.learning.optimizer import AdamW
+from jrl.learning.optimizers.adafactor import Adafactor
+from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.muon import Muon
 from jrl.models.adapters.lora import LoRA
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
@@ -45,7 +47,7 @@ class Offline:
     steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimiser steps
     batch_size: int = 64  # rows a step; of a source of pairs, pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
     name: str | None = None  # in metrics and checkpoints; None: the objective's, in small letters
 
@@ -66,7 +68,7 @@ class Online:
     samples: int = 8  # G, completions of each prompt
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
 
@@ -83,7 +85,7 @@ class Online:
 
 Stage = Offline | Online
 MOST_STEPS = 10**9
-RESERVED_ROLES = ("reference", "previous")
+RESERVED_ROLES = ("reference", "previous", "average")
 
 
 def check_counts(stage: Any, names: Sequence[str]) -> None:

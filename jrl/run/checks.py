@@ -8,13 +8,14 @@ from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
 from jrl.experiment import Config, Online
+from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import check_ragged
 from jrl.models.shape import Decoder
 
 
 def check_host(config: Config, mesh: Mesh) -> None:
     """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
-    wanted = ["AdamW.memory='host'"] * any(stage.optimizer.memory == "host" for stage in config.stages)
+    wanted = ["AdamW.memory='host'"] * any(keeps_on_host(stage.optimizer) for stage in config.stages)
     if getattr(config.model, "remat", None) == "offload":
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:

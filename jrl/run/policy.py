@@ -132,9 +132,12 @@ def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) ->
 
 
 def role_heads(policy: Policy, role: str) -> PyTree:
-    """Returns the heads of a role that a stage trains, as shapes. Raises ValueError where no stage does."""
+    """Returns the heads of a role that a stage trains, or of the moving average of one, as shapes. Raises ValueError
+    where no stage does."""
     config, tables = policy.config, policy.parts.tables
     trained = {stage.trains: stage.objective for stage in config.stages}
+    if averaged := [stage.objective for stage in config.stages if stage.optimizer.average is not None]:
+        trained["average"] = averaged[-1]
     if role not in trained:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *trained}))}")
     names = row_of(tables, "algos", trained[role]).needs(trained[role]).heads

@@ -19,7 +19,9 @@ from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
 from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, row_of, stage_names
 from jrl.learning import credit, layout, learner, pack
 from jrl.learning.learner import Weights
-from jrl.learning.optimizer import AdamW, begin
+from jrl.learning.optimizer import begin
+from jrl.learning.optimizer import check as check_optimizer
+from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.step import StagePrograms
 from jrl.models import decoder
@@ -124,9 +126,10 @@ def begin_stage(
     state: TrainState,
     *,
     trains: str,
-    adamw: AdamW,
+    optimizer: Any,
     objective: Objective,
     config: Any,
+    model: Model,
     cfg: Any,
     keeps_previous: bool,
 ) -> TrainState:
@@ -134,7 +137,7 @@ def begin_stage(
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
 
     Args:
-      trains: the role that learns. config: the objective's. cfg: the model's.
+      trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
     """
     needs = objective.needs(config)
     models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
@@ -150,12 +153,15 @@ def begin_stage(
             lambda names: spec(names, TRAIN),
         )
         own = own.replace(heads={**own.heads, **drawn})
-    opt_state = begin(adamw, Weights(own.params, own.heads))
+    leaves = Weights(*describe(model.spec(cfg), own.heads))
+    opt_state = begin(optimizer, Weights(own.params, own.heads), leaves)
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
     if needs.reference:
         models["reference"] = copy_of(own, own.shares or trains)
     if keeps_previous:
         models["previous"] = copy_of(own)
+    if optimizer.average is not None:
+        models["average"] = copy_of(own, own.shares or trains).replace(heads=copy_leaves(own.heads))
     models[trains] = own
     return state.replace(models=models, objective=objective.init_state(config))
 
@@ -225,7 +231,8 @@ def build_stage(
     if needs.logprobs and stage.learner.updates_per_batch > 1:
         fields += ("old_logprobs",)
     refills = online and objective.refill(stage.objective) is not None
-    starts = dict(trains=stage.trains, adamw=stage.optimizer, objective=objective, config=stage.objective, cfg=cfg)
+    starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
+    check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
 
     def program(what: str, fn: Callable, **options: Any) -> Program:
         return cache.program(f"{name}.{what}", fn, **options)
@@ -236,7 +243,7 @@ def build_stage(
     return StagePrograms(
         begin=program(
             "begin",
-            functools.partial(begin_stage, **starts, keeps_previous=refills and stage.lag > 0),
+            functools.partial(begin_stage, **starts, model=model, cfg=cfg, keeps_previous=refills and stage.lag > 0),
             donate_argnums=0,
         ),
         sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer)) if online else None,
