@@ -21,6 +21,7 @@ from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
+from jrl.tasks.data.curricula import DifficultyBand, Prioritized
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
@@ -67,6 +68,8 @@ class Online:
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
+    # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
+    curriculum: Prioritized | DifficultyBand | None = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimiser steps
@@ -238,6 +241,12 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         raise ValueError(
             f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
             f"{model}; use an objective without one, such as GRPO"
+        )
+    if online and stage.curriculum is not None and config.data.on_bad_prompt == "drop":
+        raise ValueError(
+            "Online.curriculum does not go with Data.on_bad_prompt = 'drop': prompts are dropped and counted on the "
+            "first walk through all of them, which a curriculum does not make; set 'refuse', and leave such prompts "
+            "out of the data"
         )
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "

@@ -112,6 +112,8 @@ LONG = (
     "test_loop.py",
     "test_stages.py",
     "test_ppo_run.py",
+    "test_optimizers_run.py",
+    "test_curricula_run.py",
     "models/test_decoder_options.py",
     "test_sampler.py",
     "contracts/test_algos.py",

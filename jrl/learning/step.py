@@ -30,7 +30,7 @@ class StagePrograms(NamedTuple):
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
     credit: Callable[..., Credit] | None  # (rollout, scores, state, config, old values by minibatch); None: stored rows
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
-    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, adamw, router)
+    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
     close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
     keep: Callable[..., Array] | None  # (rollout, scores, config) -> [N] bool; None: never refilled
     before: Callable[[Array], Array]  # version -> max(0, version - 1)
@@ -46,7 +46,7 @@ class StageArrays(NamedTuple):
     """A stage's hyper-parameters as arrays."""
 
     objective: PyTree
-    adamw: PyTree
+    optimizer: PyTree
     router: PyTree | None  # terms of a mixture of experts
 
 
@@ -118,7 +118,7 @@ def _learn(
     metrics: list[dict[str, Array]] = []
     for _ in range(epochs):
         for batch in batches:
-            state, found = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
+            state, found = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
             metrics.append(found)
     together = {**known, **p.mean(metrics)}
     state = p.close(state, previous, objective_state, together, arrays.objective, skipped)

@@ -56,6 +56,7 @@ from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
 from jrl.run.reward_model import open_reward_model
 from jrl.run.signals import StopRequest
+from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
@@ -281,7 +282,10 @@ def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]
     Offline stage, in their order."""
     count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
-    return [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+    streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+    if any(isinstance(stage, Online) and stage.curriculum is not None for stage in config.stages):
+        streams[0].outcomes = no_outcomes(len(source))
+    return streams
 
 
 def open_stages(
@@ -327,6 +331,7 @@ def open_stages(
             prompts=stage.prompts,
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
+            curriculum=stage.curriculum,
         )
         stages.append(
             OnlineStage(
