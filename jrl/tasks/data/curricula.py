@@ -19,6 +19,8 @@ from jrl.tasks.data.selection import in_band, sampling_weights
 
 Array = np.ndarray
 
+SOLVED = 0.9  # success rate from which reports call a prompt solved; a running rate reaches 1 late
+
 
 class Outcomes(NamedTuple):
     """What was seen of every example of the source. Saved with the run."""
@@ -141,19 +143,19 @@ def none_left(config: Any, table: Outcomes) -> str:
     """Returns why no prompt can be visited, for a reader."""
     seen = seen_of(config, table)
     rate = table.rate[seen]
-    judged, solved, never = (int(np.sum(x)) for x in (seen, rate >= 1, rate <= 0))
+    judged, solved, never = (int(np.sum(x)) for x in (seen, rate >= SOLVED, rate <= 0))
     return (
         f"{type(config).__name__} leaves no prompt after {int(table.step)} steps: of {len(seen)} examples {judged} "
-        f"were judged, {solved} of them always solved and {never} never. Widen it, set forget_after so that prompts "
+        f"were judged, {solved} of them solved and {never} never. Widen it, set forget_after so that prompts "
         "come back, or take other prompts"
     )
 
 
 def metrics(config: Any, table: Outcomes) -> dict[str, float]:
-    """Returns shares of the source's examples: judged so far, always solved, and not visited now."""
+    """Returns shares of the source's examples: judged so far, solved (SOLVED), and not visited now."""
     seen = seen_of(config, table)
     return {
         "curriculum/seen": float(np.mean(table.judged > 0)),
-        "curriculum/solved": float(np.mean(seen & (table.rate >= 1))),
+        "curriculum/solved": float(np.mean(seen & (table.rate >= SOLVED))),
         "curriculum/dropped": float(np.mean(weights_of(config, table) <= 0)),
     }
