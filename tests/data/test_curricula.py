@@ -108,9 +108,7 @@ def test_a_chosen_draw_is_made_again_whatever_the_table_has_become():
 def test_a_band_that_leaves_no_prompt_says_what_it_saw():
     stream = stream_of(4)
     stream.outcomes = table([0.0, 1.0, 0.95, 1.0], step=9)
-    expected = (
-        "DifficultyBand leaves no prompt after 9 steps: of 4 examples 4 were judged, 3 of them solved and 1"
-    )
+    expected = "DifficultyBand leaves no prompt after 9 steps: of 4 examples 4 were judged, 3 of them solved and 1"
     with pytest.raises(ValueError, match=expected):
         stream.select(2, DifficultyBand(forget_after=None))
 
