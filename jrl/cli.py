@@ -723,7 +723,7 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("configs", "parts", "algos", "sources", "verifiers", "envs", "families", "tokenizers")
+    kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "families", "tokenizers")
     parser.add_argument(
         "kind",
         choices=kinds,

@@ -9,9 +9,12 @@ from typing import Any, Literal
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
 from jrl.device.sharding import MeshShape
+from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
 from jrl.learning.layout import Learner
-from jrl.learning.optimizer import AdamW
+from jrl.learning.optimizers.adafactor import Adafactor
+from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.muon import Muon
 from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published
@@ -21,6 +24,7 @@ from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
+from jrl.tasks.data.curricula import DifficultyBand, Prioritized
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
@@ -48,7 +52,7 @@ class Offline:
     steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimizer steps
     batch_size: int = 64  # rows a step; of a source of pairs, pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str | None = None  # in metrics and checkpoints; None: the objective's, in small letters
 
@@ -68,12 +72,14 @@ class Online:
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
+    # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
+    curriculum: Prioritized | DifficultyBand | None = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
-    optimizer: AdamW = dataclasses.field(default_factory=AdamW)  # of the role that learns
+    optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
     # stage goes on. None: the policy has the value head, where the objective needs one.
     critic: str | None = None
-    critic_optimizer: AdamW | None = None  # of that critic; None: as the policy's
+    critic_optimizer: AdamW | Muon | Adafactor | None = None  # of that critic; None: as the policy's
     critic_warmup: int = 0  # steps at the beginning in which that critic learns alone
     learner: Learner = dataclasses.field(default_factory=Learner)  # how a batch becomes optimizer steps
     name: str = "rl"  # in metrics, checkpoints and evaluations
@@ -90,13 +96,16 @@ class Online:
         if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
             name = "critic_warmup" if self.critic_warmup else "critic_optimizer"
             raise ValueError(f"Online.{name} is of a critic of its own; set Online.critic = 'policy', or leave it out")
+        if self.critic_optimizer is not None and self.critic_optimizer.average is not None:
+            raise ValueError("Online.critic_optimizer.average would be an average of the critic; set average in "
+                             "Online.optimizer, for the policy's")  # fmt: skip
 
     trains = "policy"
 
 
 Stage = Offline | Online
 MOST_STEPS = 10**9
-RESERVED_ROLES = ("reference", "previous")
+RESERVED_ROLES = ("reference", "previous", AVERAGE)
 
 
 def check_counts(stage: Any, names: Sequence[str]) -> None:
@@ -107,11 +116,12 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
             raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
 
 
-def optimizers(stage: Stage) -> dict[str, AdamW]:
+def optimizers(stage: Stage) -> dict[str, Any]:
     """Returns the optimizer of every role that a stage trains, the role that it is about first."""
     if isinstance(stage, Offline) or stage.critic is None:
         return {stage.trains: stage.optimizer}
-    return {stage.trains: stage.optimizer, CRITIC: stage.critic_optimizer or stage.optimizer}
+    of_critic = stage.critic_optimizer or dataclasses.replace(stage.optimizer, average=None)
+    return {stage.trains: stage.optimizer, CRITIC: of_critic}
 
 
 def trained_heads(stage: Stage, needs: Needs) -> dict[str, tuple[str, ...]]:
@@ -292,6 +302,12 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         raise ValueError(
             f"the judge {alone[0]!r} compares the completions of a prompt, and Online.samples = 1 gives it one; use at "
             "least 2, usually 8, or Pairwise.against = 'answer'"
+        )
+    if online and stage.curriculum is not None and config.data.on_bad_prompt == "drop":
+        raise ValueError(
+            "Online.curriculum does not go with Data.on_bad_prompt = 'drop': prompts are dropped and counted on the "
+            "first walk through all of them, which a curriculum does not make; set 'refuse', and leave such prompts "
+            "out of the data"
         )
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "

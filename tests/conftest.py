@@ -148,6 +148,8 @@ LONG = (
     "test_loop.py",
     "test_stages.py",
     "sweep/test_sweep_command.py",
+    "test_optimizers_run.py",
+    "test_curricula_run.py",
     "contracts/test_algos.py",
     "test_export.py",
     "checkpoints/test_run_state.py",

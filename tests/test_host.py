@@ -16,7 +16,10 @@ from jrl.device.host_memory import HOST, memory_kind
 from jrl.device.program_cache import CompileAfterFreeze, ProgramCache
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.experiment import FREE
-from jrl.learning.optimizer import AdamW, begin, step
+from jrl.learning.optimizer import begin, step
+from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.contract import leaf_of
+from jrl.learning.optimizers.schedules import CosineDecay
 from jrl.resolve import load_config
 from jrl.run.checkpoints.run_state import restore_step, save_step, verify_step
 from jrl.run.checks import check_host
@@ -45,17 +48,20 @@ def drawn(seed):
     return {"stack": leaf((3, 8, 4), None, "fsdp"), "others": [leaf((7,)), leaf((4, 4))]}
 
 
-TRAINED = {"stack": True, "others": [False, True]}
+LEAVES = {
+    "stack": leaf_of("stack", ("layers", "embed", "mlp")),
+    "others": [leaf_of("bias", ("norm",), trained=False), leaf_of("matrix", ("embed", "norm"))],
+}
 
 
 def steps(memory, sound=(True, True, True), **more):
     """Returns (params, optimizer's state, norms of what was added) after a step for each of `sound`."""
-    config = AdamW(memory=memory, learning_rate=1e-2, weight_decay=0.1, schedule="cosine", decay_steps=9, **more)
+    config = AdamW(memory=memory, learning_rate=1e-2, weight_decay=0.1, schedule=CosineDecay(decay_steps=9), **more)
     traced, params = jax.tree.map(jnp.float32, config), drawn(0)
-    state = jax.jit(begin)(traced, params)
+    state = jax.jit(lambda config, params: begin(config, params, LEAVES))(traced, params)
 
     def one(config, params, state, gradient, sound):
-        params, state, added = step(config, gradient, state, params, TRAINED, sound)
+        params, state, added = step(config, gradient, state, params, LEAVES, sound)
         return params, state, sum(jnp.sum(x * x) for x in jax.tree.leaves(added))
 
     update, norms = jax.jit(one, donate_argnums=(1, 2)), []
@@ -116,7 +122,7 @@ def test_a_device_without_such_memory_is_refused_by_the_field_that_asks():
 
 def test_a_program_knows_where_its_arguments_and_results_lie():
     program_cache = ProgramCache()
-    begun = program_cache.program("begin", lambda params: begin(AdamW(memory="host"), params))
+    begun = program_cache.program("begin", lambda params: begin(AdamW(memory="host"), params, LEAVES))
     doubled = program_cache.program("double", lambda x: x * 2)
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), drawn(0))
     shape = begun.compile(params)

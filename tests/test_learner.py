@@ -16,7 +16,9 @@ from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, credit, finish_sampled, finish_stored
 from jrl.learning.layout import Learner, RouterLoss, packed_shape
 from jrl.learning.learner import Weights, loss_sums, weights_of
-from jrl.learning.optimizer import AdamW, optimizer
+from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import pack, pack_rollout, plan, unpack
 from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL
@@ -489,7 +491,11 @@ def update_program(experts=None):
     drawn = jax.tree.map(jnp.asarray, weights("float32", experts))
     zero = jnp.int32(0)
     policy = ModelState(
-        params=drawn.params, frozen=None, heads={}, opt_state=optimizer(adamw).init(drawn), version=zero
+        params=drawn.params,
+        frozen=None,
+        heads={},
+        opt_state=begin(adamw, drawn, Weights(*describe(MODEL.spec(cfg), ()))),
+        version=zero,
     )
     state = TrainState(step=zero, models={"policy": policy}, objective=(), key=jax.random.key(0), skipped=zero)
     packing = plan(np.asarray(rollout.length), packed_shape(Learner(), N, T, 1), 0, 1)
@@ -531,7 +537,9 @@ def test_what_is_not_trained_keeps_its_bits_under_weight_decay(mesh):
     params = init(jax.random.key(0), MODEL.spec(cfg))
     params["layers"]["layer_scale"] = jnp.full((1, 1), 0.7)
     own = Weights(params, {})
-    policy = state.models["policy"].replace(params=params, opt_state=optimizer(adamw).init(own))
+    policy = state.models["policy"].replace(
+        params=params, opt_state=begin(adamw, own, Weights(*describe(MODEL.spec(cfg), ())))
+    )
     state = state.replace(models={"policy": policy})
     static = dict(objective=ALGOS["GRPO"], model=MODEL, cfg=cfg, chunk=16)
     hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())

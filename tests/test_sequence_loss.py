@@ -25,7 +25,9 @@ from jrl.learning import learner
 from jrl.learning.credit import StoredLabels, finish_stored
 from jrl.learning.layout import Learner, packed_shape
 from jrl.learning.learner import Weights, loss_sums
-from jrl.learning.optimizer import AdamW, begin
+from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import by_place, pack_tokens, plan
 from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL
@@ -366,7 +368,8 @@ def test_an_update_on_pairs_trains_its_own_role_and_tells_of_pairs(mesh):
     rows, cfg, objective = stored(), model_config("float32"), ALGOS["BradleyTerry"]
     hyper, adamw = jax.tree.map(jnp.float32, (objective.config(), AdamW(learning_rate=1e-2)))
     own, zero = jax.tree.map(jnp.asarray, drawn("float32", 3)), jnp.int32(0)
-    reward = ModelState(params=own.params, frozen=None, heads=own.heads, opt_state=begin(adamw, own), version=zero)
+    opt_state = begin(adamw, own, Weights(*describe(MODEL.spec(cfg), own.heads)))
+    reward = ModelState(params=own.params, frozen=None, heads=own.heads, opt_state=opt_state, version=zero)
     policy = ModelState(params=own.params, frozen=None, heads={}, opt_state=None, version=zero)
     state = TrainState(
         step=zero, models={"policy": policy, "reward": reward}, objective=(), key=jax.random.key(0), skipped=zero

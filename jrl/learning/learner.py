@@ -17,9 +17,12 @@ import optax
 
 from jrl.algos.contract import Needs, Objective, Sequences, Tokens
 from jrl.device.sharding import constrain
+from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.layout import RouterLoss
-from jrl.learning.optimizer import AdamW, step
-from jrl.models.contract import Model, PrefixSegments, merge_params, trained, without_gradient
+from jrl.learning.optimizer import step
+from jrl.learning.optimizers.contract import describe
+from jrl.learning.optimizers.groups import trained_only
+from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
@@ -318,7 +321,7 @@ def update(
     state: TrainState,
     batch: TrainBatch,
     config: PyTree,
-    adamw: AdamW,
+    optimizer: Any,
     router: RouterLoss | None = None,
     *,
     role: str,
@@ -329,22 +332,26 @@ def update(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after one optimizer step of the model in `role`, and its metrics.
 
-    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters and optimizer
-    as they were, bit for bit, and is counted.
+    A step whose loss or gradient is not finite, or that has no token to learn from, leaves parameters, optimizer and
+    their moving average as they were, bit for bit, and is counted.
+
+    Args:
+      optimizer: its configuration. config: the objective's. router: of a mixture of experts. Floats as arrays.
     """
     own, frozen = state.models[role], frozen_of(state.models, role)
     trainable = Weights(own.params, own.heads)
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
     sums = loss_sums(trainable, batch, config, state.objective, router, **static, frozen=frozen)
-    gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), sums.gradient)
+    leaves = Weights(*describe(model.spec(cfg), own.heads))
+    gradient = trained_only(optimizer, sums.gradient, leaves)
+    gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), gradient)
     norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator
     num_tokens = batch.loss_mask.sum()
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     sound = finite & (num_tokens > 0)
 
-    may_move = Weights(trained(model.spec(cfg)), dict.fromkeys(own.heads, True))
-    trainable, opt_state, updates = step(adamw, gradient, own.opt_state, trainable, may_move, sound)
+    trainable, opt_state, updates = step(optimizer, gradient, own.opt_state, trainable, leaves, sound)
     tokens = jnp.maximum(num_tokens, 1).astype(jnp.float32)
     metrics = {
         "loss": loss,
@@ -358,8 +365,11 @@ def update(
         "update/tokens": num_tokens,
     }
     own = own.replace(params=trainable.params, heads=trainable.heads, opt_state=opt_state)
+    models = {**state.models, role: own}
+    if optimizer.average is not None:
+        models[AVERAGE] = moved_average(models[AVERAGE], own, optimizer.average, sound)
     state = state.replace(
-        models={**state.models, role: own},
+        models=models,
         skipped=state.skipped + (~sound).astype(jnp.int32),
     )
     return state, {name: value.astype(jnp.float32) for name, value in metrics.items()}

@@ -1,97 +1,77 @@
-"""AdamW with clipping and a schedule, from optax. Its floats are traced: changing one never recompiles."""
+"""An optimizer's step: clip, turn into a direction, decay, scale, and keep every bit where the step is not sound.
+
+    gradient --clip--> --direction (AdamW, Muon, Adafactor)--> --weight decay--> --learning rate--> what is added
+
+All floats are traced: changing one never recompiles.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jrl.device.host_memory import to_device, to_host
-from jrl.types import Array, PyTree, traced
-
-# bfloat16 has 8 bits: a moment that changes by less than half of 2^-8 of itself stays as it is.
-SLOWEST = 0.99
-
-
-@traced
-class AdamW:
-    """Adam with decoupled weight decay (1711.05101), gradients clipped by global norm, learning rate scheduled."""
-
-    learning_rate: float = 1e-4  # peak
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # from the peak to 0 over decay_steps
-    warmup_steps: int = 0  # linear, the first step at peak / warmup_steps
-    decay_steps: int | None = None  # optimizer steps from the peak to 0; needed by linear and cosine
-    b1: float = 0.9  # decay of the first moment
-    b2: float = 0.95  # decay of the second moment
-    eps: float = 1e-8  # added to the root of the second moment
-    weight_decay: float = 0.0  # times the learning rate, subtracted from weights
-    clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
-    moments: Literal["bfloat16"] | None = None  # how they are stored; they are computed wide. None: as the parameters
-    memory: Literal["device", "host"] = "device"  # where they lie between updates; from the host they come leaf by leaf
-
-    def __post_init__(self) -> None:
-        if self.schedule != "constant" and self.decay_steps is None:
-            raise ValueError(f"schedule={self.schedule!r} needs decay_steps")
-        if self.schedule == "constant" and self.decay_steps is not None:
-            raise ValueError("decay_steps has no effect with schedule='constant'")
-        if self.warmup_steps < 0 or (self.decay_steps is not None and self.decay_steps < 1):
-            raise ValueError("AdamW counts warmup_steps from 0 and decay_steps from 1")
-        limits = {
-            "learning_rate": lambda x: x > 0,
-            "b1": lambda x: 0 <= x < 1,
-            "b2": lambda x: 0 <= x < 1,
-            "eps": lambda x: x > 0,
-            "weight_decay": lambda x: x >= 0,
-            "clip_norm": lambda x: x > 0,
-        }
-        for name, holds in limits.items():
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
-                raise ValueError(f"AdamW.{name} = {value} cannot train")
-        for name in ("b1", "b2"):
-            value = getattr(self, name)
-            if self.moments == "bfloat16" and isinstance(value, int | float) and value > SLOWEST:
-                raise ValueError(
-                    f"AdamW.{name} = {value} does not go with moments='bfloat16': a step of {1 - value:.2g} of one "
-                    f"is lost in its rounding; set it to {SLOWEST} or less, or moments=None"
-                )
+from jrl.learning.optimizers import OPTIMIZERS
+from jrl.learning.optimizers.adamw import AdamW
+from jrl.learning.optimizers.groups import check_groups, peak_rate, trained_only, weight_decay
+from jrl.learning.optimizers.schedules import share_of_peak
+from jrl.types import Array, PyTree
 
 
-def optimizer(config: AdamW) -> optax.GradientTransformation:
-    """Returns the optax transformation of `config`; its floats may be tracers. Moments are on the device: where they
-    may not be, `begin` and `step` know."""
-    return optax.chain(_clip(config), _stored(config))
+def check(config: Any, leaves: PyTree) -> None:
+    """Raises ValueError where an optimizer cannot train a model. `leaves`: a tree of Leaf, as everywhere here."""
+    check_groups(config, leaves)
+    OPTIMIZERS[type(config).__name__].check(config, trained_only(config, leaves, leaves))
 
 
-def begin(config: AdamW, params: PyTree) -> optax.OptState:
+def optimizer(config: Any, leaves: PyTree) -> optax.GradientTransformation:
+    """Returns the optax transformation of the trained arrays; trees have None in place of the others. Moments are on
+    the device: where they may not be, `begin` and `step` know."""
+    return optax.chain(clip(config), _unclipped(config, trained_only(config, leaves, leaves)))
+
+
+def keeps_on_host(config: Any) -> bool:
+    """Whether moments lie in the host's memory between updates."""
+    return isinstance(config, AdamW) and config.memory == "host"
+
+
+def begin(config: Any, params: PyTree, leaves: PyTree) -> optax.OptState:
     """Returns the first state of the optimizer, its moments where they lie between updates."""
-    state = optimizer(config).init(params)
-    if config.memory == "device":
+    state = optimizer(config, leaves).init(trained_only(config, params, leaves))
+    if not keeps_on_host(config):
         return state
-    return (state[0], optax.tree.map_params(_adam(config), to_host, state[1]))
+    return (state[0], _map_moments(config, trained_only(config, leaves, leaves), to_host, state[1]))
 
 
 def step(
-    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, trained: PyTree, sound: Array
+    config: Any, gradient: PyTree, state: optax.OptState, params: PyTree, leaves: PyTree, sound: Array
 ) -> tuple[PyTree, optax.OptState, PyTree]:
-    """Returns parameters and state after one step, as they were where not `sound`; and what was added, if it was.
+    """Returns parameters and state after one step; and what was added, if it was (None for what is not trained).
+
+    O7, O8: where not `sound`, parameters and state keep every bit; the schedule does not move on either.
 
     Args:
-      trained: bool for each leaf of `params`; where False it stays as it is.
+      leaves: a Leaf for each array of `params`; what the model or a group freezes stays as it is.
       sound: [] bool.
     """
-    if config.memory == "host":
-        return _leaf_by_leaf(config, gradient, state, params, trained, sound)
-    updates, new = optimizer(config).update(gradient, state, params)
-    updates = _only(updates, trained)
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
-    return keep(optax.apply_updates(params, updates), params), keep(new, state), updates
+    own, weights = (trained_only(config, tree, leaves) for tree in (gradient, params))
+    trained = trained_only(config, leaves, leaves)
+    if keeps_on_host(config):
+        weights, state, updates = _leaf_by_leaf(config, own, state, weights, trained, sound)
+    else:
+        updates, new = optimizer(config, leaves).update(own, state, weights)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
+        weights, state = keep(optax.apply_updates(weights, updates), weights), keep(new, state)
+    merge = lambda old, new: old if new is None else new
+    return jax.tree.map(merge, params, weights), state, updates
 
 
 def _leaf_by_leaf(
-    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, trained: PyTree, sound: Array
+    config: AdamW, gradient: PyTree, state: optax.OptState, params: PyTree, leaves: PyTree, sound: Array
 ) -> tuple[PyTree, optax.OptState, PyTree]:
     """Returns what `step` does, of moments that come from the host and go back a leaf of the parameters at a time.
 
@@ -100,67 +80,67 @@ def _leaf_by_leaf(
     before the gradient (libtpu 0.0.42.1).
     """
     # Clipping alone looks at two leaves together. The rest takes trees with None in all places but one.
-    gradient, clipped = _clip(config).update(gradient, state[0], params)
-    moments = lambda fn, state, *rest: optax.tree.map_params(_adam(config), fn, state, *rest)
+    gradient, clipped = clip(config).update(gradient, state[0], params)
+    moments = lambda fn, state, *rest: _map_moments(config, leaves, fn, state, *rest)
     places = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
 
     def turn(i: int) -> tuple[PyTree, optax.OptState, PyTree]:
         alone = lambda tree: jax.tree.map(lambda x, place: x if place == i else None, tree, places)
         own = moments(lambda moment, place: moment if place == i else None, state[1], places)
+        transform = _unclipped(config, alone(leaves))
 
         def update(_: Array, carry: tuple[PyTree, optax.OptState, PyTree]) -> tuple[PyTree, optax.OptState, PyTree]:
             weight, own, gradient = carry
-            added, own = _stored(config).update(gradient, moments(to_device, own), weight)
-            added = _only(added, alone(trained))
+            added, own = transform.update(gradient, moments(to_device, own), weight)
             return optax.apply_updates(weight, added), moments(to_host, own), added
 
         return jax.lax.fori_loop(0, sound.astype(jnp.int32), update, (alone(params), own, alone(gradient)))
 
-    first = lambda *found: next(x for x in found if x is not None)
+    first = lambda *found: next((x for x in found if x is not None), None)
     turns = map(turn, jax.tree.leaves(places))
     params, own, updates = jax.tree.map(first, *turns, is_leaf=lambda x: x is None)
     return params, (clipped, own), updates
 
 
-def _only(updates: PyTree, trained: PyTree) -> PyTree:
-    """Returns `updates`, 0 for leaves that are not trained."""
-    return jax.tree.map(lambda x, is_trained: x if is_trained else jnp.zeros_like(x), updates, trained)
+def _map_moments(config: AdamW, leaves: PyTree, fn: Any, state: optax.OptState, *rest: PyTree) -> optax.OptState:
+    """Returns `fn` of the moments in `state`, the counts of updates as they are. `rest`: like the parameters."""
+    wide = dataclasses.replace(config, moments=None)  # of the same structure
+    return optax.tree.map_params(_unclipped(wide, leaves), fn, state, *rest)
 
 
-def _clip(config: AdamW) -> optax.GradientTransformation:
+def clip(config: Any) -> optax.GradientTransformation:
+    """Returns O2: the gradient times min(1, clip_norm / its global norm), over all trained arrays.
+
+    It sees the gradient of the whole optimizer step, after the division by the step's denominator. [3, 4] at 1:
+    [0.6, 0.8].
+
+    Source: 1211.5063.
+    """
     return optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
 
 
-def _adam(config: AdamW) -> optax.GradientTransformation:
-    return optax.adamw(_schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
+def _unclipped(config: Any, leaves: PyTree) -> optax.GradientTransformation:
+    """Returns all of the optimizer that treats arrays one by one. `leaves`: None for what is not trained."""
+    direction = OPTIMIZERS[type(config).__name__].direction(config, leaves)
+    return optax.chain(direction, _decayed(config, leaves), _scaled_by_rate(config, leaves))
 
 
-def _stored(config: AdamW) -> optax.GradientTransformation:
-    return _adam(config) if config.moments is None else _stored_narrow(_adam(config))
+def _decayed(config: Any, leaves: PyTree) -> optax.GradientTransformation:
+    """Returns what adds weight decay to directions, before both are scaled by the learning rate."""
+
+    def add(leaf: Any, u: Array, w: Array) -> Array:
+        decay = weight_decay(config, leaf)
+        return u if decay is None else u + jnp.asarray(decay, u.dtype) * w
+
+    return optax.stateless(lambda updates, params: jax.tree.map(add, leaves, updates, params))
 
 
-def _stored_narrow(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns `adam` with its moments in bfloat16 between steps, rounded to nearest."""
+def _scaled_by_rate(config: Any, leaves: PyTree) -> optax.GradientTransformation:
+    """Returns what multiplies directions by minus the learning rate of their array at this update."""
 
-    wide = lambda moment, weight: moment.astype(jnp.promote_types(weight.dtype, jnp.float32))
-    narrow = lambda state: optax.tree.map_params(adam, lambda moment: moment.astype(jnp.bfloat16), state)
+    def update(updates: PyTree, state: optax.ScaleByScheduleState, params: PyTree = None) -> tuple[PyTree, Any]:
+        share = share_of_peak(config.schedule, state.count)
+        scale = lambda leaf, u: jnp.asarray(-peak_rate(config, leaf) * share, u.dtype) * u
+        return jax.tree.map(scale, leaves, updates), optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
-    def update(gradient: PyTree, state: optax.OptState, params: PyTree) -> tuple[PyTree, optax.OptState]:
-        updates, state = adam.update(gradient, optax.tree.map_params(adam, wide, state, params), params)
-        return updates, narrow(state)
-
-    return optax.GradientTransformation(lambda params: narrow(adam.init(params)), update)
-
-
-def _schedule(config: AdamW) -> optax.Schedule:
-    peak = config.learning_rate
-    if config.schedule == "linear":
-        after = optax.linear_schedule(peak, 0.0, config.decay_steps)
-    elif config.schedule == "cosine":
-        after = lambda count: peak * optax.cosine_decay_schedule(1.0, config.decay_steps)(count)
-    else:
-        after = optax.constant_schedule(peak)
-    if config.warmup_steps == 0:
-        return after
-    warm = optax.linear_schedule(peak / config.warmup_steps, peak, config.warmup_steps - 1)
-    return optax.join_schedules([warm if config.warmup_steps > 1 else after, after], [config.warmup_steps])
+    return optax.GradientTransformation(lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32)), update)

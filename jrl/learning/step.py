@@ -32,7 +32,7 @@ class StagePrograms(NamedTuple):
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
     credit: Callable[..., Credit] | None  # (rollout, scores, state, config, [(recomputed, source)]); None: stored rows
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
-    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, adamw, router)
+    update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
     update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same of a critic of its own
     close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
     close_warmup: Callable[..., TrainState] | None  # the same where only the critic has learned; None: it never does
@@ -50,8 +50,8 @@ class StageArrays(NamedTuple):
     """A stage's hyper-parameters as arrays."""
 
     objective: PyTree
-    adamw: PyTree
-    critic_adamw: PyTree | None  # of a critic of its own
+    optimizer: PyTree
+    critic_optimizer: PyTree | None  # of a critic of its own
     router: PyTree | None  # terms of a mixture of experts
 
 
@@ -136,10 +136,10 @@ def _learn(
     for _ in range(epochs):
         for batch in batches:
             if not warms_up:
-                state, update_metrics = p.update(state, batch, arrays.objective, arrays.adamw, arrays.router)
+                state, update_metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
                 metrics.append(update_metrics)
             if p.update_critic is not None:
-                state, of_this = p.update_critic(state, batch, arrays.objective, arrays.critic_adamw, arrays.router)
+                state, of_this = p.update_critic(state, batch, arrays.objective, arrays.critic_optimizer, arrays.router)
                 of_critic.append(of_this)
     together = {**known, **p.mean(metrics, of_critic)}
     close = p.close_warmup if warms_up else p.close

@@ -149,11 +149,6 @@ def without_gradient(params: PyTree, spec: PyTree) -> PyTree:
     return jax.tree.map(lambda x, s: x if s.trained else jax.lax.stop_gradient(x), params, split_params(spec)[1])
 
 
-def trained(spec: PyTree) -> PyTree:
-    """Returns for each of the trained parameters whether an optimizer may update it: ParamSpec.trained."""
-    return jax.tree.map(lambda s: s.trained, split_params(spec)[1], is_leaf=is_spec)
-
-
 def is_spec(x: Any) -> bool:
     return isinstance(x, ParamSpec)
 

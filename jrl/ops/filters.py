@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import groups
+from jrl.ops import groups, reduce
 from jrl.types import Finish
 
 Array = jax.Array
@@ -28,6 +28,82 @@ def has_signal(outcome: Array, group: Array, valid: Array, *, num_groups: int) -
     return groups.to_rows(groups.varied(outcome, group, valid, num_groups=num_groups), group)
 
 
+def unsolved(correct: Array, valid: Array) -> Array:
+    """Returns F5: True for prompts that the policy's greedy answer does not solve, [N] bool: the ones worth sampling.
+
+    A prompt whose answer was not judged (E3) stays.
+
+    Args:
+      correct: [N] bool or float, above 0 where the answer is right; may be NaN where not valid. valid: [N] bool.
+
+    Source: SELF, 2510.02230.
+    """
+    return ~(reduce.masked(correct, valid) > 0)
+
+
+def best(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns F10 by best of n: True for the highest valid reward of each group, the lowest index at ties, [N] bool.
+
+    Args:
+      reward: [N] float; invalid entries may be NaN. group: [N] int32. valid: [N] bool.
+
+    Source: PF-PPO, 2409.06957 section 3.2. verl draws the whole batch again by |score|^p: another algorithm.
+    """
+    high = groups.maximum(reduce.masked(reward, valid), group, valid, num_groups=num_groups)
+    top = valid & (reduce.masked(reward, valid) == groups.to_rows(jnp.where(high > -jnp.inf, high, 0), group))
+    return _first(top, group, num_groups)
+
+
+def best_and_worst(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns F10 by best and worst: True for the highest reward of each group and the lowest of its others, [N] bool.
+
+    A group with one valid row keeps it. At ties the lowest index counts. Arguments and source: as `best`.
+    """
+    top = best(reward, group, valid, num_groups=num_groups)
+    return top | best(-reduce.widen(reward), group, valid & ~top, num_groups=num_groups)
+
+
+def best_and_random(reward: Array, group: Array, valid: Array, draw: Array, *, num_groups: int) -> Array:
+    """Returns F10 by best and random: True for the highest reward of each group and for that of its others with the
+    highest `draw`, [N] bool.
+
+    Args:
+      draw: [N] float, uniform. The rest, and the source: as `best`.
+    """
+    top = best(reward, group, valid, num_groups=num_groups)
+    return top | best(draw, group, valid & ~top, num_groups=num_groups)
+
+
+def score_agreement(score: Array, truth: Array, keep: Array) -> Array:
+    """Returns F10's criterion: R^2 of a line from a reward model's scores to the true ones over the kept rows, [].
+
+    Of the strategies of F10 the one with the highest is taken, on rows whose truth is known. It is the squared
+    correlation; 0 where either is constant.
+
+    Args:
+      score, truth: [N] float; entries that are not kept may be NaN. keep: [N] bool.
+
+    Source: PF-PPO, 2409.06957 section 3.3.
+    """
+    centred = lambda x: jnp.where(keep, reduce.masked(x, keep) - reduce.masked_mean(x, keep), 0)
+    a, b = centred(score), centred(truth)
+    scale = jnp.sum(a * a) * jnp.sum(b * b)
+    return jnp.where(scale > 0, jnp.sum(a * b) ** 2 / jnp.where(scale > 0, scale, 1), 0)
+
+
+def not_stale(version: Array, action_mask: Array, current: Array, *, most: int) -> Array:
+    """Returns F11: True for rows whose oldest sampled token is at most `most` versions old, [N] bool.
+
+    Args:
+      version: [N, T] int32, the version that drew each token; anything where not an action. action_mask: [N, T] bool.
+      current: [] int32. A row without a sampled token is True: other masks speak of it (E4).
+
+    Source: AReaL, 2505.24298 section 5.1.
+    """
+    oldest = jnp.min(jnp.where(action_mask, version, current), axis=-1)
+    return current - oldest <= most
+
+
 def not_truncated(finish: Array) -> Array:
     """Returns F3: False for rows cut at the length limit, [N] bool.
 
@@ -39,3 +115,11 @@ def not_truncated(finish: Array) -> Array:
     Source: DAPO, 2503.14476 section 3.4; TRL's `mask_truncated_completions`. open-instruct deletes the rows.
     """
     return finish != jnp.int8(Finish.LENGTH)
+
+
+def _first(mask: Array, group: Array, num_groups: int) -> Array:
+    """Returns the first row of each group that is in the mask, [N] bool."""
+    index = jnp.arange(mask.shape[0], dtype=jnp.int32)
+    member = mask[:, None] & (group[:, None] == jnp.arange(num_groups, dtype=group.dtype)[None, :])
+    first = jnp.min(jnp.where(member, index[:, None], mask.shape[0]), axis=0)
+    return mask & (index == groups.to_rows(first, group))

@@ -18,6 +18,7 @@ from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.token_rewards import span_rewards
+from jrl.tasks.data import curricula
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import Stream
 from jrl.tasks.stopping import Stop, never
@@ -42,6 +43,7 @@ class PromptSampler:
     samples: int  # of each prompt
     prompt_length: int
     components: tuple[str, ...] = ()  # names of the components of the reward that learning may see
+    curriculum: Any = None  # its configuration; None: prompts are walked in order
 
 
 class Draw(NamedTuple):
@@ -49,7 +51,7 @@ class Draw(NamedTuple):
 
     rollout: Rollout
     visits: list[Visit]  # one for each group; groups after them are padding
-    position: dict[str, Any]  # of the data stream before these prompts
+    position: dict[str, Any]  # of the data stream before these prompts; of a curriculum, also those that it chose
 
 
 class Submitted(NamedTuple):
@@ -77,8 +79,7 @@ class Collected(NamedTuple):
 
 def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
-    position = sampler.stream.get_state()
-    visits = sampler.stream.next(sampler.prompts)
+    position, visits = next_visits(sampler)
     prompts = place_prompts(visits, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
     stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
@@ -88,7 +89,35 @@ def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
 def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Visit]:
     """Returns the prompts of a draw that was saved on its way, moving the stream past them again."""
     sampler.stream.set_state(position)
+    if sampler.curriculum is not None:
+        return sampler.stream.revisit(position["chosen"])
     return sampler.stream.next(sampler.prompts)
+
+
+def next_visits(sampler: PromptSampler) -> tuple[dict[str, Any], list[Visit]]:
+    """Returns where in the data the next prompts are, and them. Of a curriculum also which: its table moves on."""
+    position = sampler.stream.get_state()
+    if sampler.curriculum is None:
+        return position, sampler.stream.next(sampler.prompts)
+    visits = sampler.stream.select(sampler.prompts, sampler.curriculum)
+    return {**position, "chosen": [visit.index for visit in visits]}, visits
+
+
+def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict[str, float]:
+    """Moves the curriculum's table on by a step's rounds of completions, and returns what it says; {} without one."""
+    if sampler.curriculum is None:
+        return {}
+    index, outcome, valid = [], [], []
+    for found in rounds:
+        rows = len(found.visits) * found.samples
+        index += [visit.index for visit in found.visits]
+        outcome.append(found.host_scores.outcome[:rows].reshape(-1, found.samples))
+        valid.append(found.host_scores.valid[:rows].reshape(-1, found.samples))
+    stream = sampler.stream
+    stream.outcomes = curricula.recorded(
+        sampler.curriculum, stream.outcomes, index, np.concatenate(outcome), np.concatenate(valid)
+    )
+    return curricula.metrics(sampler.curriculum, stream.outcomes)
 
 
 def submit(

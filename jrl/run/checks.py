@@ -8,14 +8,15 @@ from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
 from jrl.experiment import Config, Online, optimizers
+from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import check_ragged
 from jrl.models.shape import Decoder
 
 
 def check_host(config: Config, mesh: Mesh) -> None:
     """Raises ValueError for what is to lie in the host's memory where the devices know none. Only training asks."""
-    trained = [adamw for stage in config.stages for adamw in optimizers(stage).values()]
-    wanted = ["AdamW.memory='host'"] * any(adamw.memory == "host" for adamw in trained)
+    trained = [optimizer for stage in config.stages for optimizer in optimizers(stage).values()]
+    wanted = ["AdamW.memory='host'"] * any(map(keeps_on_host, trained))
     if getattr(config.model, "remat", None) == "offload":
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:

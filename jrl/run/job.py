@@ -60,6 +60,7 @@ from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
 from jrl.run.signals import StopRequest
+from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
@@ -298,7 +299,10 @@ def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]
     Offline stage, in their order."""
     count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
-    return [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+    streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+    if any(isinstance(stage, Online) and stage.curriculum is not None for stage in config.stages):
+        streams[0].outcomes = no_outcomes(len(source))
+    return streams
 
 
 def open_stages(
@@ -351,6 +355,7 @@ def open_stages(
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
             components=(*scorer.component_names, *(name for source in sources for name in source.names)),
+            curriculum=stage.curriculum,
         )
         stages.append(
             OnlineStage(
@@ -369,8 +374,8 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
     as_numbers = lambda tree: jax.tree.map(number, tree)
     return StageArrays(
         objective=as_numbers(stage.objective),
-        adamw=as_numbers(stage.optimizer),
-        critic_adamw=as_numbers(optimizers(stage).get(CRITIC)),
+        optimizer=as_numbers(stage.optimizer),
+        critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
         router=as_numbers(stage.learner.router),
     )
 

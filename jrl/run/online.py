@@ -14,7 +14,17 @@ from jrl.experiment import Online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.step import Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
-from jrl.rollout.collect import Collected, Draw, PromptSampler, Submitted, collect, draw, refilled, submit
+from jrl.rollout.collect import (
+    Collected,
+    Draw,
+    PromptSampler,
+    Submitted,
+    collect,
+    draw,
+    record_outcomes,
+    refilled,
+    submit,
+)
 from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import Completions, RewardSource
 from jrl.run.batches import pack_plans
@@ -83,9 +93,14 @@ def step(
     progress = lambda done, total: phase("scoring", done=done, total=total)
     wait = lambda sent: collect(sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
     batch = wait(submitted)
+    rounds = [batch]
     most = stage.objective.refill(stage.config.objective)
     if most is not None:
-        refill = lambda: wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state))))
+
+        def refill() -> Collected:
+            rounds.append(wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state)))))
+            return rounds[-1]
+
         keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
         filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
@@ -103,7 +118,8 @@ def step(
         epochs=stage.config.learner.epochs,
         warms_up=done < stage.config.critic_warmup,
     )
-    return Stepped(state, following, {**metrics, **batch.metrics}, batch)
+    outcomes = record_outcomes(stage.sampler, rounds)
+    return Stepped(state, following, {**metrics, **batch.metrics, **outcomes}, batch)
 
 
 def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array]:

@@ -16,6 +16,7 @@ from jrl import paths
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, replicated
 from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names, trained_heads
+from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
 from jrl.models.heads import fresh_heads
@@ -135,11 +136,15 @@ def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) ->
 
 
 def role_heads(policy: Policy, role: str) -> PyTree:
-    """Returns the heads of a role that a stage trains, as shapes. Raises ValueError where no stage does."""
+    """Returns the heads of a role that a stage trains, or of the moving average of one, as shapes. Raises ValueError
+    where no stage does."""
     config, tables = policy.config, policy.parts.tables
     needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
     trained = [trained_heads(*pair) for pair in zip(config.stages, needs)]
     heads = {role: names for of_stage in trained for role, names in of_stage.items()}
+    for stage, of_stage in zip(config.stages, trained):
+        if stage.optimizer.average is not None:
+            heads[AVERAGE] = of_stage[stage.trains]
     if role not in heads:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]

@@ -18,9 +18,12 @@ from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
 from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, optimizers, row_of, stage_names
 from jrl.learning import credit, layout, learner, pack
+from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC, begin_critic, of_critic, of_policy
 from jrl.learning.learner import Weights
-from jrl.learning.optimizer import AdamW, begin
+from jrl.learning.optimizer import begin
+from jrl.learning.optimizer import check as check_optimizer
+from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.step import StagePrograms
 from jrl.models import decoder
@@ -129,20 +132,22 @@ def begin_stage(
     state: TrainState,
     *,
     trains: str,
-    adamw: AdamW,
+    optimizer: Any,
     objective: Objective,
     config: Any,
+    model: Model,
     cfg: Any,
     keeps_previous: bool,
     critic: str | None = None,
-    critic_adamw: AdamW | None = None,
+    critic_optimizer: Any = None,
 ) -> TrainState:
     """Returns the state that a stage begins with: a fresh optimizer for the role that it trains, copies of the policy
     for the roles that it needs, the objective's first state. Roles that earlier stages trained stay, without theirs.
 
     Args:
-      trains: the role that learns. config: the objective's. cfg: the model's.
+      trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
       critic: the role that a critic of its own begins as a copy of; None: there is none.
+      critic_optimizer: that critic's.
     """
     needs = objective.needs(config)
     models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
@@ -155,16 +160,20 @@ def begin_stage(
     missing = [head for head in needs.heads if head not in own.heads]
     if missing:
         own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg)})
-    opt_state = begin(adamw, Weights(own.params, own.heads))
+    leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
+    opt_state = begin(optimizer, Weights(own.params, own.heads), leaves_of(own))
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
     if needs.reference:
         models["reference"] = copy_of(own, own.shares or trains)
     if keeps_previous:
         models["previous"] = copy_of(own)
+    if optimizer.average is not None:
+        models[AVERAGE] = copy_of(own, own.shares or trains).replace(heads=copy_leaves(own.heads))
     models[trains] = own
     if critic is not None:
         begun = models[CRITIC]
-        models[CRITIC] = begun.replace(opt_state=begin(critic_adamw, Weights(begun.params, begun.heads)))
+        opt_state = begin(critic_optimizer, Weights(begun.params, begun.heads), leaves_of(begun))
+        models[CRITIC] = begun.replace(opt_state=opt_state)
     return state.replace(models=models, objective=objective.init_state(config))
 
 
@@ -244,9 +253,11 @@ def build_stage(
         fields += ("old_logprobs",)
     fields += ("old_entropy",) * needs.credit_entropy
     refills = online and objective.refill(stage.objective) is not None
-    starts = dict(trains=stage.trains, adamw=stage.optimizer, objective=objective, config=stage.objective, cfg=cfg)
+    starts = dict(trains=stage.trains, optimizer=stage.optimizer, objective=objective, config=stage.objective)
+    check_optimizer(stage.optimizer, Weights(*describe(model.spec(cfg), needs.heads)))
     if has_critic:
-        starts |= dict(critic=stage.critic, critic_adamw=trained[CRITIC])
+        starts |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
+        check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
     closes = dict(roles=tuple(trained), objective=objective)
 
     def program(what: str, fn: Callable, **options: Any) -> Program:
@@ -258,7 +269,7 @@ def build_stage(
     return StagePrograms(
         begin=program(
             "begin",
-            functools.partial(begin_stage, **starts, keeps_previous=refills and stage.lag > 0),
+            functools.partial(begin_stage, **starts, model=model, cfg=cfg, keeps_previous=refills and stage.lag > 0),
             donate_argnums=0,
         ),
         sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer)) if online else None,

@@ -40,6 +40,7 @@ from jrl.run.report.metrics import open_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
+from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
 from jrl.types import PyTree, TrainState
@@ -117,6 +118,8 @@ def restore(job: Job) -> Progress:
         target = {"state": state}
         if draws_next(job.config, step):
             target["waiting"] = rollout_shape(inputs, i, state)
+        if job.stream.outcomes is not None:
+            target["outcomes"] = job.stream.outcomes._asdict()
         try:
             _, tree, host = job.run_state.restore(target, step)
         except DamagedStep as damage:
@@ -153,6 +156,8 @@ def restore(job: Job) -> Progress:
     if "waiting" in tree:
         sampler = job.stages[stage_at(job.config, job.done)].sampler
         waiting = Draw(tree["waiting"], redraw_prompts(sampler, data["waiting"]), data["waiting"])
+    if "outcomes" in tree:
+        job.stream.outcomes = Outcomes(**tree["outcomes"])
     # Refills of the last step may have moved the stream past the prompts that were under way.
     job.stream.set_state(data["train"])
     job.display.note(resume_message(job.done, job.total))
@@ -227,6 +232,8 @@ def save(job: Job, progress: Progress) -> None:
     if progress.waiting is not None:
         tree["waiting"] = progress.waiting.rollout
         data["waiting"] = progress.waiting.position
+    if job.stream.outcomes is not None:
+        tree["outcomes"] = job.stream.outcomes._asdict()
     with job.timed("checkpoint"):
         if job.rollouts is not None:
             job.rollout_rows = job.rollouts.commit()

@@ -12,6 +12,7 @@ from typing import Any
 from jrl.algos import ALGOS
 from jrl.algos.parts import OBJECTIVE_FUNCTIONS, PARTS
 from jrl.config import field_docs
+from jrl.learning.optimizers import OPTIMIZERS
 from jrl.models.families import FAMILIES
 from jrl.models.families.contract import HARMLESS, Family
 from jrl.models.shape import Decoder
@@ -23,6 +24,7 @@ from jrl.tasks.verifiers import VERIFIERS
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "algos": ALGOS,
+    "optimizers": OPTIMIZERS,
     "sources": SOURCES,
     "verifiers": VERIFIERS,
     "envs": ENVS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -166,6 +167,38 @@ def test_what_layers_keep_by_hand(small):
     experts = ["Decoder.experts=@Experts()", "Experts.count=4", "Experts.per_token=2", "Experts.width=32"]
     sparse = budget.update(small("Decoder.remat='dots'", *experts)).activations
     assert sparse == 2 * 64 * (64 + 64 + 2 * 32 + 64 + 2 * (2 * 32 + 64)) * 4
+
+
+def test_the_state_of_other_optimizers_by_hand(small):
+    case = small()
+    layers = case.spec["layers"]
+    matrices = [s.shape for s in layers.values() if len(s.shape) > 2]
+    assert len(matrices) == 7  # q, k, v, o, gate, up, down
+    entries = sum(map(math.prod, matrices))
+    # Muon: a momentum of matrices; Adam's two moments of the embedding and the norms.
+    muon = small("Online.optimizer=@Muon()")
+    assert estimate.moment_bytes(muon) == 4 * (entries + 2 * (PARAMETERS - entries))
+    assert budget.resident_memory(muon).optimiser == estimate.moment_bytes(muon)
+    # Adafactor: inputs and outputs of each matrix, the embedding's too; every entry of a norm.
+    inputs = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
+    split = {name: (s.shape[1 : 1 + inputs[name]], s.shape[1 + inputs[name] :])
+             for name, s in layers.items() if name in inputs}  # fmt: skip
+    sides = sum(case.cfg.layers * (math.prod(a) + math.prod(b)) for a, b in split.values())
+    vocab, width = case.cfg.vocab_size, case.cfg.width
+    norms = PARAMETERS - entries - vocab * width
+    factored = small("Online.optimizer=@Adafactor()")
+    assert estimate.moment_bytes(factored) == 4 * (sides + vocab + width + norms)
+    averaging = small("Online.optimizer=@Adafactor()", "Adafactor.momentum=0.9")
+    assert estimate.moment_bytes(averaging) == estimate.moment_bytes(factored) + 4 * PARAMETERS
+
+
+def test_a_frozen_group_has_no_moments_and_an_average_is_one_more_copy(small):
+    case = small()
+    frozen = small("AdamW.groups=[@ParameterGroup()]", "ParameterGroup.names='embed'", "ParameterGroup.frozen=True")
+    saved = 2 * 4 * case.cfg.vocab_size * case.cfg.width
+    assert estimate.moment_bytes(case) - estimate.moment_bytes(frozen) == saved
+    averaged = small("AdamW.average=0.9")
+    assert budget.resident_memory(averaged).weights - budget.resident_memory(case).weights == 4 * PARAMETERS
 
 
 def test_moments_on_the_host_by_hand(small):

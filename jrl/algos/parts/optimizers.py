@@ -4,4 +4,59 @@ from __future__ import annotations
 
 from jrl.algos.parts.part import Part
 
-PARTS: list[Part] = []
+PARTS: list[Part] = [
+    {
+        "id": "O1",
+        "function": "jrl.learning.optimizers.adamw:direction",
+        "inputs": ["config", "leaves"],
+        "output": "optax transformation",
+        "tests": [
+            "tests/test_optimizer.py::test_updates_of_adamw_are_those_of_optax",
+            "tests/test_optimizer.py::test_weight_decay_leaves_norms_and_biases_alone_unless_asked",
+        ],
+    },
+    {
+        "id": "O1",
+        "function": "jrl.learning.optimizers.muon:direction",
+        "inputs": ["config", "leaves"],
+        "output": "optax transformation",
+        "tests": [
+            "tests/test_optimizer.py::test_muon_on_stacks_is_optax_muon_on_every_matrix",
+            "tests/test_optimizer.py::test_muon_of_a_diagonal_matrix_by_hand",
+        ],
+    },
+    {
+        "id": "O1",
+        "function": "jrl.learning.optimizers.adafactor:direction",
+        "inputs": ["config", "leaves"],
+        "output": "optax transformation",
+        "tests": [
+            "tests/test_optimizer.py::test_adafactor_on_stacks_is_optax_on_every_matrix",
+            "tests/test_optimizer.py::test_adafactors_first_direction_by_hand",
+        ],
+    },
+    {
+        "id": "O2",
+        "function": "jrl.learning.optimizer:clip",
+        "inputs": ["config"],
+        "output": "optax transformation",
+        "tests": ["tests/test_optimizer.py::test_clipping_is_by_the_global_norm_of_all_arrays"],
+    },
+    {
+        "id": "O3",
+        "function": "jrl.learning.optimizers.schedules:share_of_peak",
+        "inputs": ["schedule", "count"],
+        "output": "share of the peak []",
+        "tests": [
+            "tests/test_optimizer.py::test_a_schedule_is_a_share_of_the_peak",
+            "tests/test_optimizer.py::test_step_five_of_ten_of_a_warmup_is_half_the_peak",
+        ],
+    },
+    {
+        "id": "O7",
+        "function": "jrl.learning.optimizer:step",
+        "inputs": ["config", "gradient", "state", "params", "leaves", "sound"],
+        "output": "parameters, state, updates",
+        "tests": ["tests/test_optimizer.py::test_an_unsound_step_keeps_every_bit_of_weights_and_state"],
+    },
+]

@@ -35,6 +35,7 @@ class Visit(NamedTuple):
     example: Example
     uid: tuple[int, int]  # two uint32 that name it: jrl.tasks.example.visit_uid(example.id, epoch)
     prompt: tuple[int, ...]  # ids, at most Data.prompt_length
+    index: int | None = None  # of the example in the run's source; None: it is of none
 
 
 def is_held_out(example: Example, config: Data) -> bool:

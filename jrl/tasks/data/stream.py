@@ -9,9 +9,10 @@ process walks past the others' examples too (it makes them, which costs a genera
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jrl.tasks.data.curricula import Outcomes, draw_order, none_left, weights_of
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
@@ -30,6 +31,7 @@ class Stream:
         self._seed, self._size = seed, len(source)
         self._order = open_order(self._size, seed)
         self._position = 0
+        self.outcomes: Outcomes | None = None  # of the examples, where a stage has a curriculum
         # Both of the first pass only: what is dropped then is dropped in every later one.
         self.counts: dict[str, int] = {}  # examples of the split that were dropped, by cause
         self.seen = 0  # examples of the split
@@ -54,6 +56,39 @@ class Stream:
             raise
         return visits[self._process_index * n : (self._process_index + 1) * n]
 
+    def select(self, n: int, curriculum: Any) -> list[Visit]:
+        """Returns the next `n` visits of a curriculum: distinct examples, again from the first where there are fewer.
+
+        Args:
+          curriculum: its configuration; the table is `outcomes`.
+
+        Raises: ValueError where it leaves no prompt of the split, or a prompt is refused; StopRequested as in `next`.
+        """
+        order = draw_order(weights_of(curriculum, self.outcomes), self._seed, self._position)
+        chosen: list[int] = []
+        for index in order.tolist():
+            check_stop(self._stop, "reading prompts")
+            if is_held_out(self._source[index], self._config) == (self._split == "held_out"):
+                chosen.append(index)
+            if len(chosen) == n:
+                break
+        if not chosen:
+            raise ValueError(none_left(curriculum, self.outcomes))
+        return self.revisit([chosen[i % len(chosen)] for i in range(n)])
+
+    def revisit(self, chosen: Sequence[int]) -> list[Visit]:
+        """Returns visits of examples that a curriculum has chosen, and moves past them. Their numbers, which name their
+        draws, go down from -1: those of walks are epochs, from 0 up."""
+        visits = []
+        for index in chosen:
+            example = self._source[index]
+            prompt, cause = encode_prompt(example, self._tokenizer, self._config)
+            if cause is not None:
+                raise refusal(example, cause, len(prompt), self._config)
+            self._position += 1
+            visits.append(Visit(example, visit_uid(example.id, -self._position), prompt, index))
+        return visits
+
     def get_state(self) -> dict[str, Any]:
         """Returns the position as JSON. It is the same on every process, for any number of processes."""
         return {"position": self._position, "seed": self._seed, "size": self._size, "split": self._split,
@@ -76,7 +111,8 @@ class Stream:
             position = self._position
             if position == self._size:
                 self._check_dropped()
-            example = self._source[self._order(position)]
+            index = self._order(position)
+            example = self._source[index]
             self._position += 1
             if is_held_out(example, self._config) != (self._split == "held_out"):
                 continue
@@ -86,7 +122,7 @@ class Stream:
             if position < self._size:
                 self._count(cause)
             if cause is None:
-                return Visit(example, visit_uid(example.id, position // self._size), prompt)
+                return Visit(example, visit_uid(example.id, position // self._size), prompt, index)
         raise ValueError(
             f"none of the {self._size} examples can be used for the {self._split} split "
             f"(dropped so far: {self.counts or 'none'}; Data.held_out_every = {self._config.held_out_every})"

@@ -10,12 +10,15 @@ attention (`chunk_bytes`): see docs/plan.md.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN
 from jrl.experiment import optimizers
+from jrl.learning.optimizers.contract import leaf_of
+from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
@@ -106,8 +109,9 @@ def max_resident(case: Case) -> Memory:
 
 
 def device_moment_bytes(case: Case) -> int:
-    """Returns the bytes of Adam's moments of all roles that the stage trains that are on a device between updates."""
-    return sum(moment_bytes(own) for own in updated_cases(case) if own.optimizer.memory == "device")
+    """Returns the bytes of the optimizers' state of all roles that the stage trains that are on a device between
+    updates."""
+    return sum(moment_bytes(own) for own in updated_cases(case) if not own.moments_on_host)
 
 
 def updated_cases(case: Case) -> list[Case]:
@@ -276,11 +280,22 @@ def saved_activation_bytes(case: Case) -> int:
 
 def offload_buffer_bytes(case: Case) -> int:
     """Returns the bytes of the largest leaf's moments where they are offloaded, before and after the update."""
-    if case.optimizer.memory == "device":
+    if not case.moments_on_host:
         return 0
     leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
     size = 2 if case.optimizer.moments == "bfloat16" else FLOAT32
     return 4 * max(share(leaf, TRAIN, case.sizes) for leaf in leaves) * size
+
+
+def orthogonalized_bytes(case: Case) -> int:
+    """Returns the workspace of Muon's largest stack, whose matrices are gathered and divided by layer: the matrices
+    twice, their momentum, and what the iteration adds to them; 0 under other optimizers."""
+    if not isinstance(case.stage.optimizer, Muon):
+        return 0
+    spec = case.spec if case.adapters is None else case.adapters
+    stacks = [s for s in jax.tree.leaves(spec, is_leaf=is_spec) if leaf_of("", s.axes).hidden]
+    devices = lambda count: math.prod(case.sizes[axis] for axis in spread_over(count, case.sizes))
+    return 4 * FLOAT32 * max((math.prod(s.shape) // devices(s.shape[0]) for s in stacks), default=0)
 
 
 def cast_weight_bytes(case: Case) -> int:
@@ -301,7 +316,7 @@ def update(case: Case) -> Memory:
     activations: every layer's input, or without remat all that the backward pass needs. Then the backward pass of a
     chunk of logits: the gathered head, its gradient in float32 and a narrow one, summed over shards. Later the backward
     pass of a layer: the micro-batch's gradient of all layers, and the layer's weights and their gradient. At the end
-    moments transferred from the host."""
+    moments transferred from the host, or Muon's matrices."""
     narrow = itemsize(case.cfg.dtype)
     tokens = case.rows * case.shape.row_length
     gradient = trained_bytes(case, TRAIN)
@@ -315,7 +330,7 @@ def update(case: Case) -> Memory:
     return resident_memory(case)._replace(
         gradients=gradient,
         activations=saved_activation_bytes(case),
-        temporary=cast_weight_bytes(case) + max(back, layer, offload_buffer_bytes(case)),
+        temporary=cast_weight_bytes(case) + max(back, layer, offload_buffer_bytes(case), orthogonalized_bytes(case)),
     )
 
 

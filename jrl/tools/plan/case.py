@@ -16,6 +16,7 @@ from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, MeshShape
 from jrl.experiment import Config, Online, Stage, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
+from jrl.learning.optimizer import keeps_on_host
 from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
@@ -59,7 +60,13 @@ class Case:
     width = property(lambda self: programs.width_of(self.config))  # T
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
-    copies = property(lambda self: self.roles + self.needs.reference + self.previous)  # of the trained parameters
+    moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
+
+    @property
+    def copies(self) -> int:
+        """Copies of the trained parameters."""
+        average = self.stage.optimizer.average is not None
+        return self.roles + self.needs.reference + self.previous + average
 
     @property
     def slots(self) -> int:
@@ -288,6 +295,12 @@ def shown_name(case: Case, name: str) -> str:
 def abstract_mesh(shape: MeshShape, num_devices: int) -> AbstractMesh:
     """Returns the mesh without devices."""
     return AbstractMesh(shape.sizes(num_devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:
+    """Returns the shape of a parameter's shard on one device under a table of `jrl.device.sharding`."""
+    cut = lambda name: 1 if name is None or rules[name] is None else sizes[rules[name]]
+    return tuple(size // cut(name) for size, name in zip(parameter.shape, parameter.axes, strict=True))
 
 
 def share(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> int:

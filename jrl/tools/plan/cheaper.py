@@ -82,7 +82,7 @@ def sentence(change: Change, gib: float = 2**30) -> str:
 
 
 PLACES = {"MeshShape": "mesh", "Sampler": "sampler", "Decoder": "model", "Published": "model"}  # in Config
-STAGE_PLACES = {"Learner": "learner", "AdamW": "optimizer"}  # in each of its stages
+STAGE_PLACES = {"Learner": "learner"}  # in each of its stages
 
 
 def applied(config: Config, bindings: Mapping[str, Any]) -> Config:

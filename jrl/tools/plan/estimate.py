@@ -18,6 +18,8 @@ import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED, TRAIN
 from jrl.experiment import Online
+from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.contract import describe
 from jrl.models.adapters.quantized import is_quantized
 from jrl.models.attention.kernels import padded_length
 from jrl.models.attention.kv_cache import cache_shapes, ends
@@ -25,7 +27,7 @@ from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.shape import Decoder
 from jrl.tools.plan import flops
-from jrl.tools.plan.case import Case, cases_of, programs_of, share
+from jrl.tools.plan.case import Case, cases_of, programs_of, shard_shape, share
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.flops import Flops
 
@@ -38,6 +40,7 @@ ASSUMPTIONS = (
     "every completion is as long as it may be, every packed row is full, nothing is refilled",
     "a mesh axis moves data around one ring of the torus, both ways",
     "host time (scoring, data, dispatch) is not in it, nor what AdamW.memory and remat = 'offload' move over its link",
+    "of an optimizer only its memory traffic counts, and not what Muon multiplies",
 )
 
 
@@ -91,11 +94,14 @@ def trained_bytes(case: Case, rules: dict) -> int:
 
 
 def moment_bytes(case: Case) -> int:
-    """Returns the bytes of Adam's two moments of the trained parameters on one device, or on its host: of the role that
-    `case.updates` names."""
-    leaves = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    narrow = case.optimizer.moments == "bfloat16"
-    return 2 * sum(share(x, TRAIN, case.sizes) * (2 if narrow else x.dtype.itemsize) for x in leaves)
+    """Returns the bytes of the optimizer's state of the trained parameters on one device, or on its host, for the
+    role that `case.updates` names: its first state, of each device's shard. Counts of updates are left out."""
+    spec = case.spec if case.adapters is None else case.adapters
+    shard = lambda s: jax.ShapeDtypeStruct(shard_shape(s, TRAIN, case.sizes), s.dtype)
+    shards, leaves = jax.tree.map(shard, spec, is_leaf=is_spec), describe(spec, ())[0]
+    config = dataclasses.replace(case.optimizer, **{"memory": "device"} if case.moments_on_host else {})
+    state = jax.eval_shape(lambda params: begin(config, params, leaves), shards)
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
 
 
 def adapter_bytes(case: Case) -> int:

@@ -1,0 +1,12 @@
+"""Optimizers. Selecting one is choosing its configuration class; each row turns gradients into directions."""
+
+from __future__ import annotations
+
+from jrl.learning.optimizers import adafactor, adamw, muon
+from jrl.learning.optimizers.contract import Optimizer
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "AdamW": adamw.OPTIMIZER,
+    "Muon": muon.OPTIMIZER,
+    "Adafactor": adafactor.OPTIMIZER,
+}

@@ -1,0 +1,79 @@
+"""What an optimizer is: a configuration, and how it turns gradients into directions; and what it knows of an array."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from jrl.models.contract import Names, is_spec, split_params
+from jrl.types import PyTree
+
+
+class Optimizer(NamedTuple):
+    """A row of OPTIMIZERS. `config` is a traced dataclass with learning_rate, schedule, weight_decay, clip_norm, groups
+    and average."""
+
+    config: type
+    # (config, leaves) -> clipped gradients to directions, which are then decayed, scaled by rates and subtracted;
+    # `leaves` has None where an array is not trained
+    direction: Callable[[Any, PyTree], optax.GradientTransformation]
+    # (config, leaves) raises ValueError for a model that it cannot train
+    check: Callable[[Any, PyTree], None] = lambda config, leaves: None
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What an optimizer knows of one array of weights. No pytree: a tree of them has the structure of the weights.
+
+    A matrix maps inputs to outputs: [stack.., inputs.., outputs..]. Arrays of layers, and of experts, are stacks of
+    matrices, and every matrix of a stack is treated alone.
+    """
+
+    name: str  # as parameter groups match it: "embed", "layers/q", "layers/q/a", "heads/value"
+    trained: bool  # the model's own word (ParamSpec.trained)
+    stack: int  # leading axes that count matrices or vectors: layers, experts
+    inputs: int | None  # axes of a matrix that are summed over when it is applied; None: a bias, a norm, a convolution
+    hidden: bool  # a matrix of the layers: no embedding, no output layer
+    decays: bool  # weight decay applies: a matrix or an embedding, no bias and no norm
+
+    def input_axes(self) -> tuple[int, ...]:
+        return tuple(range(self.stack, self.stack + self.inputs))
+
+    def output_axes(self, rank: int) -> tuple[int, ...]:
+        return tuple(range(self.stack + self.inputs, rank))
+
+
+STACKS = ("layers", "experts")
+
+
+def leaf_of(name: str, axes: Names, trained: bool = True) -> Leaf:
+    """Returns what the logical axes of an array say of it. Where they say nothing (a module of one's own), an array of
+    two axes or more is a matrix whose last axis is the output, as Flax has it."""
+    stack = 0
+    while stack < len(axes) and axes[stack] in STACKS:
+        stack += 1
+    inner, inputs = axes[stack:], None
+    if len(inner) >= 2:
+        if inner[0] in ("embed", "rank"):
+            inputs = 1
+        elif inner[-1] in ("embed", "rank") or not any(inner):
+            inputs = len(inner) - 1
+    return Leaf(name, trained, stack, inputs, stack > 0 and inputs is not None, inputs is not None)
+
+
+def describe(spec: PyTree, heads: Iterable[str]) -> tuple[PyTree, dict[str, Leaf]]:
+    """Returns the Leaf of every trained parameter of a model and of each of its heads: trees like `Weights`.
+
+    Args:
+      spec: ParamSpecs of the model. heads: their names. A head is a small matrix of its own kind: it decays, and
+        neither Muon nor Adafactor treats it as one.
+    """
+    named = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    of_leaf = lambda path, s: leaf_of(named(path), s.axes, s.trained)
+    params = jax.tree_util.tree_map_with_path(of_leaf, split_params(spec)[1], is_leaf=is_spec)
+    head = Leaf("", trained=True, stack=0, inputs=None, hidden=False, decays=True)
+    return params, {name: dataclasses.replace(head, name=f"heads/{name}") for name in heads}

@@ -1,0 +1,97 @@
+"""Parameter groups: arrays, picked by name, with a learning rate or weight decay of their own, or none at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from typing import Any
+
+import jax
+
+from jrl.learning.optimizers.contract import Leaf
+from jrl.types import Array, PyTree, traced
+
+
+@traced
+class ParameterGroup:
+    """The arrays whose names match a pattern. An array belongs to the first group that it matches."""
+
+    names: str  # a shell pattern over names such as "layers/q", "layers/*norm", "embed", "heads/value"
+    learning_rate: float | None = None  # peak; None: the optimizer's
+    weight_decay: float | None = None  # None: the optimizer's, and 0 for biases and norms
+    frozen: bool = False  # never updated; has no moments
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and (value < 0 or (value == 0 and name == "learning_rate")):
+                raise ValueError(
+                    f"ParameterGroup.{name} = {value} cannot train; set it above 0, or frozen = True where "
+                    f"{self.names!r} is not to move"
+                )
+        if self.frozen and (self.learning_rate is not None or self.weight_decay is not None):
+            raise ValueError(f"ParameterGroup {self.names!r} is frozen: learning_rate and weight_decay have no effect")
+
+
+def group_of(config: Any, leaf: Leaf) -> ParameterGroup | None:
+    """Returns the group of an optimizer's configuration that an array belongs to; None: none of them."""
+    return next((group for group in config.groups if fnmatch.fnmatchcase(leaf.name, group.names)), None)
+
+
+def is_trained(config: Any, leaf: Leaf) -> bool:
+    """Whether an array is updated."""
+    group = group_of(config, leaf)
+    return leaf.trained and not (group is not None and group.frozen)
+
+
+def peak_rate(config: Any, leaf: Leaf) -> Array | float:
+    """Returns the peak learning rate of an array."""
+    group = group_of(config, leaf)
+    return config.learning_rate if group is None or group.learning_rate is None else group.learning_rate
+
+
+def weight_decay(config: Any, leaf: Leaf) -> Array | float | None:
+    """Returns the weight decay of an array; None: it does not decay (O1: biases and norms do not, unless asked)."""
+    group = group_of(config, leaf)
+    if group is not None and group.weight_decay is not None:
+        return group.weight_decay
+    return config.weight_decay if leaf.decays else None
+
+
+def trained_only(config: Any, tree: PyTree, leaves: PyTree) -> PyTree:
+    """Returns a tree of the weights' structure with None in place of what is not updated."""
+    return jax.tree.map(lambda leaf, x: x if is_trained(config, leaf) else None, leaves, tree)
+
+
+def check_groups(config: Any, leaves: PyTree) -> None:
+    """Raises ValueError for a group that no array belongs to, or where nothing is left to train."""
+    found = jax.tree.leaves(leaves)
+    for group in config.groups:
+        if not any(group_of(config, leaf) is group for leaf in found):
+            names = ", ".join(sorted(leaf.name for leaf in found))
+            taken = any(fnmatch.fnmatchcase(leaf.name, group.names) for leaf in found)
+            why = "matches only arrays of groups before it" if taken else f"matches no array; there are {names}"
+            raise ValueError(f"ParameterGroup.names = {group.names!r} {why}")
+    if not any(is_trained(config, leaf) for leaf in found):
+        raise ValueError(f"{type(config).__name__}.groups freezes every array; leave something to train")
+
+
+def check_rates(config: Any, **limits: Any) -> None:
+    """Raises ValueError for a float of an optimizer's configuration that cannot train.
+
+    Args:
+      limits: field -> (value) -> bool, beside those that every optimizer has.
+    """
+    every = {
+        "learning_rate": lambda x: x > 0,
+        "weight_decay": lambda x: x >= 0,
+        "clip_norm": lambda x: x > 0,
+        "average": lambda x: 0 < x < 1,
+    }
+    for name, holds in (every | limits).items():
+        value = getattr(config, name)
+        if isinstance(value, int | float) and not holds(value):  # else it is None, or traced
+            raise ValueError(f"{type(config).__name__}.{name} = {value} cannot train")
+    patterns = [group.names for group in config.groups if dataclasses.is_dataclass(group)]
+    if twice := sorted({pattern for pattern in patterns if patterns.count(pattern) > 1}):
+        raise ValueError(f"{type(config).__name__}.groups has the pattern {twice[0]!r} twice")

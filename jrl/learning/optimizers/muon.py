@@ -1,0 +1,159 @@
+"""Muon: momentum whose matrices are orthogonalized. Embeddings, the output layer, norms and biases take Adam's steps.
+
+An array of the layers is a stack of matrices, [layers, (experts,) inputs.., outputs..], and each is orthogonalized
+alone, its axes of inputs and of outputs flattened: what optax.contrib.muon computes for a list of 2-D leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from jrl.learning.optimizers.contract import Leaf, Optimizer
+from jrl.learning.optimizers.groups import ParameterGroup, check_rates
+from jrl.learning.optimizers.schedules import ConstantRate, CosineDecay, LinearDecay, WarmupStableDecay
+from jrl.types import Array, PyTree, traced
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration: steep at 0, and singular values end within 0.7 and 1.2
+
+
+@traced
+class Muon:
+    """Orthogonalized momentum for the matrices of the layers, Adam for the rest; clipped and scheduled as AdamW."""
+
+    learning_rate: float = 1e-4  # peak, of both
+    # The learning rate over updates.
+    schedule: ConstantRate | LinearDecay | CosineDecay | WarmupStableDecay = dataclasses.field(
+        default_factory=ConstantRate
+    )
+    momentum: float = 0.95  # decay of the gradients' average, used as Nesterov does
+    iterations: int = 5  # of Newton-Schulz
+    update_rms: float | None = 0.2  # of a matrix's direction; Adam's is near 0.2. None: not fixed, see `direction`
+    b1: float = 0.9  # Adam's decay of the first moment
+    b2: float = 0.95  # Adam's decay of the second moment
+    eps: float = 1e-8  # added to the root of Adam's second moment, and to norms of matrices
+    weight_decay: float = 0.0  # times the learning rate, subtracted from matrices and embeddings
+    clip_norm: float | None = 1.0  # largest global norm of a gradient; None: no clipping
+    groups: tuple[ParameterGroup, ...] = ()  # arrays with settings of their own; the first that matches counts
+    average: float | None = None  # decay of a moving average of the weights, the role `average`; None: none is kept
+
+    def __post_init__(self) -> None:
+        decays = lambda x: 0 <= x < 1
+        positive = lambda x: x > 0
+        check_rates(self, b1=decays, b2=decays, momentum=decays, eps=positive, update_rms=positive)
+        if self.iterations < 1:
+            raise ValueError(f"Muon.iterations must be at least 1; got {self.iterations}")
+
+
+class MuonState(NamedTuple):
+    """Momentum of the matrices, Adam's moments of the rest; None where the other has an array."""
+
+    count: Array  # [] int32
+    momentum: PyTree
+    adam: optax.OptState
+
+
+def direction(config: Muon, leaves: PyTree) -> optax.GradientTransformation:
+    """Returns O1, Muon's direction.
+
+    Of a matrix: m <- momentum m + (1 - momentum) g, both corrected for their start at 0; orthogonalize(momentum m +
+    (1 - momentum) g); times update_rms sqrt(max(inputs, outputs)), or where that is None sqrt(max(1, outputs /
+    inputs)).
+
+    Source: Jordan 2024 (kellerjordan.github.io/posts/muon); update_rms: 2502.16982 section 2.2. optax.contrib.muon is
+    the same for 2-D leaves; it cannot be given sharded stacks, whose reshapes explicit axes refuse.
+    """
+    adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
+    matrices = lambda tree: jax.tree.map(lambda leaf, x: x if leaf.hidden else None, leaves, tree)
+    others = lambda tree: jax.tree.map(lambda leaf, x: None if leaf.hidden else x, leaves, tree)
+
+    def init(params: PyTree) -> MuonState:
+        zeros = jax.tree.map(jnp.zeros_like, matrices(params))
+        return MuonState(jnp.zeros((), jnp.int32), zeros, adam.init(others(params)))
+
+    def update(gradient: PyTree, state: MuonState, params: PyTree) -> tuple[PyTree, MuonState]:
+        beta, count, own = config.momentum, state.count + 1, matrices(gradient)
+        average = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state.momentum, own)
+        ahead = lambda m, g: beta * m / (1 - beta ** (count + 1)) + (1 - beta) * g / (1 - beta**count)
+        turned = jax.tree.map(
+            lambda leaf, m, g: None if m is None else direction_of(ahead(m, g).astype(m.dtype), leaf, config),
+            leaves, average, own, is_leaf=lambda x: x is None,
+        )  # fmt: skip
+        rest, moments = adam.update(others(gradient), state.adam, others(params))
+        first = lambda a, b: b if a is None else a
+        return (
+            jax.tree.map(first, turned, rest, is_leaf=lambda x: x is None),
+            MuonState(count, average, moments),
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
+def direction_of(x: Array, leaf: Leaf, config: Muon) -> Array:
+    """Returns the orthogonalized matrices of a stack, scaled, laid out like `x`."""
+    stack, rank = x.shape[: leaf.stack], x.ndim
+    inputs = math.prod(x.shape[axis] for axis in leaf.input_axes())
+    outputs = math.prod(x.shape[axis] for axis in leaf.output_axes(rank))
+    found = orthogonalize(_spread(x).reshape(-1, inputs, outputs), iterations=config.iterations, eps=config.eps)
+    scale = math.sqrt(max(1, outputs / inputs))
+    if config.update_rms is not None:
+        scale = config.update_rms * math.sqrt(max(inputs, outputs))
+    found = (scale * found).reshape(*stack, *x.shape[leaf.stack :]).astype(x.dtype)
+    return found if jax.sharding.get_abstract_mesh().empty else jax.sharding.reshard(found, jax.typeof(x).sharding.spec)
+
+
+def orthogonalize(x: Array, *, iterations: int, eps: Array | float) -> Array:
+    """Returns matrices with the singular vectors of `x` and singular values near 1, [M, inputs, outputs].
+
+    X <- X / |X|_F; then, so many times, A = X X^T, X <- a X + (b A + c A A) X, on the side of the shorter axis. Of a
+    matrix of zeros it returns zeros.
+
+    Args:
+      x: [M, inputs, outputs] float32 or wider. eps: added to the norm.
+    """
+    a, b, c = COEFFICIENTS
+    wide = x.shape[1] > x.shape[2]
+    x = jnp.swapaxes(x, 1, 2) if wide else x
+    x = x / (jnp.sqrt(jnp.sum(x * x, axis=(1, 2), keepdims=True)) + eps)
+    for _ in range(iterations):
+        gram = x @ jnp.swapaxes(x, 1, 2)
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return jnp.swapaxes(x, 1, 2) if wide else x
+
+
+def _spread(x: Array) -> Array:
+    """Returns a stack whose matrices are whole on a device, and divided among the devices as far as their first axis
+    divides: the products of the iteration then need no other device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.sharding.reshard(x, PartitionSpec(spread_over(x.shape[0], mesh.shape) or None))
+
+
+def spread_over(count: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns the mesh axes that so many layers are divided among while they are orthogonalized. sizes: devices along
+    each axis."""
+    taken: tuple[str, ...] = ()
+    for axis, size in sizes.items():
+        if size > 1 and count % (size * math.prod(sizes[name] for name in taken)) == 0:
+            taken += (axis,)
+    return taken
+
+
+def check(config: Muon, leaves: PyTree) -> None:
+    """Raises ValueError for a model without matrices of layers."""
+    if not any(leaf.hidden for leaf in jax.tree.leaves(leaves)):
+        raise ValueError(
+            "Muon orthogonalizes the matrices of stacked layers, and this model has none that it knows (a module of "
+            "your own names no axes, or every matrix is frozen); use AdamW"
+        )
+
+
+OPTIMIZER = Optimizer(config=Muon, direction=direction, check=check)

@@ -1,0 +1,91 @@
+"""What is dropped from a data set before it is learned from: duplicates, evaluation texts, what cannot be judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from jrl.tasks.example import Example
+
+_WORD = re.compile(r"\w+", re.UNICODE)
+_CHOICE = re.compile(r"(?m)^\s*\(?([A-D])[).:]\s")  # a line that begins with "A) " or "(B) "
+_PROOF = re.compile(r"\b(?:prove|show) that\b", re.IGNORECASE)
+YES_NO = frozenset(("yes", "no", "true", "false"))
+
+
+class Cleaned(NamedTuple):
+    kept: list[int]  # indices of the examples that are left, in order
+    counts: dict[str, int]  # rule -> examples that it dropped; an example is counted once, by the first rule
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Returns F13's normalized text: words in small letters, without punctuation."""
+    return tuple(_WORD.findall(text.casefold().replace("_", " ")))
+
+
+def grams(text: str, n: int) -> set[tuple[str, ...]]:
+    """Returns F13's n-grams of the normalized text; of a shorter text, the whole of it."""
+    found = words(text)
+    return {found[i : i + n] for i in range(max(len(found) - n + 1, 1))} - {()}
+
+
+def contaminated(text: str, evaluation: Collection[tuple[str, ...]], n: int) -> bool:
+    """Returns F13: whether a text shares an n-gram with an evaluation set, or, shorter than that, is one of its texts.
+
+    Args:
+      evaluation: `grams` of its texts, united.
+    """
+    return not grams(text, n).isdisjoint(evaluation)
+
+
+def answer_type(example: Example) -> str | None:
+    """Returns F13's rule that an example falls to because its answer cannot be judged well, or None: "no_answer",
+    "yes_no" (a guess is right half of the time), "multiple_choice", "proof"."""
+    text = example.messages[-1].content
+    if example.answer is None or not example.answer.strip():
+        return "no_answer"
+    if words(example.answer) and words(example.answer)[0] in YES_NO and len(words(example.answer)) == 1:
+        return "yes_no"
+    if {"A", "B"} <= set(_CHOICE.findall(text)):
+        return "multiple_choice"
+    return "proof" if _PROOF.search(text) else None
+
+
+def clean(
+    examples: Sequence[Example], evaluation: Iterable[str], *, n: int = 10, most_words: int | None = None
+) -> Cleaned:
+    """Returns F13: the examples that are left, and how many each rule dropped.
+
+    Rules, in this order: "disagreement" (the same normalized prompt with another answer: all of them go), "duplicate"
+    (of an earlier example), "contaminated", "too_long", those of `answer_type`.
+
+    Args:
+      evaluation: prompts of the evaluation sets. n: words of a shared n-gram. most_words: of a prompt; None: any.
+
+    Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
+    """
+    held = set().union(*(grams(text, n) for text in evaluation))
+    texts = [" ".join(message.content for message in example.messages) for example in examples]
+    answers: dict[tuple[str, ...], set[str]] = {}
+    for text, example in zip(texts, examples):
+        answers.setdefault(words(text), set()).add(" ".join(words(example.answer or "")))
+    kept, counts, seen = [], {}, set()
+    for i, (text, example) in enumerate(zip(texts, examples)):
+        key = words(text)
+        if len(answers[key]) > 1:
+            rule = "disagreement"
+        elif key in seen:
+            rule = "duplicate"
+        elif contaminated(text, held, n):
+            rule = "contaminated"
+        elif most_words is not None and len(key) > most_words:
+            rule = "too_long"
+        else:
+            rule = answer_type(example)
+        seen.add(key)
+        if rule is None:
+            kept.append(i)
+        else:
+            counts[rule] = counts.get(rule, 0) + 1
+    return Cleaned(kept, counts)

@@ -1,0 +1,42 @@
+"""Which task the next prompt is of: shares of tasks. Host only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def size_shares(sizes: Array, *, alpha: float) -> Array:
+    """Returns F12 by size: shares proportional to n^alpha, [tasks] float64. 1: as large as they are; 0: equal.
+
+    Args:
+      sizes: [tasks] int, examples; a task without any has no share.
+
+    Raises: ValueError where every task is empty.
+    """
+    sizes = np.asarray(sizes, np.float64)
+    weight = np.where(sizes > 0, np.maximum(sizes, 1) ** alpha, 0)
+    if weight.sum() == 0:
+        raise ValueError("no task has an example")
+    return weight / weight.sum()
+
+
+def progress_shares(earlier: Array, later: Array, judged: Array, *, floor: float) -> Array:
+    """Returns F12 by learning progress: shares proportional to |later - earlier| + floor, [tasks] float64.
+
+    A task that was not judged in both windows counts as one whose progress is the largest of the others, so that it is
+    tried; where none was judged they are equal. A task that gets worse is practiced too.
+
+    Args:
+      earlier, later: [tasks] float, mean outcomes of two windows, anything where not judged. judged: [tasks] bool.
+    """
+    progress = np.where(judged, np.abs(np.where(judged, later, 0) - np.where(judged, earlier, 0)), 0)
+    weight = np.where(judged, progress, progress.max(initial=0.0)) + floor
+    return weight / weight.sum() if weight.sum() > 0 else np.full(len(weight), 1 / len(weight))
+
+
+def draw_task(shares: Array, uniform: float) -> int:
+    """Returns F12's draw: the task that a number in [0, 1) falls to, by the shares' running sum."""
+    ends = np.cumsum(shares)
+    return int(min(np.searchsorted(ends / ends[-1], uniform, side="right"), np.flatnonzero(shares)[-1]))

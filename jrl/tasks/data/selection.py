@@ -1,0 +1,116 @@
+"""Which prompts are worth a visit, by their outcomes so far: functions on a table of prompts. Host only, numpy.
+
+Prompts are visited by the host, so their table is there too. Ties go to the lowest index (E11).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+UNSEEN = 0.5  # success rate of a prompt that was never judged
+
+
+def in_band(rate: Array, seen: Array, *, low: float, high: float) -> Array:
+    """Returns F2: True for prompts whose success rate is within [low, high], and for those never judged, [P] bool.
+
+    Args:
+      rate: [P] float, anything where not seen. seen: [P] bool.
+
+    Source: SimpleRL-Zoo, DeepMath, Big-Math. open-instruct drops solved prompts only; Kimi by the rate of ten samples.
+    """
+    return ~seen | ((np.where(seen, rate, low) >= low) & (np.where(seen, rate, low) <= high))
+
+
+def sampling_weights(rate: Array, seen: Array, *, exponent: float, floor: float) -> Array:
+    """Returns F9: weights of prompts, [P] float64 that sum to 1: proportional to (1 - rate)^exponent + floor.
+
+    A prompt never judged counts as one of rate 0.5. The floor keeps solved prompts in, so that forgetting is noticed.
+    Where every weight would be 0 they are equal.
+
+    Args:
+      rate: [P] float, anything where not seen. seen: [P] bool.
+
+    Source: Kimi k1.5, 2501.12599 section 2.3.3 (its exponent is 1, and it has no floor).
+    """
+    missed = 1 - np.clip(np.where(seen, rate, UNSEEN).astype(np.float64), 0, 1)
+    weight = missed**exponent + floor
+    total = weight.sum()
+    return weight / total if total > 0 else np.full(len(weight), 1 / max(len(weight), 1))
+
+
+def hardest(rate: Array, *, share: float) -> Array:
+    """Returns F6: True for the share of prompts with the lowest success rates, at least one, [P] bool.
+
+    Prompts that were never solved are among them: a larger budget of samples is for those. `cap_unsolved` bounds how
+    many of them a batch holds.
+
+    Args:
+      rate: [P] float.
+
+    Source: DRIVE, 2511.06307 (the schedule of shares is not in its abstract).
+    """
+    count = max(1, int(np.floor(share * len(rate))))
+    keep = np.zeros(len(rate), bool)
+    keep[np.argsort(rate, kind="stable")[:count]] = True
+    return keep
+
+
+def cap_unsolved(rate: Array, *, most: int) -> Array:
+    """Returns F6's cap: True for the prompts of a batch with a success, and the first `most` without one, [B] bool."""
+    never = rate <= 0
+    return ~never | (np.cumsum(never) <= most)
+
+
+def learning_impact(rates: Array, mean: Array) -> Array:
+    """Returns F4: how closely each prompt's success over epochs follows the mean prompt's, [P] float64, at most 1.
+
+        s_i = 1 - sum_k (r_ik - mean_k)^2 / sum_k (1 - mean_k)^2
+
+    Prompts above a threshold (0.2 in the released script, with 21 epochs; 0.6 in the paper) are kept. Where the mean
+    prompt is solved throughout, nothing can be told, and all are -inf.
+
+    Args:
+      rates: [P, E] float, mean reward of a prompt in an epoch, with no gap (`fill_epochs`). mean: [E], over prompts.
+
+    Source: LIMR, 2502.11886 section 2.1.
+    """
+    below = np.sum((1 - mean) ** 2)
+    if below == 0:
+        return np.full(len(rates), -np.inf)
+    return 1 - np.sum((rates - mean[None, :]) ** 2, axis=1) / below
+
+
+def fill_epochs(rates: Array, *, fewest: int) -> tuple[Array, Array]:
+    """Returns F4's input: (rates without gaps [P, E], [P] bool: seen in at least `fewest` epochs).
+
+    A missing epoch, NaN, takes the next one that is known, and after the last one that. A prompt that was never seen is
+    0 throughout.
+
+    Source: the released script of LIMR.
+    """
+    known = np.isfinite(rates)
+    filled = np.where(known, rates, np.nan)
+    for k in range(rates.shape[1] - 2, -1, -1):
+        filled[:, k] = np.where(np.isfinite(filled[:, k]), filled[:, k], filled[:, k + 1])
+    for k in range(1, rates.shape[1]):
+        filled[:, k] = np.where(np.isfinite(filled[:, k]), filled[:, k], filled[:, k - 1])
+    return np.nan_to_num(filled, nan=0.0), known.sum(axis=1) >= max(fewest, 1)
+
+
+def most_varied(rates: Array, *, count: int) -> Array:
+    """Returns F14: the prompts whose success rate varied most over checkpoints, [count] int64, the most varied first.
+
+    Variance over the checkpoints that are known (NaN: unknown), divided by their number; 0 for fewer than two.
+
+    Args:
+      rates: [P, K] float.
+
+    Source: 1-shot RLVR, 2504.20571 section 2.
+    """
+    known = np.isfinite(rates)
+    number = np.maximum(known.sum(axis=1), 1)
+    mean = np.where(known, rates, 0).sum(axis=1) / number
+    variance = np.where(known, (np.where(known, rates, 0) - mean[:, None]) ** 2, 0).sum(axis=1) / number
+    return np.argsort(-variance, kind="stable")[:count]

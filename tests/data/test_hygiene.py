@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from jrl.tasks.data.hygiene import answer_type, clean, contaminated, grams, words
+from jrl.tasks.example import Example, Message
+
+
+def example(text, answer="4"):
+    return Example(id=text, messages=(Message("user", text),), answer=answer)
+
+
+def test_text_is_normalized_to_words():
+    assert words("so, What is TWO\nplus_two?") == ("so", "what", "is", "two", "plus", "two")
+    assert words("?!") == () and words("Straße") == ("strasse",)
+
+
+def test_a_shared_gram_of_five_words_contaminates():
+    # "what is two plus two" is 5 words; "so, What is TWO plus two?" holds the same five in a row
+    held = grams("what is two plus two", 5)
+    assert contaminated("so, What is TWO plus two?", held, 5)
+    assert not contaminated("so, what is two plus three?", held, 5)
+    assert not contaminated("what is plus two two", held, 5)
+    assert len(grams("a b c d e f", 5)) == 2
+
+
+def test_a_text_shorter_than_a_gram_must_be_the_same_whole():
+    held = grams("two plus two", 5)
+    assert contaminated("Two plus two!", held, 5)
+    assert not contaminated("two plus", held, 5)
+    assert not contaminated("?", grams("!", 5), 5)  # no words at all are no overlap
+
+
+def test_answers_that_cannot_be_judged_well_are_told_by_type():
+    assert answer_type(example("How many?", "12")) is None
+    assert answer_type(example("How many?", " ")) == answer_type(example("How many?", None)) == "no_answer"
+    assert answer_type(example("Is it?", "Yes.")) == answer_type(example("Is it?", "false")) == "yes_no"
+    assert answer_type(example("Is it?", "yes, 12")) is None
+    assert answer_type(example("Which?\nA) one\nB) two", "A")) == "multiple_choice"
+    assert answer_type(example("Let A: be one.\nHow many?", "3")) is None
+    assert answer_type(example("Prove that x = y.", "qed")) == "proof"
+
+
+def test_every_rule_counts_what_it_drops_once():
+    texts = [
+        ("what is one plus one", "2"),  # kept
+        ("What is one plus one?", "2"),  # duplicate
+        ("what is two plus two today", "4"),  # contaminated, 5 words in a row
+        ("what is six times seven", "42"),  # disagrees with the next
+        ("what is six times seven", "41"),
+        ("one two three four five six seven eight nine", "9"),  # too long
+        ("is nine a prime number", "no"),
+        ("what is nine plus one", "10"),  # kept
+    ]
+    found = clean([example(*pair) for pair in texts], ["so what is two plus two"], n=5, most_words=8)
+    assert found.kept == [0, 7]
+    assert found.counts == {"duplicate": 1, "contaminated": 1, "disagreement": 2, "too_long": 1, "yes_no": 1}
+
+
+def test_nothing_held_out_contaminates_nothing():
+    assert clean([example("what is one plus one")], []).kept == [0]

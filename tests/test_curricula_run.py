@@ -1,0 +1,114 @@
+"""Whole runs under a curriculum: what is visited follows from the table, which is kept and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+import jrl
+from jrl.config import ConfigError
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.resolve import load_config
+from jrl.run import run_hash
+from jrl.tasks.data import curricula
+from jrl.tasks.data.curricula import DifficultyBand, Prioritized
+
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+
+TINY = [
+    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=4", "Checkpoint.every=1",
+    "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Addition.size=24",
+]  # fmt: skip
+OPTIONS = {
+    "prioritized": (["Online.curriculum=@Prioritized()"], Prioritized(), 0),
+    "band": (["Online.curriculum=@DifficultyBand()", "DifficultyBand.low=0.01", "Online.lag=1",
+              "Online.objective=@DAPO()", "DAPO.max_refills=1"], DifficultyBand(low=0.01), 1),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_the_runs():
+    """A run sets its mesh for the process; the tests after these must not find it."""
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
+
+
+def run(folder, *bindings, stop_after=None):
+    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
+    seen = []
+    named = {binding.partition("=")[0]: binding for binding in [*TINY, *bindings]}
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as steps:
+        for step in steps:
+            seen.append(step)
+            if step.step == stop_after:
+                break
+    return seen
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Returns name -> (folder, steps) of a run under each curriculum, made once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("runs") / name
+            made[name] = folder, run(folder, *OPTIONS[name][0])
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, tmp_path):
+    run(tmp_path / "cut", *OPTIONS[name][0], stop_after=2)
+    run(tmp_path / "cut", *OPTIONS[name][0])
+    assert run_hash.run_fingerprint(tmp_path / "cut", 4) == run_hash.run_fingerprint(whole(name)[0], 4)
+
+
+def saved(folder, step):
+    """Returns the table as it was saved."""
+    return curricula.Outcomes(**run_hash.read_step(folder, step)[0]["outcomes"])
+
+
+def test_what_a_step_visits_and_what_the_table_holds_follow_from_the_steps_before(whole):
+    (folder, steps), config = whole("prioritized"), OPTIONS["prioritized"][1]
+    seed, table = run_hash.read_step(folder, 4)[1]["data"]["train"]["seed"], curricula.no_outcomes(24)
+    for i, step in enumerate(steps):
+        index = [visit.index for visit in step.batch.visits]
+        assert index == curricula.draw_order(curricula.weights_of(config, table), seed, 4 * i)[:4].tolist()
+        scores, by_prompt = step.batch.host_scores, lambda x: x[:16].reshape(4, 4)
+        table = curricula.recorded(config, table, index, by_prompt(scores.outcome), by_prompt(scores.valid))
+        jax.tree.map(np.testing.assert_array_equal, saved(folder, i + 1), table)
+        assert step.metrics["curriculum/seen"] == np.mean(table.judged > 0)
+    assert 4 <= (table.judged > 0).sum() and table.judged.sum() == 16
+
+
+def test_with_lag_a_draw_sees_the_table_of_a_step_earlier(whole):
+    (folder, steps), config = whole("band"), OPTIONS["band"][1]
+    host = run_hash.read_step(folder, 3)[1]["data"]
+    # The draw that step 4 learns from was made in step 3, before its completions were scored: by the table of step 2.
+    weights = curricula.weights_of(config, saved(folder, 2))
+    order = curricula.draw_order(weights, host["train"]["seed"], host["waiting"]["position"])
+    assert host["waiting"]["chosen"] == [int(order[i % len(order)]) for i in range(4)]
+    dropped = np.mean(curricula.weights_of(config, saved(folder, 4)) == 0)
+    assert steps[3].metrics["curriculum/dropped"] == dropped
+    # All rounds of a step count, also groups that were refilled.
+    drawn = [step.metrics["refill/groups_drawn"] for step in steps]
+    assert saved(folder, 4).judged.sum() == sum(drawn)
+
+
+def test_a_band_that_leaves_no_prompt_stops_the_run_and_says_why(tmp_path):
+    nothing = ["Online.curriculum=@DifficultyBand()", "DifficultyBand.low=0.5", "DifficultyBand.high=0.5",
+               "Addition.size=4", "Regex.pattern='no such answer'"]  # fmt: skip
+    with pytest.raises(ValueError, match="DifficultyBand leaves no prompt after 1 steps: of 4 examples 4 were judged"):
+        run(tmp_path / "run", *nothing)
+
+
+def test_a_curriculum_and_dropped_prompts_are_refused():
+    with pytest.raises(ConfigError, match=r"Online\.curriculum does not go with Data\.on_bad_prompt = 'drop'"):
+        load_config("configs/tiny.gin", ["Online.curriculum=@Prioritized()", "Data.on_bad_prompt='drop'"])

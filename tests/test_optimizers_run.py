@@ -1,0 +1,125 @@
+"""Whole runs under each optimizer: resume, frozen groups, the moving average as a role, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+import jrl
+from jrl.config import ConfigError
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.resolve import load_config
+from jrl.run import run_hash
+from jrl.run.policy import open_trained
+
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+
+TINY = [
+    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=3", "Checkpoint.every=1",
+    "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_the_runs():
+    """A run sets its mesh for the process; the tests after these must not find it."""
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
+
+
+def run(folder, *bindings, stop_after=None):
+    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
+    seen = []
+    named = {binding.partition("=")[0]: binding for binding in [*TINY, *bindings]}
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as steps:
+        for step in steps:
+            seen.append(step)
+            if step.step == stop_after:
+                break
+    return seen
+
+
+def models(folder, step):
+    """Returns the saved models by role."""
+    return run_hash.read_step(folder, step)[0]["state"]["models"]
+
+
+OPTIONS = {
+    "Muon": ["Online.optimizer=@Muon()", "Muon.schedule=@CosineDecay()", "CosineDecay.decay_steps=3",
+             "Muon.learning_rate=0.01", "Muon.average=0.9", "MeshShape.fsdp=2",
+             "Muon.groups=[@still/ParameterGroup(), @slow/ParameterGroup()]", "still/ParameterGroup.names='layers/v'",
+             "still/ParameterGroup.frozen=True", "slow/ParameterGroup.names='embed'",
+             "slow/ParameterGroup.learning_rate=1e-3"],
+    "Adafactor": ["Online.optimizer=@Adafactor()", "Adafactor.momentum=0.9", "Adafactor.learning_rate=0.01",
+                  "Adafactor.schedule=@WarmupStableDecay()", "WarmupStableDecay.stable_steps=1",
+                  "WarmupStableDecay.decay_steps=2", "Config.adapter=@LoRA()", "LoRA.rank=2",
+                  "Adafactor.average=0.5"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Returns name -> (folder, steps) of a run under each optimizer, made once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("runs") / name
+            made[name] = folder, run(folder, *OPTIONS[name])
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_that_is_left_and_resumed_holds_the_same_bits(name, whole, tmp_path):
+    run(tmp_path / "cut", *OPTIONS[name], stop_after=2)
+    run(tmp_path / "cut", *OPTIONS[name])
+    assert run_hash.run_fingerprint(tmp_path / "cut", 3) == run_hash.run_fingerprint(whole(name)[0], 3)
+
+
+def test_a_frozen_group_stays_and_has_no_momentum_and_all_else_moves(whole):
+    first, last = (models(whole("Muon")[0], step)["policy"] for step in (1, 3))
+    same = {
+        name for name, leaf in last["params"]["layers"].items() if np.array_equal(leaf, first["params"]["layers"][name])
+    }
+    assert same == {"v"} and not np.array_equal(first["params"]["embed"], last["params"]["embed"])
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(last["opt_state"])]
+    assert not [path for path in paths if "'v'" in path]
+    # A matrix has one array of momentum, a norm has Adam's two.
+    assert [sum(f"'{name}'" in path for path in paths) for name in ("q", "mlp_norm", "embed")] == [1, 2, 2]
+
+
+def test_the_average_is_a_role_that_is_saved_and_opened(whole):
+    folder, _ = whole("Muon")
+    before, after = (models(folder, step) for step in (1, 2))
+    expected = 0.9 * before["average"]["params"]["embed"] + 0.1 * after["policy"]["params"]["embed"]
+    np.testing.assert_allclose(after["average"]["params"]["embed"], expected, atol=1e-7)
+    averaged = open_trained(folder, step=3, role="average").params
+    np.testing.assert_array_equal(averaged["embed"], models(folder, 3)["average"]["params"]["embed"])
+    assert not np.array_equal(averaged["embed"], models(folder, 3)["policy"]["params"]["embed"])
+
+
+def test_the_average_of_adapters_stands_on_the_policys_frozen_weights(whole):
+    saved = models(whole("Adafactor")[0], 3)
+    assert "frozen" not in saved["average"] and saved["average"]["params"].keys() == saved["policy"]["params"].keys()
+
+
+def test_what_cannot_train_is_refused_before_a_folder_is_written(tmp_path):
+    groups = ["AdamW.groups=[@ParameterGroup()]", "ParameterGroup.names='layer/q'", "ParameterGroup.frozen=True"]
+    with pytest.raises(ValueError, match="'layer/q' matches no array; there are embed, final_norm, layers/"):
+        run(tmp_path / "run", *groups)
+    assert not (tmp_path / "run" / "manifest.json").exists()
+    with pytest.raises(ConfigError, match=r"expects one of @AdamW\(\), @Muon\(\), @Adafactor\(\), got @GRPO"):
+        load_config("configs/tiny.gin", ["Online.optimizer=@GRPO()"])
+    with pytest.raises(ConfigError, match="'average'"):
+        load_config("configs/rlhf-tiny.gin", ["Offline.trains='average'"])
+    with pytest.raises(ValueError, match="Muon orthogonalizes the matrices of stacked layers"):
+        with contextlib.closing(
+            jrl.steps("configs/own/linen.gin", ["Online.optimizer=@Muon()"], run=tmp_path / "own")
+        ) as s:
+            next(iter(s))
