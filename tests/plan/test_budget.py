@@ -178,7 +178,7 @@ def test_the_state_of_other_optimizers_by_hand(small):
     # Muon: a momentum of matrices; Adam's two moments of the embedding and the norms.
     muon = small("Online.optimizer=@Muon()")
     assert estimate.moment_bytes(muon) == 4 * (entries + 2 * (PARAMETERS - entries))
-    assert budget.resident_memory(muon).optimiser == estimate.moment_bytes(muon)
+    assert budget.resident_memory(muon).optimizer == estimate.moment_bytes(muon)
     # Adafactor: inputs and outputs of each matrix, the embedding's too; every entry of a norm.
     inputs = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
     split = {name: (s.shape[1 : 1 + inputs[name]], s.shape[1 + inputs[name] :])
