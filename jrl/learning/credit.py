@@ -159,7 +159,7 @@ def finish_sampled(
         selected=None if credit.selected is None else pack(credit.selected, plan.source),
         targets=targets,
         denominator=targets.denominator
-        if objective.token_loss is None
+        if targets is not None and objective.token_loss is None
         else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
     )
 
