@@ -117,7 +117,7 @@ def precompile(job: Job, done: int) -> None:
             records.inputs_of(job),
             done,
             from_weights=job.published is not None or job.origin is not None,
-            judge=job.judge,
+            classifier=job.classifier,
         )
 
 

@@ -24,7 +24,7 @@ from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, decoder_of, export, load_classifier
 from jrl.models.rope import LongRope
 from jrl.models.shape import Decoder, for_length
-from jrl.rollout.rewards import RewardModel, judge, open_judge, reward_model_source
+from jrl.rollout.rewards import RewardModel, classify, open_classifier, reward_model_source
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.sources import Completions, LearnedScores, add_scores
 from jrl.run.identity import RefusedIdentity
@@ -78,13 +78,13 @@ def change(folder, **fields):
 
 def opened(folder, tokenizer=None, **fields):
     config = RewardModel(path=str(folder), **{"weights": (1.0, 0.5), "length": 32, "batch": 2, **fields})
-    return open_judge(config, one_device(), lambda name, fn: jax.jit(fn), tokenizer=tokenizer)
+    return open_classifier(config, one_device(), lambda name, fn: jax.jit(fn), tokenizer=tokenizer)
 
 
-def judged(opened_judge, conversations):
+def judged(classifier, conversations):
     """Returns what the reward model says of conversations that end with an answer, each of one completion."""
     visits = [Visit(Example(str(i), tuple(talk[:-1])), (0, i), ()) for i, talk in enumerate(conversations)]
-    source = reward_model_source(opened_judge)
+    source = reward_model_source(classifier)
     texts = [talk[-1].content for talk in conversations]
     return source.collect(source.submit(Completions(visits, texts, 1, packed=None, state=None)))
 
@@ -108,13 +108,13 @@ def test_a_row_is_given_its_heads_numbers_at_its_last_token_whatever_lies_beside
     params = load_classifier(Published(path=str(folder)), one_device())
     w = load_file(folder / "model.safetensors")["score.weight"]
     np.testing.assert_array_equal(params[REWARD], w.T[None])
-    opened_judge = opened(folder)
+    classifier = opened(folder)
     rows = [[5, 6, 7], [9], list(range(30)), [5, 6, 7]]
-    rewards = judge(opened_judge, rows)
+    rewards = classify(classifier, rows)
     assert rewards.shape == (4, 2)
     for ids, values in zip(rows, rewards):
         tokens = np.array([ids], np.int32)
-        hidden, _ = decoder.forward(params, tokens, np.arange(len(ids), dtype=np.int32)[None], None, opened_judge.cfg)
+        hidden, _ = decoder.forward(params, tokens, np.arange(len(ids), dtype=np.int32)[None], None, classifier.cfg)
         np.testing.assert_allclose(values, np.asarray(hidden)[0, -1] @ w.T, atol=1e-5)
     np.testing.assert_array_equal(rewards[0], rewards[3])
 
@@ -127,7 +127,7 @@ def test_conversations_that_cannot_be_judged_are_named(folder):
     assert (learned.names, learned.weights) == (("RewardModel/helpful", "RewardModel/honest"), (1.0, 0.5))
     assert np.isfinite(learned.values[0]).all() and np.isnan(learned.values[1]).all()
     assert learned.problems[0] == "" and f"RewardModel.length is {len(ids)}" in learned.problems[1]
-    np.testing.assert_allclose(judge(opened(folder), [ids])[0], learned.values[0], atol=1e-6)
+    np.testing.assert_allclose(classify(opened(folder), [ids])[0], learned.values[0], atol=1e-6)
 
 
 def test_the_head_is_read_at_the_last_token_that_is_not_padding(folder, tmp_path):
@@ -139,11 +139,11 @@ def test_the_head_is_read_at_the_last_token_that_is_not_padding(folder, tmp_path
     rows = [([5, pad, 6, pad, pad], 2), ([5, 6], 1), ([pad, pad], 0), ([pad, 5], 1)]
     for pad_id, columns in [(pad, [at for _, at in rows]), (None, [len(ids) - 1 for ids, _ in rows])]:
         change(tmp_path / "model", pad_token_id=pad_id)
-        opened_judge = opened(tmp_path / "model", tokenizer=tokenizer)
-        rewards = judge(opened_judge, [ids for ids, _ in rows])
+        classifier = opened(tmp_path / "model", tokenizer=tokenizer)
+        rewards = classify(classifier, [ids for ids, _ in rows])
         for (ids, _), at, values in zip(rows, columns, rewards):
             tokens = np.array([ids], np.int32)
-            hidden, _ = decoder.forward(opened_judge.params, tokens, np.arange(len(ids))[None], None, opened_judge.cfg)
+            hidden, _ = decoder.forward(classifier.params, tokens, np.arange(len(ids))[None], None, classifier.cfg)
             np.testing.assert_allclose(values, np.asarray(hidden)[0, at] @ w.T, atol=1e-5)
     assert any("labels are read at the last token" in line.text for line in recognized(tmp_path / "model"))
 
@@ -157,8 +157,8 @@ def test_padding_that_config_leaves_out_is_its_familys():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_labels_that_are_no_numbers_mask_their_row(folder, bad):
-    opened_judge = opened(folder)._replace(program=lambda params, tokens, length: np.float32([[bad, 1], [2, 3]]))
-    learned = judged(opened_judge, [[Message("user", "1+1?"), answer("2")]] * 2)
+    classifier = opened(folder)._replace(program=lambda params, tokens, length: np.float32([[bad, 1], [2, 3]]))
+    learned = judged(classifier, [[Message("user", "1+1?"), answer("2")]] * 2)
     assert learned.problems == [f"its labels are {bad}, 1.0, which are not numbers", ""]
     assert np.isnan(learned.values[0]).all()
     scores = HostScores(
@@ -217,7 +217,7 @@ def test_score_and_doctor_take_a_classifier(folder, tmp_path, monkeypatch, capsy
     scored = [json.loads(line) for line in out.read_text().splitlines()]
     assert scored[0]["rewards"].keys() == {"helpful", "honest"}
     # In the shape that the command computes: another one rounds otherwise, by 2e-6 on some machines.
-    expected = judge(opened(folder, length=128, batch=64), [row["tokens"] for row in scored])
+    expected = classify(opened(folder, length=128, batch=64), [row["tokens"] for row in scored])
     np.testing.assert_allclose([list(row["rewards"].values()) for row in scored], expected, atol=1e-6)
     tokenizer = opened(folder).tokenizer
     assert tokenizer.spelled(scored[1]["tokens"]) == "<|user|>\n1+1?<|eot_id|>\n<|assistant|>\n2<|eot_id|>\n<|eot_id|>"
@@ -317,5 +317,5 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
 def test_padding_of_the_batch_changes_nothing(folder):
     one, many = opened(folder, batch=1), opened(folder, batch=5)
     rows = [[1, 2, 3], [4, 5], [6]]
-    np.testing.assert_allclose(judge(one, rows), judge(many, rows), atol=1e-6)
-    assert judge(one, []).shape == (0, 2)
+    np.testing.assert_allclose(classify(one, rows), classify(many, rows), atol=1e-6)
+    assert classify(one, []).shape == (0, 2)

@@ -49,7 +49,7 @@ class RewardModel:
         return Published(path=self.path, dtype=self.dtype, param_dtype=self.param_dtype)
 
 
-class Judge(NamedTuple):
+class OpenClassifier(NamedTuple):
     """A reward model that is open."""
 
     labels: tuple[str, ...]
@@ -63,14 +63,14 @@ class Judge(NamedTuple):
     weights: tuple[float, ...]
 
 
-def open_judge(
+def open_classifier(
     config: RewardModel,
     mesh: Mesh,
     program: Callable[[str, Callable[..., Any]], Callable[..., Any]],
     announce: Callable[[int, int], None] | None = None,
     tokenizer: Any = None,
     width: int | None = None,
-) -> Judge:
+) -> OpenClassifier:
     """Reads the weights onto `mesh`.
 
     Args:
@@ -92,7 +92,7 @@ def open_judge(
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
     run = program("reward", functools.partial(rewards, cfg=cfg, pad_id=pad_id))
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
-    return Judge(labels, cfg, tokenizer, params, run, mesh, batch, width or config.length, config.weights)
+    return OpenClassifier(labels, cfg, tokenizer, params, run, mesh, batch, width or config.length, config.weights)
 
 
 def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:
@@ -117,8 +117,8 @@ def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_i
     return read_head(params[REWARD], last).mean(0).astype(jnp.float32)
 
 
-def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
-    """Begins to compute what `judge` returns, and returns the device's arrays by batch at once."""
+def dispatch(opened: OpenClassifier, sequences: Sequence[Sequence[int]]) -> list[Array]:
+    """Begins to compute what `classify` returns, and returns the device's arrays by batch at once."""
     outputs = []
     for start in range(0, len(sequences), opened.batch):
         part = sequences[start : start + opened.batch]
@@ -131,7 +131,7 @@ def dispatch(opened: Judge, sequences: Sequence[Sequence[int]]) -> list[Array]:
     return outputs
 
 
-def judge(opened: Judge, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+def classify(opened: OpenClassifier, sequences: Sequence[Sequence[int]]) -> np.ndarray:
     """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
     outputs = dispatch(opened, sequences)
     return (
@@ -146,7 +146,7 @@ class _Dispatched(NamedTuple):
     labels: list[Array]  # of the others, by batch
 
 
-def reward_model_source(opened: Judge) -> RewardSource:
+def reward_model_source(opened: OpenClassifier) -> RewardSource:
     """Returns a published classifier as a source of rewards."""
     names = [f"RewardModel/{label}" for label in opened.labels] if len(opened.labels) > 1 else ["RewardModel"]
 
@@ -175,7 +175,7 @@ def reward_model_source(opened: Judge) -> RewardSource:
     return RewardSource(submit, collect, tuple(names))
 
 
-def encode(opened: Judge, messages: Sequence[Message]) -> tuple[list[int], str]:
+def encode(opened: OpenClassifier, messages: Sequence[Message]) -> tuple[list[int], str]:
     """Returns a conversation's ids in the reward model's own tokens, and why they cannot be judged, "" mostly."""
     try:
         ids = opened.tokenizer.encode_conversation(messages, add_generation_prompt=False)

@@ -31,7 +31,7 @@ from jrl.models.shape import Decoder, check_divides, check_length
 from jrl.plugins import Parts
 from jrl.rollout.collect import PromptSampler
 from jrl.rollout.evaluate import Evaluator
-from jrl.rollout.rewards import Judge, reward_model_source
+from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.rollout.sources import RewardSource, judge_source, role_source
@@ -99,7 +99,7 @@ class Job:
     stream: Stream  # of the prompts that Online stages sample
     stages: tuple[OfflineStage | OnlineStage, ...]
     scorer: Scorer
-    judge: Judge | None  # the published reward model
+    classifier: OpenClassifier | None  # the published reward model
     evaluator: Evaluator | None
     run_state: RunState
     display: Display
@@ -249,9 +249,9 @@ def open_job(
             also=sorted(named_verifiers(source)),
         )
         stack.callback(scorer.close)
-        judge = None
+        classifier = None
         if config.reward is not None:
-            judge = open_reward_model(config.reward, policy.mesh, policy.program_cache, folder, display.phase)
+            classifier = open_reward_model(config.reward, policy.mesh, policy.program_cache, folder, display.phase)
         if config.judges:
             display.phase("judges")
         judges = open_judges(config.judges, folder, stop.is_set)
@@ -262,7 +262,7 @@ def open_job(
         stack.callback(run_state.close)
         key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
         streams = open_streams(config, source, tokenizer)
-        stages = open_stages(policy, streams, scorer, judge, judges, key)
+        stages = open_stages(policy, streams, scorer, classifier, judges, key)
         job = Job(
             policy=policy,
             folder=folder,
@@ -270,7 +270,7 @@ def open_job(
             stream=streams[0],
             stages=stages,
             scorer=scorer,
-            judge=judge,
+            classifier=classifier,
             evaluator=None if config.eval is None else open_evaluator(policy, key),
             run_state=run_state,
             display=display,
@@ -309,7 +309,7 @@ def open_stages(
     policy: Policy,
     streams: Sequence[Stream],
     scorer: Scorer,
-    judge: Judge | None,
+    classifier: OpenClassifier | None,
     judges: Sequence[OpenJudge],
     key: Array,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
@@ -342,7 +342,7 @@ def open_stages(
                 )
             )
             continue
-        sources = reward_sources(stage, own, judge, judges)
+        sources = reward_sources(stage, own, classifier, judges)
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -381,12 +381,12 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
 
 
 def reward_sources(
-    stage: Online, own: StagePrograms, judge: Judge | None, judges: Sequence[OpenJudge]
+    stage: Online, own: StagePrograms, classifier: OpenClassifier | None, judges: Sequence[OpenJudge]
 ) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
     scores_of = lambda role: lambda state, packed: own.scores(weights_of(state.models, role), packed)
     from_roles = [role_source(role, weight, scores_of(role)) for role, weight in stage.rewards.items()]
-    return (*([] if judge is None else [reward_model_source(judge)]), *map(judge_source, judges), *from_roles)
+    return (*([] if classifier is None else [reward_model_source(classifier)]), *map(judge_source, judges), *from_roles)
 
 
 def open_evaluator(policy: Policy, key: Array) -> Evaluator:

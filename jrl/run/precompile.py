@@ -20,7 +20,7 @@ from jrl.learning.learner import weights_of
 from jrl.learning.pack import Shape
 from jrl.learning.step import StageArrays, StagePrograms
 from jrl.rollout.prompts import abstract_prompts
-from jrl.rollout.rewards import Judge
+from jrl.rollout.rewards import OpenClassifier
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.stop_strings import StopTable
 from jrl.run import offline, online
@@ -82,7 +82,9 @@ def sample_arguments(
     return prompts, inputs.key, _scalar(inputs.mesh, np.uint32), version, params, inputs.stop_table, None
 
 
-def compile_run(inputs: Inputs, done: int, *, from_weights: bool = False, judge: Judge | None = None) -> None:
+def compile_run(
+    inputs: Inputs, done: int, *, from_weights: bool = False, classifier: OpenClassifier | None = None
+) -> None:
     """Begins to compile every program that the run needs after `done` of its steps.
 
     Args:
@@ -106,9 +108,9 @@ def compile_run(inputs: Inputs, done: int, *, from_weights: bool = False, judge:
         if evaluates and not isinstance(stage, Offline):
             evaluates = compile_eval(inputs, state)
         state = compile_stage(inputs, i, state, begun=done > begins)
-        if judge is not None and not isinstance(stage, Offline):
-            compile_reward(judge)
-            judge = None
+        if classifier is not None and not isinstance(stage, Offline):
+            compile_reward(classifier)
+            classifier = None
     if evaluates:
         compile_eval(inputs, state)
 
@@ -160,12 +162,12 @@ def compile_eval(inputs: Inputs, state: TrainState) -> bool:
     return False
 
 
-def compile_reward(judge: Judge) -> None:
+def compile_reward(classifier: OpenClassifier) -> None:
     """Compiles the run's published reward model."""
     by_row = lambda *dims: jax.ShapeDtypeStruct(
-        (judge.batch, *dims), np.int32, sharding=batch_sharding(judge.mesh, 1 + len(dims))
+        (classifier.batch, *dims), np.int32, sharding=batch_sharding(classifier.mesh, 1 + len(dims))
     )
-    judge.program.compile(abstract(judge.params, judge.mesh), by_row(judge.width), by_row())
+    classifier.program.compile(abstract(classifier.params, classifier.mesh), by_row(classifier.width), by_row())
 
 
 def _scalar(mesh: Mesh, dtype: type) -> jax.ShapeDtypeStruct:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.ops.fingerprint import fingerprint
-from jrl.rollout.rewards import Judge, RewardModel, open_judge
+from jrl.rollout.rewards import OpenClassifier, RewardModel, open_classifier
 from jrl.run.identity import REWARD, RefusedIdentity
 from jrl.tasks.tokenizers.published import HuggingFace
 from jrl.tasks.tokenizers.published import build as build_tokenizer
@@ -21,7 +21,7 @@ from jrl.tasks.tokenizers.published import build as build_tokenizer
 
 def open_reward_model(
     config: RewardModel, mesh: Mesh, cache: ProgramCache, folder: Path, phase: Callable[[str], None]
-) -> Judge:
+) -> OpenClassifier:
     """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
 
     Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
@@ -42,9 +42,9 @@ def open_reward_model(
         )
     tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
     on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
-    judge = open_judge(config, mesh, cache.program, on_progress, tokenizer)
+    classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
     content = {
-        "fingerprint": f"{int(jax.jit(fingerprint)(judge.params)):08x}",  # of the weights
+        "fingerprint": f"{int(jax.jit(fingerprint)(classifier.params)):08x}",  # of the weights
         "config.json": hashlib.sha256(paths.read_bytes(Path(path) / "config.json")).hexdigest(),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
@@ -56,4 +56,4 @@ def open_reward_model(
         )
     if not resumed:
         paths.write_bytes_atomic(record, json.dumps(content).encode() + b"\n")
-    return judge
+    return classifier

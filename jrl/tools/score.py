@@ -19,7 +19,7 @@ from jrl.models.families import labels_of
 from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, classifier_of, read_config
 from jrl.models.shape import Decoder, check_length, for_length
-from jrl.rollout.rewards import RewardModel, judge, open_judge
+from jrl.rollout.rewards import RewardModel, classify, open_classifier
 from jrl.run.policy import Trained, is_published, without_tokenizer
 from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build
@@ -72,8 +72,8 @@ def judge_file(
     mesh = make_mesh(MeshShape())
     jax.set_mesh(mesh)
     jax.config.update("jax_default_matmul_precision", "highest")
-    opened = open_judge(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
-    rewards = judge(opened, sequences)
+    opened = open_classifier(config, mesh, lambda name, fn: jax.jit(fn), announce, tokenizer, width)
+    rewards = classify(opened, sequences)
     lines = [
         json.dumps({"tokens": tokens, "rewards": dict(zip(labels, map(float, values)))})
         for tokens, values in zip(sequences, rewards)

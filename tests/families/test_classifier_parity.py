@@ -10,7 +10,7 @@ from families.published import one_device
 from families.shapes import CLASSES, SHAPES, weight
 
 from jrl.models.pretrained.published import Published, load_classifier
-from jrl.rollout.rewards import RewardModel, judge, open_judge
+from jrl.rollout.rewards import RewardModel, classify, open_classifier
 
 pytestmark = pytest.mark.slow
 LABELS = {"Llama": 1, "Qwen2": 1, "Mistral": 3}  # others: 2, which a config.json leaves out
@@ -41,8 +41,8 @@ def test_rewards_are_those_of_transformers(name, tmp_path):
         mask = torch.tensor(given).long()
         theirs = model(torch.tensor(tokens), attention_mask=mask).logits.double().numpy()
     settings = RewardModel(path=str(tmp_path / "model"), weights=(1.0,) * count, length=24, batch=2)
-    opened = open_judge(settings, one_device(), lambda name, fn: jax.jit(fn), tokenizer=object())
-    ours = judge(opened, [row[:length].tolist() for row, length in zip(tokens, lengths)])
+    opened = open_classifier(settings, one_device(), lambda name, fn: jax.jit(fn), tokenizer=object())
+    ours = classify(opened, [row[:length].tolist() for row, length in zip(tokens, lengths)])
     absolute = np.abs(ours - theirs).max()
     print(f"FIGURE {name} classifier of {count}: abs {absolute:.2e} of {np.abs(theirs).max():.2f}")
     assert ours.shape == theirs.shape and absolute <= 2e-4
