@@ -72,10 +72,11 @@ def test_missing_epochs_take_the_next_one_known():
 
 def test_prompts_are_ranked_by_the_variance_of_their_success():
     # variances: [0, 1, 0, 1] 0.25, [1, 1, 1, 1] 0, [0, NaN, 1, NaN] 0.25 over the known ones, [0.5, 0.5, 1, 1] 1/16
-    rates = np.array([[1, 1, 1, 1], [0.5, 0.5, 1, 1], [0, 1, 0, 1], [0, NAN, 1, NAN], [NAN] * 4])
-    assert selection.most_varied(rates, count=3).tolist() == [2, 3, 1]
+    # and [0, 0.9, 0, 0.9] 0.2025
+    rates = np.array([[1, 1, 1, 1], [0.5, 0.5, 1, 1], [0, 1, 0, 1], [0, NAN, 1, NAN], [NAN] * 4, [0, 0.9, 0, 0.9]])
+    assert selection.most_varied(rates, count=3).tolist() == [2, 3, 5]
     assert selection.most_varied(rates, count=1).tolist() == [2]
-    assert selection.most_varied(rates, count=9).tolist() == [2, 3, 1, 0, 4]
+    assert selection.most_varied(rates, count=9).tolist() == [2, 3, 5, 1, 0, 4]
 
 
 RULE = LevelRule(window=20, up=0.7, down=0.1, lowest=0, highest=3)

@@ -35,7 +35,7 @@ class Outcomes(NamedTuple):
 class Prioritized:
     """Prompts in proportion to what they miss: (1 - success rate)^exponent + floor (F9)."""
 
-    exponent: float = 1.0
+    exponent: float = 1.0  # 0: all prompts alike; above 1: mostly those that are seldom solved
     floor: float = 0.02  # of a solved prompt, so that forgetting is noticed
     decay: float = 0.5  # of the running success rate, at a visit; 0: the last visit alone
     forget_after: int | None = None  # steps after which an outcome no longer counts; None: never
