@@ -54,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     for path in sorted((ROOT / "configs" / "algos").glob("*.gin")):
-        if path.stem == "toy" or path.stem in results or (args.only and path.stem not in args.only):
+        if path.stem == "toy" or path.stem.startswith("staged_length") or path.stem in results or (args.only and path.stem not in args.only):
             continue
         with tempfile.TemporaryDirectory() as folder:
             runs = [run(path, seed, Path(folder) / str(seed)) for seed in range(args.seeds)]
