@@ -24,6 +24,7 @@ import jrl
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 10  # steps
+NOT_ALONE = ("toy", "staged_length")  # what others include, and runs that go on from one another
 CRITICAL = 2.10  # two-sided 95 % point of Student's t with 2 * WINDOW - 2 degrees of freedom
 
 
@@ -54,7 +55,12 @@ def main() -> None:
     args = parser.parse_args()
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     for path in sorted((ROOT / "configs" / "algos").glob("*.gin")):
-        if path.stem == "toy" or path.stem.startswith("staged_length") or path.stem in results or (args.only and path.stem not in args.only):
+        if (
+            path.stem == "toy"
+            or path.stem.startswith("staged_length")
+            or path.stem in results
+            or (args.only and path.stem not in args.only)
+        ):
             continue
         with tempfile.TemporaryDirectory() as folder:
             runs = [run(path, seed, Path(folder) / str(seed)) for seed in range(args.seeds)]

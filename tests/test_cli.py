@@ -90,7 +90,7 @@ def test_a_typo_is_refused_by_name_before_a_device_is_touched_or_anything_slow_i
 @pytest.mark.parametrize("words", [["nosuch"], ["help", "nosuch"]])
 def test_an_unknown_command_is_answered_with_all_commands(words, command):
     code, _, err = command(*words)
-    assert code == 2 and err.startswith("jrl: unknown command 'nosuch'. Available: train, new, plan, ")
+    assert code == 2 and err.startswith("jrl: unknown command 'nosuch'. Available: train, sweep, compare, new, ")
 
 
 def test_help_of_a_mistyped_command_names_the_nearest(command):

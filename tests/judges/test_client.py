@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -267,13 +268,15 @@ def test_a_server_that_drips_is_cut_at_the_deadline():
     listening.close()
 
 
-def serve_once(data, close=True):
+def serve_once(data):
     """A server that answers one request with given bytes. Returns its address."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def answer():
         connection, _ = listening.accept()
-        connection.recv(1 << 20)
+        with connection.makefile("rb") as request:  # all of it: what is left unread resets the connection at its end
+            headers = b"".join(iter(request.readline, b"\r\n"))
+            request.read(int(re.search(rb"(?i)content-length: (\d+)", headers)[1]))
         connection.sendall(data)
         connection.close()
         listening.close()

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from jrl.device.sharding import GATHERED, TRAIN
 from jrl.experiment import Online
 from jrl.learning.optimizer import begin
+from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
+from jrl.learning.optimizers.groups import trained_only
 from jrl.models.adapters.quantized import is_quantized
 from jrl.models.attention.kernels import padded_length
 from jrl.models.attention.kv_cache import cache_shapes, ends
@@ -99,7 +101,11 @@ def moment_bytes(case: Case) -> int:
     spec = case.spec if case.adapters is None else case.adapters
     shard = lambda s: jax.ShapeDtypeStruct(shard_shape(s, TRAIN, case.sizes), s.dtype)
     shards, leaves = jax.tree.map(shard, spec, is_leaf=is_spec), describe(spec, ())[0]
-    config = dataclasses.replace(case.optimizer, **{"memory": "device"} if case.moments_on_host else {})
+    config = case.optimizer
+    if isinstance(config, AdamW):  # two moments; a search asks for thousands of layouts, and tracing takes 50 ms
+        moments = jax.tree.leaves(trained_only(config, shards, leaves))
+        narrow = config.moments == "bfloat16"
+        return 2 * sum(math.prod(x.shape) * (2 if narrow else x.dtype.itemsize) for x in moments)
     state = jax.eval_shape(lambda params: begin(config, params, leaves), shards)
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
 
