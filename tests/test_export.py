@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jrl
 from jrl.device.sharding import MeshShape, make_mesh
@@ -164,9 +165,14 @@ def test_text_without_a_tokenizer_is_refused(published, tmp_path):
 
 
 def test_a_tokenizer_with_more_ids_than_the_embedding_is_refused(published, tmp_path):
-    config = json.loads((published / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
-    gin = published_gin(tmp_path, tmp_path)
+    folder = shutil.copytree(published, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
+    of_vocabulary = ("model.embed_tokens.weight", "lm_head.weight")
+    for path in folder.glob("*.safetensors"):
+        cut = {name: x[:32].copy() if name in of_vocabulary else x for name, x in load_file(path).items()}
+        save_file(cut, path, {"format": "pt"})
+    gin = published_gin(tmp_path, folder)
     with pytest.raises(ValueError, match="32 rows"):
         jrl.train(str(gin), run=tmp_path / "run")
 

@@ -145,7 +145,7 @@ def test_logprobs_are_computed_where_they_are_wanted(chunk):
     hidden, _ = forward(params(), TOKENS, POSITIONS, CFG)
     weight = np.random.default_rng(1).normal(size=TOKENS.shape)
 
-    @functools.partial(jax.jit, static_argnames="wanted")
+    @functools.partial(jax.jit, static_argnames="needed")
     def both(h, needed):
         chosen = jnp.asarray(mask if needed else ALL)
         unembed = lambda x: MODEL.unembed(params(), x, CFG)
