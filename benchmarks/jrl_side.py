@@ -319,7 +319,7 @@ def update(case: list[Any], seed: int) -> dict[str, Any]:
         packed = programs.pack(rollout, plan, stage.temperature)
         minibatch = prepare(programs, run.progress.state, "policy", packed, plan)
         batch = programs.finish(minibatch.packed, minibatch.recomputed, plan, credit, arrays.objective)
-        state, metrics = programs.update(run.progress.state, batch, *arrays)
+        state, metrics = programs.update(run.progress.state, batch, arrays.objective, arrays.optimizer, arrays.router)
         run.progress = run.progress._replace(state=jax.block_until_ready(state))
         return jax.device_get(metrics)
 
