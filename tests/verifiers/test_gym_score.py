@@ -25,10 +25,10 @@ RUNS_TEXT = {"eval", "exec", "compile", "parse_expr", "sympify", "literal_eval",
 OWN_PARSERS = {"propositional_logic"}
 
 
-def task(name: str) -> Example:
+def task(name: str, index: int = 0) -> Example:
     """One task in the form of envs/reasoning_gym.py, which refuses here those that depend on the hash seed."""
-    dataset = factory.create_dataset(name, seed=7, size=1)
-    entry = json.loads(json.dumps(plain(dataset[0])))
+    dataset = factory.create_dataset(name, seed=7, size=index + 1)
+    entry = json.loads(json.dumps(plain(dataset[index])))
     config = {k: v for k, v in plain(dataclasses.asdict(dataset.config)).items() if k not in ("size", "seed")}
     return example(entry["answer"], info={"dataset": name, "config": config, "entry": entry})
 
@@ -54,13 +54,72 @@ def test_the_reference_answer_is_right_and_junk_is_not(name):
     assert score("", example).status is Status.UNPARSABLE
 
 
+JUNK = (
+    "0", "1", "-1", "0.0", "1e999", "nan", "NaN", "inf", "-inf", "nan+nanj", "None", "True", "[]", "{}", "yes",
+    "\u0660", "I do not know", "0, 0", "()", "9" * 400,
+)  # fmt: skip
+
+
+def accepted(name: str, tasks: int) -> list[str]:
+    """Returns the junk that has full marks on every one of some tasks of a dataset whose answers differ."""
+    examples = [task(name, index) for index in range(tasks)]
+    if len({example.answer for example in examples}) == 1:
+        return []
+    return [junk for junk in JUNK if all(marks(junk, example) == 1 for example in examples)]
+
+
+def marks(answer: str, example: Example) -> float:
+    """Returns the reward, 0 where the dataset's scorer raises: such a row is masked."""
+    try:
+        return score(answer, example, credit="partial").reward or 0.0
+    except Exception:
+        return 0.0
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_no_junk_has_full_marks_on_tasks_whose_answers_differ(name):
+    assert accepted(name, 3) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DATASETS)
+def test_no_junk_has_full_marks_on_fifteen_tasks(name):
+    assert accepted(name, 15) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ("3/8", Status.CORRECT), ("0.375", Status.CORRECT), (".375", Status.CORRECT), ("6 / 16", Status.CORRECT),
+        ("0.3751", Status.CORRECT), ("0.376", Status.WRONG), ("0", Status.WRONG), ("0.3", Status.WRONG),
+        ("3", Status.WRONG), ("3/0", Status.UNPARSABLE), ("nan", Status.UNPARSABLE), ("\u0660", Status.UNPARSABLE),
+        ("1e999", Status.UNPARSABLE), ("9" * 400, Status.UNPARSABLE), ("", Status.UNPARSABLE),
+    ],
+)  # fmt: skip
+def test_a_probability_is_no_beginning_of_one(answer, status):
+    entry = {"answer": "0.375", "metadata": {"rational": {"numerator": 3, "denominator": 8}}}
+    assert score(answer, example("0.375", info={"dataset": "coin_flip", "entry": entry})).status is status
+
+
+def test_a_small_probability_is_not_zero():
+    entry = {"answer": "3.051757812e-05", "metadata": {"rational": {"numerator": 1, "denominator": 2**15}}}
+    small = example("3.051757812e-05", info={"dataset": "coin_flip", "entry": entry})
+    assert score("0", small).status is Status.WRONG
+    assert score("1/32768", small).status is Status.CORRECT
+
+
+@pytest.mark.parametrize("name", ["countdown", "puzzle24"])
+def test_a_number_of_five_thousand_digits_is_wrong_and_no_error(name):
+    assert score("9" * 5000, task(name)).status in (Status.WRONG, Status.UNPARSABLE)
+
+
 @pytest.mark.parametrize("name", DATASETS)
 def test_no_scorer_that_is_trusted_can_run_text(name):
     cls, _ = factory.DATASETS[name]
     called = calls_within_reach(cls, "score_answer")
     dangerous = called & (RUNS_TEXT - ({"parse_expr"} if name in OWN_PARSERS else set()))
     assert not dangerous or name in FENCED
-    assert bool(dangerous) == (name in set(FENCED) - {"game_of_life_halting"})
+    assert bool(dangerous) == (name in set(FENCED) - {"game_of_life_halting", "coin_flip"})
 
 
 def calls_within_reach(cls: type, method: str) -> set[str]:

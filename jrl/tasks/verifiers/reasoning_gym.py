@@ -1,8 +1,9 @@
 """ReasoningGymScore: a task of reasoning-gym, scored by its dataset's own `score_answer` where that is safe.
 
-Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text (0.1.25; a test
-looks through the source of all others). For these `FENCED` holds a way of our own that runs nothing; where there
-is none the row is FORBIDDEN. See docs/log.md for what was tried.
+Nine of the package's scorers run the answer as Python, two run text of the task, one rewards any text, one gives full
+marks to any beginning of the answer, such as 0 (0.1.25; a test looks through the source of all others). For these
+`FENCED` holds a way of our own that runs nothing; where there is none the row is FORBIDDEN. See docs/log.md for what
+was tried.
 
 `example.info` is {"dataset": name, "config": fields of its config, "entry": the task as the dataset made it}, which
 envs/reasoning_gym.py writes.
@@ -14,8 +15,10 @@ import dataclasses
 import enum
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, Literal
 
 from jrl.tasks.example import Example
@@ -24,6 +27,7 @@ from jrl.tasks.verifiers.extract import Extract, extract_answer
 from jrl.tasks.verifiers.polynomial import NoPolynomial, constant, derivative, read_polynomial
 
 MAX_CHARACTERS = 20_000  # of an extracted answer
+MOST_DIGITS = 30  # of a number in an expression; Python refuses to read 5,000
 _NUMBER = re.compile(r"[+-]?[0-9]+(,[0-9]{3})*([.][0-9]+)?")
 
 
@@ -82,13 +86,17 @@ def _dataset_score(
     task = {**entry, "metadata": {**entry["metadata"]}}
     for field in TUPLES.get(name, ()):
         task["metadata"][field] = _as_tuples(task["metadata"][field])
+    if name in FORMS and not FORMS[name].fullmatch(answer.strip()):
+        return Verdict(Status.UNPARSABLE, 0.0, "not of the form that the task asks for")
     try:
-        mark = dataset.score_answer(answer, task)
+        mark = float(dataset.score_answer(answer, task))
     except ValueError as error:
         if name in RAISES_ON_JUNK:
             return Verdict(Status.UNPARSABLE, 0.0, str(error)[:200])
         raise
-    return _verdict(float(mark), answer, entry, config)
+    if not (math.isfinite(mark) and 0 <= mark <= 1):
+        raise ValueError(f"the scorer of {name} gave the mark {mark}, which is not in [0, 1]")
+    return _verdict(mark, answer, entry, config)
 
 
 def _verdict(mark: float, answer: str, entry: Mapping[str, Any], config: ReasoningGymScore) -> Verdict:
@@ -165,7 +173,10 @@ def _uses_numbers_for(answer: str, entry: Mapping[str, Any], target: int) -> boo
 
     Stricter than puzzle24's own scorer, which lets the answer choose its numbers.
     """
-    if sorted(int(number) for number in re.findall("[0-9]+", answer)) != sorted(entry["metadata"]["numbers"]):
+    numbers = re.findall("[0-9]+", answer)
+    if max(map(len, numbers), default=0) > MOST_DIGITS:
+        return False
+    if sorted(map(int, numbers)) != sorted(entry["metadata"]["numbers"]):
         return False
     return constant(read_polynomial(answer)) == target
 
@@ -210,6 +221,20 @@ def _same_integer(answer: str, entry: Mapping[str, Any]) -> bool:
     return int(answer, 0) == int(entry["answer"], 0)
 
 
+def _probability(answer: str, entry: Mapping[str, Any]) -> bool:
+    """A decimal or a fraction within 0.0001 of the probability, and within a thousandth of it where that is closer.
+
+    The dataset's own scorer gives full marks to any beginning of the reference answer, so to 0.
+    """
+    form = re.fullmatch(r"([0-9]{0,30}[.])?[0-9]{1,30}|([0-9]{1,30}) */ *([0-9]{1,30})", answer.strip())
+    if form is None or (form[3] is not None and int(form[3]) == 0):
+        raise NoPolynomial("neither a decimal nor a fraction")
+    rational = entry["metadata"]["rational"]
+    expected = Fraction(int(rational["numerator"]), int(rational["denominator"]))
+    given = Fraction(int(form[2]), int(form[3])) if form[3] else Fraction(form[0])
+    return abs(given - expected) <= min(Fraction(1, 10_000), expected / 1000)
+
+
 FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "countdown": _countdown,
     "puzzle24": _puzzle24,
@@ -223,7 +248,10 @@ FENCED: dict[str, Callable[[str, Mapping[str, Any]], bool] | None] = {
     "game_of_life_halting": _same_lines,
     "number_sorting": _sorted_numbers,
     "bitwise_arithmetic": _same_integer,
+    "coin_flip": _probability,
 }
+# What an answer must look like before the dataset's scorer sees it: complex_arithmetic's gives full marks to nan.
+FORMS = {"complex_arithmetic": re.compile(r"[0-9+\-.ij() ]{1,200}", re.IGNORECASE)}
 RAISES_ON_JUNK = frozenset({"prime_factorization"})
 # Metadata that the scorer compares as tuples, and JSON brings back as lists.
 TUPLES = {"arc_agi": ("output",), "rearc": ("output",)}
