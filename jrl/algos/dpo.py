@@ -31,6 +31,7 @@ def check(config: DPO, facts: Facts) -> None:
 
 
 def sequence_loss(config: DPO, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    """Returns P5, -log sigmoid(beta * D), on the preferred sequence of each pair, [..., S], and metrics."""
     gain = jnp.where(sequences.mask, sequences.logprob, 0) - jnp.where(sequences.mask, sequences.ref_logprob, 0)
     preferred = sequences.mask & (sequences.label > 0.5)  # the loss of a pair is that of its preferred sequence
     other = other_of_pair(gain, sequences)

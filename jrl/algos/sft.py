@@ -2,7 +2,7 @@
 
     l_t = -log pi(y_t | y_<t),  L = mean over all tokens of the step                                      G1
 
-Source: maximum likelihood of the given tokens, reduced as G1.
+Source: maximum likelihood of the given tokens, reduced as G1 (P33).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class SFT:
 
 
 def token_loss(config: SFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    """Returns P33, the negative log-prob of every token, [..., L], 0 where masked; G1 makes it the token mean."""
     return -reduce.masked(tokens.logprobs, tokens.mask), {}
 
 

@@ -8,7 +8,7 @@ Array = jax.Array
 
 
 def row_key(key: Array, stream: int | Array, uid: Array, sample: int | Array) -> Array:
-    """Returns the key of one sequence: (run seed, stream, visit uid, sample index) folded in that order.
+    """Returns S2, the key of one sequence: (run seed, stream, visit uid, sample index) folded in that order.
 
     Args:
       key: [] typed key, the run's root. Not consumed: every name folded into it gives another key.

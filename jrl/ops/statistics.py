@@ -116,7 +116,7 @@ def paired_difference(
 
 
 def problem_means(scores: Array, scored: Array | None = None) -> Array:
-    """Returns [problems with a scored sample] float64: each problem's mean over its scored samples."""
+    """Returns M2, [problems with a scored sample] float64: each problem's mean over its scored samples."""
     scores, scored = _rows(scores, scored)
     counts = scored.sum(axis=1)
     sums = np.where(scored, scores, 0.0).sum(axis=1)
@@ -124,7 +124,7 @@ def problem_means(scores: Array, scored: Array | None = None) -> Array:
 
 
 def pass_at_k(correct: Array, samples: Array | int, k: int) -> Array:
-    """Returns the unbiased chance that one of k samples is correct, for each problem.
+    """Returns M1, the unbiased chance that one of k samples is correct, for each problem.
 
         1 - C(n - c, k) / C(n, k) = 1 - prod_{i = n - c + 1 .. n} (1 - k / i),   1 where n - c < k
 
@@ -146,7 +146,7 @@ def pass_at_k(correct: Array, samples: Array | int, k: int) -> Array:
 
 
 def majority(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> str | None:
-    """Returns the answer with the most votes, or None where there are no votes.
+    """Returns S4, the answer with the most votes, or None where there are no votes.
 
     Args:
       answers: the answer of each sample; None is unreadable and does not vote. Equal answers are equal text: merge
@@ -167,7 +167,7 @@ def majority(answers: Sequence[str | None], weights: Sequence[float] | None = No
 def majority_at_k(
     answers: Sequence[str | None], correct: Sequence[bool], k: int, *, draws: int = 1000, seed: int = 0
 ) -> float:  # fmt: skip
-    """Returns how often the majority of k samples of one problem is correct.
+    """Returns M3, how often the majority of k samples of one problem is correct.
 
     The mean over all subsets of k in their own order, or over `draws` random ones where there are more than that.
 

@@ -19,7 +19,7 @@ Array = jax.Array
 
 
 def support(logits: Array, top_k: Array | None = None, top_p: Array | None = None, min_p: Array | None = None) -> Array:
-    """Returns the mask [..., V] bool of the tokens that may be drawn. At least the most probable one is kept.
+    """Returns S1's mask [..., V] bool of the tokens that may be drawn. At least the most probable one is kept.
 
     top_k keeps the k highest logits; top_p the fewest highest tokens whose mass reaches p; min_p those whose
     probability is at least min_p times the highest. None switches a rule off.

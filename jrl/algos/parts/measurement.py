@@ -51,4 +51,31 @@ PARTS: list[Part] = [
         "output": "[...] float64",
         "tests": [f"{_TESTS}::test_optimality_gap_by_hand"],
     },
+    {
+        "id": "M1",
+        "function": "jrl.ops.statistics:pass_at_k",
+        "inputs": ["correct", "samples", "k"],
+        "output": "chance [problems] float64",
+        "tests": [
+            "tests/ops/test_statistics.py::test_pass_at_k_by_hand",
+            "tests/ops/test_statistics.py::test_pass_at_k_equals_the_formula_and_the_enumeration",
+        ],
+    },
+    {
+        "id": "M2",
+        "function": "jrl.ops.statistics:problem_means",
+        "inputs": ["scores", "scored"],
+        "output": "means [problems] float64",
+        "tests": ["tests/ops/test_statistics.py::test_problem_means_on_the_reference_numbers"],
+    },
+    {
+        "id": "M3",
+        "function": "jrl.ops.statistics:majority_at_k",
+        "inputs": ["answers", "correct", "k", "draws", "seed"],
+        "output": "share [] float",
+        "tests": [
+            "tests/ops/test_statistics.py::test_majority_at_k_by_hand",
+            "tests/ops/test_statistics.py::test_majority_at_k_counts_the_unreadable_as_wrong",
+        ],
+    },
 ]

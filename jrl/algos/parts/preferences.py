@@ -15,4 +15,24 @@ PARTS: list[Part] = [
             "tests/algos/test_bradley_terry.py::test_the_gradient_is_that_of_small_differences",
         ],
     },
+    {
+        "id": "P5",
+        "function": "jrl.algos.dpo:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_dpo.py::test_the_running_example_by_hand",
+            "tests/algos/test_dpo.py::test_a_masked_pair_is_not_seen_whatever_it_holds",
+        ],
+    },
+    {
+        "id": "P33",
+        "function": "jrl.algos.sft:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "loss [..., L] float32",
+        "tests": [
+            "tests/algos/test_sft.py::test_the_loss_is_the_mean_surprise_of_the_tokens",
+            "tests/algos/test_sft.py::test_nothing_under_the_mask_gets_through",
+        ],
+    },
 ]

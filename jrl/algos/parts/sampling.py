@@ -4,4 +4,32 @@ from __future__ import annotations
 
 from jrl.algos.parts.part import Part
 
-PARTS: list[Part] = []
+PARTS: list[Part] = [
+    {
+        "id": "S1",
+        "function": "jrl.ops.truncate:support",
+        "inputs": ["logits", "top_k", "top_p", "min_p"],
+        "output": "mask [..., V] bool",
+        "tests": [
+            "tests/ops/test_truncate.py::test_hand_numbers",
+            "tests/ops/test_truncate.py::test_support_equals_sorting",
+        ],
+    },
+    {
+        "id": "S2",
+        "function": "jrl.ops.keys:row_key",
+        "inputs": ["key", "stream", "uid", "sample"],
+        "output": "key of a sequence",
+        "tests": ["tests/ops/test_keys.py::test_every_part_of_the_name_changes_the_key"],
+    },
+    {
+        "id": "S4",
+        "function": "jrl.ops.statistics:majority",
+        "inputs": ["answers", "weights"],
+        "output": "answer, or None",
+        "tests": [
+            "tests/ops/test_statistics.py::test_majority_by_hand",
+            "tests/ops/test_statistics.py::test_majority_tie_goes_to_the_first_seen_and_nobody_gives_none",
+        ],
+    },
+]
