@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 
 import jax
 import numpy as np
 import pytest
+import short_runs
 
 import jrl
 from jrl.config import ConfigError
@@ -34,16 +36,7 @@ def mesh_of_the_runs():
         yield
 
 
-def run(folder, *bindings, stop_after=None):
-    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
-    seen = []
-    named = {binding.partition("=")[0]: binding for binding in [*TINY, *bindings]}
-    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as steps:
-        for step in steps:
-            seen.append(step)
-            if step.step == stop_after:
-                break
-    return seen
+run = functools.partial(short_runs.run, TINY)
 
 
 def models_at(folder, step):

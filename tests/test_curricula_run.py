@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 
 import jax
 import numpy as np
 import pytest
+import short_runs
 
-import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.resolve import load_config
@@ -37,16 +37,7 @@ def mesh_of_the_runs():
         yield
 
 
-def run(folder, *bindings, stop_after=None):
-    """Trains, or trains until a step is done and leaves as a notebook would; returns the steps seen."""
-    seen = []
-    named = {binding.partition("=")[0]: binding for binding in [*TINY, *bindings]}
-    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as steps:
-        for step in steps:
-            seen.append(step)
-            if step.step == stop_after:
-                break
-    return seen
+run = functools.partial(short_runs.run, TINY)
 
 
 @pytest.fixture(scope="module")

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.cispo import CISPO
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 
 OBJECTIVE = ALGOS["CISPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # rho = 6, cut to 5: -5 * 1 * -2 = 10, gradient -5; rho = 0.5: -0.5 * -1 * -2 = -1, gradient 0.5
     new = np.array([-2.0, -2.0])
-    loss, metrics, gradient = loss_of(CISPO(), tokens(new, new - np.log([6, 0.5]), [1, -1]))
+    loss, metrics, gradient = loss_of(OBJECTIVE, CISPO(), tokens(new, new - np.log([6, 0.5]), [1, -1]))
     np.testing.assert_allclose(loss, [10, -1], rtol=1e-5)
     np.testing.assert_allclose(gradient, [-5, 0.5], rtol=1e-5)
     np.testing.assert_array_equal(metrics["weight_cut"], [1, 0])

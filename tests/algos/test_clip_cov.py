@@ -6,52 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import counted, covariances, loss_of, plain, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.clip_cov import ClipCov, noise
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.grpo import GRPO
 
 OBJECTIVE = ALGOS["ClipCov"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
-
-
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
-def plain(groups):
-    return ALGOS["GRPO"].advantages(GRPO(), groups, groups.reward, ())[0]
-
-
-def counted(groups):
-    return np.asarray(groups.action_mask & groups.valid[:, None])
-
-
-def covariances(groups):
-    """Returns cov of L20 on the tokens that count, NaN elsewhere."""
-    mask, advantages, lp = counted(groups), np.asarray(plain(groups), np.float64), np.asarray(groups.old_logprobs)
-    return np.where(mask, (advantages - advantages[mask].mean()) * (lp - lp[mask].mean()), np.nan)
 
 
 def test_a_share_of_the_tokens_between_the_limits_is_taken_out():
@@ -85,7 +49,7 @@ def test_a_draw_is_named_by_step_prompt_sample_and_column():
 def test_the_loss_is_that_of_grpo():
     batch = tokens([-0.5, -1.9, -1], [-1, -1.4, -1.1], [1, -1, 0.3])
     expected, _ = ALGOS["GRPO"].token_loss(GRPO(), batch, ())
-    np.testing.assert_array_equal(loss_of(ClipCov(), batch)[0], expected)
+    np.testing.assert_array_equal(loss_of(OBJECTIVE, ClipCov(), batch)[0], expected)
     assert OBJECTIVE.needs(ClipCov()).credit_logprobs
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.common import TruncatedImportance
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.decoupled_ppo import DecoupledPPO
 from jrl.algos.grpo import GRPO
 
@@ -18,33 +18,10 @@ OBJECTIVE = ALGOS["DecoupledPPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # new -0.9, old -1.0, A = 1. Behaviour -1.2: -exp(0.2) * exp(0.1) = -1.349859; -3: weight exp(2) cut to 2: -2.210342
     batch = tokens([-0.9, -0.9], [-1, -1], [1, 1], behaviour=[-1.2, -3])
-    loss, metrics, gradient = loss_of(DecoupledPPO(), batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, DecoupledPPO(), batch)
     np.testing.assert_allclose(loss, [-1.3498588, -2.2103418], rtol=1e-6)
     np.testing.assert_allclose(gradient, [-1.3498588, -2.2103418], rtol=1e-6)
     np.testing.assert_allclose(metrics["importance_weight"], [1.2214028, 2], rtol=1e-6)
@@ -54,7 +31,7 @@ def test_the_loss_by_hand():
 def test_it_is_grpo_with_truncated_importance():
     batch = tokens([-0.5, -1.9, -1], [-1, -1.4, -1.1], [1, -1, 0.3], behaviour=[-1.3, -1, -4])
     expected, _ = ALGOS["GRPO"].token_loss(GRPO(importance=TruncatedImportance(cap=2.0)), batch, ())
-    np.testing.assert_allclose(loss_of(DecoupledPPO(), batch)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(loss_of(OBJECTIVE, DecoupledPPO(), batch)[0], expected, rtol=1e-6)
 
 
 def test_advantages_are_those_of_grpo():

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.dppo import DPPO
 
 OBJECTIVE = ALGOS["DPPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # p = 0.9 against 0.6 by the sampler. A = 1: dropped; A = -1: -1.5 * -1 * log 0.9 = -0.158041, gradient 1.5
     p, q = np.log([0.9, 0.9]), np.log([0.6, 0.6])
-    loss, metrics, gradient = loss_of(DPPO(), tokens(p, p, [1, -1], behaviour=q))
+    loss, metrics, gradient = loss_of(OBJECTIVE, DPPO(), tokens(p, p, [1, -1], behaviour=q))
     np.testing.assert_allclose(loss, [0, -0.1580408], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(gradient, [0, 1.5], rtol=1e-5)
     np.testing.assert_array_equal(metrics["rejected"], [1, 0])
@@ -50,8 +27,8 @@ def test_the_loss_by_hand():
 
 def test_the_difference_is_to_the_sampler_and_not_to_the_old_policy():
     p, q = np.log([0.9]), np.log([0.6])
-    assert loss_of(DPPO(), tokens(p, q, [1], behaviour=p))[1]["rejected"][0] == 0
-    assert loss_of(DPPO(delta=0.31), tokens(p, p, [1], behaviour=q))[1]["rejected"][0] == 0
+    assert loss_of(OBJECTIVE, DPPO(), tokens(p, q, [1], behaviour=p))[1]["rejected"][0] == 0
+    assert loss_of(OBJECTIVE, DPPO(delta=0.31), tokens(p, p, [1], behaviour=q))[1]["rejected"][0] == 0
 
 
 def test_advantages_are_those_of_dr_grpo():

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.gmpo import GMPO
 
 OBJECTIVE = ALGOS["GMPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # A = 1, d = [0.6, 0] held at 0.4: s = exp(0.2) = 1.221403; the first token has no gradient, the second (of a sum
     # over two tokens that both hold s) all of s. A = -1, d = -0.6 held at -0.4: exp(-0.4) = 0.670320
     batch = tokens([-0.4, -1, -1.6], [-1, -1, -1], [1, 1, -1], segment=[0, 0, 1])
-    loss, metrics, gradient = loss_of(GMPO(), batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, GMPO(), batch)
     np.testing.assert_allclose(loss, [-1.2214028, -1.2214028, 0.67032], rtol=1e-5)
     np.testing.assert_allclose(gradient, [0, -1.2214028, 0], rtol=1e-5)
     np.testing.assert_array_equal(metrics["clip_fraction_high"], [1, 0, 0])

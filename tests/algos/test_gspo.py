@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.gspo import GSPO
 
 OBJECTIVE = ALGOS["GSPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # two sequences in a row: s = exp((0.2 + 0.1) / 2) = 1.161834 at A = -1; exp(-0.3) = 0.740818 at A = 1
     batch = tokens([-0.8, -0.9, -1.3], [-1, -1, -1], [-1, -1, 1], segment=[0, 0, 1])
-    loss, metrics, gradient = loss_of(GSPO(), batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, GSPO(), batch)
     np.testing.assert_allclose(loss, [1.1618342, 1.1618342, -0.7408182], rtol=1e-6)
     np.testing.assert_allclose(gradient, [1.1618342, 1.1618342, -0.7408182], rtol=1e-6)  # of the sum over the tokens
     np.testing.assert_allclose(metrics["sequence_ratio"], [1.1618342, 1.1618342, 0.7408182], rtol=1e-6)
@@ -52,7 +29,7 @@ def test_the_loss_by_hand():
 def test_the_narrow_clip_binds_and_is_counted():
     # s = exp(0.01) > 1.0004 at A = 1: -1.0004, no gradient; exp(-0.01) < 0.9997 at A = -1: 0.9997
     batch = tokens([-0.99, -1.01], [-1, -1], [1, -1], segment=[0, 1])
-    loss, metrics, gradient = loss_of(GSPO(), batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, GSPO(), batch)
     np.testing.assert_allclose(loss, [-1.0004, 0.9997], rtol=1e-6)
     np.testing.assert_array_equal(gradient, 0)
     np.testing.assert_array_equal(metrics["clip_fraction_high"], [1, 0])

@@ -6,46 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import counted, loss_of, plain, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
-from jrl.algos.grpo import GRPO
+from jrl.algos.contract import Facts
 from jrl.algos.high_entropy_tokens import HighEntropyTokens
 
 OBJECTIVE = ALGOS["HighEntropyTokens"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
-
-
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
-def plain(groups):
-    return ALGOS["GRPO"].advantages(GRPO(), groups, groups.reward, ())[0]
-
-
-def counted(groups):
-    return np.asarray(groups.action_mask & groups.valid[:, None])
 
 
 def test_only_the_tokens_of_high_entropy_have_an_advantage():
@@ -73,7 +42,7 @@ def test_with_all_tokens_it_is_grpo_and_rows_out_of_the_loss_are_not_ranked():
 def test_the_loss_is_the_clip_of_dapo():
     # rho = 1.5 at A = 1: clipped at 1.28; rho = 0.5 at A = -1: at 0.8
     old = np.array([-1.0, -1.0])
-    loss, _, gradient = loss_of(HighEntropyTokens(), tokens(old + np.log([1.5, 0.5]), old, [1, -1]))
+    loss, _, gradient = loss_of(OBJECTIVE, HighEntropyTokens(), tokens(old + np.log([1.5, 0.5]), old, [1, -1]))
     np.testing.assert_allclose(loss, [-1.28, 0.8], rtol=1e-6)
     np.testing.assert_array_equal(gradient, 0)
 

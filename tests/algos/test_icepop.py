@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.grpo import GRPO
 from jrl.algos.icepop import IcePop
 
@@ -17,38 +17,15 @@ OBJECTIVE = ALGOS["IcePop"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # w = [0.3, 1, 6] on [0.5, 5]: only the second learns, and as in GRPO (not times w); the entropy bonus goes likewise
     old = np.array([-3.0, -3.0, -3.0])
     batch = tokens(old + 0.1, old, [1, 1, 1], behaviour=old - np.log([0.3, 1, 6]))
-    loss, metrics, gradient = loss_of(IcePop(), batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, IcePop(), batch)
     np.testing.assert_allclose(loss, [0, -1.1051709, 0], rtol=1e-6)
     np.testing.assert_allclose(gradient, [0, -1.1051709, 0], rtol=1e-6)
     np.testing.assert_array_equal(metrics["rejected"], [1, 0, 1])
-    np.testing.assert_allclose(loss_of(IcePop(entropy_bonus=0.5), batch)[0], [0, -1.6051709, 0], rtol=1e-6)
+    np.testing.assert_allclose(loss_of(OBJECTIVE, IcePop(entropy_bonus=0.5), batch)[0], [0, -1.6051709, 0], rtol=1e-6)
 
 
 def test_the_rejected_stay_in_the_denominator():
@@ -56,14 +33,14 @@ def test_the_rejected_stay_in_the_denominator():
     mask = jnp.ones((1, 3), bool)
     weights, denominator = OBJECTIVE.weights(IcePop(), mask, 3), OBJECTIVE.denominator(IcePop(), mask, 1, 3)
     old = np.array([-3.0, -3.0, -3.0])
-    loss, _, _ = loss_of(IcePop(), tokens(old, old, [1, 1, 1], behaviour=old - np.log([0.3, 1, 1])))
+    loss, _, _ = loss_of(OBJECTIVE, IcePop(), tokens(old, old, [1, 1, 1], behaviour=old - np.log([0.3, 1, 1])))
     np.testing.assert_allclose((weights[0] * loss).sum() / denominator, -2 / 3, rtol=1e-6)
 
 
 def test_where_sampler_and_learner_agree_it_is_grpo():
     batch = tokens([-0.5, -1.9, -1], [-1, -1.4, -1.1], [1, -1, 0.3])
     expected, _ = ALGOS["GRPO"].token_loss(GRPO(), batch, ())
-    np.testing.assert_array_equal(loss_of(IcePop(), batch)[0], expected)
+    np.testing.assert_array_equal(loss_of(OBJECTIVE, IcePop(), batch)[0], expected)
 
 
 def test_advantages_are_those_of_grpo():

@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.kimi_mirror_descent import KimiMirrorDescent
 
 OBJECTIVE = ALGOS["KimiMirrorDescent"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # LP = -10, LP_old = -10.2, A = 0.5, tau = 0.1: 5 + 0.05 * 0.04 = 5.002; gradient of a sequence -0.5 + 0.02
     batch = tokens([-4, -6], [-4.5, -5.7], [0.5, 0.5])
-    loss, _, gradient = loss_of(KimiMirrorDescent(), batch)
+    loss, _, gradient = loss_of(OBJECTIVE, KimiMirrorDescent(), batch)
     np.testing.assert_allclose(loss, [5.002] * 2, rtol=1e-6)
     np.testing.assert_allclose(gradient, [-0.48 * 2] * 2, rtol=1e-5)  # of a sum over two tokens that both hold it
     # per token: LP = -5, LP_old = -5.1: 2.5 + 0.05 * 0.01
-    loss, _, _ = loss_of(KimiMirrorDescent(per="token"), batch)
+    loss, _, _ = loss_of(OBJECTIVE, KimiMirrorDescent(per="token"), batch)
     np.testing.assert_allclose(loss, [2.5005] * 2, rtol=1e-6)
 
 
 def test_sequences_are_summed_apart():
     batch = tokens([-4, -6], [-4, -6], [1, -1], segment=[0, 1])
-    np.testing.assert_allclose(loss_of(KimiMirrorDescent(), batch)[0], [4, -6], rtol=1e-6)
+    np.testing.assert_allclose(loss_of(OBJECTIVE, KimiMirrorDescent(), batch)[0], [4, -6], rtol=1e-6)
 
 
 def test_advantages_are_those_of_dr_grpo():

@@ -6,52 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import counted, covariances, loss_of, plain, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
-from jrl.algos.grpo import GRPO
+from jrl.algos.contract import Facts
 from jrl.algos.kl_cov import KLCov
 
 OBJECTIVE = ALGOS["KLCov"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
-
-
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
-def plain(groups):
-    return ALGOS["GRPO"].advantages(GRPO(), groups, groups.reward, ())[0]
-
-
-def counted(groups):
-    return np.asarray(groups.action_mask & groups.valid[:, None])
-
-
-def covariances(groups):
-    """Returns cov of L20 on the tokens that count, NaN elsewhere."""
-    mask, advantages, lp = counted(groups), np.asarray(plain(groups), np.float64), np.asarray(groups.old_logprobs)
-    return np.where(mask, (advantages - advantages[mask].mean()) * (lp - lp[mask].mean()), np.nan)
 
 
 def test_the_tokens_of_largest_covariance_are_selected():
@@ -68,7 +31,7 @@ def test_the_loss_by_hand():
     # d = [0.2, -0.2, 0.5], A = 1, the first two selected: -exp(0.2) + 0.5 * 0.2, -exp(-0.2) + 0.5 * 0.2, -exp(0.5):
     # nothing is clipped
     batch = tokens([-0.8, -1.2, -0.5], [-1, -1, -1], [1, 1, 1]).replace(selected=jnp.array([True, True, False]))
-    loss, metrics, gradient = loss_of(KLCov(coefficient=0.5), batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, KLCov(coefficient=0.5), batch)
     np.testing.assert_allclose(loss, [-1.1214028, -0.7187308, -1.6487213], rtol=1e-6)
     np.testing.assert_allclose(gradient, [-0.7214028, -1.3187308, -1.6487213], rtol=1e-6)
     np.testing.assert_array_equal(metrics["held"], [1, 1, 0])

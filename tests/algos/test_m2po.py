@@ -6,38 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.grpo import GRPO
 from jrl.algos.m2po import M2PO
 
 OBJECTIVE = ALGOS["M2PO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
-
-
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
 
 
 def test_tokens_far_from_the_sampler_get_no_advantage():
@@ -69,7 +47,7 @@ def test_rows_that_are_out_of_the_loss_are_in_no_mean():
 def test_the_loss_is_that_of_grpo():
     batch = tokens([-0.5, -1.9, -1], [-1, -1.4, -1.1], [1, -1, 0.3])
     expected, _ = ALGOS["GRPO"].token_loss(GRPO(), batch, ())
-    np.testing.assert_array_equal(loss_of(M2PO(), batch)[0], expected)
+    np.testing.assert_array_equal(loss_of(OBJECTIVE, M2PO(), batch)[0], expected)
     assert OBJECTIVE.needs(M2PO()).credit_logprobs
 
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import credited_values, rows_with_values, whitened
 
 from jrl.algos import ALGOS
-from jrl.algos.contract import Facts, Groups
+from jrl.algos.contract import Facts
 from jrl.algos.macro_ppo import MacroPPO
 from jrl.algos.ppo import PPO
 
@@ -14,49 +13,23 @@ OBJECTIVE = ALGOS["MacroPPO"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=6)
 
 
-def groups():
-    """A row with a tool's answer in it, one of two tokens, one without a verdict and one without a token."""
-    return Groups(
-        reward=jnp.array([1.0, 0.0, jnp.nan, 5.0]),
-        outcome=jnp.zeros(4),
-        valid=jnp.array([True, True, False, True]),
-        group=jnp.arange(4, dtype=jnp.int32),
-        action_mask=jnp.array([[True, True, False, True], [False, True, True, False], [True] * 4, [False] * 4]),
-        finish=jnp.zeros(4, jnp.int8),
-        num_groups=4,
-        max_completion=4,
-        values=jnp.array([[0.2, 0.4, jnp.nan, 0.6], [jnp.nan, 0.5, 0.1, jnp.nan], [9.0] * 4, [jnp.nan] * 4]),
-        old_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
-        behaviour_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
-    )
-
-
-def credited(config, given):
-    run = jax.jit(lambda config, g: (OBJECTIVE.advantages(config, g, g.reward, ())[0],
-                                     OBJECTIVE.returns(config, g, g.reward)))  # fmt: skip
-    return run(config, given)
-
-
-def whitened(first, second):
-    """Returns the advantages of both rows' sampled tokens in their places, whitened."""
-    each = np.array([*first, *second])
-    a, b, c, d, e = (each - each.mean()) / np.sqrt(each.var(ddof=1) + 1e-8)
-    return [[a, b, 0, c], [0, d, e, 0], [0] * 4, [0] * 4]
-
-
 def test_every_token_has_the_advantage_and_the_return_of_its_macro():
     # Macros of two, lambda 0.95. Row 0: [0, 1] of value 0.3 and, after the tool, [3] of 0.6: 1 - 0.6 = 0.4;
     # 0.6 - 0.3 + 0.95 * 0.4 = 0.68. Row 1: one macro of value 0.3: 0 - 0.3. Returns 0.98, 1 and 0.
-    advantages, returns = credited(MacroPPO(macro_size=2), groups())
+    advantages, returns = credited_values(OBJECTIVE, MacroPPO(macro_size=2), rows_with_values())
     np.testing.assert_allclose(advantages, whitened([0.68, 0.68, 0.4], [-0.3, -0.3]), atol=1e-5)
     np.testing.assert_allclose(returns, [[0.98, 0.98, 0, 1], [0] * 4, [0] * 4, [0] * 4], atol=1e-6)
 
 
 def test_macros_of_one_token_are_ppo():
-    advantages, returns = credited(MacroPPO(macro_size=1, discount=0.9, gae_lambda=0.7), groups())
+    advantages, returns = credited_values(
+        OBJECTIVE, MacroPPO(macro_size=1, discount=0.9, gae_lambda=0.7), rows_with_values()
+    )
     ppo, config = ALGOS["PPO"], PPO(discount=0.9, gae_lambda=0.7)
-    np.testing.assert_allclose(advantages, ppo.advantages(config, groups(), groups().reward, ())[0], atol=1e-6)
-    np.testing.assert_allclose(returns, ppo.returns(config, groups(), groups().reward), atol=1e-6)
+    np.testing.assert_allclose(
+        advantages, ppo.advantages(config, rows_with_values(), rows_with_values().reward, ())[0], atol=1e-6
+    )
+    np.testing.assert_allclose(returns, ppo.returns(config, rows_with_values(), rows_with_values().reward), atol=1e-6)
 
 
 def test_loss_and_needs_are_those_of_ppo():

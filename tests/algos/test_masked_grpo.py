@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.masked_grpo import MaskedGRPO
 
 OBJECTIVE = ALGOS["MaskedGRPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
-
-
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
 
 
 # w = exp([0.6, 0.6]) for the first sequence, product 3.32, mean 1.82; exp([0.9, -0.9]) for the second, product 1
@@ -58,7 +35,7 @@ SEGMENT = [0, 0, 1, 1]
 )
 def test_whole_sequences_are_rejected(config, rejected):
     batch = tokens(OLD + 0.1, OLD, [1, 1, 1, 1], behaviour=BEHAVIOUR, segment=SEGMENT)
-    loss, metrics, gradient = loss_of(config, batch)
+    loss, metrics, gradient = loss_of(OBJECTIVE, config, batch)
     np.testing.assert_array_equal(metrics["rejected"], rejected)
     expected = -np.exp(0.1) * (1 - np.array(rejected))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -68,9 +45,9 @@ def test_whole_sequences_are_rejected(config, rejected):
 def test_failed_sequences_that_the_policy_has_left_are_dropped_where_asked():
     # mean(behaviour - new) = 0.3 in both; only the second has failed
     batch = tokens(OLD - 0.3, OLD, [1, 1, -1, -1], segment=SEGMENT)
-    assert loss_of(MaskedGRPO(), batch)[1]["rejected"].sum() == 0
-    np.testing.assert_array_equal(loss_of(MaskedGRPO(delta=0.2), batch)[1]["rejected"], [0, 0, 1, 1])
-    assert loss_of(MaskedGRPO(delta=0.4), batch)[1]["rejected"].sum() == 0
+    assert loss_of(OBJECTIVE, MaskedGRPO(), batch)[1]["rejected"].sum() == 0
+    np.testing.assert_array_equal(loss_of(OBJECTIVE, MaskedGRPO(delta=0.2), batch)[1]["rejected"], [0, 0, 1, 1])
+    assert loss_of(OBJECTIVE, MaskedGRPO(delta=0.4), batch)[1]["rejected"].sum() == 0
 
 
 def test_advantages_are_those_of_grpo():

@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import groups_of, loss_of, tokens
 
 from jrl.algos import ALGOS
-from jrl.algos.contract import Facts, Groups, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.raft import RAFT
 
 OBJECTIVE = ALGOS["RAFT"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
-
-
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
-def groups_of(reward, group, valid=None):
-    row, count = jnp.asarray(reward, jnp.float32), len(reward)
-    return Groups(
-        reward=row,
-        outcome=row,
-        valid=jnp.ones(count, bool) if valid is None else jnp.array(valid),
-        group=jnp.asarray(group, jnp.int32),
-        action_mask=jnp.array([[False, True, True]] * count),
-        finish=jnp.zeros(count, jnp.int8),
-        num_groups=3,
-        max_completion=2,
-    )
 
 
 def test_the_best_row_of_a_prompt_is_imitated():
@@ -68,7 +31,7 @@ def test_a_row_without_a_verdict_is_not_the_best():
 
 
 def test_the_loss_is_the_likelihood_whatever_the_ratio():
-    loss, _, gradient = loss_of(RAFT(), tokens([-2, -2, -1], [-1, -5, -1], [1, 0.5, 0]))
+    loss, _, gradient = loss_of(OBJECTIVE, RAFT(), tokens([-2, -2, -1], [-1, -5, -1], [1, 0.5, 0]))
     np.testing.assert_allclose(loss, [2, 1, 0], rtol=1e-6)
     np.testing.assert_allclose(gradient, [-1, -0.5, 0], rtol=1e-6)
 

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import loss_of, tokens
 
 from jrl.algos import ALGOS
 from jrl.algos.conformance import sample_groups
-from jrl.algos.contract import Facts, Tokens
+from jrl.algos.contract import Facts
 from jrl.algos.sapo import SAPO
 
 OBJECTIVE = ALGOS["SAPO"]
 FACTS = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=3)
 
 
-def tokens(new, old, advantages, behaviour=None, segment=None):
-    """Returns packed tokens, all in the loss: of one sequence, or of two by `segment`."""
-    row = lambda x: jnp.asarray(x, jnp.float32)
-    return Tokens(
-        logprobs=row(new),
-        old_logprobs=row(old),
-        behaviour_logprobs=row(old if behaviour is None else behaviour),
-        ref_logprobs=None,
-        entropy=jnp.ones(len(new)),
-        advantages=row(advantages),
-        mask=jnp.ones(len(new), bool),
-        segment=jnp.zeros(len(new), jnp.int32) if segment is None else jnp.array(segment),
-        num_segments=2,
-    )
-
-
-def loss_of(config, batch):
-    """Returns loss, metrics and the gradient of the sum, by log-prob."""
-    loss, metrics = jax.jit(OBJECTIVE.token_loss)(config, batch, ())
-    total = lambda lp: OBJECTIVE.token_loss(config, batch.replace(logprobs=lp), ())[0].sum()
-    return loss, metrics, jax.grad(total)(batch.logprobs)
-
-
 def test_the_loss_by_hand():
     # rho = 2: A = 1, tau = 1: -4 * sigmoid(1) = -2.924234; A = -1, tau = 1.05: 4 / 1.05 * sigmoid(1.05) = 2.822000
     new = np.array([-2.0, -2.0])
-    loss, _, gradient = loss_of(SAPO(), tokens(new, new - np.log(2), [1, -1]))
+    loss, _, gradient = loss_of(OBJECTIVE, SAPO(), tokens(new, new - np.log(2), [1, -1]))
     np.testing.assert_allclose(loss, [-2.9242343, 4 / 1.05 / (1 + np.exp(-1.05))], rtol=1e-6)
     # f' = 4 * sigmoid(1) * sigmoid(-1) = 0.786448, times rho; 4 * sigmoid(1.05) * sigmoid(-1.05) = 0.768110
     np.testing.assert_allclose(gradient, [-2 * 0.7864477, 2 * 0.7681096], rtol=1e-5)
@@ -50,7 +27,7 @@ def test_the_loss_by_hand():
 
 def test_on_its_own_samples_it_has_the_gradient_of_grpo():
     batch = tokens([-1, -2, -0.5], [-1, -2, -0.5], [0.7, -1.2, 0.1])
-    np.testing.assert_allclose(loss_of(SAPO(), batch)[2], [-0.7, 1.2, -0.1], rtol=1e-6)
+    np.testing.assert_allclose(loss_of(OBJECTIVE, SAPO(), batch)[2], [-0.7, 1.2, -0.1], rtol=1e-6)
 
 
 def test_advantages_are_those_of_grpo():

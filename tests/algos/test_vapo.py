@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import credited_values, rows_with_values, whitened
 
 from jrl.algos import ALGOS
-from jrl.algos.contract import Facts, Groups, Tokens
+from jrl.algos.contract import Facts, Tokens
 from jrl.algos.ppo import PPO
 from jrl.algos.vapo import VAPO
 
@@ -14,47 +15,17 @@ OBJECTIVE = ALGOS["VAPO"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=6)
 
 
-def groups():
-    """A row with a tool's answer in it, one of two tokens, one without a verdict and one without a token."""
-    return Groups(
-        reward=jnp.array([1.0, 0.0, jnp.nan, 5.0]),
-        outcome=jnp.zeros(4),
-        valid=jnp.array([True, True, False, True]),
-        group=jnp.arange(4, dtype=jnp.int32),
-        action_mask=jnp.array([[True, True, False, True], [False, True, True, False], [True] * 4, [False] * 4]),
-        finish=jnp.zeros(4, jnp.int8),
-        num_groups=4,
-        max_completion=4,
-        values=jnp.array([[0.2, 0.4, jnp.nan, 0.6], [jnp.nan, 0.5, 0.1, jnp.nan], [9.0] * 4, [jnp.nan] * 4]),
-        old_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
-        behaviour_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
-    )
-
-
-def credited(config, given):
-    run = jax.jit(lambda config, g: (OBJECTIVE.advantages(config, g, g.reward, ())[0],
-                                     OBJECTIVE.returns(config, g, g.reward)))  # fmt: skip
-    return run(config, given)
-
-
-def whitened(first, second):
-    """Returns the advantages of both rows' sampled tokens in their places, whitened."""
-    each = np.array([*first, *second])
-    a, b, c, d, e = (each - each.mean()) / np.sqrt(each.var(ddof=1) + 1e-8)
-    return [[a, b, 0, c], [0, d, e, 0], [0] * 4, [0] * 4]
-
-
 def test_the_policys_lambda_grows_with_length_and_the_critic_learns_returns():
     # length_alpha 0.5: 3 sampled tokens have lambda 1 - 1 / 1.5 = 1/3, 2 have 0. Row 0: 1 - 0.6 = 0.4;
     # 0.6 - 0.4 + 0.4 / 3 = 1/3; 0.4 - 0.2 + 1/9 = 0.311111. Row 1: 0 - 0.1; 0.1 - 0.5.
-    advantages, returns = credited(VAPO(length_alpha=0.5), groups())
+    advantages, returns = credited_values(OBJECTIVE, VAPO(length_alpha=0.5), rows_with_values())
     np.testing.assert_allclose(advantages, whitened([0.311111, 1 / 3, 0.4], [-0.4, -0.1]), atol=1e-5)
     np.testing.assert_allclose(returns, [[1, 1, 0, 1], [0] * 4, [0] * 4, [0] * 4], atol=1e-6)
 
 
 def test_a_lambda_for_rows_of_every_length():
     # lambda 0.95: 0.4; 0.2 + 0.38 = 0.58; 0.2 + 0.95 * 0.58 = 0.751. Row 1: -0.1; -0.4 - 0.095.
-    advantages, returns = credited(VAPO(gae_lambda=0.95), groups())
+    advantages, returns = credited_values(OBJECTIVE, VAPO(gae_lambda=0.95), rows_with_values())
     np.testing.assert_allclose(advantages, whitened([0.751, 0.58, 0.4], [-0.495, -0.1]), atol=1e-5)
     np.testing.assert_allclose(returns[0], [1, 1, 0, 1], atol=1e-6)
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_batches import credited_values, rows_with_values, whitened
 
 from jrl.algos import ALGOS
 from jrl.algos.common import TruncatedImportance
-from jrl.algos.contract import Facts, Groups
+from jrl.algos.contract import Facts
 from jrl.algos.ppo import PPO
 from jrl.algos.vtrace_ppo import VTracePPO
 
@@ -15,63 +14,35 @@ OBJECTIVE = ALGOS["VTracePPO"]
 FACTS = Facts(samples=1, lag=0, updates_per_batch=4, truncated_sampling=False, greedy=False, max_completion=6)
 
 
-def groups():
-    """A row with a tool's answer in it, one of two tokens, one without a verdict and one without a token."""
-    return Groups(
-        reward=jnp.array([1.0, 0.0, jnp.nan, 5.0]),
-        outcome=jnp.zeros(4),
-        valid=jnp.array([True, True, False, True]),
-        group=jnp.arange(4, dtype=jnp.int32),
-        action_mask=jnp.array([[True, True, False, True], [False, True, True, False], [True] * 4, [False] * 4]),
-        finish=jnp.zeros(4, jnp.int8),
-        num_groups=4,
-        max_completion=4,
-        values=jnp.array([[0.2, 0.4, jnp.nan, 0.6], [jnp.nan, 0.5, 0.1, jnp.nan], [9.0] * 4, [jnp.nan] * 4]),
-        old_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
-        behaviour_logprobs=jnp.full((4, 4), -1.0).at[0, 2].set(jnp.nan),
-    )
-
-
-def credited(config, given):
-    run = jax.jit(lambda config, g: (OBJECTIVE.advantages(config, g, g.reward, ())[0],
-                                     OBJECTIVE.returns(config, g, g.reward)))  # fmt: skip
-    return run(config, given)
-
-
-def whitened(first, second):
-    """Returns the advantages of both rows' sampled tokens in their places, whitened."""
-    each = np.array([*first, *second])
-    a, b, c, d, e = (each - each.mean()) / np.sqrt(each.var(ddof=1) + 1e-8)
-    return [[a, b, 0, c], [0, d, e, 0], [0] * 4, [0] * 4]
-
-
 def test_stale_tokens_are_weighed_and_cut_the_trace():
     # w = 1 but for token 1 of row 0 at 0.5 and token 1 of row 1 at exp(0.3), which is cut to 1. Row 0, from the end:
     # vs_3 = 0.6 + (1 - 0.6) = 1; vs_1 = 0.4 + 0.5 (0.6 - 0.4) + 0.5 (1 - 0.6) = 0.7; vs_0 = 0.2 + 0.2 + 0.3
     # = 0.7. A_3 = 0.4; A_1 = 0.5 (1 - 0.4) = 0.3; A_0 = 0.7 - 0.2 = 0.5. Row 1: vs = 0, 0; A = 0 - 0.1 and 0 - 0.5.
-    given = groups()
+    given = rows_with_values()
     behaviour = given.behaviour_logprobs.at[0, 1].add(np.log(2.0)).at[1, 1].add(-0.3)
-    advantages, returns = credited(VTracePPO(), given.replace(behaviour_logprobs=behaviour))
+    advantages, returns = credited_values(OBJECTIVE, VTracePPO(), given.replace(behaviour_logprobs=behaviour))
     np.testing.assert_allclose(advantages, whitened([0.5, 0.3, 0.4], [-0.5, -0.1]), atol=1e-5)
     np.testing.assert_allclose(returns, [[0.7, 0.7, 0, 1], [0] * 4, [0] * 4, [0] * 4], atol=1e-6)
 
 
 def test_on_its_own_samples_it_is_ppo():
-    advantages, returns = credited(VTracePPO(discount=0.9), groups())
+    advantages, returns = credited_values(OBJECTIVE, VTracePPO(discount=0.9), rows_with_values())
     ppo, config = ALGOS["PPO"], PPO(discount=0.9, gae_lambda=1.0)
-    np.testing.assert_allclose(advantages, ppo.advantages(config, groups(), groups().reward, ())[0], atol=1e-6)
-    np.testing.assert_allclose(returns, ppo.returns(config, groups(), groups().reward), atol=1e-6)
+    np.testing.assert_allclose(
+        advantages, ppo.advantages(config, rows_with_values(), rows_with_values().reward, ())[0], atol=1e-6
+    )
+    np.testing.assert_allclose(returns, ppo.returns(config, rows_with_values(), rows_with_values().reward), atol=1e-6)
 
 
 def test_the_bounds_are_those_of_the_configuration():
     # All w = 2, bounds 2 and 1: row 1's last token has vs = 0.1 + 2 (0 - 0.1) = -0.1.
-    given = groups()
+    given = rows_with_values()
     given = given.replace(behaviour_logprobs=given.behaviour_logprobs - np.log(2.0))
-    _, returns = credited(VTracePPO(max_weight=2.0), given)
+    _, returns = credited_values(OBJECTIVE, VTracePPO(max_weight=2.0), given)
     np.testing.assert_allclose(returns[1, 2], -0.1, atol=1e-6)
     # Token 1: 0.5 + 2 (0.1 - 0.5) + 1 (-0.1 - 0.1) = -0.5; with max_trace 2: -0.7.
     np.testing.assert_allclose(returns[1, 1], -0.5, atol=1e-6)
-    _, returns = credited(VTracePPO(max_weight=2.0, max_trace=2.0), given)
+    _, returns = credited_values(OBJECTIVE, VTracePPO(max_weight=2.0, max_trace=2.0), given)
     np.testing.assert_allclose(returns[1, 1], -0.7, atol=1e-6)
 
 

@@ -1,0 +1,18 @@
+"""Short runs of a tiny policy, to the end or left on the way."""
+
+import contextlib
+
+import jrl
+
+
+def run(settings, folder, *bindings, stop_after=None):
+    """Trains configs/tiny.gin with settings that bindings may replace, or trains until a step is done and leaves as a
+    notebook would; returns the steps seen."""
+    seen = []
+    named = {binding.partition("=")[0]: binding for binding in [*settings, *bindings]}
+    with contextlib.closing(jrl.steps("configs/tiny.gin", list(named.values()), run=folder)) as steps:
+        for step in steps:
+            seen.append(step)
+            if step.step == stop_after:
+                break
+    return seen
