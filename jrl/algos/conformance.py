@@ -495,6 +495,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         label=empty(np.stack([preferred, preferred]).astype(np.float32), 0),
         unit=empty(unit, -1),
         mask=empty(unit < 5, False),
+        baseline=jnp.full((2, places), 0.3, jnp.float32),
     )
 
 

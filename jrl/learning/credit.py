@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Objective, Pairs
+from jrl.algos.contract import Groups, Objective, Pairs, Sequences
 from jrl.learning.pack import PackingPlan, by_place, pack, unpack
 from jrl.ops.reduce import masked_mean
+from jrl.ops.segments import segment_count, segment_sum
 from jrl.ops.values import explained_variance
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
 
@@ -201,6 +202,9 @@ def finish_stored(
     if objective.sequence_loss is not None:
         pairs = Pairs(labels.label, labels.unit, labels.weight)
         targets = targets_of(packed, plan.member, pairs, config, objective)
+        if objective.sequence_baseline is not None:
+            before = _before(packed, recomputed, targets)
+            targets = targets.replace(baseline=objective.sequence_baseline(config, before).astype(jnp.float32))
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,
@@ -212,6 +216,23 @@ def finish_stored(
         denominator=targets.denominator
         if objective.token_loss is None
         else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+    )
+
+
+def _before(packed: PackedBatch, recomputed: Recomputed, targets: SequenceTargets) -> Sequences:
+    """Returns the stored sequences of an optimizer step under the weights before it, [M, R, S], on every shard."""
+    static = dict(num_segments=packed.sequence.shape[-1])
+    by_sequence = jax.vmap(lambda *arrays: segment_sum(*arrays, **static))
+    total = lambda x: None if x is None else _everywhere(by_sequence(x, packed.action_mask, packed.segment))
+    count = jax.vmap(lambda *arrays: segment_count(*arrays, **static))
+    return Sequences(
+        logprob=total(recomputed.old_logprobs),
+        ref_logprob=total(recomputed.ref_logprobs),
+        length=_everywhere(count(packed.action_mask, packed.segment)),
+        score=None,
+        label=_everywhere(targets.label),
+        unit=_everywhere(targets.unit),
+        mask=_everywhere(targets.counts),
     )
 
 

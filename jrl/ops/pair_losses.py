@@ -171,6 +171,18 @@ def bco(gain: Array, other_gain: Array, beta: Array | float, shift: Array | floa
     return jax.nn.softplus(shift - beta * gain) + jax.nn.softplus(beta * other_gain - shift)
 
 
+def kto(gain: Array, baseline: Array, good: Array, beta: Array | float) -> Array:
+    """Returns P10 before its weights, 1 - sigmoid(beta (u - z)) of good answers, 1 - sigmoid(beta (z - u)) of bad ones.
+
+    Args:
+      gain: [...] float, u. baseline: [...] float, z; no gradient passes it. good: [...] bool.
+
+    Source: Ethayarajh et al. 2402.01306 eq. 8.
+    """
+    above = beta * (gain - jax.lax.stop_gradient(baseline))
+    return jax.nn.sigmoid(jnp.where(good, -above, above))
+
+
 def pair_weight(mean_logprob: Array, other_mean_logprob: Array) -> Array:
     """Returns P30's weight, min(1, exp(LPbar_w + LPbar_l)), without a gradient: pairs that the policy would hardly
     sample count for little.

@@ -248,24 +248,27 @@ def test_it_learns_to_say_a_stored_word(name):
 
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_it_learns_which_of_two_is_preferred(name):
-    """Sequences are vectors, and what is said of one is linear in it: every pair ends in the right order."""
+    """Sequences are vectors, and what is said of one rises with a linear function of it, a log-prob never above 0: every
+    pair ends in the right order."""
     objective = ALGOS[name]
     config, optimizer = default_config(objective), optax.adam(0.05)
     needs, state = objective.needs(config), objective.init_state(config)
     features = jnp.asarray(np.random.default_rng(5).normal(size=(1, 8, 6)), jnp.float32)  # four pairs
     given = Sequences(
         logprob=None,
-        ref_logprob=jnp.zeros((1, 8)) if needs.reference else None,
+        ref_logprob=jnp.full((1, 8), -3 * np.log(2.0), jnp.float32) if needs.reference else None,
         length=jnp.full((1, 8), 3, jnp.int32),
         score=None,
         label=jnp.tile(jnp.array([1.0, 0.0]), 4)[None],
         unit=jnp.repeat(jnp.arange(4, dtype=jnp.int32), 2)[None],
         mask=jnp.ones((1, 8), bool),
+        baseline=jnp.zeros((1, 8)),
     )
 
     def loss(w):
         values = features @ w
-        sequences = given.replace(logprob=values if needs.logprobs else None, score=values if needs.score else None)
+        logprob = 3 * jax.nn.log_sigmoid(values)
+        sequences = given.replace(logprob=logprob if needs.logprobs else None, score=values if needs.score else None)
         return objective.sequence_loss(config, sequences, state)[0].sum()
 
     def update(carry, _):
