@@ -4,7 +4,7 @@
     shift = moving average of the mean of beta u over a step's pairs, in the train state; it begins at 0
     L     = mean over the pairs of the step
 
-The shift of a step is that of the steps before it, so that it depends on no layout. Peers: TRL moves it within the step.
+The shift of a step is that of the steps before it, so that it depends on no layout. TRL moves it within it.
 
 Source: Jung et al. 2404.04656.
 """

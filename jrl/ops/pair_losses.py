@@ -160,7 +160,7 @@ def apo_down(gain: Array, other_gain: Array, beta: Array | float) -> Array:
 
 
 def bco(gain: Array, other_gain: Array, beta: Array | float, shift: Array | float) -> Array:
-    """Returns P15, -log sigmoid(b u_w - d) - log sigmoid(d - b u_l): a classifier of good and bad whose logit is b u - d.
+    """Returns P15, -log sigmoid(b u_w - d) - log sigmoid(d - b u_l): a classifier whose logit is b u - d.
 
     Args:
       shift: d, the mean of b u so far; no gradient passes it.
@@ -208,8 +208,8 @@ def step_apo(margin: Array, value: Array, other_value: Array, scale: Array | flo
 
 
 def inpo(margin: Array, ref_margin: Array, previous_margin: Array, eta: Array | float, tau: Array | float) -> Array:
-    """Returns P19, (h - 1 / (2 eta))^2 with h = M - (tau / eta) M_ref - (1 - tau / eta) M_t, each M = LP_w - LP_l: under
-    the policy, the reference, and the policy of the iteration before, which drew the pair.
+    """Returns P19, (h - 1 / (2 eta))^2 with h = M - (tau / eta) M_ref - (1 - tau / eta) M_t, M = LP_w - LP_l under the
+    policy, the reference, and the policy of the iteration before, which drew the pair.
 
     Args:
       eta: above 0. tau: in [0, eta]; at eta this is IPO against the reference with beta = eta.

@@ -180,5 +180,3 @@ def test_what_makes_no_sense_is_refused_by_name(name, field, value):
     row.check(row.config(), FACTS)
     with pytest.raises(ValueError, match=rf"{name}\.{field} = {value}"):
         row.check(row.config(**{field: value}), FACTS)
-
-

@@ -248,8 +248,8 @@ def test_it_learns_to_say_a_stored_word(name):
 
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_it_learns_which_of_two_is_preferred(name):
-    """Sequences are vectors, and what is said of one rises with a linear function of it, a log-prob never above 0: every
-    pair ends in the right order."""
+    """Sequences are vectors, and what is said of one rises with a linear function of it, a log-prob staying below 0:
+    every pair ends in the right order."""
     objective = ALGOS[name]
     config, optimizer = default_config(objective), optax.adam(0.05)
     needs, state = objective.needs(config), objective.init_state(config)
