@@ -21,6 +21,7 @@ PATH_FIELDS = (
     "HuggingFace.path",
     "SentencePiece.path",
     "RewardModel.path",
+    "RewardModel.members",
 )
 
 
