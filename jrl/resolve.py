@@ -22,6 +22,7 @@ PATH_FIELDS = (
     "SentencePiece.path",
     "RewardModel.path",
     "RewardModel.members",
+    "Gate.path",
 )
 
 

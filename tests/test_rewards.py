@@ -3,6 +3,7 @@ tests/families/test_classifier_parity.py."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -25,6 +26,7 @@ from jrl.models.pretrained.published import Published, decoder_of, export, load_
 from jrl.models.rope import LongRope
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout.ensembles import EnsembleMean, NominalWorstCase, VariancePenalty, WorstCase, aggregate
+from jrl.rollout.reward_gate import Gate
 from jrl.rollout.rewards import (
     CENTER,
     SCALE,
@@ -470,3 +472,67 @@ def test_a_run_learns_from_an_ensemble_and_shapes_the_reward(ensemble, tmp_path)
     ):
         bindings[-2] = "Constraints.components=['RewardModel/help']"
         jrl.train("configs/tiny.gin", bindings, run=tmp_path / "b")
+
+
+def gate_file(path, sizes, seed=5):
+    """Writes a gate of layers of these sizes, and returns them as (weight, bias)."""
+    draw = np.random.default_rng(seed)
+    layers = [(draw.normal(size=(n, m)).astype(np.float32), draw.normal(size=n).astype(np.float32))
+              for m, n in itertools.pairwise(sizes)]  # fmt: skip
+    names = {f"layers.{i}.{name}": x for i, layer in enumerate(layers) for name, x in zip(("weight", "bias"), layer)}
+    save_file(names, path)
+    return layers
+
+
+def test_a_gate_mixes_the_labels_by_the_prompt(folder, tmp_path):
+    path = tmp_path / "gate.safetensors"
+    (w0, b0), (w1, b1) = gate_file(path, [16, 8, 2])
+    gate = Gate(path=str(path), temperature=2.0, verbosity="honest", coefficients=(0.5, 1.0))
+    model = opened(folder, gate=gate, weights=(3.0,))
+    asked = [Message("user", "1+1?")]
+    talks = [[*asked, answer("2")], [*asked, answer("22")], [Message("user", "Say 7"), answer("7")]]
+    learned = judged(model, talks)
+    assert learned.names == ("RewardModel", "RewardModel/helpful", "RewardModel/honest")
+    assert learned.weights == (3.0, 0.0, 0.0) and learned.problems == [""] * 3
+    plain = judged(opened(folder), talks).values
+    np.testing.assert_allclose(learned.values[:, 1:], plain, atol=1e-6)
+    for talk, values, labels in zip(talks, learned.values, plain):
+        ids = model.tokenizer.encode_conversation(talk[:-1], add_generation_prompt=True)
+        assert model.tokenizer.encode_conversation(talk, add_generation_prompt=False)[: len(ids)] == ids
+        tokens = np.array([ids], np.int32)
+        hidden, _ = decoder.forward(model.params, tokens, np.arange(len(ids))[None], None, model.cfg)
+        logits = (w1 @ np.maximum(w0 @ np.asarray(hidden)[0, -1] + b0, 0) + b1) / 2
+        weights = np.exp(logits) / np.exp(logits).sum()
+        freed = [labels[0] - 0.5 * labels[1], 0]
+        np.testing.assert_allclose(values[0], weights @ freed, atol=1e-5)
+        assert 0.05 < weights[0] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields", "message"),
+    [
+        ([16, 3], {}, "the last layer has 3 outputs, and the reward model has 2 labels, helpful, honest"),
+        ([12, 2], {}, r"layers.0.weight is \[2, 12\], and a bias \[out\] with a weight \[out, 16\] was expected"),
+        (
+            [16, 2],
+            {"verbosity": "long", "coefficients": (1.0, 1.0)},
+            "Gate.verbosity is 'long'; the labels are helpful",
+        ),
+        ([16, 2], {"verbosity": "honest", "coefficients": (1.0,)}, "Gate.coefficients has 1 numbers; the labels are 2"),
+    ],
+)
+def test_a_gate_that_does_not_fit_is_refused(sizes, fields, message, folder, tmp_path):
+    gate_file(tmp_path / "gate.safetensors", sizes)
+    with pytest.raises(ValueError, match=message):
+        opened(folder, gate=Gate(path=str(tmp_path / "gate.safetensors"), **fields), weights=(1.0,))
+
+
+def test_options_of_a_gate_that_contradict_each_other_are_refused(folder):
+    with pytest.raises(ValueError, match=r"leave RewardModel\.members out"):
+        RewardModel(path="a", members=("b",), gate=Gate(path="c"))
+    with pytest.raises(ValueError, match="a gated reward has one"):
+        opened(folder, gate=Gate(path="c"))
+    with pytest.raises(ValueError, match="belong together"):
+        Gate(path="c", verbosity="honest")
+    with pytest.raises(ValueError, match=r"Gate\.temperature is 0"):
+        Gate(path="c", temperature=0)

@@ -24,6 +24,7 @@ from jrl.models.pretrained.published import Published, classifier_of, load_class
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.ops.ensembles import standardized
 from jrl.rollout.ensembles import Ensemble, EnsembleMean, aggregate
+from jrl.rollout.reward_gate import Gate, gated_scores, load_gate
 from jrl.rollout.sources import Completions, LearnedScores, RewardSource
 from jrl.tasks.example import Message
 from jrl.tasks.rewards.weighted import LARGEST_REWARD
@@ -42,7 +43,8 @@ class RewardModel:
     # So many of the run's own training examples, with their answers, score 0 on average; in an ensemble their standard
     # deviation is 1 for every member, too. None: scores are as the folder gives them.
     normalize_on: int | None = None
-    weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward
+    gate: Gate | None = None  # how its labels are mixed, by the prompt; None: by `weights`
+    weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward, or of the gated reward alone
     length: int = 1024  # most tokens of a conversation, by the classifier's tokenizer; longer ones are masked
     batch: int = 16  # conversations judged at once
     dtype: Literal["float32", "bfloat16"] = "float32"  # of matmuls
@@ -55,6 +57,8 @@ class RewardModel:
         if self.normalize_on is not None and self.normalize_on < 2:
             raise ValueError(f"RewardModel.normalize_on must be at least 2 examples, or None; got {self.normalize_on}. "
                              "256 is usual")  # fmt: skip
+        if self.gate is not None and self.members:
+            raise ValueError("RewardModel.gate reads the hidden states of one model; leave RewardModel.members out")
         if bad := [weight for weight in self.weights if not abs(weight) <= LARGEST_REWARD]:
             raise ValueError(f"RewardModel.weights has {bad[0]}; they must be finite, in float32 too")
 
@@ -73,12 +77,15 @@ class OpenClassifier(NamedTuple):
     cfg: Decoder
     tokenizer: Any
     params: PyTree  # of one, or of all members of an ensemble, stacked along a leading axis
-    program: Callable[..., Array]  # (params, tokens [N, W], length [N]) -> [N, labels]
-    of_members: Callable[..., Array]  # the same -> [members, N, labels], of each alone
+    # (params, tokens [N, W], length [N]) -> [N, labels]; with a gate (.., prompt_length [N]) -> [N, 1 + labels]
+    program: Callable[..., Array]
+    of_members: Callable[..., Array]  # (params, tokens, length) -> [members, N, labels], of each alone
     mesh: Mesh
     batch: int  # N
     width: int  # W
-    weights: tuple[float, ...]
+    names: tuple[str, ...]  # of the columns that `program` returns, as metrics have them
+    weights: tuple[float, ...]  # of each of them in the reward
+    gated: bool = False
 
 
 def open_classifier(
@@ -102,7 +109,9 @@ def open_classifier(
     """
     first, *others = config.published
     _, cfg, labels, pad_id = classifier_of(first)
-    if len(config.weights) != len(labels):
+    if config.gate is not None and len(config.weights) != 1:
+        raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; a gated reward has one")
+    if config.gate is None and len(config.weights) != len(labels):
         raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; {config.path} has the "
                          f"{len(labels)} labels {', '.join(labels)}")  # fmt: skip
     check_divides(cfg, mesh)
@@ -115,9 +124,30 @@ def open_classifier(
     each = functools.partial(member_rewards, members=len(config.published), cfg=cfg, pad_id=pad_id)
     together = lambda *arrays: aggregate(config.ensemble, each(*arrays))
     run, of_members = program("reward", together), program("reward_members", each)
+    names = [f"RewardModel/{label}" for label in labels] if len(labels) > 1 else ["RewardModel"]
+    weights = config.weights
+    if config.gate is not None:
+        place = lambda x: jax.device_put(x, replicated(mesh))
+        params = {**params, GATE: jax.tree.map(place, load_gate(config.gate, labels, cfg.width))}
+        run = program("reward", functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id))
+        names, weights = (
+            ["RewardModel", *(f"RewardModel/{label}" for label in labels)],
+            (*weights, *(0.0 for _ in labels)),
+        )
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
     return OpenClassifier(
-        labels, cfg, tokenizer, params, run, of_members, mesh, batch, width or config.length, config.weights
+        labels=labels,
+        cfg=cfg,
+        tokenizer=tokenizer,
+        params=params,
+        program=run,
+        of_members=of_members,
+        mesh=mesh,
+        batch=batch,
+        width=width or config.length,
+        names=tuple(names),
+        weights=weights,
+        gated=config.gate is not None,
     )
 
 
@@ -179,7 +209,7 @@ def normalization(
         problem = next(filter(None, problems), "there is no training example with an answer")
         raise ValueError(f"RewardModel.normalize_on: the reward model can judge {len(ids)} of {len(problems)} "
                          f"demonstrations, and at least 2 are needed: {problem}")  # fmt: skip
-    scores = classify(opened._replace(program=opened.of_members), ids, rows=1).astype(np.float64)
+    scores = classify(opened._replace(program=opened.of_members, gated=False), ids, rows=1).astype(np.float64)
     spread = scores.std(axis=1) if unit else np.ones_like(scores[:, 0])
     return scores.mean(axis=1).astype(np.float32), spread.astype(np.float32)
 
@@ -192,6 +222,7 @@ def normalized(opened: OpenClassifier, center: np.ndarray, scale: np.ndarray) ->
 
 
 CENTER, SCALE = "reward_center", "reward_scale"  # leaves beside the head, [labels] each: R10's normalization
+GATE = "reward_gate"  # beside the head, the layers of a gate
 
 
 def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:
@@ -206,29 +237,78 @@ def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_i
     Source: transformers' GenericForSequenceClassification, which looks for that token in rows without padding too: a
     template may end every turn with it.
     """
+    return _scores(params, _hidden(params, tokens, cfg), tokens, length, pad_id)
+
+
+def gated(
+    params: PyTree,
+    tokens: Array,
+    length: Array,
+    prompt_length: Array,
+    *,
+    gate: Gate,
+    labels: Sequence[str],
+    cfg: Decoder,
+    pad_id: int | None,
+) -> Array:
+    """Returns R12: the labels mixed by a gate that reads the prompt's last token, and behind it the labels themselves,
+    [N, 1 + labels] float32.
+
+    Args:
+      params: as of `rewards`, with the gate's layers as GATE. prompt_length: [N] int32, tokens before the answer.
+    """
+    hidden = _hidden(params, tokens, cfg)
+    objectives = _scores(params, hidden, tokens, length, pad_id)
+    asked = _state_at(hidden, jnp.maximum(prompt_length, 1)[:, None] - 1)
+    return gated_scores(gate, params[GATE], labels, objectives, asked)
+
+
+def _columns(tokens: Array) -> Array:
     columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    columns = constrain(columns, "batch", None)
-    hidden, _ = decoder.forward(params, tokens, columns, None, cfg)
+    return constrain(columns, "batch", None)
+
+
+def _hidden(params: PyTree, tokens: Array, cfg: Decoder) -> Array:
+    return decoder.forward(params, tokens, _columns(tokens), None, cfg)[0]
+
+
+def _state_at(hidden: Array, column: Array) -> Array:
+    """Returns the hidden state of a column of each row, [N, D]. column: [N, 1] int32."""
+    return jnp.where((_columns(hidden[..., 0]) == column)[..., None], hidden, 0).sum(1)
+
+
+def _scores(params: PyTree, hidden: Array, tokens: Array, length: Array, pad_id: int | None) -> Array:
+    """Returns what the head says of rows whose hidden states are known, [N, labels] float32."""
+    columns = _columns(tokens)
     read = columns < length[:, None]
     if pad_id is not None:
         read = read & (tokens != pad_id)
-    at = jnp.where(read, columns, 0).max(1, keepdims=True)
-    last = jnp.where((columns == at)[..., None], hidden, 0).sum(1)
+    last = _state_at(hidden, jnp.where(read, columns, 0).max(1, keepdims=True))
     scores = read_head(params[REWARD], last).mean(0).astype(jnp.float32)
     return standardized(scores, params[CENTER], params[SCALE]) if CENTER in params else scores
 
 
-def dispatch(opened: OpenClassifier, sequences: Sequence[Sequence[int]]) -> list[Array]:
-    """Begins to compute what `classify` returns, and returns the device's arrays by batch at once."""
+def dispatch(
+    opened: OpenClassifier, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int] = ()
+) -> list[Array]:
+    """Begins to compute what `classify` returns, and returns the device's arrays by batch at once.
+
+    Args:
+      prompt_lengths: tokens of each sequence before the answer, where the reward model has a gate.
+    """
     outputs = []
     for start in range(0, len(sequences), opened.batch):
         part = sequences[start : start + opened.batch]
         tokens, length = np.zeros((opened.batch, opened.width), np.int32), np.ones(opened.batch, np.int32)
         for row, ids in enumerate(part):
             tokens[row, : len(ids)], length[row] = ids, len(ids)
+        arrays = [tokens, length]
+        if opened.gated:
+            arrays.append(np.ones(opened.batch, np.int32))
+            arrays[-1][: len(part)] = prompt_lengths[start : start + opened.batch]
         place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
-            outputs.append(opened.program(opened.params, place(tokens), place(length)))
+            outputs.append(opened.program(opened.params, *map(place, arrays)))
     return outputs
 
 
@@ -251,33 +331,40 @@ class _Dispatched(NamedTuple):
 
 def reward_model_source(opened: OpenClassifier) -> RewardSource:
     """Returns a published classifier as a source of rewards."""
-    names = [f"RewardModel/{label}" for label in opened.labels] if len(opened.labels) > 1 else ["RewardModel"]
 
     def submit(batch: Completions) -> _Dispatched:
         asked = [batch.visits[row // batch.samples].example.messages for row in range(len(batch.texts))]
         conversations = [[*messages, Message("assistant", text)] for messages, text in zip(asked, batch.texts)]
         ids, problems = encoded(opened, conversations)
-        return _Dispatched(problems, dispatch(opened, ids))
+        before = []
+        if opened.gated:
+            before = [prompt_length(opened, messages) for messages, problem in zip(asked, problems) if not problem]
+        return _Dispatched(problems, dispatch(opened, ids, before))
 
     def collect(ticket: _Dispatched) -> LearnedScores:
         problems = list(ticket.problems)
         good = [row for row, problem in enumerate(problems) if not problem]
-        values = np.full((len(problems), len(opened.labels)), np.nan, np.float32)
+        values = np.full((len(problems), len(opened.names)), np.nan, np.float32)
         if good:
             values[good] = np.concatenate(jax.device_get(ticket.labels))[: len(good)]
         for row in good:
             if not np.isfinite(values[row]).all():
                 problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which are not numbers"
                 values[row] = np.nan
-        return LearnedScores(tuple(names), opened.weights, values, problems)
+        return LearnedScores(opened.names, opened.weights, values, problems)
 
-    return RewardSource(submit, collect, tuple(names))
+    return RewardSource(submit, collect, opened.names)
 
 
 def encoded(opened: OpenClassifier, conversations: Sequence[Sequence[Message]]) -> tuple[list[list[int]], list[str]]:
     """Returns the ids of the conversations that can be judged, and of all of them why not, "" for those that can."""
     found = [encode(opened, messages) for messages in conversations]
     return [ids for ids, problem in found if not problem], [problem for _, problem in found]
+
+
+def prompt_length(opened: OpenClassifier, messages: Sequence[Message]) -> int:
+    """Returns how many of the reward model's tokens come before the answer, its header included."""
+    return len(opened.tokenizer.encode_conversation(messages, add_generation_prompt=True))
 
 
 def encode(opened: OpenClassifier, messages: Sequence[Message]) -> tuple[list[int], str]:

@@ -106,6 +106,8 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     """Returns names for the components of a stage's reward that a configuration has: verifiers, the labels of a
     published reward model, judges, roles."""
     labels = () if config.reward is None else tuple(f"RewardModel/{i}" for i in range(len(config.reward.weights)))
+    if config.reward is not None and config.reward.gate is not None:
+        labels = ("RewardModel",)
     roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
     if isinstance(stage, Online) and stage.ensemble is not None:
         roles = (ROLE_ENSEMBLE,)
