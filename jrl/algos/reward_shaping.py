@@ -45,7 +45,8 @@ class ExplorationMix:
 
 @traced
 class GroupLength:
-    """R6: a reward for being short among the completions of a prompt, from -0.5 to 0.5, and never for a wrong one."""
+    """R6: a reward for being short among the completions of a prompt, from -0.5 to 0.5, and never for a wrong one: what
+    was cut, or what the first verifier gave 0 or less."""
 
     weight: float = 0.1  # of it in the reward
     among: Literal["all", "correct"] = "all"  # completions that are compared: all, or the correct ones alone (R8)
