@@ -164,7 +164,8 @@ def pass_at_k(correct, group, valid, num_groups, k):
         n, right = len(rows), sum(bool(correct[j]) for j in rows)
         if not valid[i] or n < k:
             continue
-        wrong_gain = Fraction(k, n) * (1 - Fraction(math.comb(n - 1 - right, k - 1), math.comb(n - 1, k - 1))) if right < n else 0
+        missed = Fraction(math.comb(max(n - 1 - right, 0), k - 1), math.comb(n - 1, k - 1))
+        wrong_gain = Fraction(k, n) * (1 - missed)
         gains = {j: Fraction(k, n) if correct[j] else wrong_gain for j in rows}
         out[i] = float(gains[i] - sum(gains.values()) / n)
     return out
@@ -191,20 +192,34 @@ def relative_to_mean(reward, group, valid, num_groups):
 
 def component_zscores(components, weights, group, valid, num_groups, epsilon):
     out = np.zeros(len(group))
-    for k in range(components.shape[1]):
-        scored = valid & ~np.isnan(components[:, k])
-        out += weights[k] * group_zscore(components[:, k], group, scored, num_groups, epsilon)
+    for k in range(len(components)):
+        scored = valid & ~np.isnan(components[k])
+        out += weights[k] * group_zscore(components[k], group, scored, num_groups, epsilon)
+    return out
+
+
+def moved_to_actions(token_reward, action_mask):
+    """Returns the rewards with each that stands on a token of others moved to the sampled token before it, if any."""
+    out = np.zeros(action_mask.shape)
+    for i in range(len(action_mask)):
+        last = None
+        for t in range(action_mask.shape[1]):
+            last = t if action_mask[i, t] else last
+            if last is not None:
+                out[i, last] += float(token_reward[i, t])
     return out
 
 
 def gae(token_reward, values, action_mask, discount, gae_lambda):
     out = np.zeros(action_mask.shape)
+    token_reward = moved_to_actions(token_reward, action_mask)
+    lambdas = np.broadcast_to(gae_lambda, len(action_mask))
     for i in range(len(action_mask)):
         next_value = next_advantage = 0.0
         for t in reversed(range(action_mask.shape[1])):
             if action_mask[i, t]:
                 delta = float(token_reward[i, t]) + discount * next_value - float(values[i, t])
-                out[i, t] = next_advantage = delta + discount * gae_lambda * next_advantage
+                out[i, t] = next_advantage = delta + discount * float(lambdas[i]) * next_advantage
                 next_value = float(values[i, t])
     return out
 
@@ -240,6 +255,7 @@ def ngram_starts(action_mask, size):
 
 def macro_gae(token_reward, values, action_mask, macro_start, discount, gae_lambda):
     advantages, returns = np.zeros(action_mask.shape), np.zeros(action_mask.shape)
+    token_reward = moved_to_actions(token_reward, action_mask)
     for i in range(len(action_mask)):
         macros: list[list[int]] = []
         for t in range(action_mask.shape[1]):
@@ -261,6 +277,7 @@ def macro_gae(token_reward, values, action_mask, macro_start, discount, gae_lamb
 
 def vtrace(token_reward, values, weights, action_mask, discount, gae_lambda, max_weight, max_trace):
     advantages, targets = np.zeros(action_mask.shape), np.zeros(action_mask.shape)
+    token_reward = moved_to_actions(token_reward, action_mask)
     for i in range(len(action_mask)):
         next_value = next_target = 0.0
         for t in reversed(range(action_mask.shape[1])):

@@ -32,18 +32,24 @@ def clip(x: float, low: float, high: float) -> float:
     return min(max(x, low), high)
 
 
-def by_token(mask: Array, at: Callable[..., tuple[float, float]], *arrays: Array) -> Losses:
-    """Returns what `at` gives for the entries of every token of the mask, and 0 elsewhere."""
-    values, slopes = np.zeros(mask.shape), np.zeros(mask.shape)
+def by_token(mask: Array, at: Callable[..., tuple[float, float]], *arrays: Array, masked: float = 0.0) -> Losses:
+    """Returns what `at` gives for the entries of every token of the mask, and `masked` elsewhere."""
+    values, slopes = np.full(mask.shape, masked), np.zeros(mask.shape)
     for place in np.ndindex(mask.shape):
         if mask[place]:
             values[place], slopes[place] = at(*(float(array[place]) for array in arrays))
     return values, slopes
 
 
-def by_sequence(mask: Array, segment: Array, at: Callable[[list], list[tuple[float, float]]], *arrays: Array) -> Losses:
-    """Returns what `at` gives for a sequence's tokens, given as a list of tuples of entries; 0 where masked."""
-    values, slopes = np.zeros(mask.shape), np.zeros(mask.shape)
+def by_sequence(
+    mask: Array,
+    segment: Array,
+    at: Callable[[list], list[tuple[float, float]]],
+    *arrays: Array,
+    masked: float = 0.0,
+) -> Losses:
+    """Returns what `at` gives for a sequence's tokens, given as a list of tuples of entries; `masked` elsewhere."""
+    values, slopes = np.full(mask.shape, masked), np.zeros(mask.shape)
     for row in range(len(mask)):
         for name in set(segment[row].tolist()):
             places = [(row, t) for t in range(mask.shape[1]) if mask[row, t] and segment[row, t] == name]
@@ -111,7 +117,7 @@ def mean_ratio(logprobs, old_logprobs, mask, segment, num_segments):
     def at(tokens):
         return [ratio(mean_difference(tokens), 0)] * len(tokens)
 
-    return by_sequence(mask, segment, at, logprobs, old_logprobs)
+    return by_sequence(mask, segment, at, logprobs, old_logprobs, masked=1.0)
 
 
 def gspo_token(logprobs, old_logprobs, advantages, mask, segment, num_segments, clip_low, clip_high):
@@ -141,21 +147,24 @@ def cispo(logprobs, old_logprobs, advantages, mask, max_weight):
 
 
 def token_weights(old_logprobs, behaviour_logprobs, mask, cap):
-    return by_token(mask, lambda old, beh: (min(ratio(old, beh)[0], cap), 0.0), old_logprobs, behaviour_logprobs)[0]
+    def at(old, beh):
+        return min(ratio(old, beh)[0], cap), 0.0
+
+    return by_token(mask, at, old_logprobs, behaviour_logprobs, masked=1.0)[0]
 
 
 def sequence_weights(old_logprobs, behaviour_logprobs, mask, segment, num_segments, cap):
     def at(tokens):
         return [(min(ratio(sum_difference(tokens), 0)[0], cap), 0.0)] * len(tokens)
 
-    return by_sequence(mask, segment, at, old_logprobs, behaviour_logprobs)[0]
+    return by_sequence(mask, segment, at, old_logprobs, behaviour_logprobs, masked=1.0)[0]
 
 
 def geometric_weights(old_logprobs, behaviour_logprobs, mask, segment, num_segments, cap):
     def at(tokens):
         return [(min(ratio(mean_difference(tokens), 0)[0], cap), 0.0)] * len(tokens)
 
-    return by_sequence(mask, segment, at, old_logprobs, behaviour_logprobs)[0]
+    return by_sequence(mask, segment, at, old_logprobs, behaviour_logprobs, masked=1.0)[0]
 
 
 def accepted(old_logprobs, behaviour_logprobs, mask, low, high):
@@ -348,7 +357,7 @@ def clip_cov(logprobs, advantages, mask, noise, share, low, high):
     cov = covariance(logprobs, advantages, mask)
     candidates = [place for place in np.ndindex(mask.shape) if mask[place] and low < cov[place] < high]
     out = np.zeros(mask.shape, bool)
-    for place in sorted(candidates, key=lambda place: noise[place])[: of_all(mask, share)]:
+    for place in sorted(candidates, key=lambda place: -int(noise[place]))[: of_all(mask, share)]:
         out[place] = True
     return out
 
