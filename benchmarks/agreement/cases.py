@@ -71,9 +71,16 @@ NUMBERS_OF = {
 ONE_ADVANTAGE = ("gspo", "sequence_clipped", "mirror_descent", "mean_mirror_descent", "gmpo", "a_lol", "near_policy")
 
 
-def case(function: str, inputs: list[str], rng: np.random.Generator) -> Case:
-    """Returns the arrays of one case of a part, by its inputs' names."""
+def case(function: str, inputs: list[str], rng: np.random.Generator, shared: bool = False) -> Case:
+    """Returns the arrays of one case of a part, by its inputs' names.
+
+    Args:
+      shared: only what other libraries define alike: every row has a token and a verdict, every group two rows, a row
+        is one sequence, and no log-ratio needs a clamp. See the rules E1 to E9 of docs/algorithms.md for the rest.
+    """
     mask = masks(rng)
+    if shared:
+        mask = shared_mask(inputs, rng)
     if {"success", "turn_reward"} & set(inputs) or function in ("spread_turns", "spread_nodes", "sibling_advantages"):
         return steps_and_nodes(function, inputs, mask, rng)
     if "bins" in inputs or function in ("symlog", "symexp"):
@@ -81,11 +88,13 @@ def case(function: str, inputs: list[str], rng: np.random.Generator) -> Case:
     if function in ("averaged_reference", "base_share", "mixed_kl", "reset_due"):
         return references(inputs, rng)
     valid, group = rng.random(ROWS) < 0.85, rng.integers(0, GROUPS, ROWS)
+    if shared:
+        valid, group = np.ones(ROWS, bool), rng.permutation(np.arange(ROWS) % rng.integers(1, GROUPS + 1))
     reward = numbers(rng, ROWS)
     drawn: Case = {name: value for name, value in STATIC.items() if name in inputs}
     bounds = NUMBERS | NUMBERS_OF.get(function, {})
     drawn |= {name: np.float32(rng.uniform(*bounds[name])) for name in inputs if name in bounds and name not in drawn}
-    segment = np.sort(rng.integers(0, SEGMENTS, (ROWS, COLUMNS)), axis=1)
+    segment = np.sort(rng.integers(0, 1 if shared else SEGMENTS, (ROWS, COLUMNS)), axis=1)
     logprobs = -rng.exponential(1.0, (ROWS, COLUMNS)) - 0.01
     of_tokens = {
         "token_reward": numbers(rng, (ROWS, COLUMNS)),
@@ -99,7 +108,7 @@ def case(function: str, inputs: list[str], rng: np.random.Generator) -> Case:
         "entropy": rng.exponential(1.0, (ROWS, COLUMNS)),
         "logprobs": logprobs,
         **{
-            name: np.minimum(logprobs + moves(rng, function), -0.001)
+            name: np.minimum(logprobs + moves(rng, shared or function == "corrected_k3"), -0.001)
             for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "sampled_logprobs")
         },
     }
@@ -158,6 +167,13 @@ def masks(rng: np.random.Generator) -> Array:
     return mask & (rng.random() > 0.02)
 
 
+def shared_mask(inputs: list[str], rng: np.random.Generator) -> Array:
+    """Returns a mask with a token in every row, and with gaps where the part is one of tokens."""
+    ends = rng.integers(1, COLUMNS + 1, (ROWS, 1))
+    gaps = (rng.random((ROWS, COLUMNS)) < 0.2) & ("group" not in inputs) & (np.arange(COLUMNS) > 0)
+    return (np.arange(COLUMNS) < ends) & ~gaps
+
+
 def numbers(rng: np.random.Generator, shape: int | tuple[int, ...]) -> Array:
     """Returns reward-like numbers: of 0 and 1, of few levels, or any; now and then all the same."""
     kind = rng.integers(0, 4)
@@ -165,13 +181,13 @@ def numbers(rng: np.random.Generator, shape: int | tuple[int, ...]) -> Array:
         return rng.integers(0, 2, shape).astype(float)
     if kind == 1:
         return rng.integers(-2, 3, shape) / 4
-    return np.full(shape, rng.normal()) if kind == 2 and rng.random() < 0.1 else rng.normal(size=shape)
+    return np.full(shape, rng.integers(-2, 3) / 4) if kind == 2 and rng.random() < 0.1 else rng.normal(size=shape)
 
 
-def moves(rng: np.random.Generator, function: str) -> Array:
+def moves(rng: np.random.Generator, small: bool) -> Array:
     """Returns differences of log-probs: small, and now and then beyond the clamp of a log-ratio."""
     moved = rng.normal(scale=rng.choice([0.05, 0.5]), size=(ROWS, COLUMNS))
-    if function == "corrected_k3":  # exp(20) times what float32 makes of a small k3 shows the rounding alone
+    if small:  # corrected_k3: exp(20) times what float32 makes of a small k3 shows the rounding alone
         return moved
     return np.where(rng.random((ROWS, COLUMNS)) < 0.01, -rng.uniform(20, 25, (ROWS, COLUMNS)), moved)
 

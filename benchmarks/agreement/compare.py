@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.agreement import advantage_loops, loss_loops, ours
 from benchmarks.agreement.cases import Case, case
+from benchmarks.agreement.rows import FINISH, PREPARE, Row
 from jrl.algos.parts import PARTS, Part
 from jrl.ops import stored_advantages
 
@@ -58,3 +63,56 @@ def against_loop(part: Part, count: int, seed: int) -> tuple[float, float | None
     given, given_slopes = ours.answers(part["function"], cases, differentiate)
     value = max(difference(a, b) for a, b in zip(given, outputs, strict=True))
     return value, difference(given_slopes, slopes) if differentiate else None
+
+
+def part_of(name: str) -> Part:
+    return next(part for part in parts_compared() if part["function"].rpartition(":")[2] == name)
+
+
+def shared_cases(row: Row, count: int, seed: int) -> list[Case]:
+    """Returns cases of what a part and a library define alike; masked entries are NaN."""
+    rng = np.random.default_rng([seed, zlib.crc32(f"{row.library} {row.name}".encode())])
+    inputs = part_of(row.part)["inputs"]
+    return [PREPARE[row.prepare](case(row.part, inputs, rng, shared=True), rng) for _ in range(count)]
+
+
+def library_answers(library: str, cases: dict[str, list[Case]], python: str) -> dict[str, np.ndarray]:
+    """Returns what a library gives for the cases of its rows: `row/value`, `row/slope` or `row/failed`."""
+    stacked = {}
+    for name, each in cases.items():
+        for key in each[0]:
+            array = np.stack([np.asarray(one[key]) for one in each])
+            # These libraries multiply by the mask: what we mark with NaN must be a number there.
+            stacked[f"{name}/{key}"] = np.nan_to_num(array, nan=0.0) if array.dtype.kind == "f" else array
+    with tempfile.TemporaryDirectory() as folder:
+        given, taken = Path(folder) / "cases.npz", Path(folder) / "answers.npz"
+        np.savez(given, **stacked)
+        clean = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+        clean |= {"PYTHONPATH": str(Path(__file__).parents[2]), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [python, "-m", "benchmarks.agreement.side", str(given), str(taken), library],
+            capture_output=True,
+            text=True,
+            env=clean,
+            cwd=folder,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{library}: {done.stderr.strip().splitlines()[-1]}")
+        with np.load(taken) as answers:
+            return {key: answers[key] for key in answers.files}
+
+
+def against_library(row: Row, cases: list[Case], answers: dict[str, np.ndarray]) -> tuple[float, float | None]:
+    """Returns the largest differences of a row, of values and, if both have one, of derivatives."""
+    part = part_of(row.part)
+    given, slopes = ours.answers(
+        part["function"],
+        cases,
+        bool(row.differentiate),
+        inputs=part["inputs"],
+        finish=lambda outputs, one: (
+            FINISH[row.finish](outputs[row.output], one) if row.finish else outputs[row.output],
+        ),
+    )
+    value = difference(given[0], answers[f"{row.name}/value"])
+    return value, difference(slopes, answers[f"{row.name}/slope"]) if row.differentiate else None

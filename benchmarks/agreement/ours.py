@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +16,20 @@ from benchmarks.agreement.cases import Case
 DIFFERENTIATED = ("logprobs", "values", "logits")
 
 
-def answers(function: str, cases: list[Case], differentiate: bool) -> tuple[list[np.ndarray], np.ndarray | None]:
+def answers(
+    function: str,
+    cases: list[Case],
+    differentiate: bool,
+    inputs: list[str] | None = None,
+    finish: Callable[[tuple, Case], tuple] = lambda outputs, case: outputs,
+) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Returns what a function of the parts list gives for the cases, and the derivative of the sum of its first output.
 
     Args:
         function: module:name.
         cases: its arguments by name; those that are plain ints are the same in all.
+        inputs: the function's parameters in order; by default all that a case has.
+        finish: what is done with a case's outputs before they are returned and differentiated.
         differentiate: whether to take the derivative by the log-probs, the values or the logits.
 
     Returns:
@@ -38,9 +47,9 @@ def answers(function: str, cases: list[Case], differentiate: bool) -> tuple[list
 
     def call(*arrays: Any) -> tuple:
         by_name = dict(zip(names, arrays)) | static
-        order = [by_name[key] for key in cases[0] if key not in keyword]
+        order = [by_name[key] for key in inputs or cases[0] if key not in keyword]
         output = compute(*order, **{key: by_name[key] for key in keyword if key in by_name})
-        return output if isinstance(output, tuple) else (output,)
+        return finish(output if isinstance(output, tuple) else (output,), by_name)
 
     given = [jnp.asarray(np.stack([each[key] for each in cases])) for key in names]
     if not differentiate:
