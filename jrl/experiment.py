@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
+from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
 from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
@@ -19,6 +21,7 @@ from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
+from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
@@ -29,6 +32,7 @@ from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
 from jrl.tasks.judges import Judge, Pairwise
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
@@ -75,6 +79,8 @@ class Online:
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: Prioritized | DifficultyBand | None = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
+    shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
     # stage goes on. None: the policy has the value head, where the objective needs one.
@@ -91,6 +97,14 @@ class Online:
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
+            raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
+                             "in float32 too")  # fmt: skip
+        if self.ensemble is not None and len(set(self.rewards.values())) != 1:
+            raise ValueError(f"Online.ensemble makes one score of the roles in Online.rewards, {self.rewards}: give at "
+                             "least one, and all of them the same weight, that of the score in the reward")  # fmt: skip
+        if self.shaping is not None:
+            check_shaping(self.shaping)
         if not 0 <= self.critic_warmup <= MOST_STEPS:
             raise ValueError(f"Online.critic_warmup must be 0 to {MOST_STEPS}; got {self.critic_warmup}")
         if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
@@ -312,6 +326,16 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
                          f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+
+
+def check_components(stage: Online, components: Sequence[str]) -> None:
+    """Raises ValueError where shaping reads a component of the reward that no source of it has."""
+    for name in components_read(stage.shaping):
+        if name not in components:
+            near = difflib.get_close_matches(name, components, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Online.shaping reads the component {name!r}, which no source of rewards has.{hint} "
+                             f"Available: {', '.join(components)}")  # fmt: skip
 
 
 def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None:

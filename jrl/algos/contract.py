@@ -84,6 +84,7 @@ class Sequences:
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
+    baseline: Array | None = None  # [..., S] float32, Objective.sequence_baseline at every place; None: it has none
 
 
 class Needs(NamedTuple):
@@ -94,7 +95,8 @@ class Needs(NamedTuple):
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
-    credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
+    # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
+    credit_logprobs: bool = False
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
 
     @property
@@ -172,6 +174,9 @@ class Objective(NamedTuple):
     )
     # (config, sequences, state) -> loss [..., S], metrics {name: [..., S]}; None: no loss of sequences
     sequence_loss: Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]] | None = None
+    # (config, sequences [..., S] of the whole optimizer step, under the weights before it, no scores) -> [], a number
+    # that sequence_loss reads without a gradient; needs credit_logprobs; None: no such number. Stored rows only
+    sequence_baseline: Callable[[Any, Sequences], Array] | None = None
     # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimizer step
     sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
     # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)

@@ -287,6 +287,7 @@ def _sequence_terms(
         label=targets.label,
         unit=targets.unit,
         mask=targets.counts,
+        baseline=None if targets.baseline is None else jnp.broadcast_to(targets.baseline, targets.label.shape),
     )
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}

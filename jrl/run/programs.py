@@ -33,6 +33,7 @@ from jrl.models.heads import VALUE, fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout import sampler
+from jrl.rollout.ensembles import Ensemble, aggregate
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
@@ -284,6 +285,9 @@ def build_stage(
         scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
         if online and stage.rewards
         else None,
+        combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))
+        if online and stage.ensemble is not None
+        else None,
         credit=judging("credit", credit.credit) if online else None,
         finish=program(
             "finish", functools.partial(credit.finish_sampled if online else credit.finish_stored, **judged)
@@ -316,6 +320,11 @@ def build_stage(
         mean=program("mean", learner.step_metrics),
         copy=program("copy", copy_leaves),
     )
+
+
+def combined_scores(scores: Sequence[Array], *, ensemble: Ensemble) -> Array:
+    """Returns one score from those of several roles, [M, R, S] each (R11)."""
+    return aggregate(ensemble, jnp.stack(scores))
 
 
 def version_before(version: Array) -> Array:
