@@ -247,6 +247,9 @@ def sweep(args: argparse.Namespace) -> int:
         train_options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
                          *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
         commands = sweeping.commands_of(spec, args.out, train_options)
+        if args.population and (args.print or args.jobs > 1):
+            raise ValueError(f"{'--print' if args.print else '--jobs'} is for members in processes of their own; leave "
+                             "it out, or --population")  # fmt: skip
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
@@ -257,7 +260,7 @@ def sweep(args: argparse.Namespace) -> int:
 
             jobs, how = len(spec.members), "in one program"
             configs, parts = population.read_configs(spec)
-            population.check_population(configs, parts.tables)
+            population.check_population(configs, parts.tables, [axis.name for axis in spec.axes])
             train = lambda members, progress: population.train_population(
                 spec, args.out, configs, parts, stop, progress
             )

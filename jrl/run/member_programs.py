@@ -77,6 +77,8 @@ class MemberProgram:
         over = functools.partial(
             over_members, fn=fn, shares_base=members.shares_base, takes_weights=self._takes_weights
         )
+        if self._takes_weights and not members.shares_base:
+            jit_options = {**jit_options, "donate_argnums": ()}  # every member gets a copy
         self._program = members.cache.program(name, over, **jit_options)
 
     def __call__(self, *args: Any) -> Any:

@@ -321,7 +321,7 @@ def _refilled(
 
     def note_kept(rollout: Rollout, places: Sequence[int]) -> None:
         scores = members.stack([of_member[-1].scores for of_member in rounds])
-        keep = members.unstack(p.keep(rollout, scores, arrays.objective))
+        keep = members.unstack(p.keep(rollout, scores, arrays.objective, arrays.shaping))
         for m in places:
             kept[m].append(groups_with_signal(rounds[m][-1], keep[m], config.samples))
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,8 +52,12 @@ def read_configs(sweep: Sweep) -> tuple[dict[str, Config], Parts]:
     return {member.name: read(member) for member in sweep.members}, parts
 
 
-def check_population(configs: Mapping[str, Config], tables: Tables) -> None:
-    """Raises ConfigError where members cannot train in one program: what differs, or what no population has."""
+def check_population(configs: Mapping[str, Config], tables: Tables, swept: Sequence[str] = ()) -> None:
+    """Raises ConfigError where members cannot train in one program: what differs, or what no population has.
+
+    Args:
+      swept: fields that are named first, of those that differ.
+    """
     names = list(configs)
     first = configs[names[0]]
     for name in names[1:]:
@@ -61,7 +65,7 @@ def check_population(configs: Mapping[str, Config], tables: Tables) -> None:
                         (first, with_traced_of(configs[name], first)))  # fmt: skip
         differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
         if differing:
-            field = differing[0]
+            field = next((name for name in swept if name in differing), differing[0])
             raise ConfigError(
                 COMMAND_LINE,
                 f"--population trains members in one program, and {field} is part of the program or of the data: "
@@ -86,6 +90,7 @@ def with_traced_of(config: Config, other: Config) -> Config:
         taken["learner"] = dataclasses.replace(own.learner, router=floats(own.learner.router, theirs.learner.router))
         if isinstance(own, Online):
             taken["critic_optimizer"] = floats(own.critic_optimizer, theirs.critic_optimizer)
+            taken["shaping"] = floats(own.shaping, theirs.shaping)
         return dataclasses.replace(own, **taken)
 
     return dataclasses.replace(
