@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jrl.algos.contract import Groups, Objective, Pairs
 from jrl.learning.pack import PackingPlan, by_place, pack, unpack
 from jrl.ops.reduce import masked_mean
+from jrl.ops.staleness import token_staleness
 from jrl.ops.values import explained_variance
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
 
@@ -68,6 +69,7 @@ def credit(
     state: PyTree,
     config: PyTree,
     before: Sequence[tuple[Recomputed, Array]] = (),
+    version: Array | None = None,
     *,
     objective: Objective,
     num_groups: int,
@@ -78,6 +80,7 @@ def credit(
     Args:
       state, config: the objective's.
       before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
+      version: [] int32, of those weights; None: the metrics do not say how old the tokens are.
     """
     needs = objective.needs(config)
 
@@ -122,6 +125,9 @@ def credit(
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
     }
+    if version is not None:
+        age = token_staleness(version, _everywhere(rollout.version), action_mask)
+        metrics["rollout/staleness"] = masked_mean(age, action_mask)
     if groups.token_reward is not None:
         metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))
     returns = None
