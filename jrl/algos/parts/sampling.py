@@ -23,6 +23,23 @@ PARTS: list[Part] = [
         "tests": ["tests/ops/test_keys.py::test_every_part_of_the_name_changes_the_key"],
     },
     {
+        "id": "S3",
+        "function": "jrl.ops.statistics:best_of_n",
+        "inputs": ["rewards", "scored"],
+        "output": "index [P] int64, -1: none",
+        "tests": [
+            "tests/ops/test_statistics.py::test_best_of_n_by_hand",
+            "tests/test_evaluate.py::test_the_best_of_k_is_chosen_by_reward",
+        ],
+    },
+    {
+        "id": "S3",
+        "function": "jrl.ops.statistics:best_of_n_kl",
+        "inputs": ["n"],
+        "output": "nats",
+        "tests": ["tests/ops/test_statistics.py::test_the_kl_of_the_best_of_n_by_hand"],
+    },
+    {
         "id": "S4",
         "function": "jrl.ops.statistics:majority",
         "inputs": ["answers", "weights"],
