@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
@@ -17,6 +17,7 @@ from jrl.learning.layout import Learner
 from jrl.learning.optimizers.adafactor import Adafactor
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.muon import Muon
+from jrl.learning.previous import PREVIOUS, is_previous
 from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published
@@ -62,7 +63,7 @@ class Offline:
 
     def __post_init__(self) -> None:
         check_counts(self, ("steps", "batch_size"))
-        if not self.trains.isidentifier() or self.trains in RESERVED_ROLES:
+        if not self.trains.isidentifier() or is_reserved(self.trains):
             raise ValueError(f"Offline.trains is {self.trains!r}; it names a role such as 'policy' or 'reward', and "
                              f"none of {', '.join(RESERVED_ROLES)}, which stages create")  # fmt: skip
 
@@ -75,7 +76,9 @@ class Online:
     steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
-    lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
+    lag: int = (
+        0  # update t trains on rollouts of version max(0, t - lag); above 1 the objective must bound what that does
+    )
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: Prioritized | DifficultyBand | None = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
@@ -92,6 +95,8 @@ class Online:
 
     def __post_init__(self) -> None:
         check_counts(self, ("prompts", "samples"))
+        if not 0 <= self.lag <= MOST_LAG:
+            raise ValueError(f"Online.lag must be 0 to {MOST_LAG} versions; got {self.lag}")
         if not 0 <= self.steps <= MOST_STEPS:
             raise ValueError(f"Online.steps must be 0 to {MOST_STEPS}; got {self.steps}")
         if self.prompts * self.samples > MOST_SEQUENCES:
@@ -119,7 +124,13 @@ class Online:
 
 Stage = Offline | Online
 MOST_STEPS = 10**9
-RESERVED_ROLES = ("reference", "previous", AVERAGE)
+MOST_LAG = 64  # draws in the queue
+RESERVED_ROLES = ("reference", PREVIOUS, AVERAGE)
+
+
+def is_reserved(role: str) -> bool:
+    """Whether stages create a role of this name themselves."""
+    return role in RESERVED_ROLES or is_previous(role)
 
 
 def check_counts(stage: Any, names: Sequence[str]) -> None:
@@ -303,6 +314,12 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             max_completion=config.sampler.completion_length,
         ),
     )
+    if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
+            f"{stage.lag} versions older would count as if the newest had drawn them. Set {name}.importance = "
+            "@TruncatedImportance() where it has that field, use DecoupledPPO, M2PO or IcePop, or Online.lag = 0 or 1"
+        )
     needs, model = objective.needs(stage.objective), type(config.model).__name__
     if needs.heads and not isinstance(config.model, Decoder | Published):
         raise ValueError(

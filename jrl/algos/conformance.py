@@ -40,6 +40,8 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
     _true(of_tokens or objective.sequence_loss is not None, "it has neither a token_loss nor a sequence_loss")
     _true(of_tokens or objective.advantages is None, "it has advantages and no token_loss that reads them")
     _true(needs.logprobs or not of_tokens, "it has a token_loss, which needs log-probs, and Needs.logprobs is False")
+    answer = objective.corrects_staleness(config)
+    _true(isinstance(answer, bool), f"corrects_staleness says {answer!r}, which is neither True nor False")
     _true(needs.values == (objective.returns is not None), "it needs a value head and has no returns, or the reverse")
     of_units = objective.unit_size == 1 or objective.sequence_loss is not None
     _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")

@@ -144,6 +144,9 @@ class Objective(NamedTuple):
     # (config, facts) raises ValueError where the combination is illegal; no device is touched
     check: Callable[[Any, Facts], None] = lambda config, facts: None
     needs: Callable[[Any], Needs] = lambda config: Needs()
+    # (config) -> whether it may learn from tokens that are several versions old: their importance weights have a bound,
+    # the worst are rejected, or it needs no weights since it imitates or compares; False: Online.lag is at most 1
+    corrects_staleness: Callable[[Any], bool] = lambda config: False
     # (config) -> what the objective remembers from step to step: a pytree of arrays in the train state
     init_state: Callable[[Any], PyTree] = lambda config: ()
     # (config, groups) -> [N] bool, rows that enter the loss

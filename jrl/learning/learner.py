@@ -22,6 +22,7 @@ from jrl.learning.layout import RouterLoss
 from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
+from jrl.learning.previous import with_previous
 from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
@@ -404,7 +405,7 @@ def close_step(
 
     Args:
       roles: those that the stage trains; the parameters before the step are of the first.
-      previous: the trained parameters that the step began with, where refills of the next step may need them (lag = 1).
+      previous: the trained parameters that the step began with, where refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
     """
@@ -414,8 +415,7 @@ def close_step(
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
     if previous is not None:
-        version = learned[roles[0]].version
-        models["previous"] = state.models["previous"].replace(params=previous, version=version)
+        models = with_previous(models, previous, learned[roles[0]].version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 

@@ -123,6 +123,14 @@ def test_an_unknown_importance_level_is_refused(name):
         ALGOS[name].check(ALGOS[name].config(importance=TruncatedImportance(level="row")), FACTS)
 
 
+@pytest.mark.parametrize("name", WITH_IMPORTANCE)
+def test_importance_weights_with_a_cap_let_the_lag_be_any(name):
+    bounded = ALGOS[name].corrects_staleness
+    assert bounded(ALGOS[name].config(importance=TruncatedImportance()))
+    # M2PO drops the tokens that are worst, whatever their weights.
+    assert bounded(ALGOS[name].config(importance=None)) == (name in ("M2PO", "VTracePPO"))
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_negative_entropy_bonus_is_refused(name):
     with pytest.raises(ValueError, match=f"{name}.entropy_bonus"):
