@@ -1,31 +1,52 @@
-"""Trains every recipe of configs/algos/ on their toy task: does it learn, on every seed, and how long does it take?
+"""Trains every recipe of configs/algos/ on their toy task: does it learn on every seed, how long does it take, and does
+it learn nothing where rewards say nothing?
 
-    python -m benchmarks.recipes --out F.json                     all, three seeds each
+    python -m benchmarks.recipes --out F.json                     all, three seeds each, and a control
     python -m benchmarks.recipes --out F.json --only grpo ppo     these
-    python -m benchmarks.recipes --out F.json --seeds 1
+    python -m benchmarks.recipes --out F.json --seeds 1           one seed each
+    python -m benchmarks.recipes --out F.json --minutes 4         no new run after 4 minutes; the same call goes on
 
-For each run: the mean reward of the first and of the last ten steps of the Online stage, and the interval of the
+For each run: the mean reward of the first and of the last ten steps of the Online stages, and the interval of the
 difference (95 %, Welch's, over the steps: rewards of steps are means over 256 completions each). A recipe has learned
-where the interval excludes 0 on every seed. Runs of one process share what they compile; `warm` is the time of the
-last run.
+where the interval lies above 0 on every seed.
+
+The control is the same run with permuted rewards: at every step, what the completions of the batch were scored with is
+dealt out anew among them, so that the batch's statistics stay and no reward says anything of its completion.
+
+Seconds are those of a whole run, from opening its folder to its summary, and of the processors as well: of this process
+and of its verifiers. `warm`: the same programs had been compiled in this process before.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, variance
+from unittest import mock
+
+import numpy as np
 
 import jrl
+from jrl.rollout import collect
+from jrl.rollout.collect import Collected, PromptSampler
+from jrl.run import online
+from jrl.tasks.verdict import Status
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 10  # steps
-NOT_ALONE = ("toy", "staged_length")  # what others include, and runs that go on from one another
 CRITICAL = 2.10  # two-sided 95 % point of Student's t with 2 * WINDOW - 2 degrees of freedom
+
+
+def recipes() -> dict[str, Path]:
+    """Returns the recipes by name: every file beside toy.gin, which the others include."""
+    return {path.stem: path for path in sorted((ROOT / "configs" / "algos").glob("*.gin")) if path.stem != "toy"}
 
 
 def improvement(rewards: list[float]) -> tuple[float, float, float]:
@@ -35,41 +56,83 @@ def improvement(rewards: list[float]) -> tuple[float, float, float]:
     return fmean(first), fmean(last), width
 
 
-def run(path: Path, seed: int, folder: Path) -> dict:
+def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generator) -> Collected:
+    """Returns a scored batch whose scores are dealt out anew among its completions; padding stays where it is."""
+    scores = batch.host_scores
+    rows = np.flatnonzero(scores.verdict != Status.PADDING)
+    order = np.arange(len(scores.verdict))
+    order[rows] = draws.permutation(rows)
+    dealt = collect.chosen_scores([scores], [(0, int(row)) for row in order])
+    return batch._replace(scores=collect.on_device(dealt, sampler.components, sampler.mesh), host_scores=dealt)
+
+
+@contextlib.contextmanager
+def permuted_rewards(seed: int) -> Iterator[None]:
+    """Within it, runs of this process learn from permuted rewards."""
+    draws, collects = np.random.default_rng(seed), collect.collect
+
+    def deal(submitted, samples, scorer, sources, sampler, *rest):
+        return permuted(collects(submitted, samples, scorer, sources, sampler, *rest), sampler, draws)
+
+    with mock.patch.object(online, "collect", deal):
+        yield
+
+
+def processor_seconds() -> float:
+    """Returns what this process and its ended children have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def run(path: Path, seed: int, *, control: bool, warm: bool) -> dict:
     """Trains one recipe and returns what came of it."""
-    start = time.perf_counter()
-    steps = list(jrl.steps(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=folder))
-    rewards = [step.metrics["reward/mean"] for step in steps if step.phase == "rl"]
+    start, used = time.perf_counter(), processor_seconds()
+    with tempfile.TemporaryDirectory() as folder, permuted_rewards(seed) if control else contextlib.nullcontext():
+        steps = list(jrl.steps(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run"))
+    rewards = [step.metrics["reward/mean"] for step in steps if "reward/mean" in step.metrics]
     first, last, width = improvement(rewards)
     return {
-        "seed": seed, "seconds": time.perf_counter() - start, "first": first, "last": last, "half_width": width,
-        "learned": last - first > width,
+        "seed": seed, "warm": warm, "seconds": round(time.perf_counter() - start, 1),
+        "processor_seconds": round(processor_seconds() - used, 1),
+        "first": round(first, 4), "last": round(last, 4), "half_width": round(width, 4),
     }  # fmt: skip
+
+
+def shown(runs: list[dict]) -> str:
+    return "  ".join(f"{one['first']:.2f} -> {one['last']:.2f} +- {one['half_width']:.2f}" for one in runs)
+
+
+def learned(one: dict) -> bool:
+    """Whether a run's interval lies above 0."""
+    return one["last"] - one["first"] > one["half_width"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file; recipes that are in it are not run again")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; runs that are in it are not made again")
     parser.add_argument("--only", nargs="*", help="names of recipes")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe")
+    parser.add_argument("--controls", type=int, default=1, help="runs of each recipe with permuted rewards")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further run begins")
     args = parser.parse_args()
+    start = time.monotonic()
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-    for path in sorted((ROOT / "configs" / "algos").glob("*.gin")):
-        if (
-            path.stem == "toy"
-            or path.stem.startswith("staged_length")
-            or path.stem in results
-            or (args.only and path.stem not in args.only)
-        ):
+    for name, path in recipes().items():
+        if args.only and name not in args.only:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            runs = [run(path, seed, Path(folder) / str(seed)) for seed in range(args.seeds)]
-        results[path.stem] = {"learned": all(one["learned"] for one in runs), "warm": runs[-1]["seconds"], "runs": runs}
-        args.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        shown = "  ".join(f"{one['first']:.2f} -> {one['last']:.2f} +- {one['half_width']:.2f}" for one in runs)
-        print(f"{path.stem:<30} {'learned' if results[path.stem]['learned'] else 'NOT':<8} {shown}", flush=True)
-    learned = sum(one["learned"] for one in results.values())
-    print(f"{learned} of {len(results)} recipes learn on every seed")
+        entry = results.setdefault(name, {"runs": [], "controls": []})
+        warm = False
+        for kind, count in (("runs", args.seeds), ("controls", args.controls)):
+            for seed in range(len(entry[kind]), count):
+                if time.monotonic() - start > 60 * args.minutes:
+                    return
+                entry[kind].append(run(path, seed, control=kind == "controls", warm=warm))
+                warm = True
+                args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        found = "learned" if all(map(learned, entry["runs"])) else "NOT"
+        print(f"{name:<30} {found:<8} {shown(entry['runs'])}  | permuted {shown(entry['controls'])}", flush=True)
+    made = [entry for entry in results.values() if entry["runs"]]
+    print(f"{sum(all(map(learned, entry['runs'])) for entry in made)} of {len(made)} recipes learn on every seed")
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ class Online:
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
     lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
+    # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
+    completion_length: int | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: Prioritized | DifficultyBand | None = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
@@ -91,6 +93,8 @@ class Online:
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if self.completion_length is not None and self.completion_length < 1:
+            raise ValueError(f"Online.completion_length must be at least 1, or None; got {self.completion_length}")
         if not 0 <= self.critic_warmup <= MOST_STEPS:
             raise ValueError(f"Online.critic_warmup must be 0 to {MOST_STEPS}; got {self.critic_warmup}")
         if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
@@ -114,6 +118,12 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:
             raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
+
+
+def completion_length(stage: Stage, config: Config) -> int:
+    """Returns C of a stage: the tokens of its longest completion."""
+    own = stage.completion_length if isinstance(stage, Online) else None
+    return config.sampler.completion_length if own is None else own
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
@@ -286,9 +296,14 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
                 v is not None for v in (config.sampler.top_k, config.sampler.top_p, config.sampler.min_p)
             ),
             greedy=config.sampler.temperature is None,
-            max_completion=config.sampler.completion_length,
+            max_completion=completion_length(stage, config),
         ),
     )
+    if completion_length(stage, config) > config.sampler.completion_length:
+        raise ValueError(
+            f"Online.completion_length = {stage.completion_length} exceeds Sampler.completion_length = "
+            f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
+        )
     needs, model = objective.needs(stage.objective), type(config.model).__name__
     if needs.heads and not isinstance(config.model, Decoder | Published):
         raise ValueError(

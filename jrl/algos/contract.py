@@ -96,6 +96,7 @@ class Needs(NamedTuple):
     entropy_gradient: bool = False
     credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
+    greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -125,6 +126,11 @@ def eligible(groups: Groups) -> Array:
 def aborted(groups: Groups) -> Array:
     """Returns the rows that hold no sampled token or whose sampling failed, [N] bool."""
     return ~jnp.any(groups.action_mask, axis=-1) | (groups.finish == jnp.int8(Finish.FAILED))
+
+
+def greedy(groups: Groups) -> Array:
+    """Returns the rows that are greedy answers, where Needs.greedy_sample asks for them, [N] bool."""
+    return groups.sample == 0
 
 
 class Pairs(NamedTuple):

@@ -16,7 +16,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrl.algos.contract import Objective
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
-from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, optimizers, row_of, stage_names
+from jrl.experiment import (
+    RESERVED_ROLES,
+    Config,
+    Online,
+    Stage,
+    Tables,
+    completion_length,
+    optimizers,
+    row_of,
+    stage_names,
+)
 from jrl.learning import credit, layout, learner, pack
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC, begin_critic, of_critic, of_policy
@@ -84,14 +94,14 @@ def padded_prompts(stage: Online, mesh: Mesh) -> int:
     return -(-stage.prompts // shards) * shards
 
 
-def width_of(config: Config) -> int:
-    """Returns T: the tokens of the longest prompt and completion."""
-    return config.data.prompt_length + config.sampler.completion_length
+def width_of(stage: Stage, config: Config) -> int:
+    """Returns T of a stage: the tokens of its longest prompt and completion."""
+    return config.data.prompt_length + completion_length(stage, config)
 
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
     """Returns the packed shape of one optimizer step of a stage."""
-    width, shards = width_of(config), batch_shards(mesh)
+    width, shards = width_of(stage, config), batch_shards(mesh)
     if isinstance(stage, Online):
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
             sequences = padded_prompts(stage, mesh) * stage.samples
@@ -200,7 +210,8 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         build_stage(stage, name, config, tables, model, cfg, tokenizer, mesh, cache)
         for stage, name in zip(config.stages, names)
     ]
-    evaluated = config.eval and sampling(config, config.eval.samples, model, cfg, tokenizer)
+    longest = config.sampler.completion_length
+    evaluated = config.eval and sampling(config, config.eval.samples, longest, model, cfg, tokenizer)
     return Programs(
         init=cache.program("init", functools.partial(initial_state, cfg=cfg, model=model)),
         init_from=cache.program("init_from", functools.partial(state_from, cfg=cfg, model=model), donate_argnums=0),
@@ -209,14 +220,17 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
     )
 
 
-def sampling(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
-    """Returns the sampler's program of a run, for so many completions of each prompt."""
+def sampling(
+    config: Config, samples: int, longest: int, model: Model, cfg: Any, tokenizer: Any, greedy_samples: int = 0
+) -> Callable[..., Rollout]:
+    """Returns the sampler's program of a run, for so many completions of each prompt, of at most `longest` tokens."""
     return functools.partial(
         sampler.program,
         model=model,
         model_cfg=cfg,
         samples=samples,
-        completion_length=config.sampler.completion_length,
+        greedy_samples=greedy_samples,
+        completion_length=longest,
         slots=config.sampler.slots,
         layers=config.sampler.layers,
         layout=config.sampler.layout,
@@ -242,7 +256,8 @@ def build_stage(
     needs, online = objective.needs(stage.objective), isinstance(stage, Online)
     learned = model if stage.learner.layers == "scanned" else unrolled(model)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.logprob_chunk)
-    judged = dict(objective=objective, max_completion=config.sampler.completion_length)
+    longest = completion_length(stage, config)
+    judged = dict(objective=objective, max_completion=longest)
     trained, updated = optimizers(stage), objective
     has_critic = CRITIC in trained
     if has_critic:
@@ -272,7 +287,11 @@ def build_stage(
             functools.partial(begin_stage, **starts, model=model, cfg=cfg, keeps_previous=refills and stage.lag > 0),
             donate_argnums=0,
         ),
-        sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer)) if online else None,
+        sample=program(
+            "sample", sampling(config, stage.samples, longest, model, cfg, tokenizer, int(needs.greedy_sample))
+        )
+        if online
+        else None,
         pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
         recompute=program("recompute", functools.partial(learner.recompute, fields=fields, **static))
         if fields
