@@ -6,9 +6,10 @@ it learn nothing where rewards say nothing?
     python -m benchmarks.recipes --out F.json --seeds 1           one seed each
     python -m benchmarks.recipes --out F.json --minutes 4         no new run after 4 minutes; the same call goes on
 
-For each run: the mean reward of the first and of the last ten steps of the Online stages, and the interval of the
-difference (95 %, Welch's, over the steps: rewards of steps are means over 256 completions each). A recipe has learned
-where the interval lies above 0 on every seed.
+For each run: the mean reward in the first and in the last five sampling calls, of the prompts sampled in both, each
+prompt alike, and the interval of the difference (95 %, paired by prompt). So it does not matter which prompts a
+recipe samples more often, or leaves out of its loss. A recipe has learned where the interval lies above 0 on every
+seed.
 
 The control is the same run with permuted rewards: at every step, what the completions of the batch were scored with is
 dealt out anew among them, so that the batch's statistics stay and no reward says anything of its completion.
@@ -28,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, stdev, variance
 from unittest import mock
 
 import numpy as np
@@ -40,8 +41,13 @@ from jrl.run import online
 from jrl.tasks.verdict import Status
 
 ROOT = Path(__file__).parents[1]
-WINDOW = 10  # steps
-CRITICAL = 2.10  # two-sided 95 % point of Student's t with 2 * WINDOW - 2 degrees of freedom
+WINDOW = 5  # sampling calls
+CRITICAL = (
+    1.98  # two-sided 95 % point of Student's t with about 100 degrees of freedom, one less than the toy's prompts
+)
+FEWEST = 10  # prompts in both; with fewer, the interval is of their completions, Welch's
+
+Rewards = dict[str, list[float]]  # prompt -> what its completions were scored with, in one sampling call
 
 
 def recipes() -> dict[str, Path]:
@@ -49,11 +55,39 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted((ROOT / "configs" / "algos").glob("*.gin")) if path.stem != "toy"}
 
 
-def improvement(rewards: list[float]) -> tuple[float, float, float]:
+def pooled(calls: list[Rewards]) -> Rewards:
+    """Returns the rewards of several sampling calls together."""
+    together: Rewards = {}
+    for call in calls:
+        for prompt, rewards in call.items():
+            together.setdefault(prompt, []).extend(rewards)
+    return together
+
+
+def improvement(calls: list[Rewards]) -> tuple[float, float, float]:
     """Returns (first mean, last mean, half width of the interval of their difference)."""
-    first, last = rewards[:WINDOW], rewards[-WINDOW:]
-    width = CRITICAL * math.sqrt((variance(first) + variance(last)) / WINDOW)
-    return fmean(first), fmean(last), width
+    first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
+    both = sorted(first.keys() & last.keys())
+    if len(both) < FEWEST:
+        early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
+        return (
+            fmean(early),
+            fmean(late),
+            CRITICAL * math.sqrt(variance(early) / len(early) + variance(late) / len(late)),
+        )
+    early, late = ([fmean(found[prompt]) for prompt in both] for found in (first, last))
+    differences = [b - a for a, b in zip(early, late)]
+    return fmean(early), fmean(late), CRITICAL * stdev(differences) / math.sqrt(len(both))
+
+
+def rewards_of(batch: Collected) -> Rewards:
+    """Returns the rewards of a scored batch that count, by prompt."""
+    found: Rewards = {}
+    for row, (reward, valid) in enumerate(zip(batch.host_scores.reward, batch.host_scores.valid)):
+        if valid:  # padding is not
+            prompt = batch.visits[row // batch.samples].example.messages[-1].content
+            found.setdefault(prompt, []).append(float(reward))
+    return found
 
 
 def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generator) -> Collected:
@@ -67,14 +101,20 @@ def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generato
 
 
 @contextlib.contextmanager
-def permuted_rewards(seed: int) -> Iterator[None]:
-    """Within it, runs of this process learn from permuted rewards."""
-    draws, collects = np.random.default_rng(seed), collect.collect
+def observed(calls: list[Rewards], control: int | None) -> Iterator[None]:
+    """Within it, the rewards of every sampling call of this process are appended to `calls`.
 
-    def deal(submitted, samples, scorer, sources, sampler, *rest):
-        return permuted(collects(submitted, samples, scorer, sources, sampler, *rest), sampler, draws)
+    Args:
+      control: the seed by which they are permuted afterwards, for the run; None: they are not.
+    """
+    draws, collects = np.random.default_rng(control), collect.collect
 
-    with mock.patch.object(online, "collect", deal):
+    def observe(submitted, samples, scorer, sources, sampler, *rest):
+        batch = collects(submitted, samples, scorer, sources, sampler, *rest)
+        calls.append(rewards_of(batch))
+        return batch if control is None else permuted(batch, sampler, draws)
+
+    with mock.patch.object(online, "collect", observe):
         yield
 
 
@@ -87,10 +127,10 @@ def processor_seconds() -> float:
 def run(path: Path, seed: int, *, control: bool, warm: bool) -> dict:
     """Trains one recipe and returns what came of it."""
     start, used = time.perf_counter(), processor_seconds()
-    with tempfile.TemporaryDirectory() as folder, permuted_rewards(seed) if control else contextlib.nullcontext():
-        steps = list(jrl.steps(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run"))
-    rewards = [step.metrics["reward/mean"] for step in steps if "reward/mean" in step.metrics]
-    first, last, width = improvement(rewards)
+    calls: list[Rewards] = []
+    with tempfile.TemporaryDirectory() as folder, observed(calls, seed if control else None):
+        jrl.train(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run")
+    first, last, width = improvement(calls)
     return {
         "seed": seed, "warm": warm, "seconds": round(time.perf_counter() - start, 1),
         "processor_seconds": round(processor_seconds() - used, 1),

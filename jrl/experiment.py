@@ -24,7 +24,16 @@ from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
-from jrl.tasks.data.curricula import DifficultyBand, Prioritized
+from jrl.tasks.data.curricula import (
+    AdaptiveLevel,
+    DifficultyBand,
+    HardFocus,
+    LearningImpact,
+    MostVaried,
+    Prioritized,
+    ProgressMixing,
+    SizeMixing,
+)
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
@@ -75,7 +84,17 @@ class Online:
     # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
     completion_length: int | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
-    curriculum: Prioritized | DifficultyBand | None = None
+    curriculum: (
+        Prioritized
+        | DifficultyBand
+        | HardFocus
+        | MostVaried
+        | LearningImpact
+        | SizeMixing
+        | ProgressMixing
+        | AdaptiveLevel
+        | None
+    ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
@@ -121,7 +140,7 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
 
 
 def completion_length(stage: Stage, config: Config) -> int:
-    """Returns C of a stage: the tokens of its longest completion."""
+    """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
     own = stage.completion_length if isinstance(stage, Online) else None
     return config.sampler.completion_length if own is None else own
 

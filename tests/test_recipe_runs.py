@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import jrl
+from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.run.run_hash import run_fingerprint
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algos").glob("*.gin"))
@@ -44,3 +46,21 @@ def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
     found = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert found.keys() == {"steps", "seconds", "eval", "tokens_per_second", "peak_bytes"}
     assert found["steps"] == len(steps)
+
+
+def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
+    path, bindings = str(ROOT / "configs" / "algos" / "staged_length.gin"), [*SMALL, *EASY, "Checkpoint.keep=9"]
+    steps = list(jrl.steps(path, bindings, run=tmp_path / "straight"))
+    assert [step.batch.rollout.tokens.shape[1] for step in steps[1:]] == [8 + 3] * 2 + [8 + 4] * 2
+    for step in jrl.steps(path, bindings, run=tmp_path / "cut"):
+        if step.step == 3:  # the last of the first window
+            break
+    jrl.train(path, bindings, run=tmp_path / "cut")
+    assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
+
+
+def test_a_stage_cannot_have_longer_completions_than_the_run():
+    with pytest.raises(ConfigError, match=r"Online\.completion_length = 5 exceeds Sampler\.completion_length = 4"):
+        jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.completion_length=5"])
+    with pytest.raises(ConfigError, match=r"Online\.completion_length must be at least 1"):
+        jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.completion_length=0"])

@@ -241,7 +241,7 @@ def program(
     model: Model,
     model_cfg: object,
     samples: int,
-    greedy_samples: int,
+    greedy_samples: int = 0,
     completion_length: int,
     slots: int,
     layers: str,
