@@ -6,6 +6,20 @@ from jrl.algos.parts.part import Part
 
 PARTS: list[Part] = [
     {
+        "id": "R1",
+        "function": "jrl.tasks.rewards.outcome:outcome",
+        "inputs": ["correct", "scale"],
+        "output": "reward",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_an_outcome_by_hand"],
+    },
+    {
+        "id": "R1",
+        "function": "jrl.tasks.rewards.outcome:constraints_met",
+        "inputs": ["met", "partial", "scale"],
+        "output": "reward; NaN without a constraint",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_constraints_by_hand"],
+    },
+    {
         "id": "R2",
         "function": "jrl.tasks.rewards.format:format_bonus",
         "inputs": ["correct", "formatted", "weight"],
@@ -48,11 +62,206 @@ PARTS: list[Part] = [
         "tests": ["tests/rewards/test_text_rewards.py::test_similarity_by_hand"],
     },
     {
+        "id": "R5",
+        "function": "jrl.tasks.rewards.weighted:weighted_sum",
+        "inputs": ["components", "weights"],
+        "output": "reward; NaN where a component is missing",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_a_weighted_sum_by_hand"],
+    },
+    {
+        "id": "R6",
+        "function": "jrl.ops.length_rewards:group_length_reward",
+        "inputs": ["length", "correct", "group", "valid", "num_groups"],
+        "output": "reward [N] float32, to be added",
+        "tests": [
+            "tests/ops/test_length_rewards.py::test_group_length_reward_by_hand",
+            "tests/ops/test_length_rewards.py::test_only_valid_rows_of_the_group_are_compared",
+        ],
+    },
+    {
         "id": "R7",
         "function": "jrl.ops.shaping:soft_overlong",
         "inputs": ["length", "max_completion", "buffer", "penalty"],
         "output": "reward [N] float32, to be added",
         "tests": ["tests/ops/test_shaping.py::test_soft_overlong_by_hand"],
+    },
+    {
+        "id": "R8",
+        "function": "jrl.ops.length_rewards:conciseness_reward",
+        "inputs": ["length", "correct", "group", "valid", "num_groups"],
+        "output": "reward [N] float32, to be added",
+        "tests": ["tests/ops/test_length_rewards.py::test_conciseness_compares_correct_rows_alone_by_hand"],
+    },
+    {
+        "id": "R8",
+        "function": "jrl.ops.length_rewards:length_penalty",
+        "inputs": ["length", "target"],
+        "output": "reward [N] float32, to be added",
+        "tests": ["tests/ops/test_length_rewards.py::test_a_length_penalty_by_hand"],
+    },
+    {
+        "id": "R8",
+        "function": "jrl.tasks.rewards.repetition:repetition",
+        "inputs": ["units", "size"],
+        "output": "share of repeated n-grams",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_repetition_by_hand"],
+    },
+    {
+        "id": "R9",
+        "function": "jrl.ops.missing_stop:replace_reward",
+        "inputs": ["reward", "stopped", "value"],
+        "output": "reward [N] float32",
+        "tests": ["tests/ops/test_missing_stop.py::test_a_missing_stop_replaces_the_reward_by_hand"],
+    },
+    {
+        "id": "R9",
+        "function": "jrl.ops.missing_stop:subtract_penalty",
+        "inputs": ["reward", "stopped", "penalty"],
+        "output": "reward [N] float32",
+        "tests": ["tests/ops/test_missing_stop.py::test_a_missing_stop_is_subtracted_by_hand"],
+    },
+    {
+        "id": "R9",
+        "function": "jrl.ops.missing_stop:scale_reward",
+        "inputs": ["reward", "stopped", "factor"],
+        "output": "reward [N] float32",
+        "tests": [
+            "tests/ops/test_missing_stop.py::test_a_missing_stop_scales_by_hand",
+            "tests/ops/test_missing_stop.py::test_replacing_by_zero_is_scaling_by_zero",
+        ],
+    },
+    {
+        "id": "R10",
+        "function": "jrl.ops.ensembles:standardized",
+        "inputs": ["scores", "center", "scale"],
+        "output": "scores [M, N] float32",
+        "tests": [
+            "tests/ops/test_ensembles.py::test_scores_are_standardized_by_hand",
+            "tests/ops/test_ensembles.py::test_a_member_that_scored_all_demonstrations_alike_is_not_divided_by_zero",
+        ],
+    },
+    {
+        "id": "R11",
+        "function": "jrl.ops.ensembles:mean_score",
+        "inputs": ["scores"],
+        "output": "score [...] float32",
+        "tests": [
+            "tests/ops/test_ensembles.py::test_ensembles_by_hand",
+            "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+        ],
+    },
+    {
+        "id": "R11",
+        "function": "jrl.ops.ensembles:worst_case",
+        "inputs": ["scores"],
+        "output": "score [...] float32",
+        "tests": [
+            "tests/ops/test_ensembles.py::test_ensembles_by_hand",
+            "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+        ],
+    },
+    {
+        "id": "R11",
+        "function": "jrl.ops.ensembles:variance_penalized",
+        "inputs": ["scores", "coefficient"],
+        "output": "score [...] float32",
+        "tests": [
+            "tests/ops/test_ensembles.py::test_ensembles_by_hand",
+            "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+        ],
+    },
+    {
+        "id": "R11",
+        "function": "jrl.ops.ensembles:nominal_worst_case",
+        "inputs": ["scores", "share"],
+        "output": "score [...] float32",
+        "tests": [
+            "tests/ops/test_ensembles.py::test_ensembles_by_hand",
+            "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+        ],
+    },
+    {
+        "id": "R12",
+        "function": "jrl.ops.gated_reward:ridge_head",
+        "inputs": ["hidden", "labels", "penalty"],
+        "output": "weights [D, K], biases [K]",
+        "tests": [
+            "tests/ops/test_gated_reward.py::test_ridge_regression_is_that_of_numpy_and_skips_labels_that_are_missing"
+        ],
+    },
+    {
+        "id": "R12",
+        "function": "jrl.ops.gated_reward:spearman",
+        "inputs": ["a", "b"],
+        "output": "rank correlation []",
+        "tests": ["tests/ops/test_gated_reward.py::test_rank_correlation_by_hand"],
+    },
+    {
+        "id": "R12",
+        "function": "jrl.ops.gated_reward:verbosity_coefficients",
+        "inputs": ["objectives", "candidates", "verbosity", "threshold"],
+        "output": "coefficients [K]",
+        "tests": [
+            "tests/ops/test_gated_reward.py::test_the_smallest_coefficient_that_frees_an_objective_of_length_is_taken"
+        ],
+    },
+    {
+        "id": "R12",
+        "function": "jrl.ops.gated_reward:decorrelated",
+        "inputs": ["objectives", "coefficients", "verbosity"],
+        "output": "objectives [N, K] float32",
+        "tests": ["tests/ops/test_gated_reward.py::test_a_gated_reward_by_hand"],
+    },
+    {
+        "id": "R12",
+        "function": "jrl.ops.gated_reward:gate_weights",
+        "inputs": ["logits", "temperature"],
+        "output": "gate [N, K] float32",
+        "tests": [
+            "tests/ops/test_gated_reward.py::test_a_gated_reward_by_hand",
+            "tests/ops/test_gated_reward.py::test_equal_logits_are_the_mean_of_the_objectives_and_the_gates_gradient_is_a_softmaxs",
+        ],
+    },
+    {
+        "id": "R12",
+        "function": "jrl.ops.gated_reward:gated_reward",
+        "inputs": ["objectives", "gate"],
+        "output": "reward [N] float32",
+        "tests": [
+            "tests/ops/test_gated_reward.py::test_a_gated_reward_by_hand",
+            "tests/ops/test_gated_reward.py::test_equal_logits_are_the_mean_of_the_objectives_and_the_gates_gradient_is_a_softmaxs",
+        ],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.constraints:satisfied",
+        "inputs": ["values", "least"],
+        "output": "feasible [N] bool",
+        "tests": ["tests/ops/test_constraints.py::test_every_judge_must_be_satisfied"],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.constraints:calibrated_reward",
+        "inputs": ["score", "baseline_score"],
+        "output": "reward [N] float32",
+        "tests": ["tests/ops/test_constraints.py::test_a_calibrated_and_constrained_reward_by_hand"],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.constraints:constrained_reward",
+        "inputs": ["reward", "feasible", "infeasible_reward"],
+        "output": "reward [N] float32",
+        "tests": ["tests/ops/test_constraints.py::test_a_calibrated_and_constrained_reward_by_hand"],
+    },
+    {
+        "id": "R13",
+        "function": "jrl.ops.constraints:kl_bounded_reward",
+        "inputs": ["reward", "old_logprobs", "ref_logprobs", "action_mask", "limit"],
+        "output": "reward [N] float32",
+        "tests": [
+            "tests/ops/test_constraints.py::test_a_kl_bounded_reward_by_hand",
+            "tests/ops/test_constraints.py::test_a_bounded_reward_carries_no_gradient",
+        ],
     },
     {
         "id": "R14",
@@ -63,6 +272,60 @@ PARTS: list[Part] = [
             "tests/rewards/test_text_rewards.py::test_a_rubric_by_hand",
             "tests/rewards/test_text_rewards.py::test_a_failed_critical_criterion_is_a_veto",
         ],
+    },
+    {
+        "id": "R15",
+        "function": "jrl.tasks.rewards.process:product_of_steps",
+        "inputs": ["scores"],
+        "output": "reward; NaN without a step",
+        "tests": [
+            "tests/rewards/test_sums_and_steps.py::test_steps_as_an_outcome_by_hand",
+            "tests/rewards/test_sums_and_steps.py::test_one_step_is_its_score_and_none_is_missing",
+        ],
+    },
+    {
+        "id": "R15",
+        "function": "jrl.tasks.rewards.process:worst_step",
+        "inputs": ["scores"],
+        "output": "reward; NaN without a step",
+        "tests": [
+            "tests/rewards/test_sums_and_steps.py::test_steps_as_an_outcome_by_hand",
+            "tests/rewards/test_sums_and_steps.py::test_one_step_is_its_score_and_none_is_missing",
+        ],
+    },
+    {
+        "id": "R15",
+        "function": "jrl.tasks.rewards.process:last_step",
+        "inputs": ["scores"],
+        "output": "reward; NaN without a step",
+        "tests": [
+            "tests/rewards/test_sums_and_steps.py::test_steps_as_an_outcome_by_hand",
+            "tests/rewards/test_sums_and_steps.py::test_one_step_is_its_score_and_none_is_missing",
+        ],
+    },
+    {
+        "id": "R15",
+        "function": "jrl.tasks.rewards.process:mean_of_steps",
+        "inputs": ["scores"],
+        "output": "reward; NaN without a step",
+        "tests": [
+            "tests/rewards/test_sums_and_steps.py::test_steps_as_an_outcome_by_hand",
+            "tests/rewards/test_sums_and_steps.py::test_one_step_is_its_score_and_none_is_missing",
+        ],
+    },
+    {
+        "id": "R15",
+        "function": "jrl.tasks.rewards.process:step_values",
+        "inputs": ["scores"],
+        "output": "rewards of steps",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_steps_as_rewards_by_hand"],
+    },
+    {
+        "id": "R15",
+        "function": "jrl.tasks.rewards.process:step_differences",
+        "inputs": ["scores", "prior"],
+        "output": "rewards of steps",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_steps_as_rewards_by_hand"],
     },
     {
         "id": "R16",
@@ -96,6 +359,33 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "R19",
+        "function": "jrl.ops.robust_scale:percentile_range",
+        "inputs": ["returns", "mask", "low", "high", "decay"],
+        "output": "S [], its percentiles [], []",
+        "tests": [
+            "tests/ops/test_robust_scale.py::test_percentiles_move_by_hand",
+            "tests/ops/test_robust_scale.py::test_fewer_than_twenty_returns_move_nothing",
+        ],
+    },
+    {
+        "id": "R19",
+        "function": "jrl.ops.robust_scale:percentile_scaled",
+        "inputs": ["advantages", "scale"],
+        "output": "advantages [...] float32",
+        "tests": ["tests/ops/test_robust_scale.py::test_percentile_scaling_by_hand"],
+    },
+    {
+        "id": "R19",
+        "function": "jrl.ops.robust_scale:unimix",
+        "inputs": ["logprobs", "share"],
+        "output": "log-probs [..., V] float32",
+        "tests": [
+            "tests/ops/test_robust_scale.py::test_unimix_by_hand",
+            "tests/ops/test_robust_scale.py::test_unimix_sums_to_one_and_its_gradient_is_finite",
+        ],
+    },
+    {
         "id": "R20",
         "function": "jrl.tasks.rewards.pairwise:pairwise_scores",
         "inputs": ["wins"],
@@ -110,6 +400,13 @@ PARTS: list[Part] = [
         "tests": ["tests/rewards/test_text_rewards.py::test_calibration_by_hand"],
     },
     {
+        "id": "R22",
+        "function": "jrl.ops.shaping:exploration_mix",
+        "inputs": ["reward", "exploration", "share"],
+        "output": "reward [N] float32",
+        "tests": ["tests/ops/test_shaping.py::test_exploration_is_mixed_in_by_hand"],
+    },
+    {
         "id": "R23",
         "function": "jrl.tasks.rewards.novelty:novelty",
         "inputs": ["reward", "words", "history", "coefficient"],
@@ -120,10 +417,69 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "R24",
+        "function": "jrl.ops.shaping:progress_bonus",
+        "inputs": ["first", "second", "coefficient"],
+        "output": "reward [N] float32 of the second attempt",
+        "tests": ["tests/ops/test_shaping.py::test_a_progress_bonus_by_hand"],
+    },
+    {
+        "id": "R24",
+        "function": "jrl.ops.shaping:attempt_rewards",
+        "inputs": ["first", "second", "action_mask", "turn", "coefficient"],
+        "output": "token_reward [N, T] float32",
+        "tests": ["tests/ops/test_shaping.py::test_rewards_of_attempts_are_on_the_last_token_of_each"],
+    },
+    {
+        "id": "R25",
+        "function": "jrl.tasks.rewards.hindsight:hindsight_reward",
+        "inputs": ["judge", "prompt", "completion", "outcome"],
+        "output": "reward; None without an outcome",
+        "tests": ["tests/rewards/test_sums_and_steps.py::test_in_hindsight_the_judge_sees_what_came_of_it"],
+    },
+    {
         "id": "R26",
         "function": "jrl.tasks.rewards.gap:reward_gap",
         "inputs": ["score", "reference_score", "same_text"],
         "output": "reward",
         "tests": ["tests/rewards/test_text_rewards.py::test_a_reward_gap_by_hand"],
+    },
+    {
+        "id": "R27",
+        "function": "jrl.ops.shaping:potential_shaping",
+        "inputs": ["token_reward", "potential", "action_mask", "discount"],
+        "output": "token_reward [N, T] float32",
+        "tests": [
+            "tests/ops/test_shaping.py::test_potential_shaping_by_hand",
+            "tests/ops/test_shaping.py::test_a_shaped_return_is_the_return_less_the_potential_of_its_state",
+            "tests/ops/test_shaping.py::test_a_row_whose_potential_is_unknown_is_not_shaped_and_there_is_no_gradient",
+        ],
+    },
+    {
+        "id": "R28",
+        "function": "jrl.ops.reward_telemetry:length_bucket_means",
+        "inputs": ["reward", "length", "valid", "num_buckets", "max_completion"],
+        "output": "means, shares [num_buckets]",
+        "tests": [
+            "tests/ops/test_reward_telemetry.py::test_reward_by_length_by_hand",
+            "tests/ops/test_reward_telemetry.py::test_bucket_means_weigh_up_to_the_mean",
+        ],
+    },
+    {
+        "id": "R28",
+        "function": "jrl.ops.reward_telemetry:order_flipped",
+        "inputs": ["before", "after", "group", "valid"],
+        "output": "rows [N] bool",
+        "tests": [
+            "tests/ops/test_reward_telemetry.py::test_rows_that_change_places_by_hand",
+            "tests/ops/test_reward_telemetry.py::test_a_shift_and_a_positive_scale_change_no_places_and_a_sign_all",
+        ],
+    },
+    {
+        "id": "R28",
+        "function": "jrl.ops.reward_telemetry:correlation",
+        "inputs": ["a", "b", "valid"],
+        "output": "correlation []",
+        "tests": ["tests/ops/test_reward_telemetry.py::test_correlation_by_hand"],
     },
 ]
