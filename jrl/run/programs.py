@@ -165,11 +165,12 @@ def begin_stage(
     if critic is not None:
         needs = needs._replace(values=False)
         source = models[critic]
-        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg)[VALUE]
-        models[CRITIC] = begin_critic(source, source.shares or critic, zeros)
-    missing = [head for head in needs.heads if head not in own.heads]
+        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg, needs.value_outputs)[VALUE]
+        models[CRITIC] = begin_critic(source, source.shares or critic, zeros, needs.value_outputs)
+    fits = lambda head: head in own.heads and (head != VALUE or own.heads[head].shape[-1] == needs.value_outputs)
+    missing = [head for head in needs.heads if not fits(head)]
     if missing:
-        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg)})
+        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg, needs.value_outputs)})
     leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
     opt_state = begin(optimizer, Weights(own.params, own.heads), leaves_of(own))
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
@@ -187,10 +188,10 @@ def begin_stage(
     return state.replace(models=models, objective=objective.init_state(config))
 
 
-def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any) -> dict[str, Array]:
+def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, value_outputs: int) -> dict[str, Array]:
     """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
     named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
-    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN))
+    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), value_outputs)
 
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
@@ -293,11 +294,16 @@ def build_stage(
         if online
         else None,
         pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
-        recompute=program("recompute", functools.partial(learner.recompute, fields=fields, **static))
+        recompute=program(
+            "recompute", functools.partial(learner.recompute, fields=fields, value_bins=needs.value_bins, **static)
+        )
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
-        critic_values=program("critic_values", functools.partial(learner.recompute, fields=("old_values",), **static))
+        critic_values=program(
+            "critic_values",
+            functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),
+        )
         if has_critic
         else None,
         scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
