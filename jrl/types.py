@@ -156,8 +156,9 @@ class TrainState:
     """Everything on the device that influences training, and nothing else. One pytree, one checkpoint.
 
     Roles: `policy` always; `reference`, the policy as the stage found it, where the objective compares with it;
-    `previous`, the policy a version before, where lag = 1 may have to refill; `average`, a moving average of the model
-    that is trained, where the optimizer asks; `reward` and others that a stage trains.
+    `previous`, `previous_2` and so on, older versions of the policy, where a step with lag may have to refill;
+    `average`, a moving average of the model that is trained, where the optimizer asks; `reward` and others that a stage
+    trains.
     """
 
     step: Array  # [] int32, completed steps of all stages

@@ -15,6 +15,7 @@ from jrl.learning.pack import PackingPlan, by_place, pack, unpack
 from jrl.ops import reward_telemetry as telemetry
 from jrl.ops.reduce import masked_mean
 from jrl.ops.segments import segment_count, segment_sum
+from jrl.ops.staleness import token_staleness
 from jrl.ops.values import explained_variance
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
 
@@ -80,6 +81,7 @@ def credit(
     config: PyTree,
     before: Sequence[tuple[Recomputed, Array]] = (),
     shaping: Shaping | None = None,
+    version: Array | None = None,
     *,
     objective: Objective,
     num_groups: int,
@@ -91,6 +93,7 @@ def credit(
       state, config: the objective's.
       before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
       shaping: of rewards before the objective's own; None: they are as they were scored.
+      version: [] int32, of those weights; None: the metrics do not say how old the tokens are.
     """
     needs = objective.needs(config)
 
@@ -137,6 +140,9 @@ def credit(
         **hacking_metrics(groups, scored, reward),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
     }
+    if version is not None:
+        age = token_staleness(version, _everywhere(rollout.version), action_mask)
+        metrics["rollout/staleness"] = masked_mean(age, action_mask)
     if groups.token_reward is not None:
         metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))
     returns = None

@@ -65,7 +65,7 @@ from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
 from jrl.tasks.data.survey import answered_conversations, texts_of
-from jrl.tasks.envs.contract import Source, named_verifiers
+from jrl.tasks.envs.contract import Source, named_verifiers, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
@@ -326,8 +326,9 @@ def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]
     count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
     streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
-    if any(isinstance(stage, Online) and stage.curriculum is not None for stage in config.stages):
-        streams[0].outcomes = no_outcomes(len(source))
+    curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
+    if curricula:
+        streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
     return streams
 
 

@@ -48,7 +48,7 @@ from jrl.run.member_programs import MemberPrograms
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import stage_at, starts, state_shape
-from jrl.run.records import Progress, Step, StopRun, draws_next
+from jrl.run.records import Progress, Step, StopRun, draws_ahead
 from jrl.run.report.display import Display
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop
@@ -59,7 +59,7 @@ class PopulationProgress(NamedTuple):
     """What a population carries from step to step besides its members' data positions."""
 
     state: TrainState  # of all members
-    waiting: list[Draw] | None  # of each member, completions already being drawn for the next step (lag = 1)
+    waiting: tuple[Sequence[Draw], ...]  # for each of the next steps, the completions being drawn of every member
     stage: int  # the stage that the state belongs to; -1: none has begun
 
 
@@ -162,9 +162,7 @@ def restore(population: Population) -> PopulationProgress:
             continue
         waiting = [records.take_up(job, tree["members"][name], host["members"][name]) for name, job in jobs.items()]
         population.failed.update(host["failed"])
-        return PopulationProgress(
-            tree["state"], None if waiting[0] is None else waiting, stage_at(first.config, first.done)
-        )
+        return PopulationProgress(tree["state"], tuple(zip(*waiting)), stage_at(first.config, first.done))
     if population.run_state.steps():
         raise NoIntactStep(f"no checkpoint of the population in {first.folder.parent / FOLDER} is intact; nothing was "
                            "changed. Put a good copy of one back, or sweep into another folder")  # fmt: skip
@@ -175,7 +173,7 @@ def restore(population: Population) -> PopulationProgress:
         weights = json.loads(paths.read_bytes(first.folder / PUBLISHED / "weights.json"))
         for job in jobs.values():
             records.refuse_other_weights(job, int(weights["fingerprint"], 16))
-    return PopulationProgress(state, None, stage=-1)
+    return PopulationProgress(state, (), stage=-1)
 
 
 def save(population: Population, progress: PopulationProgress) -> None:
@@ -183,7 +181,7 @@ def save(population: Population, progress: PopulationProgress) -> None:
     trees, hosts = {}, {}
     start = time.monotonic()
     for i, (name, job) in enumerate(population.jobs.items()):
-        trees[name], hosts[name] = records.to_save(job, None if progress.waiting is None else progress.waiting[i])
+        trees[name], hosts[name] = records.to_save(job, [drawn[i] for drawn in progress.waiting])
     population.run_state.save(
         population.first.done,
         {"state": progress.state, "members": trees},
@@ -196,7 +194,7 @@ def save_members(population: Population, progress: PopulationProgress) -> None:
     """Writes a checkpoint into the folder of every member that has not failed."""
     for i, (state, (name, job)) in enumerate(zip(population.members.unstack(progress.state), population.jobs.items())):
         if name not in population.failed:
-            waiting = None if progress.waiting is None else progress.waiting[i]
+            waiting = tuple(drawn[i] for drawn in progress.waiting)
             records.save(job, Progress(state, waiting, progress.stage))
 
 
@@ -251,8 +249,8 @@ def _online_step(
     phase, p, config = first.display.phase, stages[0].programs, stages[0].config
     phase("sampling")
     newest = weights_of(state.models, "policy").params, state.models["policy"].version
-    current = progress.waiting or draw(population, stages, *newest)
-    following = draw(population, stages, *newest) if draws_next(first.config, first.done + 1) else None
+    missing = range(len(progress.waiting), 1 + draws_ahead(first.config, first.done + 1))
+    current, *following = [*progress.waiting, *(draw(population, stages, *newest) for _ in missing)]
 
     submitted = [online.send(stage, state, drawn) for stage, drawn in zip(stages, current)]
     rollout = members.stack([drawn.rollout for drawn in current])
@@ -284,7 +282,7 @@ def _online_step(
         {**batch.metrics, **record_outcomes(stage.sampler, of_member)}
         for stage, batch, of_member in zip(stages, batches, rounds)
     ]
-    return progress._replace(state=state, waiting=following), metrics, batches, known
+    return progress._replace(state=state, waiting=tuple(following)), metrics, batches, known
 
 
 def pack_and_prepare(

@@ -63,7 +63,7 @@ class Progress(NamedTuple):
     """What a run carries from step to step besides the data position. All of it is in the checkpoint."""
 
     state: TrainState
-    waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
+    waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
     stage: int  # the stage that the state belongs to; -1: none has begun
 
 
@@ -130,7 +130,7 @@ def restore(job: Job) -> Progress:
             )
     if host is None:
         begin_files(job)
-        return Progress(beginning(job, job.key), None, stage=-1)
+        return Progress(beginning(job, job.key), (), stage=-1)
     return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
 
 
@@ -138,8 +138,8 @@ def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict
     """Returns what a checkpoint of a step holds beside the state, as shapes: completions that are being drawn, and what
     the curriculum knows of prompts."""
     target: dict[str, PyTree] = {}
-    if draws_next(job.config, step):
-        target["waiting"] = rollout_shape(inputs, stage_at(job.config, step), state)
+    for name in waiting_names(draws_ahead(job.config, step)):
+        target[name] = rollout_shape(inputs, stage_at(job.config, step), state)
     if job.stream.outcomes is not None:
         target["outcomes"] = job.stream.outcomes._asdict()
     return target
@@ -153,8 +153,9 @@ def begin_files(job: Job) -> None:
     open_files(job, 0, 0)
 
 
-def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> Draw | None:
-    """Sets the run to where a checkpoint left it, every file cut to match. Returns the completions that are under way.
+def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Draw, ...]:
+    """Sets the run to where a checkpoint left it, every file cut to match. Returns the completions that
+    are under way.
 
     Args:
       tree: arrays of the checkpoint beside the state. host: what it holds that is no array.
@@ -170,28 +171,34 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> Draw | N
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"])
-    waiting = None
     for stage in job.stages:
         if isinstance(stage, OfflineStage):
             stage.stream.set_state(data["stages"][stage.name])
-    if "waiting" in tree:
+    names, waiting = waiting_names(draws_ahead(job.config, job.done)), []
+    for name in names:
         sampler = job.stages[stage_at(job.config, job.done)].sampler
-        waiting = Draw(tree["waiting"], redraw_prompts(sampler, data["waiting"]), data["waiting"])
+        waiting.append(Draw(tree[name], redraw_prompts(sampler, data[name]), data[name]))
     if "outcomes" in tree:
         job.stream.outcomes = Outcomes(**tree["outcomes"])
     # Refills of the last step may have moved the stream past the prompts that were under way.
     job.stream.set_state(data["train"])
     job.display.note(resume_message(job.done, job.total))
-    return waiting
+    return tuple(waiting)
 
 
-def draws_next(config: Config, done: int) -> bool:
-    """Whether completions of the next step are under way after `done` steps. Not after the last step of a stage, unless
-    it is the last stage, which may go on."""
+def draws_ahead(config: Config, done: int) -> int:
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
+    the stage has left, unless it is the last stage, which may go on."""
     i = stage_at(config, done)
-    if i < 0 or not isinstance(config.stages[i], Online) or not config.stages[i].lag:
-        return False
-    return i + 1 == len(config.stages) or done < starts(config)[i] + config.stages[i].steps
+    if i < 0 or not isinstance(config.stages[i], Online):
+        return 0
+    stage = config.stages[i]
+    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+
+
+def waiting_names(count: int) -> list[str]:
+    """Returns the names in a checkpoint of the draws under way, in the order of their steps: waiting, waiting_2, ..."""
+    return [f"waiting_{i}" if i > 1 else "waiting" for i in range(1, count + 1)]
 
 
 def beginning(job: Job, key: Array) -> TrainState:
@@ -255,19 +262,18 @@ def save(job: Job, progress: Progress) -> None:
         job.run_state.save(job.done, {"state": progress.state, **tree}, host)
 
 
-def to_save(job: Job, waiting: Draw | None) -> tuple[dict[str, PyTree], dict[str, Any]]:
+def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
     """Returns what a checkpoint holds beside the state, arrays and the rest. Commits every file.
 
     Args:
-      waiting: the completions that are being drawn.
+      waiting: the completions that are being drawn, in the order of their steps.
     """
     tree: dict[str, PyTree] = {}
     offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
     stored = {stage.name: stage.stream.get_state() for stage in offline}
     data: dict[str, Any] = {"train": job.stream.get_state(), "stages": stored}
-    if waiting is not None:
-        tree["waiting"] = waiting.rollout
-        data["waiting"] = waiting.position
+    for name, drawn in zip(waiting_names(len(waiting)), waiting):
+        tree[name], data[name] = drawn.rollout, drawn.position
     if job.stream.outcomes is not None:
         tree["outcomes"] = job.stream.outcomes._asdict()
     if job.rollouts is not None:

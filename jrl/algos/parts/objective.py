@@ -21,6 +21,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.corrects_staleness",
+        "inputs": ["config"],
+        "output": "whether Online.lag may be above 1",
+        "tests": ["tests/contracts/test_algos.py::test_importance_weights_with_a_cap_let_the_lag_be_any"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.init_state",
         "inputs": ["config"],
         "output": "state: a tree of arrays, part of the checkpoint",

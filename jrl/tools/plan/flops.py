@@ -199,7 +199,7 @@ def read_positions(case: Case) -> int:
         return 0
     s, learner = case.shape, case.stage.learner
     chunk = min(learner.logprob_chunk, s.row_length)
-    needed = completions_in_a_row(case) * case.config.sampler.completion_length
+    needed = completions_in_a_row(case) * case.completion_length
     return case.micro_batches * s.rows * -(-needed // chunk) * chunk
 
 
