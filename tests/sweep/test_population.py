@@ -136,7 +136,7 @@ def first_moment(state):
 @pytest.mark.parametrize(
     ("swept", "field"),
     [
-        ("Online.samples=[2,4]", "Online.samples"),
+        ("Sampler.completion_length=[3,4]", "Sampler.completion_length"),
         ("Online.objective=[@GRPO(),@DrGRPO()]", "Online.objective"),
         ("AdamW.clip_norm=[None,1.0]", "AdamW.clip_norm"),  # None is another program
         ("Addition.digits=[1,2]", "Addition.digits"),
