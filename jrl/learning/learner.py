@@ -28,7 +28,7 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
-from jrl.ops.members import most_of_members, where, where_member
+from jrl.ops.members import most_of_members, where_member
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
@@ -438,7 +438,7 @@ def close_step(
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
-    select = lambda new, old: where(sound, jnp.asarray(new, old.dtype), old)
+    select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
     if previous is not None:
