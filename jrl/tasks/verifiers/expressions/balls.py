@@ -64,7 +64,7 @@ def evaluate(terms: Terms, place: int, precision: int, work: Work) -> tuple[Comp
     for part in terms.reachable(place):
         op, args, value = terms.terms[part]
         a = [values[argument] for argument in args]
-        work.spend(transcendental if op in _FUNCTIONS or op in ("raise", "pi", "e") else simple)
+        work.spend(transcendental if op in _FUNCTIONS or op in ("raise", "pi") else simple)
         match op:
             case "number":
                 result = real(_rational(value, precision))  # type: ignore[arg-type]
@@ -72,8 +72,6 @@ def evaluate(terms: Terms, place: int, precision: int, work: Work) -> tuple[Comp
                 result = Complex(ZERO, ONE)
             case "pi":
                 result = real(_pi(precision))
-            case "e":
-                result = real(_rounded(mp.mpf_exp(mp.fone, precision + GUARD, "n"), mp.fzero, precision))
             case "add":
                 result = _add(a[0], a[1], precision)
             case "multiply":
@@ -89,7 +87,7 @@ def evaluate(terms: Terms, place: int, precision: int, work: Work) -> tuple[Comp
                 result = _exp(_multiply(a[1], _log(a[0], precision), precision), precision)
             case "factorial" | "binomial":
                 n = [int(terms.constant(argument)) for argument in args]  # type: ignore[arg-type]
-                work.spend(n[-1])
+                work.spend(terms.bounds[part].numerator / 10)
                 result = real(_rational(Fraction(math.factorial(*n) if len(n) == 1 else math.comb(*n)), precision))
             case _:
                 result = _FUNCTIONS[op](a[0], precision)

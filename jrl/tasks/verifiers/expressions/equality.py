@@ -78,7 +78,9 @@ def proportional(terms: Terms, gold: int, answer: int, seed: int, work: Work, *,
         return False
     draw = random.Random(seed)
     names = sorted(terms.bounds[gold].symbols | terms.bounds[answer].symbols)
+    size = len(terms.reachable(gold, answer))
     for _ in range(TRIES):
+        work.spend(4 * size)
         here = Terms(MAX_BITS_OF_GOLD)
         values = {name: Fraction(draw.randrange(-(10**6), 10**6), 1009) for name in names}
         try:
@@ -119,6 +121,7 @@ def _equal_modulo_primes(terms: Terms, gold: int, answer: int, draw: random.Rand
     names = sorted(terms.bounds[gold].symbols | terms.bounds[answer].symbols)
     agreed = 0
     for _ in range(4 * PRIMES):
+        work.spend(300)
         prime, unit = _prime(draw)
         values = {name: draw.randrange(1, prime) for name in names}
         try:
@@ -166,7 +169,7 @@ def _modulo(
                     result = result * factor % prime
             case "binomial":
                 n, k = (int(terms.constant(argument)) for argument in args)  # type: ignore[arg-type]
-                work.spend(k / 3)
+                work.spend(k)
                 top = bottom = 1
                 for step in range(k):
                     top, bottom = top * (n - step) % prime, bottom * (step + 1) % prime

@@ -16,6 +16,7 @@ from jrl.tasks.verifiers.expressions.terms import NAMES, NoAnswer, Terms
 from jrl.tasks.verifiers.expressions.tokens import CLOSING, OPENING, PLAIN_NAMES, Token, tokenize
 
 MAX_ELEMENTS = 256  # of lists, sets and matrices
+MAX_LABELS = 2  # of a quantity: dollars and millions
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\in")
 _DOWNWARD = {">": "<", r"\ge": r"\le"}
 # Letters that are written together for a product; other words of a gold answer are words.
@@ -288,13 +289,15 @@ def _symbols(form: Form, terms: Terms) -> frozenset[str]:
     return here.union(*(_symbols(part, terms) for part in form.parts))
 
 
-def _one(tokens: list[Token], reader: Reader) -> Form:
-    """One answer that is neither a list nor a relation."""
+def _one(tokens: list[Token], reader: Reader, labels: int = 0) -> Form:
+    """One answer that is neither a list nor a relation; `labels` are read already."""
     tokens = _unwrapped(tokens)
     labelled = _label(tokens, reader)
     if labelled is not None:
+        if labels == MAX_LABELS:
+            raise NoAnswer(f"more than {MAX_LABELS} units")
         label, rest = labelled
-        return Form("labelled", label, (_one(rest, reader),))
+        return Form("labelled", label, (_one(rest, reader, labels + 1),))
     outside = _outside(tokens)
     for sign, kind in ((r"\cup", "union"), (r"\setminus", "difference"), (r"\backslash", "difference"), (":", "ratio")):
         places = [place for place in outside if tokens[place].text == sign]
@@ -354,8 +357,8 @@ def _label(tokens: list[Token], reader: Reader) -> tuple[str, list[Token]] | Non
     start = end
     while start > 1 and tokens[start - 1].kind == "letter":
         start -= 1
-    if end - start > 1 and tokens[start - 1].kind == "number":
-        written = "".join(" " * token.spaced + token.text for token in tokens[start:end]).strip()
+    written = "".join(" " * token.spaced + token.text for token in tokens[start:end]).strip()
+    if end - start > 1 and tokens[start - 1].kind == "number" and not PLAIN_NAMES & set(written.split()):
         unit = _unit([Token("text", written), *tokens[end:]])
         if unit == reader.unit or (reader.unit is None and tokens[start].spaced and word(written) is not None):
             return unit, tokens[:start]

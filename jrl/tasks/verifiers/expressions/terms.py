@@ -33,7 +33,7 @@ class NoAnswer(ValueError):
 
 
 class Term(NamedTuple):
-    """op and value: number Fraction, symbol str, i, pi, e, add, multiply, divide, power int, root int, raise (general
+    """op and value: number Fraction, symbol str, i, pi, add, multiply, divide, power int, root int, raise (general
     exponent), factorial, binomial, or a name of FUNCTIONS."""
 
     op: str
@@ -77,7 +77,9 @@ class Terms:
         return self._put(Term("symbol", (), name), Bound(2.0, 0.0, RATIONAL, frozenset([name])))
 
     def named(self, name: str) -> int:
-        """Returns the constant i, pi or e."""
+        """Returns the constant i, pi or e, which is exp(1)."""
+        if name == "e":
+            return self.call("exp", self.number(1))
         return self._put(Term(name), Bound(0.0, 0.0, RATIONAL) if name == "i" else Bound(2.0, 0.0, ELEMENTARY))
 
     def add(self, a: int, b: int) -> int:
@@ -98,6 +100,8 @@ class Terms:
             return self.number(x * y)
         if x == 1 or y == 1:
             return b if x == 1 else a
+        if self.terms[a].op == "exp" == self.terms[b].op:
+            return self.call("exp", self.add(self.terms[a].args[0], self.terms[b].args[0]))
         p, q = self.bounds[a], self.bounds[b]
         return self._put(
             Term("multiply", (min(a, b), max(a, b))),
@@ -118,6 +122,8 @@ class Terms:
             return self.number(x / y)
         if y == 1:
             return a
+        if self.terms[b].op == "exp":
+            return self.multiply(a, self.call("exp", self.negate(self.terms[b].args[0])))
         p, q = self.bounds[a], self.bounds[b]
         return self._put(
             Term("divide", (a, b)), self._bound((a, b), p.numerator + q.denominator, p.denominator + q.numerator)
@@ -126,12 +132,13 @@ class Terms:
     def raise_to(self, base: int, exponent: int) -> int:
         """Returns base^exponent. A negative base has a real root where the exponent's denominator is odd."""
         power = self.constant(exponent)
+        op, args, _ = self.terms[base]
+        if op == "exp" and self.constant(args[0]) is not None:  # a positive number
+            return self.call("exp", self.multiply(args[0], exponent))
         if power is not None and power.denominator == 1:
             return self.power(base, int(power))
         if power is not None and power.denominator <= MAX_INDEX:
             return self.power(self.root(power.denominator, base), power.numerator)
-        if self.terms[base].op == "e":
-            return self.call("exp", exponent)
         if self.constant(base) == 0:
             raise NoAnswer("a power of 0 whose exponent is not a number")
         bound = self.bounds[base].numerator + self.bounds[exponent].numerator
@@ -148,6 +155,8 @@ class Terms:
             return base
         if x is not None and (x in (0, 1, -1) or _bits(x) * abs(exponent) < FOLD_BITS):
             return self.number(x**exponent if abs(x) != 1 else (1 if exponent % 2 == 0 else x))
+        if self.terms[base].op == "exp":
+            return self.call("exp", self.multiply(self.number(exponent), self.terms[base].args[0]))
         if self.terms[base].op == "i":
             return (self.number(1), base, self.number(-1), self.negate(base))[exponent % 4]
         numerator, denominator = self.bounds[base][:2]
@@ -252,7 +261,7 @@ class Terms:
                     here[place] = self.number(value)  # type: ignore[arg-type]
                 case "symbol":
                     here[place] = self.number(values[value]) if value in values else self.symbol(value)  # type: ignore
-                case "i" | "pi" | "e":
+                case "i" | "pi":
                     here[place] = self.named(op)
                 case "add" | "multiply" | "divide" | "factorial" | "binomial":
                     here[place] = getattr(self, op)(*a)
