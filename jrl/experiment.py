@@ -23,6 +23,13 @@ from jrl.models.shape import Decoder
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.branching import Branching
+from jrl.rollout.strategies.contract import Setting
+from jrl.rollout.strategies.partial import Partial, num_segments
+from jrl.rollout.strategies.reset import Reset
+from jrl.rollout.strategies.roll_in import RollIn
+from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
 from jrl.tasks.data.curricula import DifficultyBand, Prioritized
@@ -75,6 +82,8 @@ class Online:
     lag: int = (
         0  # update t trains on rollouts of version max(0, t - lag); above 1 the objective must bound what that does
     )
+    # How the completions of a prompt come about; None: each is drawn by itself.
+    strategy: Branching | Partial | Reset | RollIn | SelfCorrection | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: Prioritized | DifficultyBand | None = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
@@ -298,8 +307,16 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             ),
             greedy=config.sampler.temperature is None,
             max_completion=config.sampler.completion_length,
+            attempts=strategy_of(stage.strategy).attempts if online else 1,
         ),
     )
+    if online:
+        setting = Setting(
+            stage.samples, config.sampler.completion_length, config.sampler.stop_strings, frozenset(earlier)
+        )
+        strategy_of(stage.strategy).check(stage.strategy, setting)
+    if online and isinstance(stage.strategy, Partial):
+        check_partial(stage, objective, config)
     if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
@@ -329,6 +346,24 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
                          f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+
+
+def check_partial(stage: Online, objective: Objective, config: Config) -> None:
+    """Raises ValueError where completions that are drawn over several steps do not go with the rest of a stage."""
+    name, partial = type(stage.objective).__name__, stage.strategy
+    if stage.lag:
+        raise ValueError(f"Online.lag = {stage.lag} does not go with Online.strategy = @Partial(), which declares the "
+                         "version of every segment; leave it out")  # fmt: skip
+    if objective.refill(stage.objective) is not None:
+        raise ValueError(f"{name} as configured draws more prompts within a step, which @Partial() cannot: it draws "
+                         f"completions over several. Set {name}.max_refills = None")  # fmt: skip
+    oldest = num_segments(partial, config.sampler.completion_length) - 1
+    if oldest > 1 and not partial.newest_only and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"Partial.tokens = {partial.tokens}: the first tokens of completions are {oldest} versions old, and {name} "
+            f"as configured has no bound on importance weights; set {name}.importance = @TruncatedImportance() where it"
+            " has that field, Partial.newest_only = True, or Partial.tokens to half of Sampler.completion_length"
+        )
 
 
 def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None:

@@ -46,6 +46,7 @@ class PromptBatch:
     tokens: Array  # [B, P] int32
     length: Array  # [B] int32
     uid: Array  # [B, 2] uint32, names one visit of one example; random keys derive from it
+    sample: Array | None = None  # [B] int32, the index of the prompt's first sample, for its keys; None: 0
 
 
 @struct.dataclass

@@ -35,6 +35,9 @@ from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.rollout.sources import RewardSource, judge_source, role_source
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT
+from jrl.rollout.strategies.partial import num_segments
 from jrl.run import programs
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
@@ -354,8 +357,15 @@ def open_stages(
             prompts=stage.prompts,
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
-            components=(*scorer.component_names, *(name for source in sources for name in source.names)),
+            components=(
+                *scorer.component_names,
+                *(name for source in sources for name in source.names),
+                *([FIRST_ATTEMPT] if strategy_of(stage.strategy).attempts > 1 else []),
+            ),
             curriculum=stage.curriculum,
+            strategy=stage.strategy,
+            segments=num_segments(stage.strategy, config.sampler.completion_length),
+            next_segment=own.next_segment,
         )
         stages.append(
             OnlineStage(

@@ -33,7 +33,10 @@ from jrl.models.contract import Model, split_params, unrolled
 from jrl.models.heads import VALUE, fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
-from jrl.rollout import sampler
+from jrl.rollout import sampler, segments
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import Drawing
+from jrl.rollout.strategies.partial import Partial
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
@@ -211,7 +214,15 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
     )
 
 
-def sampling(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
+def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
+    """Returns how the stage's sampling strategy draws rows; None: each by itself."""
+    drawing = strategy_of(stage.strategy).drawing
+    return None if drawing is None else drawing(stage.strategy, tokenizer)
+
+
+def sampling(
+    config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any, drawing: Drawing | None = None
+) -> Callable[..., Rollout]:
     """Returns the sampler's program of a run, for so many completions of each prompt."""
     return functools.partial(
         sampler.program,
@@ -225,7 +236,25 @@ def sampling(config: Config, samples: int, model: Model, cfg: Any, tokenizer: An
         max_batch_compactions=config.sampler.max_batch_compactions,
         stop_ids=tokenizer.end_ids,
         pad_id=tokenizer.pad_id,
+        drawing=drawing,
     )
+
+
+def segment_sampling(stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
+    """Returns the program that draws the further segments of a stage's completions."""
+    own = ("samples", "completion_length", "drawing")
+    options = sampling(config, stage.samples, model, cfg, tokenizer).keywords
+    return functools.partial(
+        segments.next_segment,
+        completion_length=config.sampler.completion_length,
+        tokens=stage.strategy.tokens,
+        **{name: value for name, value in options.items() if name not in own},
+    )
+
+
+def newest_only(strategy: Any) -> bool:
+    """Whether tokens of older weights are left out of the loss."""
+    return isinstance(strategy, Partial) and strategy.newest_only
 
 
 def build_stage(
@@ -274,7 +303,12 @@ def build_stage(
             functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=stage.lag if refills else 0),
             donate_argnums=0,
         ),
-        sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer)) if online else None,
+        sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer, drawing_of(stage, tokenizer)))
+        if online
+        else None,
+        next_segment=program("next_segment", segment_sampling(stage, config, model, cfg, tokenizer))
+        if online and isinstance(stage.strategy, Partial)
+        else None,
         pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
         recompute=program("recompute", functools.partial(learner.recompute, fields=fields, **static))
         if fields
@@ -286,7 +320,7 @@ def build_stage(
         scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
         if online and stage.rewards
         else None,
-        credit=judging("credit", credit.credit) if online else None,
+        credit=judging("credit", credit.credit, newest_only=newest_only(stage.strategy)) if online else None,
         finish=program(
             "finish", functools.partial(credit.finish_sampled if online else credit.finish_stored, **judged)
         ),

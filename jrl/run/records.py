@@ -21,6 +21,7 @@ from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts
 from jrl.rollout.sampler import stop_table_on_device
+from jrl.rollout.strategies.partial import num_segments
 from jrl.run.begin_from import state_from_run
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch
 from jrl.run.identity import PUBLISHED, RefusedIdentity
@@ -165,13 +166,14 @@ def restore(job: Job) -> Progress:
 
 
 def draws_ahead(config: Config, done: int) -> int:
-    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
-    the stage has left, unless it is the last stage, which may go on."""
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or one less
+    than completions have segments; at most as many as the stage has left, unless it is the last, which may go on."""
     i = stage_at(config, done)
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+    most = stage.lag + num_segments(stage.strategy, config.sampler.completion_length) - 1
+    return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
 
 
 def waiting_names(count: int) -> list[str]:

@@ -23,6 +23,7 @@ from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
+from jrl.rollout.strategies.partial import num_segments
 from jrl.tools.plan.case import Case, case_of, cases_of, evaluated_case, programs_of, share, split_name
 from jrl.tools.plan.estimate import (
     adapter_bytes,
@@ -134,14 +135,15 @@ def on_host(case: Case) -> HostMemory:
 
 
 def queue_bytes(case: Case) -> int:
-    """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, each the
-    fields of Rollout by token. Those by sequence are left out."""
+    """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, or one less
+    than completions have segments, each the fields of Rollout by token. Those by sequence are left out."""
     if not isinstance(case.stage, Online):
         return 0
     sampler = case.config.sampler
     truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
     by_token = 3 * 4 + 2 * 1 + 2 * 4 * truncated  # token, log-prob, version; mask, turn; log-prob and size of a support
-    return case.stage.lag * case.sequences // case.shards * case.width * by_token
+    draws = case.stage.lag + num_segments(case.stage.strategy, sampler.completion_length) - 1
+    return draws * case.sequences // case.shards * case.width * by_token
 
 
 def frozen(case: Case) -> int:
