@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
+from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
 from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
@@ -20,6 +22,7 @@ from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
+from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
@@ -32,11 +35,21 @@ from jrl.rollout.strategies.roll_in import RollIn
 from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
-from jrl.tasks.data.curricula import DifficultyBand, Prioritized
+from jrl.tasks.data.curricula import (
+    AdaptiveLevel,
+    DifficultyBand,
+    HardFocus,
+    LearningImpact,
+    MostVaried,
+    Prioritized,
+    ProgressMixing,
+    SizeMixing,
+)
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
 from jrl.tasks.judges import Judge, Pairwise
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
@@ -79,14 +92,27 @@ class Online:
     steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
-    lag: int = (
-        0  # update t trains on rollouts of version max(0, t - lag); above 1 the objective must bound what that does
-    )
+    # Update t trains on rollouts of version max(0, t - lag); above 1 the objective must bound what that does.
+    lag: int = 0
+    # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
+    completion_length: int | None = None
     # How the completions of a prompt come about; None: each is drawn by itself.
     strategy: Branching | Partial | Reset | RollIn | SelfCorrection | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
-    curriculum: Prioritized | DifficultyBand | None = None
+    curriculum: (
+        Prioritized
+        | DifficultyBand
+        | HardFocus
+        | MostVaried
+        | LearningImpact
+        | SizeMixing
+        | ProgressMixing
+        | AdaptiveLevel
+        | None
+    ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
+    shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
     # stage goes on. None: the policy has the value head, where the objective needs one.
@@ -105,6 +131,16 @@ class Online:
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
+            raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
+                             "in float32 too")  # fmt: skip
+        if self.ensemble is not None and len(set(self.rewards.values())) != 1:
+            raise ValueError(f"Online.ensemble makes one score of the roles in Online.rewards, {self.rewards}: give at "
+                             "least one, and all of them the same weight, that of the score in the reward")  # fmt: skip
+        if self.shaping is not None:
+            check_shaping(self.shaping)
+        if self.completion_length is not None and self.completion_length < 1:
+            raise ValueError(f"Online.completion_length must be at least 1, or None; got {self.completion_length}")
         if not 0 <= self.critic_warmup <= MOST_STEPS:
             raise ValueError(f"Online.critic_warmup must be 0 to {MOST_STEPS}; got {self.critic_warmup}")
         if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
@@ -134,6 +170,17 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:
             raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
+
+
+def completion_length(stage: Stage, config: Config) -> int:
+    """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
+    own = stage.completion_length if isinstance(stage, Online) else None
+    return config.sampler.completion_length if own is None else own
+
+
+def segments_of(stage: Online, config: Config) -> int:
+    """Returns in how many steps a completion is drawn."""
+    return num_segments(stage.strategy, completion_length(stage, config))
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
@@ -306,14 +353,13 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
                 v is not None for v in (config.sampler.top_k, config.sampler.top_p, config.sampler.min_p)
             ),
             greedy=config.sampler.temperature is None,
-            max_completion=config.sampler.completion_length,
+            max_completion=completion_length(stage, config),
             attempts=strategy_of(stage.strategy).attempts if online else 1,
         ),
     )
     if online:
-        setting = Setting(
-            stage.samples, config.sampler.completion_length, config.sampler.stop_strings, frozenset(earlier)
-        )
+        longest = completion_length(stage, config)
+        setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(earlier))
         strategy_of(stage.strategy).check(stage.strategy, setting)
     if online and isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
@@ -322,6 +368,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
             f"{stage.lag} versions older would count as if the newest had drawn them. Set {name}.importance = "
             "@TruncatedImportance() where it has that field, use DecoupledPPO, M2PO or IcePop, or Online.lag = 0 or 1"
+        )
+    if completion_length(stage, config) > config.sampler.completion_length:
+        raise ValueError(
+            f"Online.completion_length = {stage.completion_length} exceeds Sampler.completion_length = "
+            f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
         )
     needs, model = objective.needs(stage.objective), type(config.model).__name__
     if needs.heads and not isinstance(config.model, Decoder | Published):
@@ -357,13 +408,23 @@ def check_partial(stage: Online, objective: Objective, config: Config) -> None:
     if objective.refill(stage.objective) is not None:
         raise ValueError(f"{name} as configured draws more prompts within a step, which @Partial() cannot: it draws "
                          f"completions over several. Set {name}.max_refills = None")  # fmt: skip
-    oldest = num_segments(partial, config.sampler.completion_length) - 1
+    oldest = segments_of(stage, config) - 1
     if oldest > 1 and not partial.newest_only and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"Partial.tokens = {partial.tokens}: the first tokens of completions are {oldest} versions old, and {name} "
             f"as configured has no bound on importance weights; set {name}.importance = @TruncatedImportance() where it"
             " has that field, Partial.newest_only = True, or Partial.tokens to half of Sampler.completion_length"
         )
+
+
+def check_components(stage: Online, components: Sequence[str]) -> None:
+    """Raises ValueError where shaping reads a component of the reward that no source of it has."""
+    for name in components_read(stage.shaping):
+        if name not in components:
+            near = difflib.get_close_matches(name, components, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Online.shaping reads the component {name!r}, which no source of rewards has.{hint} "
+                             f"Available: {', '.join(components)}")  # fmt: skip
 
 
 def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None:

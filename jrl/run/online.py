@@ -97,12 +97,13 @@ def step(
     rounds = [batch]
     most = stage.objective.refill(stage.config.objective)
     if most is not None:
+        judged = (stage.arrays.objective, stage.arrays.shaping)
 
         def refill() -> Collected:
             rounds.append(wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state)))))
             return rounds[-1]
 
-        keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
+        keep = lambda found: stage.programs.keep(found.rollout, found.scores, *judged)
         filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
@@ -210,12 +211,13 @@ def abstract_step(
         uid = jax.ShapeDtypeStruct((*rollout.length.shape, 2), np.uint32, sharding=rollout.tokens.sharding)
         rollout = p.next_segment(weights, rollout, uid, *named)
     packed = p.pack(rollout, plan, inputs.temperature)
-    for role in config.rewards:
-        p.scores(weights_of(state.models, role), packed)
+    scores_of_roles = [p.scores(weights_of(state.models, role), packed) for role in config.rewards]
+    if p.combine is not None:
+        p.combine(scores_of_roles)
     minibatch = prepare(p, state, "policy", packed, plan)
     scores = inputs.scores(rollout)
     if p.keep is not None:
-        p.keep(rollout, scores, inputs.arrays.objective)
+        p.keep(rollout, scores, inputs.arrays.objective, inputs.arrays.shaping)
         if config.lag:
             p.before(policy.version)
     minibatches = [minibatch] * config.learner.minibatches

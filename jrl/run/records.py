@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, segments_of
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.adapters.quantized import quantize
@@ -21,7 +21,6 @@ from jrl.models.pretrained.published import load
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts
 from jrl.rollout.sampler import stop_table_on_device
-from jrl.rollout.strategies.partial import num_segments
 from jrl.run.begin_from import state_from_run
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch
 from jrl.run.identity import PUBLISHED, RefusedIdentity
@@ -172,7 +171,7 @@ def draws_ahead(config: Config, done: int) -> int:
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    most = stage.lag + num_segments(stage.strategy, config.sampler.completion_length) - 1
+    most = stage.lag + segments_of(stage, config) - 1
     return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
 
 

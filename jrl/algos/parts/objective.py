@@ -125,6 +125,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.sequence_baseline",
+        "inputs": ["config", "sequences"],
+        "output": "[] float32, a number of the whole optimizer step that sequence_loss reads",
+        "tests": ["tests/algos/test_kto.py::test_the_baseline_is_the_mean_gain_of_mismatched_answers"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.sequence_denominator",
         "inputs": ["config", "mask", "unit"],
         "output": "denominator [] float32, at least 1: comparisons of the step",

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN
-from jrl.experiment import Online, optimizers
+from jrl.experiment import Online, optimizers, segments_of
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
-from jrl.rollout.strategies.partial import num_segments
 from jrl.tools.plan.case import Case, case_of, cases_of, evaluated_case, programs_of, share, split_name
 from jrl.tools.plan.estimate import (
     adapter_bytes,
@@ -142,7 +141,7 @@ def queue_bytes(case: Case) -> int:
     sampler = case.config.sampler
     truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
     by_token = 3 * 4 + 2 * 1 + 2 * 4 * truncated  # token, log-prob, version; mask, turn; log-prob and size of a support
-    draws = case.stage.lag + num_segments(case.stage.strategy, sampler.completion_length) - 1
+    draws = case.stage.lag + segments_of(case.stage, case.config) - 1
     return draws * case.sequences // case.shards * case.width * by_token
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, MeshShape
-from jrl.experiment import Config, Online, Stage, optimizers, row_of, stage_names
+from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
 from jrl.learning.pack import Shape
@@ -57,7 +57,8 @@ class Case:
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     sequences = property(lambda self: self.prompts * self.samples)  # N
-    width = property(lambda self: programs.width_of(self.config))  # T
+    completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
+    width = property(lambda self: programs.width_of(self.stage, self.config))  # T
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
@@ -76,7 +77,7 @@ class Case:
     @property
     def decode_steps(self) -> int:
         """Decode steps of a step where every completion has the maximum length."""
-        return -(-(self.sequences // self.shards) // self.slots) * self.config.sampler.completion_length
+        return -(-(self.sequences // self.shards) // self.slots) * self.completion_length
 
     @functools.cached_property
     def micro_batches(self) -> int:
@@ -187,7 +188,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    check_length(cfg, programs.width_of(config))
+    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     # Heads are as wide as one row of the embedding, and not counted.
     stored, trained = split_params(programs.model_of(config, parts.tables).spec(cfg))
     check_bytes(stored or trained, mesh)
