@@ -29,6 +29,7 @@ from jrl.rollout.scoring import Scoring
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.branching import Branching
 from jrl.rollout.strategies.contract import Setting
+from jrl.rollout.strategies.opponent import MixtureOpponent
 from jrl.rollout.strategies.partial import Partial, num_segments
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn
@@ -97,7 +98,7 @@ class Online:
     # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
     completion_length: int | None = None
     # How the completions of a prompt come about; None: each is drawn by itself.
-    strategy: Branching | Partial | Reset | RollIn | SelfCorrection | None = None
+    strategy: Branching | MixtureOpponent | Partial | Reset | RollIn | SelfCorrection | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: (
         Prioritized
@@ -359,7 +360,9 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     )
     if online:
         longest = completion_length(stage, config)
-        setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(earlier))
+        roles = {*earlier, *(AVERAGE,) * (stage.optimizer.average is not None)}
+        roles |= {"reference"} if objective.needs(stage.objective).reference else set()
+        setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
         strategy_of(stage.strategy).check(stage.strategy, setting)
     if online and isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)

@@ -63,7 +63,7 @@ class Rollout:
     group: Array  # [N] int32, prompt index
     sample: Array  # [N] int32, sample index within the prompt
     version: Array  # [N, T] int32, the update count of the weights that drew the token; -1 where not an action
-    turn: Array  # [N, T] int8, the turn a token belongs to
+    turn: Array  # [N, T] int8, the turn a token belongs to; -1 throughout a row that an opponent drew
     weights_fingerprint: Array  # [] uint32, hash of those weights, as the sampler's program is given them
 
 

@@ -14,12 +14,16 @@ from short_runs import run
 
 from jrl.config.errors import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.ops.draw import draw
+from jrl.ops.keys import row_key, token_key
+from jrl.ops.mixture import mixed_logits
 from jrl.rollout.collect import last_of_two, scored_columns
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.segments import next_segment
 from jrl.rollout.strategies import branching, reset, rows, self_correction
 from jrl.rollout.strategies.branching import BranchDrawing, Branching
+from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
 from jrl.rollout.strategies.partial import FirstSegment
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn, RollInDrawing, taken_of_guide
@@ -149,6 +153,39 @@ def test_a_guide_that_is_not_there_is_refused(tmp_path):
         run([], tmp_path, *bindings)
     with pytest.raises(ConfigError, match=r"RollIn.tokens = 99 leaves the policy nothing"):
         run([], tmp_path, *bindings[:2], "RollIn.tokens=99")
+
+
+# Opponents (S14)
+
+
+def test_opponents_are_drawn_from_the_mixture():
+    params = {"policy": sampling.weights(CFG), "reference": sampling.weights(CFG, seed=1)}
+    drawing = OpponentDrawing(MixtureOpponent(opponents=1, weight=0.25))
+    out = sample(PROMPTS, CONFIG, samples=3, drawing=drawing, params=params)
+    mixed = np.arange(12) % 3 == 2
+    plain = sample(PROMPTS, CONFIG, samples=2)
+    own = jax.tree.map(lambda x: x[~mixed] if x.ndim else x, out)
+    sampling.assert_same(plain, own, fields=("tokens", "length", "action_mask", "finish", "sampler_logprobs", "group"))
+    assert not out.action_mask[mixed].any() and (out.turn[mixed] == -1).all() and (out.turn[~mixed] == 0).all()
+    np.testing.assert_array_equal(out.sample, np.tile(np.arange(3), 4))
+    # Its tokens are those of the race that the mixture's logits run, with the noise of a third sample.
+    logits = mixed_logits(*(sampling.scores(out, CFG, params[role]) for role in ("policy", "reference")), weight=0.25)
+    seen = 0
+    for row in np.flatnonzero(mixed):
+        start, end = PROMPTS.length[row // 3], out.length[row]
+        key = row_key(jax.random.key(11), 0, PROMPTS.uid[row // 3], 2)
+        for column in range(start, end):
+            assert draw(token_key(key, column), logits[row, column]) == out.tokens[row, column]
+            seen += 1
+    assert seen > 8
+
+
+def test_an_opponent_needs_a_reference_and_a_player(tmp_path):
+    bindings = ["Online.strategy=@MixtureOpponent()"]
+    with pytest.raises(ConfigError, match="mixes the policy with the reference"):
+        run(SMALL, tmp_path, *bindings)
+    with pytest.raises(ConfigError, match=r"opponents = 4 of Online.samples = 4"):
+        run(SMALL, tmp_path, *bindings, "Online.objective=@NashMD()", "MixtureOpponent.opponents=4")
 
 
 # Resets (S6)
@@ -344,11 +381,12 @@ def test_what_does_not_go_with_segments_is_refused(tmp_path, more, reason):
     [
         ["Online.strategy=@SelfCorrection()", "SelfCorrection.instruction='!'", "Online.objective=@SCoRe()",
          "Sampler.completion_length=12"],
+        ["Online.strategy=@MixtureOpponent()", "Online.objective=@NashMD()", "MixtureOpponent.opponents=2"],
         ["Online.strategy=@RollIn()", "RollIn.guide='guide'", "RollIn.tokens=2",
          "Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()", "warm/Offline.steps=1",
          "warm/Offline.objective=@SFT()", "warm/Offline.trains='guide'"],
     ],
-    ids=["self-correction", "roll-in"],
+    ids=["self-correction", "opponents", "roll-in"],
 )  # fmt: skip
 def test_a_run_learns_with_a_strategy(tmp_path, bindings):
     step = run(SMALL, tmp_path, *bindings)[-1]

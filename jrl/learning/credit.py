@@ -140,7 +140,7 @@ def credit(
         "reward/std": jnp.sqrt(over_valid((scored - mean) ** 2)),
         "reward/shaped": over_valid(reward),
         "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
-        "rollout/valid_share": groups.valid.sum() / jnp.maximum((length > 0).sum(), 1),
+        "rollout/valid_share": groups.valid.sum() / jnp.maximum(((length > 0) | groups.valid).sum(), 1),
         "loss/rows": keep.sum().astype(jnp.float32),
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **hacking_metrics(groups, scored, reward),

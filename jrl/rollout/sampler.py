@@ -29,6 +29,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jrl.device.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
+from jrl.models.mixture import Pair, mixture
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
@@ -434,13 +435,18 @@ def _draw_shard(
         samples: int,
         completion_length: int,
         role: str = POLICY,
+        mixed_with: tuple[str, float] | None = None,
         entropy: bool = False,
     ) -> Fields:
         if budget is None:
             budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
         own = options._replace(samples=samples, completion_length=completion_length, entropy=entropy)
-        traced = (key, stream, version, sampling_params, stop_table)
-        return _sample_shard(by_role[role], prompts, budget, *traced, options=own)
+        traced, params = (key, stream, version, sampling_params, stop_table), by_role[role]
+        if mixed_with is not None:
+            other, weight = mixed_with
+            own = own._replace(model=mixture(options.model, weight))
+            params = Pair(params, by_role[other])
+        return _sample_shard(params, prompts, budget, *traced, options=own)
 
     if drawing is None:
         return sample(prompts, budget, samples=options.samples, completion_length=options.completion_length)

@@ -41,4 +41,4 @@ def next_segment(
         params, begun, key, stream, version, sampling_params, None, left, samples=1, completion_length=tokens, **options
     )
     first, second = vars(rollout), widened(vars(more), rollout.tokens.shape[1], options["pad_id"])
-    return rollout.replace(**continued(first, second), weights_fingerprint=more.weights_fingerprint)
+    return rollout.replace(**{**continued(first, second), "weights_fingerprint": more.weights_fingerprint})

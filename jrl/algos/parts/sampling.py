@@ -138,6 +138,17 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "S14",
+        "function": "jrl.ops.mixture:mixed_logits",
+        "inputs": ["logits", "reference_logits", "weight"],
+        "output": "logits [..., V]",
+        "tests": [
+            "tests/ops/test_mixture.py::test_the_mixture_by_hand",
+            "tests/ops/test_mixture.py::test_at_the_ends_it_is_one_of_the_two",
+            "tests/test_strategies.py::test_opponents_are_drawn_from_the_mixture",
+        ],
+    },
+    {
         "id": "S17",
         "function": "jrl.rollout.strategies.rows:second_turn",
         "inputs": ["first", "second"],

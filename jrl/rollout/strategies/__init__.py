@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrl.rollout.strategies import branching, partial, reset, roll_in, self_correction
+from jrl.rollout.strategies import branching, opponent, partial, reset, roll_in, self_correction
 from jrl.rollout.strategies.contract import PLAIN, Strategy
 
 STRATEGIES: dict[type, Strategy] = {
@@ -10,6 +10,7 @@ STRATEGIES: dict[type, Strategy] = {
     for row in (
         PLAIN,
         branching.STRATEGY,
+        opponent.STRATEGY,
         partial.STRATEGY,
         reset.STRATEGY,
         roll_in.STRATEGY,

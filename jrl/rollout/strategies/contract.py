@@ -27,6 +27,8 @@ class Sample(Protocol):
         samples: int,
         completion_length: int,
         role: str = "policy",  # whose weights draw
+        # another role, and the weight of its logits beside those of `role`; None: `role` alone draws
+        mixed_with: tuple[str, float] | None = None,
         entropy: bool = False,  # the fields have `entropy` too, [n, T] float32, nats; 0 where not an action
     ) -> Fields: ...
 
