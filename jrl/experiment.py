@@ -364,6 +364,9 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         roles |= {"reference"} if objective.needs(stage.objective).reference else set()
         setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
         strategy_of(stage.strategy).check(stage.strategy, setting)
+    if online and stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
+        raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
+                         "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
     if online and isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
     if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):

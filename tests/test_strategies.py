@@ -182,6 +182,8 @@ def test_opponents_are_drawn_from_the_mixture():
 
 def test_an_opponent_needs_a_reference_and_a_player(tmp_path):
     bindings = ["Online.strategy=@MixtureOpponent()"]
+    with pytest.raises(ConfigError, match="begin differently, which cannot share a prefix"):
+        run(SMALL, tmp_path, *bindings, "Online.objective=@NashMD()", "Learner.prefix_sharing='in_row'")
     with pytest.raises(ConfigError, match="mixes the policy with the reference"):
         run(SMALL, tmp_path, *bindings)
     with pytest.raises(ConfigError, match=r"opponents = 4 of Online.samples = 4"):
@@ -405,3 +407,6 @@ def test_what_waits_in_the_queue_begins_alike_after_a_resume(tmp_path):
     texts = [text for step in steps for _, text in step.texts]
     given = [step.rollout["action_mask"].argmax(1) for step in steps]
     assert len({start for row in given for start in row}) > 1 and any(text[:1].isdigit() for text in texts)
+    for step, starts in zip(steps, given):
+        prompts = np.repeat([len(visit.prompt) for visit in step.batch.visits], 4)
+        assert step.metrics["rollout/prefix_length"] == pytest.approx((starts - prompts).mean())

@@ -226,9 +226,20 @@ def collect(
         scores,
         drawn.visits,
         texts + [""] * missing,
-        verdict_metrics(scores, drawn.visits, samples),
+        verdict_metrics(scores, drawn.visits, samples) | prefix_metrics(sampler, submitted, samples),
         samples,
     )
+
+
+def prefix_metrics(sampler: PromptSampler, submitted: Submitted, samples: int) -> dict[str, float]:
+    """Returns how many tokens a strategy has put between prompts and the policy's own, a mean over the rows that have
+    some of theirs; {} without a strategy."""
+    visits = submitted.drawn.visits
+    acts = submitted.host["action_mask"][: len(visits) * samples]
+    if sampler.strategy is None or not acts.any():
+        return {}
+    prompts = np.repeat([len(visit.prompt) for visit in visits], samples)
+    return {"rollout/prefix_length": float((acts.argmax(axis=1) - prompts)[acts.any(axis=1)].mean())}
 
 
 def last_of_two(scores: HostScores, rows: int) -> HostScores:

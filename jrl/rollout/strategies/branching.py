@@ -87,4 +87,4 @@ def drawing(config: Branching, tokenizer: Any) -> BranchDrawing:
     return BranchDrawing(config, bytes(long_enough))
 
 
-STRATEGY = Strategy(config=Branching, check=check, drawing=drawing)
+STRATEGY = Strategy(config=Branching, check=check, drawing=drawing, shares_prompt=False)

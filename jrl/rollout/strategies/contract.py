@@ -76,6 +76,7 @@ class Strategy(NamedTuple):
     prefix: Callable[[Any, Visit, Any, int], tuple[int, ...]] = lambda config, visit, tokenizer, room: ()
     roles: Callable[[Any], tuple[str, ...]] = lambda config: ()  # beside the policy, whose weights it draws with
     attempts: int = 1  # of a row, each scored by itself
+    shares_prompt: bool = True  # the rows of a prompt have the same tokens before their first actions
 
 
 PLAIN = Strategy(config=type(None))

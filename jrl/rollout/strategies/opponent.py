@@ -65,4 +65,5 @@ STRATEGY = Strategy(
     check=check,
     drawing=lambda config, tokenizer: OpponentDrawing(config),
     roles=lambda config: (REFERENCE,),
+    shares_prompt=False,
 )
