@@ -6,7 +6,7 @@
     python -m benchmarks.agreement --out F.json --python PYTHON        where the libraries are
 
 Each part is compared with a plain loop over tokens (advantage_loops.py, loss_loops.py), masked entries NaN, values and
-derivatives; and with TRL, verl and rlax where they have the function (rows.py), on the cases that both define alike.
+derivatives; and with TRL, verl, AReaL and rlax where they have the function (rows.py), on cases that both define alike.
 The bar is 1e-5, relative above 1. The libraries run in an environment of their own, which is built when first needed
 (benchmarks/peers/agreement.txt; some minutes); without it their rows say why they are missing. A part without a loop,
 or a difference above the bar, ends the command with 1. All of it takes NN minutes on 2 cores; docs/generate.py writes
@@ -24,7 +24,7 @@ from benchmarks.agreement import compare
 from benchmarks.agreement.rows import ROWS
 from benchmarks.environments import Missing, cache_folder, python_of
 
-LIBRARIES = ("trl", "verl", "rlax")
+LIBRARIES = ("trl", "verl", "areal", "rlax")
 
 
 def write(path: Path, result: dict) -> None:

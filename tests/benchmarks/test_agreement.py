@@ -26,7 +26,7 @@ def names_asked(library):
     return {key.value for key in table.keys}
 
 
-@pytest.mark.parametrize("library", ["trl", "verl", "rlax"])
+@pytest.mark.parametrize("library", ["trl", "verl", "areal", "rlax"])
 def test_every_row_is_answered_and_every_answer_is_asked_for(library):
     assert names_asked(library) == {row.name for row in ROWS if row.library == library}
 
@@ -54,4 +54,4 @@ def test_a_difference_is_relative_above_1_and_infinite_where_one_is_not_a_number
 def test_the_libraries_have_pinned_versions():
     lines = (environments.VERSIONS / "agreement.txt").read_text().split()
     assert all(line.count("==") == 1 for line in lines)
-    assert {"rlax", "trl", "verl"} <= {line.split("==")[0] for line in lines}
+    assert {"areal", "rlax", "trl", "verl"} <= {line.split("==")[0] for line in lines}
