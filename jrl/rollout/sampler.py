@@ -32,6 +32,7 @@ from jrl.models.contract import Layout, Model, has_state, unstack_cache
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
+from jrl.ops.members import any_member, most_of_members, where_member
 from jrl.ops.truncate import support
 from jrl.rollout.stop_strings import StopTable, build
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
@@ -148,6 +149,7 @@ def sample(
     samples: int,
     stop: StopRules,
     mesh: Mesh,
+    greedy_samples: int = 0,
     budget: Array | None = None,
 ) -> Rollout:
     """Returns `samples` completions of every prompt, rows of a prompt adjacent, sharded over the batch axes of `mesh`.
@@ -162,6 +164,7 @@ def sample(
       key: [] typed key, the run's root. Not consumed: draws are named by (stream, uid, sample, position).
       stream: keeps train, evaluation and interactive draws apart.
       samples: G.
+      greedy_samples: so many of them, the first, are greedy; their log-probs are the policy's, as of the others.
       budget: [B * G] int32, most tokens of each completion, also capped by config.completion_length; 0 gives a row
         without an action.
 
@@ -199,6 +202,7 @@ def sample(
             model=policy.model,
             model_cfg=policy.cfg,
             samples=samples,
+            greedy_samples=greedy_samples,
             completion_length=config.completion_length,
             slots=config.slots,
             layers=config.layers,
@@ -215,6 +219,7 @@ def sample(
         "model",
         "model_cfg",
         "samples",
+        "greedy_samples",
         "completion_length",
         "slots",
         "layers",
@@ -237,6 +242,7 @@ def program(
     model: Model,
     model_cfg: object,
     samples: int,
+    greedy_samples: int = 0,
     completion_length: int,
     slots: int,
     layers: str,
@@ -263,6 +269,7 @@ def program(
         model=model,
         model_cfg=model_cfg,
         samples=samples,
+        greedy_samples=greedy_samples,
         completion_length=completion_length,
         slots=slots,
         unrolled=layers == "unrolled",
@@ -294,6 +301,7 @@ class _Options(NamedTuple):
     model: Model
     model_cfg: Any
     samples: int  # G
+    greedy_samples: int  # of each prompt, the first of its samples
     completion_length: int
     slots: int
     unrolled: bool  # layers are decoded one by one, not by a scan
@@ -430,7 +438,7 @@ def _sample_shard(
     )
 
     def more_than(rows: int) -> Callable[[_Loop], Array]:
-        return lambda loop: (loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows)
+        return lambda loop: any_member((loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows))
 
     refill_and_decode = lambda loop: _decode_step(shard, _refill(shard, loop))
     sizes = compaction_sizes(options.slots, options.max_batch_compactions)
@@ -491,19 +499,33 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
     return _Resident(first, _decode_cache(shard, cache))
 
 
-def _admit(shard: _Shard, loop: _Loop) -> _Loop:
-    """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
+def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
+    """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle.
+
+    Args:
+      admits: [] bool; False for a member of a population that has no slot, or no sequence, left.
+    """
     count, dimension = shard.count, shard.batch_dimension
     slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
     sequence = loop.waiting
     prompt, last = shard.prompt[sequence], jnp.maximum(shard.prompt_length[sequence] - 1, 0)
     absent = prompt >= loop.resident.first + shard.num_resident
-    resident = jax.lax.cond(absent, lambda _: _prefill(shard, prompt), lambda resident: resident, loop.resident)
-    copy = lambda cache, prefilled: jax.lax.dynamic_update_slice_in_dim(
-        cache, jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension), slot, dimension
+    resident = jax.lax.cond(
+        any_member(absent),
+        lambda resident: where_member(absent, _prefill(shard, prompt), resident),
+        lambda resident: resident,
+        loop.resident,
     )
-    # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read before
-    # they are written.
+
+    def copy(cache: Array, prefilled: Array) -> Array:
+        # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read
+        # before they are written.
+        row = jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension)
+        start = [0] * cache.ndim
+        start[dimension] = slot
+        before = jax.lax.dynamic_slice(cache, start, row.shape)
+        return jax.lax.dynamic_update_slice_in_dim(cache, where_member(admits, row, before), slot, dimension)
+
     admitted = _Slots(
         sequence=jnp.where(shard.budget[sequence] > 0, sequence, count),
         token=shard.prompts.tokens[prompt, last],
@@ -511,10 +533,11 @@ def _admit(shard: _Shard, loop: _Loop) -> _Loop:
         drawn=jnp.zeros_like(last),
         state=jnp.zeros_like(last),
     )
+    fill = lambda slots, new: slots.at[slot].set(where_member(admits, new, slots[slot]))
     return loop._replace(
-        waiting=loop.waiting + 1,
+        waiting=where_member(admits, loop.waiting + 1, loop.waiting),
         resident=resident,
-        slots=jax.tree.map(lambda all_slots, new: all_slots.at[slot].set(new), loop.slots, admitted),
+        slots=jax.tree.map(fill, loop.slots, admitted),
         cache=jax.tree.map(copy, loop.cache, resident.cache),
     )
 
@@ -523,7 +546,8 @@ def _refill(shard: _Shard, loop: _Loop) -> _Loop:
     """Gives idle slots to the sequences that wait."""
     idle = (loop.slots.sequence == shard.count).sum(dtype=jnp.int32)
     num_admitted = jnp.minimum(idle, shard.count - loop.waiting)
-    return jax.lax.fori_loop(0, num_admitted, lambda _, loop: _admit(shard, loop), loop)
+    admit = lambda i, loop: _admit(shard, loop, i < num_admitted)
+    return jax.lax.fori_loop(0, most_of_members(num_admitted), admit, loop)
 
 
 def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
@@ -536,7 +560,10 @@ def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
     logits = constrain(logits, "batch", None, None)[:, 0]
     column = slots.position + 1
     keys = jax.vmap(token_key)(shard.row_key[jnp.minimum(slots.sequence, count - 1)], column)
-    token, logprob, truncated, support_size = _draw(keys, logits, shard.sampling_params)
+    is_greedy = None
+    if options.greedy_samples:
+        is_greedy = shard.sample[jnp.minimum(slots.sequence, count - 1)] < options.greedy_samples
+    token, logprob, truncated, support_size = _draw(keys, logits, shard.sampling_params, is_greedy)
 
     drawn = slots.drawn + 1
     state, hit_string = slots.state, jnp.zeros_like(token, bool)
@@ -605,12 +632,16 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
 
 
 def _draw(
-    keys: Array, logits: Array, sampling_params: SamplingParams
+    keys: Array, logits: Array, sampling_params: SamplingParams, is_greedy: Array | None = None
 ) -> tuple[Array, Array, Array | None, Array | None]:
     """Returns (token [K] int32, its log-prob [K] under policy and sampling distribution, size of support).
 
-    The last two are None where the sampling distribution is the policy itself. logits: [K, V] float32 or wider.
+    The last two are None where the sampling distribution is the policy itself.
+
+    Args:
+      logits: [K, V] float32 or wider. is_greedy: [K] bool, rows that take the likeliest token; None: none does.
     """
+    take = lambda drawn: drawn if is_greedy is None else jnp.where(is_greedy, greedy(logits), drawn)
     at = lambda values, token: jnp.take_along_axis(values, token[:, None], axis=1)[:, 0]
     if sampling_params.temperature is None:
         token = greedy(logits)
@@ -618,11 +649,11 @@ def _draw(
         return token, logprob, jnp.zeros_like(logprob), jnp.ones_like(token)
     scaled = logits / sampling_params.temperature.astype(logits.dtype)
     if not sampling_params.truncated:
-        token = jax.vmap(draw)(keys, scaled)
+        token = take(jax.vmap(draw)(keys, scaled))
         return token, at(scaled, token) - jax.nn.logsumexp(scaled, axis=-1), None, None
     keep = support(scaled, sampling_params.top_k, sampling_params.top_p, sampling_params.min_p)
     limited = jnp.where(keep, scaled, -jnp.inf)
-    token = jax.vmap(draw)(keys, limited)
+    token = take(jax.vmap(draw)(keys, limited))
     chosen = at(scaled, token)
     logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
     return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
-from jrl.experiment import Config, Offline, Online, Stage, optimizers, row_of, stage_names
+from jrl.experiment import Config, Offline, Online, Stage, check_components, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StageArrays, StagePrograms
@@ -34,7 +34,7 @@ from jrl.rollout.evaluate import Evaluator
 from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
-from jrl.rollout.sources import RewardSource, judge_source, role_source
+from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
 from jrl.run import programs
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
@@ -64,13 +64,13 @@ from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
-from jrl.tasks.data.survey import texts_of
-from jrl.tasks.envs.contract import Source, named_verifiers
+from jrl.tasks.data.survey import answered_conversations, texts_of
+from jrl.tasks.envs.contract import Source, named_verifiers, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.types import Array
+from jrl.types import Array, PackedBatch, TrainState
 
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
@@ -160,8 +160,18 @@ class Job:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
-def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = lambda what: None) -> Policy:
-    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices."""
+def open_policy(
+    config: Config,
+    parts: Parts,
+    tokenizer: Any,
+    announce: Any = lambda what: None,
+    programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
+) -> Policy:
+    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices.
+
+    Args:
+      programs_in: the program cache -> what makes programs in it, such as MemberPrograms.
+    """
     mesh = make_mesh(config.mesh)
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
@@ -182,7 +192,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    built = programs.build(config, parts.tables, model, tokenizer, mesh, cache)
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, programs_in(cache))
     return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built)
 
 
@@ -195,12 +205,18 @@ def open_job(
     *,
     accept_change: bool = False,
     begin_from: Path | None = None,
+    show: Callable[[int], Display] = open_display,
+    programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
+    beside: Job | None = None,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
     Args:
       accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
       begin_from: another run, whose weights and tokenizer a new one begins with.
+      show: (steps of all stages) -> the display.
+      programs_in: as in `open_policy`.
+      beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
@@ -217,17 +233,20 @@ def open_job(
         stack.callback(lock.release)
         if is_new:
             stack.callback(remove_unbegun, folder)
-        display = open_display(sum(stage.steps for stage in config.stages))
+        display = show(sum(stage.steps for stage in config.stages))
         stack.callback(display.close)
         if isinstance(stop, StopRequest):
             stack.enter_context(stop.routed_to(display.notice))
         display.phase("data")
-        source = open_source(config.task, parts.tables["envs"], stop.is_set)
+        source = open_source(config.task, parts.tables["envs"], stop.is_set) if beside is None else beside.source
         if source.counts:
             counts = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
             display.note(f"{len(source)} examples; dropped or noticed: {counts}")
         origin = origin_of(folder, begin_from)
-        if origin is None:
+        if beside is not None:
+            tokenizer = beside.tokenizer
+            save_tokenizer(tokenizer, folder)
+        elif origin is None:
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set)
         else:
             tokenizer = tokenizer_of_origin(origin.run, parts, folder)
@@ -235,8 +254,11 @@ def open_job(
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_saved_model(config, folder)
-        policy = open_policy(config, parts, tokenizer, display.phase)
-        stack.callback(policy.program_cache.close)
+        if beside is None:
+            policy = open_policy(config, parts, tokenizer, display.phase, programs_in)
+            stack.callback(policy.program_cache.close)
+        else:
+            policy = dataclasses.replace(beside.policy, config=config)
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
@@ -247,11 +269,15 @@ def open_job(
             parts.sources,
             folder / "journal.jsonl",
             also=sorted(named_verifiers(source)),
+            pool=None if beside is None else beside.scorer.pool,
         )
         stack.callback(scorer.close)
         classifier = None
         if config.reward is not None:
-            classifier = open_reward_model(config.reward, policy.mesh, policy.program_cache, folder, display.phase)
+            answered = functools.partial(answered_conversations, source, config.data)
+            classifier = open_reward_model(
+                config.reward, policy.mesh, policy.program_cache, folder, display.phase, answered
+            )
         if config.judges:
             display.phase("judges")
         judges = open_judges(config.judges, folder, stop.is_set)
@@ -300,8 +326,9 @@ def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]
     count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
     streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
-    if any(isinstance(stage, Online) and stage.curriculum is not None for stage in config.stages):
-        streams[0].outcomes = no_outcomes(len(source))
+    curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
+    if curricula:
+        streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
     return streams
 
 
@@ -343,6 +370,8 @@ def open_stages(
             )
             continue
         sources = reward_sources(stage, own, classifier, judges)
+        components = (*scorer.component_names, *(name for source in sources for name in source.names))
+        check_components(stage, components)
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -354,7 +383,7 @@ def open_stages(
             prompts=stage.prompts,
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
-            components=(*scorer.component_names, *(name for source in sources for name in source.names)),
+            components=components,
             curriculum=stage.curriculum,
         )
         stages.append(
@@ -377,6 +406,7 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
         optimizer=as_numbers(stage.optimizer),
         critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
         router=as_numbers(stage.learner.router),
+        shaping=as_numbers(stage.shaping) if isinstance(stage, Online) else None,
     )
 
 
@@ -384,8 +414,18 @@ def reward_sources(
     stage: Online, own: StagePrograms, classifier: OpenClassifier | None, judges: Sequence[OpenJudge]
 ) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
-    scores_of = lambda role: lambda state, packed: own.scores(weights_of(state.models, role), packed)
-    from_roles = [role_source(role, weight, scores_of(role)) for role, weight in stage.rewards.items()]
+    scores_of = lambda role, state, packed: own.scores(weights_of(state.models, role), packed)
+
+    def from_role(role: str, weight: float) -> RewardSource:
+        return roles_source(f"role/{role}", weight, functools.partial(scores_of, role))
+
+    def together(state: TrainState, packed: PackedBatch) -> Array:
+        return own.combine([scores_of(role, state, packed) for role in stage.rewards])
+
+    if stage.ensemble is None:
+        from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
+    else:
+        from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
     return (*([] if classifier is None else [reward_model_source(classifier)]), *map(judge_source, judges), *from_roles)
 
 
@@ -414,8 +454,7 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, s
         return load_tokenizer(saved, parts.tables["tokenizers"])
     texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
-    paths.make_dir(saved)
-    tokenizer.save(saved)
+    save_tokenizer(tokenizer, folder)
     return tokenizer
 
 
@@ -425,9 +464,16 @@ def tokenizer_of_origin(run: Path, parts: Parts, folder: Path) -> Any:
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
     tokenizer = load_tokenizer(run / "tokenizer", parts.tables["tokenizers"])
-    paths.make_dir(saved)
-    tokenizer.save(saved)
+    save_tokenizer(tokenizer, folder)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a run's tokenizer into its folder, unless the run has begun with one."""
+    saved = folder / "tokenizer"
+    if not (paths.exists(folder / "manifest.json") and paths.exists(saved)):
+        paths.make_dir(saved)
+        tokenizer.save(saved)
 
 
 def preflight_data(job: Job) -> None:

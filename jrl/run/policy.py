@@ -148,8 +148,10 @@ def role_heads(policy: Policy, role: str) -> PyTree:
     if role not in heads:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
+    outputs = max((need.value_outputs for need in needs if need.values), default=1)
     key = jax.eval_shape(jax.random.key, 0)
-    shapes = jax.eval_shape(lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype), key)
+    fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, value_outputs=outputs)
+    shapes = jax.eval_shape(fresh, key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
 
 
