@@ -69,6 +69,9 @@ NUMBERS_OF = {
 }
 # Losses of a sequence, whose advantage is one number for all of its tokens.
 ONE_ADVANTAGE = ("gspo", "sequence_clipped", "mirror_descent", "mean_mirror_descent", "gmpo", "a_lol", "near_policy")
+# Where log-ratios beyond the clamp would show the rounding of float32 alone: a sum of them that cancels, and exp(20)
+# times what float32 makes of a small k3.
+SMALL = ("mirror_descent", "mean_mirror_descent", "corrected_k3")
 
 
 def case(function: str, inputs: list[str], rng: np.random.Generator, shared: bool = False) -> Case:
@@ -95,8 +98,9 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
     bounds = NUMBERS | NUMBERS_OF.get(function, {})
     drawn |= {name: np.float32(rng.uniform(*bounds[name])) for name in inputs if name in bounds and name not in drawn}
     segment = np.sort(rng.integers(0, 1 if shared else SEGMENTS, (ROWS, COLUMNS)), axis=1)
+    small = shared or function in SMALL
     logprobs = -rng.exponential(1.0, (ROWS, COLUMNS)) - 0.01
-    logprobs -= 0 if shared else 26 * (rng.random((ROWS, 1)) < 0.1)  # else nothing moves up by more than the clamp
+    logprobs -= 0 if small else 26 * (rng.random((ROWS, 1)) < 0.1)  # else nothing moves up by more than the clamp
     of_tokens = {
         "token_reward": numbers(rng, (ROWS, COLUMNS)),
         "returns": numbers(rng, (ROWS, COLUMNS)),
@@ -109,7 +113,7 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         "entropy": rng.exponential(1.0, (ROWS, COLUMNS)),
         "logprobs": logprobs,
         **{
-            name: np.minimum(logprobs + moves(rng, shared or function == "corrected_k3"), -0.001)
+            name: np.minimum(logprobs + moves(rng, small), -0.001)
             for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "sampled_logprobs")
         },
     }
@@ -190,7 +194,7 @@ def numbers(rng: np.random.Generator, shape: int | tuple[int, ...]) -> Array:
 def moves(rng: np.random.Generator, small: bool) -> Array:
     """Returns differences of log-probs: small, and now and then beyond the clamp of a log-ratio."""
     moved = rng.normal(scale=rng.choice([0.05, 0.5]), size=(ROWS, COLUMNS))
-    if small:  # corrected_k3: exp(20) times what float32 makes of a small k3 shows the rounding alone
+    if small:
         return moved
     far = (rng.random((ROWS, COLUMNS)) < 0.01) | (rng.random((ROWS, 1)) < 0.03)
     return np.where(far, rng.choice([-1, 1], (ROWS, 1)) * rng.uniform(20.5, 25, (ROWS, COLUMNS)), moved)

@@ -49,7 +49,7 @@ LOSSES = {
     "L6": fixed(sequence_ratio.gspo_token, "old", "A", *PACKED, **PLACES, **BOUNDS),
     "L7": fixed(sequence_ratio.sequence_clipped, "old", "A", *PACKED, **PLACES, **BOUNDS),
     "L11": fixed(decoupled.decoupled_clipped, "old", "beh", "A", "mask", **BOUNDS, cap=2.0),
-    "L12": fixed(mix_policy.mix_policy_clipped, "old", "beh", "A", "mask", clip=0.1),
+    "L12": fixed(mix_policy.mix_policy_clipped, "old", "beh", "A", "mask", clip=0.5),
     "L13": fixed(mirror_descent.mirror_descent, "old", "A", *PACKED, **PLACES, tau=0.5),
     "L13 mean": fixed(mirror_descent.mean_mirror_descent, "old", "A", *PACKED, **PLACES, tau=0.5),
     "L15": fixed(offline_advantage.a_lol, "old", "A", *PACKED, **PLACES, clip=0.9),
