@@ -12,7 +12,7 @@ import pytest
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.run.run_hash import run_fingerprint
+from jrl.run.run_hash import read_step, run_fingerprint
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algos").glob("*.gin"))
@@ -57,6 +57,24 @@ def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
             break
     jrl.train(path, bindings, run=tmp_path / "cut")
     assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
+
+
+def test_the_reference_becomes_the_policy_again_after_so_many_steps(tmp_path):
+    path, bindings = str(ROOT / "configs" / "algos" / "prorl.gin"), [*SMALL, *EASY, "Checkpoint.keep=9"]
+    every = ["Checkpoint.every=1", "Online.reset_reference_every=2"]
+    jrl.train(path, [b for b in bindings if b != "Online.steps=2"] + ["Online.steps=4", *every], run=tmp_path)
+    models = [read_step(tmp_path, step)[0]["state"]["models"] for step in range(1, 6)]
+    same = lambda a, b: all(map(np.array_equal, jax.tree.leaves(a["params"]), jax.tree.leaves(b["params"])))
+    begun, policy = models[0]["policy"], [one["policy"] for one in models[1:]]
+    reference = [one["reference"] for one in models[1:]]
+    assert not same(policy[0], begun) and not same(policy[3], policy[1])
+    assert [same(one, begun) for one in reference] == [True, False, False, False]
+    assert same(reference[1], policy[1]) and same(reference[2], policy[1]) and same(reference[3], policy[3])
+
+
+def test_a_reference_that_nobody_reads_is_not_reset():
+    with pytest.raises(ConfigError, match="GRPO as it is configured compares with no reference"):
+        jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.reset_reference_every=5"])
 
 
 def test_a_stage_cannot_have_longer_completions_than_the_run():
