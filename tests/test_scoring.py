@@ -231,3 +231,14 @@ def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path
 def test_nothing_to_score_scores_nothing():
     scores = score(Scoring(verifiers=(Exact(),)), [])
     assert scores.reward.shape == (0,) and scores.components["Exact"].shape == (0,)
+
+
+def test_a_reward_beyond_float32_masks_its_row_and_a_weight_beyond_it_is_refused():
+    scores = score(Scoring(verifiers=(Exact(weight=3e38), Length(weight=3e38, low=1, high=2))), ["4", "5", "444"])
+    np.testing.assert_array_equal(scores.reward, np.float32([0, 3e38, 0]))
+    assert scores.valid.tolist() == [False, True, True]
+    assert scores.verdict.tolist() == [Status.VERIFIER_ERROR, Status.WRONG, Status.WRONG]
+    assert "the weighted sum 6e+38 is beyond float32" in scores.details[0]
+    for weight in (1e39, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"Exact\.weight is .*; it must be finite, in float32 too"):
+            score(Scoring(verifiers=(Exact(weight=weight),)), ["4"])

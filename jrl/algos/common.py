@@ -113,6 +113,11 @@ def check_importance(config: Any) -> None:
         )
 
 
+def has_importance(config: Any) -> bool:
+    """Whether the optional importance weights, which have a cap, are on: most methods' corrects_staleness."""
+    return config.importance is not None
+
+
 def check_kl_estimator(config: Any) -> None:
     """Raises ValueError where the estimator of the KL in the loss is unknown, or has no gradient in expectation."""
     name = type(config).__name__

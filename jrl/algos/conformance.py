@@ -40,6 +40,8 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
     _true(of_tokens or objective.sequence_loss is not None, "it has neither a token_loss nor a sequence_loss")
     _true(of_tokens or objective.advantages is None, "it has advantages and no token_loss that reads them")
     _true(needs.logprobs or not of_tokens, "it has a token_loss, which needs log-probs, and Needs.logprobs is False")
+    answer = objective.corrects_staleness(config)
+    _true(isinstance(answer, bool), f"corrects_staleness says {answer!r}, which is neither True nor False")
     _true(needs.values == (objective.returns is not None), "it needs a value head and has no returns, or the reverse")
     of_units = objective.unit_size == 1 or objective.sequence_loss is not None
     _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")
@@ -47,22 +49,13 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
 
 def jit_changes_nothing(objective: Objective, config: Any) -> None:
     """Compiled and plain, every function of the row gives the same numbers."""
+    inputs = _inputs(objective, config)
+    compiled = jax.jit(lambda *arrays: _everything(objective, *arrays))
     for state in _states(objective, config):
-        if objective.advantages is not None:
-            groups = _groups(objective, config)
-            compiled = jax.jit(lambda *arrays: _credit(objective, *arrays))(config, groups, state)
-            _close(
-                compiled,
-                _credit(objective, config, groups, state),
-                "keep, shape, advantages, weights or denominator differ under jit",
-            )
-        if objective.token_loss is not None:
-            arrays = config, _tokens(objective, config), state
-            _close(jax.jit(objective.token_loss)(*arrays), objective.token_loss(*arrays), "token_loss under jit")
-        if objective.sequence_loss is not None:
-            arrays = config, _sequences(objective, config), state
-            plain = objective.sequence_loss(*arrays)
-            _close(jax.jit(objective.sequence_loss)(*arrays), plain, "sequence_loss under jit")
+        plain = _everything(objective, config, inputs, state)
+        for name, result in compiled(config, inputs, state).items():
+            which = "keep, shape, advantages, weights or denominator" if name == "advantages" else name
+            _close(result, plain[name], f"another {which} under jit")
 
 
 def another_float_compiles_nothing(objective: Objective, config: Any) -> None:
@@ -75,8 +68,8 @@ def another_float_compiles_nothing(objective: Objective, config: Any) -> None:
         return _everything(objective, config, inputs, state)
 
     inputs, state = _inputs(objective, config), objective.init_state(config)
-    run(config, inputs, state)
-    run(_nudged(config), inputs, state)
+    run.trace(config, inputs, state)  # nothing is compiled without being traced
+    run.trace(_nudged(config), inputs, state)
     _true(len(traces) == 1, "changing a float of the configuration compiled again: decorate the class with @traced")
 
 
@@ -514,6 +507,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         label=empty(np.stack([preferred, preferred]).astype(np.float32), 0),
         unit=empty(unit, -1),
         mask=empty(unit < 5, False),
+        baseline=jnp.full((2, places), 0.3, jnp.float32),
     )
 
 

@@ -86,6 +86,7 @@ class Sequences:
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
+    baseline: Array | None = None  # [..., S] float32, Objective.sequence_baseline at every place; None: it has none
 
 
 class ValueBins(NamedTuple):
@@ -104,7 +105,8 @@ class Needs(NamedTuple):
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
-    credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
+    # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
+    credit_logprobs: bool = False
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
     greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
 
@@ -163,6 +165,9 @@ class Objective(NamedTuple):
     # (config, facts) raises ValueError where the combination is illegal; no device is touched
     check: Callable[[Any, Facts], None] = lambda config, facts: None
     needs: Callable[[Any], Needs] = lambda config: Needs()
+    # (config) -> whether it may learn from tokens that are several versions old: their importance weights have a bound,
+    # the worst are rejected, or it needs no weights since it imitates or compares; False: Online.lag is at most 1
+    corrects_staleness: Callable[[Any], bool] = lambda config: False
     # (config) -> what the objective remembers from step to step: a pytree of arrays in the train state
     init_state: Callable[[Any], PyTree] = lambda config: ()
     # (config, groups) -> [N] bool, rows that enter the loss
@@ -193,6 +198,9 @@ class Objective(NamedTuple):
     )
     # (config, sequences, state) -> loss [..., S], metrics {name: [..., S]}; None: no loss of sequences
     sequence_loss: Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]] | None = None
+    # (config, sequences [..., S] of the whole optimizer step, under the weights before it, no scores) -> [], a number
+    # that sequence_loss reads without a gradient; needs credit_logprobs; None: no such number. Stored rows only
+    sequence_baseline: Callable[[Any, Sequences], Array] | None = None
     # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimizer step
     sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
     # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)

@@ -70,6 +70,7 @@ def pairs(config: OnlineDPO, groups: Groups, reward: Array) -> Pairs:
 OBJECTIVE = Objective(
     config=OnlineDPO,
     check=check,
+    corrects_staleness=lambda config: True,
     needs=lambda config: Needs(reference=True),
     shape=shape,
     pairs=pairs,

@@ -127,6 +127,7 @@ def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
 OBJECTIVE = Objective(
     config=PPO,
     check=check,
+    corrects_staleness=common.has_importance,
     shape=shape,
     advantages=advantages,
     token_loss=token_loss,

@@ -22,6 +22,7 @@ from jrl.learning.layout import RouterLoss
 from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
+from jrl.learning.previous import with_previous
 from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
@@ -301,6 +302,7 @@ def _sequence_terms(
         label=targets.label,
         unit=targets.unit,
         mask=targets.counts,
+        baseline=None if targets.baseline is None else jnp.broadcast_to(targets.baseline, targets.label.shape),
     )
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
@@ -425,7 +427,7 @@ def close_step(
 
     Args:
       roles: those that the stage trains; the parameters before the step are of the first.
-      previous: the trained parameters that the step began with, where refills of the next step may need them (lag = 1).
+      previous: the trained parameters that the step began with, where refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
       reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
@@ -441,8 +443,7 @@ def close_step(
         moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), own.params, models["reference"].params)
         models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
-        version = learned[roles[0]].version
-        models["previous"] = state.models["previous"].replace(params=previous, version=version)
+        models = with_previous(models, previous, learned[roles[0]].version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 

@@ -16,19 +16,22 @@ SMALLEST_SPREAD = 1e-6  # of a member's scores; less counts as none, and the mem
 
 
 def standardized(scores: Array, center: Array, scale: Array) -> Array:
-    """Returns R10's normalization, and the one scale that R11's members need: (scores - center) / scale.
+    """Returns R10's normalization (R30, detail 13), and the one scale that R11's members need:
+
+        (scores - center) / scale
 
     Args:
-      scores: [M, N] float. center, scale: [M] float, a member's mean and standard deviation over demonstrations; with
-        scale 1 it is the bias alone, after which a demonstration scores 0 on average.
+      scores: [N, K] float, of one reward model and its K labels. center, scale: [K] float, mean and standard deviation
+        of its scores of demonstrations; with scale 1 it is the bias alone, after which a demonstration scores 0 on
+        average. A scale below 1e-6 is taken for 1.
 
     Returns:
-      [M, N] float32 or wider.
+      [N, K] float32 or wider.
 
     Source: the bias N+, 2403.17031, and Stiennon et al. 2009.01325.
     """
     scale = jnp.where(scale > SMALLEST_SPREAD, reduce.widen(scale), 1)
-    return (reduce.widen(scores) - reduce.widen(center)[:, None]) / scale[:, None]
+    return (reduce.widen(scores) - reduce.widen(center)[None]) / scale[None]
 
 
 def mean_score(scores: Array) -> Array:

@@ -16,7 +16,8 @@ Array = jax.Array
 
 
 def replace_reward(reward: Array, stopped: Array, *, value: float) -> Array:
-    """Returns R9a, the EOS trick: `value` where the completion did not stop, [N] float32 or wider; -1 is usual.
+    """Returns R9a, the EOS trick: `value` where the completion did not stop, [N] float32 or wider; -1 is usual
+    (R30, detail 18).
 
     Args:
       reward: [N] float. stopped: [N] bool.

@@ -36,7 +36,8 @@ def kl_in_reward(
     *,
     beta: float,
 ) -> Array:
-    """Returns R17 with k1: r_t = -beta * (old_logprobs_t - ref_logprobs_t), plus `reward` on the last sampled token.
+    """Returns R17 with k1 (R30, detail 20): r_t = -beta * (old_logprobs_t - ref_logprobs_t), plus `reward` on the last
+    sampled token.
 
     The only per-token KL penalty whose gradient sees what a token does to later states.
 
@@ -67,7 +68,8 @@ def clip_reward(reward: Array, *, limit: float) -> Array:
 
 
 def whiten_rewards(token_reward: Array, mask: Array) -> Array:
-    """Returns R18b, rewards with their mean kept: (r - mean) / std + mean over all sampled tokens, std with n - 1.
+    """Returns R18b (R30, detail 21), rewards with their mean kept: (r - mean) / std + mean over all sampled tokens, std
+    with n - 1.
 
     As they were where fewer than two tokens count or all are equal. With a KL in them (R17) its coefficient is divided
     by std too.

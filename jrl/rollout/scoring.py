@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jrl.tasks.example import Example
+from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
@@ -274,18 +275,23 @@ class Scorer:
         details, spans = [], []
         for place, (row_verdicts, rows) in enumerate(zip(verdicts, ticket.rows)):
             bad = [verdict for verdict in row_verdicts if not verdict.status.scorable]
+            problem = ""
             status[place] = (bad or row_verdicts)[0].status
             if not bad:
-                valid[place] = True
-                outcome[place] = row_verdicts[0].reward
                 # In float64 and in the order of the rows, so that the sum is deterministic.
-                reward[place] = sum(self._weights[row] * verdict.reward for row, verdict in zip(rows, row_verdicts))
+                total = weighted_sum([verdict.reward for verdict in row_verdicts], [self._weights[row] for row in rows])
+                if abs(total) <= LARGEST_REWARD:
+                    valid[place], reward[place], outcome[place] = True, total, row_verdicts[0].reward
+                else:
+                    status[place] = Status.VERIFIER_ERROR
+                    problem = f"the weighted sum {total:g} is beyond float32"
             for row, verdict in zip(rows, row_verdicts):
                 if verdict.reward is not None:
                     components[self._names[row]][place] = verdict.reward
-            details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail))
+            said = [f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail]
+            details.append("; ".join([*said, *([problem] if problem else [])]))
             weighted = ((end, self._weights[r] * x) for r, v in zip(rows, row_verdicts) for end, x in v.spans)
-            spans.append(() if bad else tuple(weighted))
+            spans.append(tuple(weighted) if valid[place] else ())
         found = collections.Counter(Status(value).name for value in status)
         counts = {kind.name: found[kind.name] for kind in Status}
         rewarded = spans if self.rewards_spans else None
@@ -361,7 +367,7 @@ def _component_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _weight(config: Any) -> float:
-    """Returns the weight of a verifier in the reward. Raises ValueError where it is not a finite number."""
-    if not np.isfinite(config.weight):
-        raise ValueError(f"{type(config).__name__}.weight is {config.weight}; it must be finite")
+    """Returns the weight of a verifier in the reward. Raises ValueError where it is not a finite float32."""
+    if not abs(config.weight) <= LARGEST_REWARD:
+        raise ValueError(f"{type(config).__name__}.weight is {config.weight}; it must be finite, in float32 too")
     return float(config.weight)

@@ -17,12 +17,12 @@ from jrl.algos.contract import Objective
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
 from jrl.experiment import (
-    RESERVED_ROLES,
     Config,
     Online,
     Stage,
     Tables,
     completion_length,
+    is_reserved,
     optimizers,
     row_of,
     stage_names,
@@ -35,6 +35,7 @@ from jrl.learning.optimizer import begin
 from jrl.learning.optimizer import check as check_optimizer
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.previous import previous_roles
 from jrl.learning.step import StagePrograms
 from jrl.models import decoder
 from jrl.models.adapters.lora import adapted
@@ -43,6 +44,7 @@ from jrl.models.heads import VALUE, fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout import sampler
+from jrl.rollout.ensembles import Ensemble, aggregate
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
@@ -147,7 +149,7 @@ def begin_stage(
     config: Any,
     model: Model,
     cfg: Any,
-    keeps_previous: bool,
+    num_previous: int,
     critic: str | None = None,
     critic_optimizer: Any = None,
 ) -> TrainState:
@@ -156,11 +158,12 @@ def begin_stage(
 
     Args:
       trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
+      num_previous: versions of it before the newest that are held.
       critic: the role that a critic of its own begins as a copy of; None: there is none.
       critic_optimizer: that critic's.
     """
     needs = objective.needs(config)
-    models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
+    models = {role: model.replace(opt_state=None) for role, model in state.models.items() if not is_reserved(role)}
     own = models[trains] if trains in models else copy_of(models["policy"])
     if critic is not None:
         needs = needs._replace(values=False)
@@ -176,8 +179,8 @@ def begin_stage(
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
     if needs.reference:
         models["reference"] = copy_of(own, own.shares or trains)
-    if keeps_previous:
-        models["previous"] = copy_of(own)
+    for role in previous_roles(num_previous):
+        models[role] = copy_of(own)
     if optimizer.average is not None:
         models[AVERAGE] = copy_of(own, own.shares or trains).replace(heads=copy_leaves(own.heads))
     models[trains] = own
@@ -287,7 +290,7 @@ def build_stage(
     return StagePrograms(
         begin=program(
             "begin",
-            functools.partial(begin_stage, **starts, model=model, cfg=cfg, keeps_previous=refills and stage.lag > 0),
+            functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=stage.lag if refills else 0),
             donate_argnums=0,
         ),
         sample=program(
@@ -310,6 +313,9 @@ def build_stage(
         else None,
         scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
         if online and stage.rewards
+        else None,
+        combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))
+        if online and stage.ensemble is not None
         else None,
         credit=judging("credit", credit.credit) if online else None,
         finish=program(
@@ -339,15 +345,20 @@ def build_stage(
         if has_critic and stage.critic_warmup
         else None,
         keep=judging("keep", credit.kept_rows) if refills else None,
-        before=program("before", version_before),
+        before=program("before", functools.partial(version_before, lag=stage.lag if online else 0)),
         mean=program("mean", learner.step_metrics),
         copy=program("copy", copy_leaves),
     )
 
 
-def version_before(version: Array) -> Array:
-    """Returns max(version - 1, 0)."""
-    return jnp.maximum(version - 1, 0)
+def combined_scores(scores: Sequence[Array], *, ensemble: Ensemble) -> Array:
+    """Returns one score from those of several roles, [M, R, S] each (R11)."""
+    return aggregate(ensemble, jnp.stack(scores))
+
+
+def version_before(version: Array, *, lag: int) -> Array:
+    """Returns max(version - lag, 0)."""
+    return jnp.maximum(version - lag, 0)
 
 
 def copy_leaves(tree: PyTree) -> PyTree:

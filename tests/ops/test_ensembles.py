@@ -51,11 +51,11 @@ def test_disagreement_is_what_is_penalized():
 
 
 def test_scores_are_standardized_by_hand():
-    # Demonstrations scored 1 and 3: the bias is -2, and a raw 2.5 is 0.5. Of the second member 10 and 30, std0 10:
+    # Demonstrations scored 1 and 3: the bias is -2, and a raw 2.5 is 0.5. Of the second label 10 and 30, std0 10:
     # (25 - 20) / 10 = 0.5
-    raw, center = jnp.array([[2.5], [25.0]]), jnp.array([2.0, 20.0])
+    raw, center = jnp.array([[2.5, 25.0], [1.0, 20.0]]), jnp.array([2.0, 20.0])
     found = jax.jit(ensembles.standardized)(raw, center, jnp.array([1.0, 10.0]))
-    np.testing.assert_allclose(found, [[0.5], [0.5]])
+    np.testing.assert_allclose(found, [[0.5, 0.5], [-1, 0]])
 
 
 def test_a_member_that_scored_all_demonstrations_alike_is_not_divided_by_zero():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+LARGEST_REWARD = (2 - 2**-23) * 2.0**127  # what float32 can hold
+
 
 def weighted_sum(components: Sequence[float | None], weights: Sequence[float]) -> float:
     """Returns R5: sum_k w_k C_k, added in the order given; NaN where a component is missing (None or NaN).

@@ -50,7 +50,7 @@ class Case:
     needs: Needs  # of the stage's objective
     updates: str  # the role that an optimizer step is of
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
-    previous: bool  # the previous version of the policy is kept too
+    previous: int  # older versions of the policy that are held
     recomputes: bool  # the weights before the update are asked for old log-probs or values
     before: Case | None  # the stage that ends when this one begins
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
@@ -221,7 +221,7 @@ def stage_case(
         needs=needs,
         updates=stage.trains,
         roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
-        previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
+        previous=stage.lag if online and objective.refill(stage.objective) is not None else 0,
         recomputes=(needs.values and CRITIC not in optimizers(stage))
         or needs.credit_entropy
         or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),
