@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -19,11 +20,20 @@ RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algos").glob("*.gin"
 # Whatever the recipe, so that recipes share most of their programs.
 SMALL = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=2", "warm/Offline.steps=1",
-    "warm/Offline.batch_size=8", "Sampler.slots=8", "Scoring.workers=1", "Log.writers=()",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8",
+    "Scoring.workers=1", "Log.writers=()",
 ]  # fmt: skip
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
+
+
+def small(name):
+    """Returns the file of a recipe and the bindings that make it small."""
+    path = ROOT / "configs" / "algos" / f"{name}.gin"
+    text = path.read_text(encoding="utf-8")
+    offline = {"warm", *re.findall(r"^(\w+)/Offline", text, re.MULTILINE)}
+    bound = [f"{stage}/Offline.{field}" for stage in sorted(offline) for field in ("steps=1", "batch_size=8")]
+    return str(path), [*SMALL, *bound, *([] if "verifiers" in text else EASY)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,10 +45,8 @@ def mesh_of_the_runs():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
-    path = ROOT / "configs" / "algos" / f"{name}.gin"
-    text = path.read_text(encoding="utf-8")
-    bindings = SMALL + ([] if "verifiers" in text else EASY)
-    steps = list(jrl.steps(str(path), bindings, run=tmp_path / "run"))
+    path, bindings = small(name)
+    steps = list(jrl.steps(path, bindings, run=tmp_path / "run"))
     online = [step for step in steps if step.batch is not None]
     assert len(online) >= 2
     assert all(np.isfinite(step.metrics["loss"]) for step in steps)
@@ -49,7 +57,7 @@ def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
 
 
 def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
-    path, bindings = str(ROOT / "configs" / "algos" / "staged_length.gin"), [*SMALL, *EASY, "Checkpoint.keep=9"]
+    path, bindings = small("staged_length")
     steps = list(jrl.steps(path, bindings, run=tmp_path / "straight"))
     assert [step.batch.rollout.tokens.shape[1] for step in steps[1:]] == [8 + 3] * 2 + [8 + 4] * 2
     for step in jrl.steps(path, bindings, run=tmp_path / "cut"):
@@ -60,9 +68,9 @@ def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
 
 
 def test_the_reference_becomes_the_policy_again_after_so_many_steps(tmp_path):
-    path, bindings = str(ROOT / "configs" / "algos" / "prorl.gin"), [*SMALL, *EASY, "Checkpoint.keep=9"]
-    every = ["Checkpoint.every=1", "Online.reset_reference_every=2"]
-    jrl.train(path, [b for b in bindings if b != "Online.steps=2"] + ["Online.steps=4", *every], run=tmp_path)
+    path, bindings = small("prorl")
+    further = ["Checkpoint.every=1", "Checkpoint.keep=9", "Online.reset_reference_every=2", "Online.steps=4"]
+    jrl.train(path, [b for b in bindings if not b.startswith("Online.steps")] + further, run=tmp_path)
     models = [read_step(tmp_path, step)[0]["state"]["models"] for step in range(1, 6)]
     same = lambda a, b: all(map(np.array_equal, jax.tree.leaves(a["params"]), jax.tree.leaves(b["params"])))
     begun, policy = models[0]["policy"], [one["policy"] for one in models[1:]]
