@@ -133,6 +133,8 @@ def mesh():
 LONG = (
     "models/test_decoder_options.py",
     "test_learner.py",
+    "test_recipe_runs.py",
+    "test_recipe_runs_of_several_updates.py",
     "test_sampler.py",
     "models/test_quantized.py",
     "test_sequence_loss.py",

@@ -1,39 +1,16 @@
-"""Every recipe of configs/algos/ at the smallest sizes: it loads, learns for two steps and writes its summary."""
+"""The recipes with one update of a batch (tests/recipe_runs.py), and stages with settings of their own."""
 
 from __future__ import annotations
-
-import json
-import pathlib
-import re
 
 import jax
 import numpy as np
 import pytest
+from recipe_runs import ONE_UPDATE, ROOT, check_that_it_learns_and_writes_its_summary, small
 
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.run_hash import read_step, run_fingerprint
-
-ROOT = pathlib.Path(__file__).parents[1]
-RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algos").glob("*.gin"))
-# Whatever the recipe, so that recipes share most of their programs.
-SMALL = [
-    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8",
-    "Scoring.workers=1", "Log.writers=()",
-]  # fmt: skip
-# A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
-EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
-
-
-def small(name):
-    """Returns the file of a recipe and the bindings that make it small."""
-    path = ROOT / "configs" / "algos" / f"{name}.gin"
-    text = path.read_text(encoding="utf-8")
-    offline = {"warm", *re.findall(r"^(\w+)/Offline", text, re.MULTILINE)}
-    bound = [f"{stage}/Offline.{field}" for stage in sorted(offline) for field in ("steps=1", "batch_size=8")]
-    return str(path), [*SMALL, *bound, *([] if "verifiers" in text else EASY)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,17 +20,9 @@ def mesh_of_the_runs():
         yield
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ONE_UPDATE)
 def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
-    path, bindings = small(name)
-    steps = list(jrl.steps(path, bindings, run=tmp_path / "run"))
-    online = [step for step in steps if step.batch is not None]
-    assert len(online) >= 2
-    assert all(np.isfinite(step.metrics["loss"]) for step in steps)
-    assert any(step.metrics["grad_norm"] > 0 for step in online)
-    found = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert found.keys() == {"steps", "seconds", "eval", "tokens_per_second", "peak_bytes"}
-    assert found["steps"] == len(steps)
+    check_that_it_learns_and_writes_its_summary(name, tmp_path / "run")
 
 
 def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
