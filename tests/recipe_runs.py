@@ -30,8 +30,12 @@ def small(name):
     text = RECIPES[name]
     offline = {"warm", *re.findall(r"^(\w+)/Offline", text, re.MULTILINE)}
     bound = [f"{stage}/Offline.{field}" for stage in sorted(offline) for field in ("steps=1", "batch_size=8")]
+    for stage in re.findall(r"^(\w+)/Online:\n(?:  .*\n)*?  samples = ", text, re.MULTILINE):
+        bound += [f"{stage}/Online.prompts=4", f"{stage}/Online.samples=8"]
     if "Learner.minibatches = 4" in text:
         bound.append("Learner.minibatches=2")
+    if "@Regex()" in text:
+        bound.append(EASY[-1])
     return str(ROOT / "configs" / "algos" / f"{name}.gin"), [*SMALL, *bound, *([] if "verifiers" in text else EASY)]
 
 

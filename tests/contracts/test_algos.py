@@ -38,7 +38,11 @@ OPTIONS = {
 }
 
 # Options that a row's check refuses.
-REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"}}
+REFUSED = {
+    "VTracePPO": {"importance"},
+    "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"},
+    "DreamerPPO": {"value_clip"},
+}
 
 # What an answer of two letters asks for: VAPO's own lambda is 0 for it, and no values are learned here.
 SHORT = {"VAPO": {"gae_lambda": 1.0}}
