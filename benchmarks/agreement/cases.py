@@ -87,7 +87,7 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         return bins(function, inputs, mask, rng)
     if function in ("averaged_reference", "base_share", "mixed_kl", "reset_due"):
         return references(inputs, rng)
-    valid, group = rng.random(ROWS) < 0.85, rng.integers(0, GROUPS, ROWS)
+    valid, group = rng.random(ROWS) < rng.choice([0.0, 0.85, 1.0], p=[0.1, 0.6, 0.3]), rng.integers(0, GROUPS, ROWS)
     if shared:
         valid, group = np.ones(ROWS, bool), rng.permutation(np.arange(ROWS) % rng.integers(1, GROUPS + 1))
     reward = numbers(rng, ROWS)
@@ -151,6 +151,8 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
     }
     if function == "positive_nll":
         rest["correct"] = np.broadcast_to(rest["correct"][:, None], mask.shape)
+    if function == "moving_baseline" and rng.random() < 0.2:
+        drawn["baseline"] = np.float32(np.nan)  # before the first batch
     if function == "adapted_kl_coefficient":
         drawn["rows"] = np.int32(rng.integers(1, 512))
     if function == "decoupled_gae":
@@ -263,7 +265,7 @@ def references(inputs: list[str], rng: np.random.Generator) -> Case:
     drawn = {
         **{name: rng.normal(size=5).astype(np.float32) for name in ("reference", "params", "kl_base", "kl_previous")},
         "decay": np.float32(rng.uniform(0.5, 1.0)),
-        "step": np.int32(rng.integers(1, 201)),
-        "every": np.int32(rng.integers(1, 12)),
+        "step": np.int32(rng.integers(0, 13 if "every" in inputs else 201)),
+        "every": np.int32(rng.integers(1, 7)),
     }
     return {name: drawn[name] for name in inputs}

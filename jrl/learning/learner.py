@@ -28,6 +28,7 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
+from jrl.ops.members import most_of_members, where_member
 from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
@@ -174,13 +175,15 @@ def _over_micro_batches(
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
         read_fields = read(_micro_batch(packed, i))
-        # Reshapes of a single row have lost its axes.
-        write = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
-            all_, constrain(x, "batch", None).astype(all_.dtype), i, 0
-        )
+
+        def write(all_: Array, x: Array) -> Array:
+            x = constrain(x, "batch", None).astype(all_.dtype)  # reshapes of a single row have lost its axes
+            x = where_member(i < packed.num_real, x, jnp.zeros_like(x))
+            return jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)
+
         return {name: write(out[name], read_fields[name]) for name in zeros}
 
-    return jax.lax.fori_loop(0, packed.num_real, body, zeros)
+    return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
 
 
 class Sums(NamedTuple):
@@ -254,8 +257,12 @@ def loss_sums(
 
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, _micro_batch(batch, 0)))
     zero = zero._replace(gradient=jax.tree.map(jnp.zeros_like, trainable))
-    add = lambda i, sums: jax.tree.map(jnp.add, sums, sums_of(_micro_batch(batch, i)))
-    return jax.lax.fori_loop(0, batch.packed.num_real, add, zero)
+
+    def add(i: Array, sums: Sums) -> Sums:
+        added = jax.tree.map(jnp.add, sums, sums_of(_micro_batch(batch, i)))
+        return where_member(i < batch.packed.num_real, added, sums)
+
+    return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
 
 
 def _token_terms(

@@ -200,9 +200,20 @@ def refilled(
     """
     rounds, kept = [first], [groups_with_signal(first, keep(first), samples)]
     # Every process sees the same rewards, so every process takes the same number of rounds.
-    while sum(map(len, kept)) < len(first.visits) and len(rounds) <= most:
+    while needs_another(rounds, kept, most):
         rounds.append(another())
         kept.append(groups_with_signal(rounds[-1], keep(rounds[-1]), samples))
+    return filled(rounds, kept, samples, sampler)
+
+
+def needs_another(rounds: list[Collected], kept: list[list[int]], most: int) -> bool:
+    """Whether groups without signal are left, and rounds. kept: the groups of each round that have one."""
+    return sum(map(len, kept)) < len(rounds[0].visits) and len(rounds) <= most
+
+
+def filled(rounds: list[Collected], kept: list[list[int]], samples: int, sampler: PromptSampler) -> Collected:
+    """Returns the batch that all rounds of a step make, and counts them. kept: as in `needs_another`."""
+    first = rounds[0]
     counters = {
         "refill/rounds": float(len(rounds) - 1),
         "refill/groups_drawn": float(sum(len(r.visits) for r in rounds)),

@@ -32,6 +32,7 @@ from jrl.models.contract import Layout, Model, has_state, unstack_cache
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
+from jrl.ops.members import any_member, most_of_members, where_member
 from jrl.ops.truncate import support
 from jrl.rollout.stop_strings import StopTable, build
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
@@ -437,7 +438,7 @@ def _sample_shard(
     )
 
     def more_than(rows: int) -> Callable[[_Loop], Array]:
-        return lambda loop: (loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows)
+        return lambda loop: any_member((loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows))
 
     refill_and_decode = lambda loop: _decode_step(shard, _refill(shard, loop))
     sizes = compaction_sizes(options.slots, options.max_batch_compactions)
@@ -498,19 +499,33 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
     return _Resident(first, _decode_cache(shard, cache))
 
 
-def _admit(shard: _Shard, loop: _Loop) -> _Loop:
-    """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle."""
+def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
+    """Gives the first idle slot to the next sequence. One that may draw nothing leaves it idle.
+
+    Args:
+      admits: [] bool; False for a member of a population that has no slot, or no sequence, left.
+    """
     count, dimension = shard.count, shard.batch_dimension
     slot = jnp.argmax(loop.slots.sequence == count).astype(jnp.int32)
     sequence = loop.waiting
     prompt, last = shard.prompt[sequence], jnp.maximum(shard.prompt_length[sequence] - 1, 0)
     absent = prompt >= loop.resident.first + shard.num_resident
-    resident = jax.lax.cond(absent, lambda _: _prefill(shard, prompt), lambda resident: resident, loop.resident)
-    copy = lambda cache, prefilled: jax.lax.dynamic_update_slice_in_dim(
-        cache, jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension), slot, dimension
+    resident = jax.lax.cond(
+        any_member(absent),
+        lambda resident: where_member(absent, _prefill(shard, prompt), resident),
+        lambda resident: resident,
+        loop.resident,
     )
-    # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read before
-    # they are written.
+
+    def copy(cache: Array, prefilled: Array) -> Array:
+        # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read
+        # before they are written.
+        row = jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension)
+        start = [0] * cache.ndim
+        start[dimension] = slot
+        before = jax.lax.dynamic_slice(cache, start, row.shape)
+        return jax.lax.dynamic_update_slice_in_dim(cache, where_member(admits, row, before), slot, dimension)
+
     admitted = _Slots(
         sequence=jnp.where(shard.budget[sequence] > 0, sequence, count),
         token=shard.prompts.tokens[prompt, last],
@@ -518,10 +533,11 @@ def _admit(shard: _Shard, loop: _Loop) -> _Loop:
         drawn=jnp.zeros_like(last),
         state=jnp.zeros_like(last),
     )
+    fill = lambda slots, new: slots.at[slot].set(where_member(admits, new, slots[slot]))
     return loop._replace(
-        waiting=loop.waiting + 1,
+        waiting=where_member(admits, loop.waiting + 1, loop.waiting),
         resident=resident,
-        slots=jax.tree.map(lambda all_slots, new: all_slots.at[slot].set(new), loop.slots, admitted),
+        slots=jax.tree.map(fill, loop.slots, admitted),
         cache=jax.tree.map(copy, loop.cache, resident.cache),
     )
 
@@ -530,7 +546,8 @@ def _refill(shard: _Shard, loop: _Loop) -> _Loop:
     """Gives idle slots to the sequences that wait."""
     idle = (loop.slots.sequence == shard.count).sum(dtype=jnp.int32)
     num_admitted = jnp.minimum(idle, shard.count - loop.waiting)
-    return jax.lax.fori_loop(0, num_admitted, lambda _, loop: _admit(shard, loop), loop)
+    admit = lambda i, loop: _admit(shard, loop, i < num_admitted)
+    return jax.lax.fori_loop(0, most_of_members(num_admitted), admit, loop)
 
 
 def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:

@@ -150,10 +150,14 @@ def packed_minibatches(
     stage: OnlineStage, rollout: Rollout, host: dict[str, np.ndarray]
 ) -> list[tuple[PackingPlan, PackedBatch]]:
     """Returns (plan, packed batch) of every minibatch of sampled rows."""
+    return [(plan, stage.programs.pack(rollout, plan, stage.temperature)) for plan in plans_of(stage, host)]
+
+
+def plans_of(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
+    """Returns how sampled rows are packed into every minibatch."""
     lengths, acts = host["length"], host["action_mask"]
     prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
-    plans = pack_plans(stage.shape, stage.config.learner.minibatches, lengths, prompts, stage.sampler.mesh)
-    return [(plan, stage.programs.pack(rollout, plan, stage.temperature)) for plan in plans]
+    return pack_plans(stage.shape, stage.config.learner.minibatches, lengths, prompts, stage.sampler.mesh)
 
 
 def pack_and_prepare(

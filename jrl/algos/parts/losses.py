@@ -13,6 +13,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_policy_gradient_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -24,6 +25,7 @@ PARTS: list[Part] = [
             "tests/ops/test_surrogate.py::test_clipped_by_hand",
             "tests/ops/test_surrogate.py::test_clipped_equals_the_minimum_of_the_paper",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -34,6 +36,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_dual_clip_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -44,6 +47,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_delta_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -67,6 +71,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -80,6 +85,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -103,6 +109,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -126,6 +133,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -136,6 +144,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_cispo_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -146,6 +155,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_token_weights_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -156,6 +166,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_sequence_weights_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -166,6 +177,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_geometric_weights_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -176,6 +188,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_rejection_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -187,6 +200,7 @@ PARTS: list[Part] = [
             "tests/ops/test_importance.py::test_sequence_rejection_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -198,6 +212,7 @@ PARTS: list[Part] = [
             "tests/ops/test_importance.py::test_geometric_rejection_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -209,6 +224,7 @@ PARTS: list[Part] = [
             "tests/ops/test_importance.py::test_rejection_by_the_worst_token_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -219,6 +235,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_the_off_policy_sequence_mask_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -242,6 +259,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -252,6 +270,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_decoupled.py::test_interpolated_logprobs_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -266,6 +285,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -279,6 +299,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -291,6 +312,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -304,6 +326,7 @@ PARTS: list[Part] = [
             "tests/ops/test_rejection_sampling.py::test_negative_rewards_have_a_best_too",
             "tests/ops/test_rejection_sampling.py::test_row_order_does_not_matter",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -315,6 +338,7 @@ PARTS: list[Part] = [
             "tests/ops/test_rejection_sampling.py::test_above_threshold_by_hand",
             "tests/ops/test_rejection_sampling.py::test_a_row_without_a_verdict_is_not_imitated",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -327,6 +351,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -339,6 +364,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -352,6 +378,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -364,6 +391,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -377,6 +405,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -399,6 +428,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -412,6 +442,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -423,6 +454,7 @@ PARTS: list[Part] = [
             "tests/ops/test_likelihood.py::test_the_weights_turn_a_mean_over_all_tokens_into_one_over_correct_rows",
             "tests/ops/test_likelihood.py::test_without_a_correct_row_there_is_no_term",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -437,6 +469,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -460,6 +493,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -472,6 +506,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_the_masked_are_in_no_mean_and_nothing_is_differentiated",
             "tests/ops/test_covariance.py::test_equal_advantages_have_no_covariance_to_the_last_bit",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -483,6 +518,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_clip_cov_by_hand",
             "tests/ops/test_covariance.py::test_the_limits_of_clip_cov_are_open",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -494,6 +530,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_kl_cov_by_hand",
             "tests/ops/test_covariance.py::test_equal_advantages_have_no_covariance_to_the_last_bit",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -506,6 +543,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -519,6 +557,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -530,6 +569,7 @@ PARTS: list[Part] = [
             "tests/ops/test_trust_region.py::test_within_probability_is_a_subset_of_the_mask_and_keeps_advantages_of_0",
             "tests/ops/test_trust_region.py::test_dppo_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -543,6 +583,7 @@ PARTS: list[Part] = [
             "tests/ops/test_trust_region.py::test_masked_tokens_are_in_no_mean",
             "tests/ops/test_trust_region.py::test_it_is_the_largest_set_of_the_smallest_squares",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -556,6 +597,7 @@ PARTS: list[Part] = [
             "tests/ops/test_token_selection.py::test_the_masked_are_not_ranked",
             "tests/ops/test_token_selection.py::test_it_equals_numpys_quantile",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
 ]
