@@ -134,6 +134,8 @@ LONG = (
     "contracts/test_algos.py",
     "models/test_decoder_options.py",
     "test_learner.py",
+    "test_recipe_runs.py",
+    "test_recipe_runs_of_several_updates.py",
     "test_sampler.py",
     "models/test_quantized.py",
     "test_sequence_loss.py",

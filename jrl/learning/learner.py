@@ -29,6 +29,7 @@ from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
 from jrl.ops.members import most_of_members, where_member
+from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
@@ -427,6 +428,7 @@ def close_step(
     *,
     roles: Sequence[str],
     objective: Objective,
+    reset_reference_every: int | None = None,
 ) -> TrainState:
     """Returns the state at the end of a step: counters advance, the objective's state only if no update was skipped.
 
@@ -435,12 +437,18 @@ def close_step(
       previous: the trained parameters that the step began with, where refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
+      reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
+    if reset_reference_every is not None:
+        own = models[roles[0]]
+        due = reset_due(own.version, every=reset_reference_every)
+        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), own.params, models["reference"].params)
+        models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
         models = with_previous(models, previous, learned[roles[0]].version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
