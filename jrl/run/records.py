@@ -13,7 +13,7 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, segments_of
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.adapters.quantized import quantize
@@ -188,13 +188,14 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
 
 
 def draws_ahead(config: Config, done: int) -> int:
-    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
-    the stage has left, unless it is the last stage, which may go on."""
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or one less
+    than completions have segments; at most as many as the stage has left, unless it is the last, which may go on."""
     i = stage_at(config, done)
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+    most = stage.lag + segments_of(stage, config) - 1
+    return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
 
 
 def waiting_names(count: int) -> list[str]:
