@@ -260,7 +260,7 @@ def unsupported_generation_options(folder: Path) -> list[str]:
 
 def generation_config(folder: Path) -> dict[str, Any]:
     """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
-    return paths.read_object(folder / GENERATION) if paths.exists(folder / GENERATION) else {}
+    return paths.read_object(folder / GENERATION, within=folder) if paths.exists(folder / GENERATION) else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,9 @@ def open_reward_model(
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
     content = {
         "fingerprint": f"{int(jax.jit(fingerprint)(classifier.params)):08x}",  # of the weights
-        "config.json": hashlib.sha256(paths.read_bytes(Path(path) / "config.json")).hexdigest(),
+        "config.json": hashlib.sha256(
+            paths.read_foreign(Path(path) / "config.json", paths.MOST_OBJECT_BYTES, path)
+        ).hexdigest(),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }
