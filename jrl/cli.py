@@ -481,6 +481,22 @@ def fingerprint(args: argparse.Namespace) -> int:
     return DONE
 
 
+def replay(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")
+    from jrl.run.fault import replay as run
+
+    replayed = run(args.source)
+    recorded = replayed.recorded
+    print(
+        f"step {recorded['step']}, stage {recorded['stage_name']}; last good checkpoint: {recorded['last_good_step']}"
+    )
+    if replayed.fault is None:
+        print("every update is finite on this machine: the fault is not reproduced")
+        return STOPPED
+    print(f"first not finite: {replayed.fault} of the role {replayed.role}")
+    return DONE
+
+
 def show_list(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
     from jrl.tools import catalog
@@ -722,6 +738,11 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="DIR", type=_folder, help="the folder `fault` of a run that stopped because "
+                        "its updates were not finite")  # fmt: skip
+
+
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "families", "tokenizers")
     parser.add_argument(
@@ -810,6 +831,12 @@ COMMANDS: dict[str, Command] = {
         "jrl fingerprint runs/tiny --step 30",
         _fingerprint_arguments,
         fingerprint,
+    ),
+    "replay": Command(
+        "Repeat, on a CPU, the updates that stopped a run because they were not finite.",
+        "jrl replay runs/tiny/fault",
+        _replay_arguments,
+        replay,
     ),
     "list": Command(
         "List configurations, formulas, objectives, sources, verifiers, environments, model families or tokenizers.",

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from jrl.rollout.scoring import Scoring, ScoringAbandoned, ScoringStopped, open_scoring
+from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, ScoringStopped, open_scoring
+from jrl.rollout.sources import LearnedScores, add_scores
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge
@@ -63,6 +64,19 @@ def test_the_reward_is_the_weighted_sum_and_the_first_verifier_gives_the_status(
     assert (scores.reward.dtype, scores.valid.dtype, scores.verdict.dtype) == (np.float32, np.bool_, np.int8)
     assert all(part.dtype == np.float32 for part in scores.components.values())
     assert scores.counts["CORRECT"] == 1 and sum(scores.counts.values()) == 4
+
+
+def test_a_reward_beyond_float32_is_an_error_with_its_parts():
+    # 1e39 * 1 is a finite float and above 3.4e38, float32's largest number.
+    with pytest.raises(RewardOverflow, match=r"reward of completion 1 is beyond float32.* \(of Exact 1, before"):
+        score(Scoring(verifiers=(Exact(weight=1e39),)), ["5", "4"])
+    scores = score(Scoring(verifiers=(Exact(weight=2e38),)), ["5", "4"])
+    assert np.isfinite(scores.reward).all()
+    learned = LearnedScores(("judge",), (2e38,), np.ones((2, 1), np.float32), ["", ""])
+    with pytest.raises(RewardOverflow, match="completion 1"):  # 2e38 + 2e38
+        add_scores(scores, learned)
+    unjudged = learned._replace(problems=["", "lost"])
+    assert add_scores(scores, unjudged).valid.tolist() == [True, False]  # a row that does not count may overflow
 
 
 def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket
+from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.token_rewards import span_rewards
@@ -157,13 +157,14 @@ def collect(
     Args:
       stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
-    Raises: StopRequested where `stop` says so.
+    Raises: StopRequested where `stop` says so; RewardOverflow where a reward is beyond float32.
     """
     scores = scorer.collect(submitted.ticket, stop, progress)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
     if scores.spans is not None:
-        found = span_rewards(scores.spans, host["tokens"], host["action_mask"], sampler.tokenizer)
-        scores = dataclasses.replace(scores, token_reward=found[: len(texts)])
+        with np.errstate(over="ignore"):
+            found = span_rewards(scores.spans, host["tokens"], host["action_mask"], sampler.tokenizer)
+        scores = check_range(dataclasses.replace(scores, token_reward=found[: len(texts)]))
     for source, ticket in zip(sources, submitted.others):
         scores = add_scores(scores, source.collect(ticket))
     missing = host["length"].shape[0] - len(texts)

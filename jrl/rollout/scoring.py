@@ -24,7 +24,16 @@ from jrl.tasks.verifiers.journal import Journal, journal_key
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
 
-__all__ = ["HostScores", "Scorer", "Scoring", "ScoringAbandoned", "ScoringStopped", "ScoringTicket", "open_scoring"]
+__all__ = [
+    "HostScores",
+    "RewardOverflow",
+    "Scorer",
+    "Scoring",
+    "ScoringAbandoned",
+    "ScoringStopped",
+    "ScoringTicket",
+    "open_scoring",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +62,10 @@ class Scoring:
 
 class ScoringStopped(RuntimeError):
     """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
+
+
+class RewardOverflow(ScoringStopped):
+    """A reward is beyond float32, in which rewards are learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +176,7 @@ class Scorer:
 
         Raises:
             ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
+            RewardOverflow: a reward is beyond float32.
             ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR, or more than
                 `stop_above_verifier_errors` to VERIFIER_ERROR.
         """
@@ -171,7 +185,8 @@ class Scorer:
         verdicts = dict(ticket.known)
         verdicts.update(zip(ticket.pending, self.pool.collect(ticket.pool_ticket, stop, report)))
         ordered = [verdicts[place] for place in range(total)]
-        scores = self._weigh(ordered, ticket)
+        with np.errstate(over="ignore"):  # what overflows float32 is refused with its parts
+            scores = check_range(self._weigh(ordered, ticket))
         self._check_lost(ordered, ticket)
         if self._journal is not None:
             masked = [p for p in ticket.pending if not all(verdict.status.scorable for verdict in ordered[p])]
@@ -290,6 +305,25 @@ class Scorer:
         counts = {kind.name: found[kind.name] for kind in Status}
         rewarded = spans if self.rewards_spans else None
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
+
+
+def check_range(scores: HostScores) -> HostScores:
+    """Returns the scores. Raises RewardOverflow where a reward that counts is not finite in float32."""
+    fields = {"reward": scores.reward, "outcome": scores.outcome, "reward of a span": scores.token_reward}
+    for name, values in fields.items():
+        if values is None or not len(values):
+            continue
+        finite = np.isfinite(values)
+        bad = scores.valid & ~(finite if finite.ndim == 1 else finite.all(1))
+        if bad.any():
+            row = int(np.argmax(bad))
+            parts = ", ".join(f"{part} {component[row]:g}" for part, component in scores.components.items())
+            largest = np.finfo(np.float32).max
+            raise RewardOverflow(
+                f"the {name} of completion {row} is beyond float32, whose largest number is {largest:g} (of {parts}, "
+                "before weighting); bound what the verifier returns, or lower its weight"
+            )
+    return scores
 
 
 def open_scoring(

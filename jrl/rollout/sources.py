@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.rollout.scoring import HostScores
+from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge
 from jrl.tasks.judges.judge import Ticket
@@ -50,7 +50,10 @@ class RewardSource(NamedTuple):
 
 
 def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
-    """Returns scores with the weighted sum of a model's added. A row that it could not score is masked."""
+    """Returns scores with the weighted sum of a model's added. A row that it could not score is masked.
+
+    Raises: RewardOverflow where a sum is beyond float32.
+    """
     judged = np.array([not problem for problem in learned.problems], bool)
     valid = scores.valid & judged
     # In float64, so that the order of the sum is all that decides it.
@@ -61,18 +64,22 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
     details = [
         "; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, learned.problems)
     ]
-    return dataclasses.replace(
+    with np.errstate(over="ignore"):
+        reward = np.where(valid, scores.reward + added, 0).astype(np.float32)
+        token_reward = _sum(scores.token_reward, learned.token_reward)
+    total = dataclasses.replace(
         scores,
-        reward=np.where(valid, scores.reward + added, 0).astype(np.float32),
+        reward=reward,
         valid=valid,
         verdict=verdict.astype(np.int8),
         outcome=np.where(valid, scores.outcome, 0).astype(np.float32),
         components={**scores.components, **{name: learned.values[:, i] for i, name in enumerate(learned.names)}},
         details=details,
         counts={status.name: int((verdict == status).sum()) for status in Status},
-        token_reward=_sum(scores.token_reward, learned.token_reward),
+        token_reward=token_reward,
         source_metrics={**scores.source_metrics, **learned.metrics},
     )
+    return check_range(total)
 
 
 def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Offline
 from jrl.learning.credit import StoredLabels
 from jrl.learning.pack import PackingPlan, Shape
-from jrl.learning.step import StageArrays, StagePrograms, learn_from_stored, prepare
+from jrl.learning.step import Learned, StageArrays, StagePrograms, learn_from_stored, prepare
 from jrl.run.batches import pack_plans
 from jrl.tasks.data.stored import StoredSource, padded_rows
 from jrl.tasks.data.stream import Stream
@@ -39,10 +39,17 @@ class OfflineStage:
     temperature: Array  # 1
 
 
-def step(
-    stage: OfflineStage, state: TrainState, phase: Callable[[str], None]
-) -> tuple[TrainState, dict[str, Array | float]]:
-    """Returns the state after one step on stored rows of the training split, and its metrics."""
+class Stepped(NamedTuple):
+    """What a step left behind."""
+
+    state: TrainState
+    metrics: dict[str, Array | float]
+    learned: Learned
+    examples: list[str]  # the id of every row; [] where some examples gave none
+
+
+def step(stage: OfflineStage, state: TrainState, phase: Callable[[str], None]) -> Stepped:
+    """Returns the state after one step on stored rows of the training split, with what it learned from."""
     config, role = stage.config, stage.config.trains
     phase("learning from stored rows")
     visits = stage.stream.next(config.batch_size)
@@ -58,10 +65,12 @@ def step(
     ]
     everywhere = lambda x: jax.device_put(x, replicated(stage.mesh))
     labels = StoredLabels(action_mask, everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit))
-    state, metrics = learn_from_stored(
+    state, metrics, learned = learn_from_stored(
         stage.programs, state, minibatches, labels, stage.arrays, role=role, epochs=config.learner.epochs
     )
-    return state, {**metrics, **{f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}}
+    examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]
+    left_out_metrics = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
+    return Stepped(state, {**metrics, **left_out_metrics}, learned, examples)
 
 
 def abstract_step(

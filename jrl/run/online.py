@@ -13,7 +13,7 @@ from jrl.algos.contract import Objective
 from jrl.experiment import Online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
-from jrl.learning.step import Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
+from jrl.learning.step import Learned, Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
 from jrl.rollout.collect import (
     Collected,
     Draw,
@@ -60,6 +60,7 @@ class Stepped(NamedTuple):
     waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
     metrics: dict[str, Array | float]
     batch: Collected | None  # None: nothing was sampled
+    learned: Learned
 
 
 def step(
@@ -108,7 +109,7 @@ def step(
         batch = filled
 
     phase("updating")
-    state, metrics = learn_from_sampled(
+    state, metrics, learned = learn_from_sampled(
         stage.programs,
         state,
         minibatches,
@@ -119,7 +120,7 @@ def step(
         warms_up=done < stage.config.critic_warmup,
     )
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, following, {**metrics, **batch.metrics, **outcomes}, batch)
+    return Stepped(state, following, {**metrics, **batch.metrics, **outcomes}, batch, learned)
 
 
 def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array]:

@@ -13,6 +13,7 @@ import numpy as np
 from jrl import config as gin
 from jrl import paths
 from jrl.experiment import Config, Online
+from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.adapters.quantized import quantize
@@ -31,6 +32,7 @@ from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_sh
 from jrl.run.programs import abstract
 from jrl.run.report.messages import (
     closing_message,
+    condemned_message,
     evaluation_line,
     no_signal_warning,
     resume_message,
@@ -75,6 +77,8 @@ class Step:
     phase: str  # the name of its stage
     metrics: dict[str, Any]  # device scalars until the step is emitted
     batch: Collected | None = None  # None where nothing was sampled
+    learned: Learned | None = None  # held only where the run is about to stop
+    examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] where not known
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
@@ -161,6 +165,8 @@ def restore(job: Job) -> Progress:
     # Refills of the last step may have moved the stream past the prompts that were under way.
     job.stream.set_state(data["train"])
     job.display.note(resume_message(job.done, job.total))
+    if set_aside := job.run_state.condemned():
+        job.display.note(condemned_message(set_aside))
     return Progress(tree["state"], waiting, stage=stage_at(job.config, job.done))
 
 
@@ -246,7 +252,7 @@ def save(job: Job, progress: Progress) -> None:
             "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
             "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
         }
-        job.run_state.save(job.done, tree, host)
+        job.run_state.save(job.done, tree, host, skipped=job.skipped)
 
 
 def clock(job: Job, step: Step, seconds: float) -> None:
@@ -278,13 +284,6 @@ def emit(job: Job, step: Step) -> Step:
         raise StopRun(
             f"for {STOP_AFTER_SKIPPED} steps in a row no completion could be scored: {counts} at step {step.step}. "
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
-        )
-    if job.skipped >= STOP_AFTER_SKIPPED:
-        raise StopRun(
-            f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
-            f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}, "
-            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is older; "
-            "check the learning rate and the rewards of these steps in RUN/rollouts"
         )
     return step
 
