@@ -175,6 +175,15 @@ def make_dir(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def make_private_dir(path: str | os.PathLike[str]) -> Path:
+    """Creates a folder that only its owner can look into, and its parents where missing, and returns it. One that is
+    there stays as it is."""
+    folder = local(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     return local(path).read_bytes()
 

@@ -115,7 +115,8 @@ def test_a_number_of_layers_beyond_all_is_refused_before_they_are_counted_out(tm
 
 
 @pytest.mark.parametrize(("family", "changes"), [
-    ("Gemma2", {"layer_types": [[]]}), ("SmolLM3", {"no_rope_layers": [{}]}), ("Gemma3", {"_sliding_window_pattern": 0, "layer_types": None}),
+    ("Gemma2", {"layer_types": [[]]}), ("SmolLM3", {"no_rope_layers": [{}]}),
+    ("Gemma3", {"_sliding_window_pattern": 0, "layer_types": None}),
     ("GPTNeoX", {"layer_norm_eps": 1e400}), ("Llama", {"hidden_size": "x"}), ("Llama", {"rms_norm_eps": 1e400}),
 ])  # fmt: skip
 def test_values_of_another_kind_are_refused_by_file(tmp_path, family, changes):

@@ -20,7 +20,7 @@ from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
 from jrl.models.heads import fresh_heads
-from jrl.models.pretrained.published import GENERATION, decoder_of, load, read_config
+from jrl.models.pretrained.published import GENERATION, Published, decoder_of, load, read_config
 from jrl.models.shape import Decoder
 from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
@@ -36,8 +36,9 @@ from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
-PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()", "Data.prompt_length=128",
-         "Sampler.completion_length=256")  # fmt: skip
+PLAIN_PROMPT, PLAIN_COMPLETION = 128, 256
+PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()",
+         f"Data.prompt_length={PLAIN_PROMPT}", f"Sampler.completion_length={PLAIN_COMPLETION}")  # fmt: skip
 
 OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
 
@@ -175,7 +176,7 @@ def open_published(
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
     published_bindings = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
     if file is None:
-        published_bindings += [*PLAIN, *generation_defaults(folder)]
+        published_bindings += [*PLAIN, *lengths_that_fit(folder), *generation_defaults(folder)]
     elif there:
         published_bindings += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
     bound = {name_of(binding) for binding in bindings}
@@ -197,6 +198,15 @@ def open_published(
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
     return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
+
+
+def lengths_that_fit(folder: Path) -> list[str]:
+    """Returns bindings of shorter lengths than PLAIN's where the model has learned fewer positions; [] elsewhere."""
+    longest = decoder_of(Published(path=str(folder)))[1].learned_positions
+    if longest is None or longest >= PLAIN_PROMPT + PLAIN_COMPLETION:
+        return []
+    prompt = max(1, longest * PLAIN_PROMPT // (PLAIN_PROMPT + PLAIN_COMPLETION))
+    return [f"Data.prompt_length={prompt}", f"Sampler.completion_length={longest - prompt}"]
 
 
 def name_of(binding: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +40,7 @@ from jrl.run.report.messages import (
     resume_message,
     scoring_warning,
 )
-from jrl.run.report.metrics import open_metrics
+from jrl.run.report.metrics import open_metrics, read_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
@@ -59,6 +61,10 @@ class Preempted(RuntimeError):
 
 class StopRun(RuntimeError):
     """The run cannot go on. The message is the diagnosis; the last checkpoint is good."""
+
+
+class CheckpointsRemoved(RuntimeError):
+    """A run has done steps, and none of its checkpoints is there."""
 
 
 class Progress(NamedTuple):
@@ -137,9 +143,15 @@ def restore(job: Job) -> Progress:
                 f"{job.folder / 'checkpoints'}, or start a new run in another folder"
             )
     if host is None:
+        if set_aside := job.run_state.condemned():
+            job.display.note(condemned_message(set_aside))
+        else:
+            check_not_removed(job)
         metrics = job.folder / "metrics.jsonl"
         if paths.exists(metrics) and paths.size(metrics):
-            job.display.note(f"no checkpoint in {job.folder}: starting over; the rows of metrics.jsonl are dropped")
+            aside = unused_name(job.folder, "metrics.jsonl")
+            paths.rename(metrics, aside)
+            job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
         open_files(job, 0, 0)
         return Progress(beginning(job), None, stage=-1)
     data = host["data"]
@@ -152,7 +164,7 @@ def restore(job: Job) -> Progress:
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
-    open_files(job, host["metrics_offset"], host["rollout_rows"])
+    open_files(job, host["metrics_offset"], host["rollout_rows"], host.get("metrics_sha256"))
     waiting = None
     for stage in job.stages:
         if isinstance(stage, OfflineStage):
@@ -168,6 +180,24 @@ def restore(job: Job) -> Progress:
     if set_aside := job.run_state.condemned():
         job.display.note(condemned_message(set_aside))
     return Progress(tree["state"], waiting, stage=stage_at(job.config, job.done))
+
+
+def check_not_removed(job: Job) -> None:
+    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first."""
+    # One row is written before the save of its step, which may be what a kill has interrupted.
+    every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
+    first_save = min([every, *ends[:1]])
+    last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
+    if last > first_save or paths.exists(job.folder / "summary.json"):
+        raise CheckpointsRemoved(
+            f"{job.folder} has done {last} steps and holds no checkpoint: they were removed. Nothing was changed; put "
+            f"one back under {job.folder / 'checkpoints'}, or start a new run in another folder"
+        )
+
+
+def unused_name(folder: Path, name: str) -> Path:
+    """Returns a path in the folder that nothing has: NAME.1, NAME.2 ..."""
+    return next(path for n in itertools.count(1) if not paths.exists(path := folder / f"{name}.{n}"))
 
 
 def draws_next(config: Config, done: int) -> bool:
@@ -218,10 +248,10 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
         )
 
 
-def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
+def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256: str | None = None) -> None:
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
-        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
+        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
     except ValueError as error:
@@ -248,6 +278,7 @@ def save(job: Job, progress: Progress) -> None:
             "data": data,
             "evals": job.evals,
             "metrics_offset": job.metrics.commit(),
+            "metrics_sha256": job.metrics.sha256(),
             "rollout_rows": job.rollout_rows,
             "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
             "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
