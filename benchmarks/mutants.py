@@ -4,10 +4,15 @@
     python -m benchmarks.mutants --out F.json --count 5 --seed 1   up to five
     python -m benchmarks.mutants --out F.json --only L2 A3         of these parts
 
-A fault is a sign, an operator, a bound, a constant, a mask, or a stop-gradient that is changed or dropped. It is killed
-where a test that the part lists fails. A survivor is printed with its change: either a test is missing, or the change
-makes no difference (say so in the report; nothing is excused here). Everything runs in this process: the code object of
-the function is exchanged, and compiled programs are dropped.
+A fault is a sign, an operator, a bound, a constant, a mask, a branch, or a stop-gradient that is changed or dropped. It
+is killed where a test that the part lists fails. A survivor is printed with its change and the command fails: either a
+test is missing, or the change makes no difference and benchmarks/equivalent_mutants.json says why. An entry of that
+file whose change is not possible (any more), or is killed, is an error.
+
+Everything runs in one process that collects the tests once: first all of them without a fault, to see how long each
+takes and which functions it reaches; then for every fault the part's tests that reach its function, the quickest first,
+until one fails. The code object of the function is exchanged, and compiled programs are dropped. Three seeds of one
+fault for each of 101 parts take about NN minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -16,12 +21,16 @@ import argparse
 import ast
 import contextlib
 import copy
+import faulthandler
 import importlib
 import inspect
 import io
 import json
+import os
 import random
+import sys
 import textwrap
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +38,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from jrl.algos.parts import PARTS
+from jrl.algos.parts import PARTS, Part
 
 OPERATORS = {
     ast.Add: ast.Sub,
@@ -43,121 +52,232 @@ COMPARISONS = {ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.Lt, ast.LtE: ast.Gt,
 CALLS = {"minimum": "maximum", "maximum": "minimum", "mean": "sum", "sum": "mean", "exp": "expm1", "cumsum": "cumprod"}
 # Calls that hand on their first argument where they are dropped.
 DROPPED = ("stop_gradient", "masked", "clip", "clamp", "abs", "sqrt", "log1p", "widen")
+# A test that takes longer than this hangs: a fault may make a loop endless. The process ends with its traceback.
+HANGS_SECONDS = 240
+EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 
 
 def sites(tree: ast.AST) -> list[tuple[str, Callable[[], None]]]:
     """Returns what can be changed in a function's tree: (what the change is, a call that makes it in place)."""
-    found: list[tuple[str, Callable[[], None]]] = []
+    changes: list[tuple[str, Callable[[], None]]] = []
 
-    def add(node: ast.AST, what: str, change: Callable[[], None]) -> None:
-        found.append((f"line {node.lineno}: {what}", change))
+    def add(parent: ast.AST, field: str, place: int | None, new: ast.AST) -> None:
+        node = getattr(parent, field) if place is None else getattr(parent, field)[place]
+        ast.copy_location(new, node)
 
-    def replace(parent: ast.AST, field: str, place: int | None, new: ast.AST) -> Callable[[], None]:
         def change() -> None:
             if place is None:
                 setattr(parent, field, new)
             else:
                 getattr(parent, field)[place] = new
 
-        return change
+        changes.append((f"line {node.lineno}: {ast.unparse(node)} -> {ast.unparse(new)}", change))
 
+    hints = [node for parent in ast.walk(tree) for node in ast.walk(getattr(parent, "annotation", None) or ast.Pass())]
     for parent in ast.walk(tree):
+        if parent in hints:
+            continue
         for field, value in ast.iter_fields(parent):
+            if field in ("annotation", "returns", "decorator_list"):
+                continue
             for place, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if not isinstance(node, ast.expr) or field in ("annotation", "returns", "decorator_list"):
-                    continue
                 if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-                    other = OPERATORS[type(node.op)]()
-                    new = ast.copy_location(ast.BinOp(node.left, other, node.right), node)
-                    add(node, f"{ast.unparse(node)} -> {ast.unparse(new)}", replace(parent, field, place, new))
+                    add(parent, field, place, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))
                 elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-                    new = ast.copy_location(
-                        ast.Compare(node.left, [COMPARISONS[type(node.ops[0])]()], node.comparators), node
-                    )
-                    add(node, f"{ast.unparse(node)} -> {ast.unparse(new)}", replace(parent, field, place, new))
+                    other = COMPARISONS[type(node.ops[0])]()
+                    add(parent, field, place, ast.Compare(node.left, [other], node.comparators))
                 elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert):
-                    add(
-                        node,
-                        f"{ast.unparse(node)} -> {ast.unparse(node.operand)}",
-                        replace(parent, field, place, node.operand),
-                    )
+                    add(parent, field, place, copy.copy(node.operand))
                 elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and field != "slice":
-                    new = ast.copy_location(ast.Constant(node.value + 1), node)
-                    add(node, f"{node.value} -> {node.value + 1}", replace(parent, field, place, new))
+                    add(parent, field, place, ast.Constant(node.value + 1))
                 elif isinstance(node, ast.Call):
                     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                     if name in CALLS and isinstance(node.func, ast.Attribute):
                         new = copy.deepcopy(node)
                         new.func.attr = CALLS[name]
-                        add(node, f"{ast.unparse(node)} -> {ast.unparse(new)}", replace(parent, field, place, new))
+                        add(parent, field, place, new)
                     elif name in DROPPED and node.args:
-                        add(
-                            node,
-                            f"{ast.unparse(node)} -> {ast.unparse(node.args[0])}",
-                            replace(parent, field, place, node.args[0]),
-                        )
-    return found
+                        add(parent, field, place, copy.copy(node.args[0]))
+                    elif name == "where" and len(node.args) == 3:
+                        add(parent, field, place, copy.copy(node.args[1]))
+                        add(parent, field, place, copy.copy(node.args[2]))
+    return changes
 
 
-def mutants(function: types.FunctionType, count: int, seed: str) -> Iterator[tuple[str, types.CodeType]]:
-    """Yields up to `count` faulty code objects of a function, drawn by `seed`, each with what was changed."""
-    source = textwrap.dedent(inspect.getsource(function))
-    tree = ast.parse(source).body[0]
-    body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
-    total = len(sites(ast.Module(body, [])))
-    for k in random.Random(seed).sample(range(total), min(count, total)):
-        tree = ast.parse(source)
-        definition = tree.body[0]
-        definition.decorator_list = []
-        body = definition.body[1:] if ast.get_docstring(definition) is not None else definition.body
-        what, change = sites(ast.Module(body, []))[k]
-        change()
-        space: dict = {}
-        exec(
-            compile(ast.fix_missing_locations(tree), f"<mutant of {function.__name__}>", "exec"),
-            vars(importlib.import_module(function.__module__)) | {},
-            space,
-        )
-        yield what, space[function.__name__].__code__
+def parsed(function: types.FunctionType) -> tuple[ast.Module, list[tuple[str, Callable[[], None]]]]:
+    """Returns a fresh tree of a function's source, and what can be changed in it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition = tree.body[0]
+    definition.decorator_list = []
+    body = definition.body[1:] if ast.get_docstring(definition) is not None else definition.body
+    return tree, sites(ast.Module(body, []))
 
 
-def noticed(tests: list[str]) -> bool:
-    """Returns whether one of the tests fails."""
-    jax.clear_caches()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise RuntimeError(f"pytest ended with {code!r} on {tests}")
-    return code == pytest.ExitCode.TESTS_FAILED
+def mutant(function: types.FunctionType, place: int) -> tuple[str, types.CodeType]:
+    """Returns what the change at a place of a function is, and the code object with it."""
+    tree, changes = parsed(function)
+    what, change = changes[place]
+    change()
+    space: dict = {}
+    source = compile(ast.fix_missing_locations(tree), f"<mutant of {function.__name__}>", "exec")
+    exec(source, dict(vars(importlib.import_module(function.__module__))), space)
+    return what, space[function.__name__].__code__
+
+
+def function_of(part: Part) -> types.FunctionType:
+    """Returns the function of a part, without its decorators."""
+    module, name = part["function"].split(":")
+    return inspect.unwrap(vars(importlib.import_module(module))[name])
+
+
+def equivalent_mutants(path: Path = EQUIVALENT) -> dict[tuple[str, str], str]:
+    """Returns {(function, change): why it makes no difference}.
+
+    Raises:
+        ValueError: an entry is of no function of the parts list, its change is not possible there, or it has no reason.
+    """
+    functions = {part["function"]: part for part in PARTS}
+    known: dict[tuple[str, str], str] = {}
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        name, change, reason = row["function"], row["change"], row["reason"]
+        if name not in functions:
+            raise ValueError(f"{path.name}: {name} is no function of the parts list; drop the entry")
+        possible = [what for what, _ in parsed(function_of(functions[name]))[1]]
+        if change not in possible:
+            raise ValueError(f"{path.name}: {name} has no place for {change!r} (any more); drop or renew the entry")
+        if not reason.strip():
+            raise ValueError(f"{path.name}: {name}, {change!r}: say why it makes no difference")
+        if (name, change) in known:
+            raise ValueError(f"{path.name}: {name}, {change!r} stands there twice")
+        known[name, change] = reason
+    return known
+
+
+class Trial:
+    """A pytest plugin: in place of pytest's loop over the tests it collected, the loop over the faults."""
+
+    def __init__(self, parts: list[Part], count: int, seed: int, report: Callable[[dict], None]) -> None:
+        self.parts, self.count, self.seed, self.report = parts, count, seed, report
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            raise RuntimeError(f"{report.nodeid} cannot be collected: {report.longreprtext}")
+
+    def fails(self, item: pytest.Item) -> bool:
+        """Returns whether a test fails now."""
+        self.failed = False
+        faulthandler.dump_traceback_later(HANGS_SECONDS, exit=True, file=sys.__stderr__)
+        try:
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return self.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        codes = {function_of(part).__code__ for part in self.parts}
+        reached: dict[pytest.Item, set[types.CodeType]] = {}
+        seconds: dict[pytest.Item, float] = {}
+        for item in session.items:
+            jax.clear_caches()
+            hits = reached[item] = set()
+            began = time.perf_counter()
+            with profiled(lambda code, hits=hits: hits.add(code) if code in codes else None):
+                if self.fails(item):
+                    raise RuntimeError(f"{item.nodeid} fails without a fault")
+            seconds[item] = time.perf_counter() - began
+        for part in self.parts:
+            function = function_of(part)
+            original = function.__code__
+            own = [
+                item
+                for item in sorted(session.items, key=seconds.__getitem__)
+                if original in reached[item] and any(belongs(item.nodeid, test) for test in part["tests"])
+            ]
+            if not own:
+                raise RuntimeError(f"{part['id']}: none of its tests calls {part['function']}")
+            for what, code in self.draw(part, function):
+                jax.clear_caches()
+                began = time.perf_counter()
+                function.__code__ = code
+                try:
+                    killer = next((item.nodeid for item in own if self.fails(item)), None)
+                finally:
+                    function.__code__ = original
+                row = {"id": part["id"], "function": part["function"], "change": what, "killed_by": killer}
+                self.report(row | {"seconds": round(time.perf_counter() - began, 2)})
+        return True
+
+    def draw(self, part: Part, function: types.FunctionType) -> Iterator[tuple[str, types.CodeType]]:
+        """Yields up to `count` faults of a part's function, drawn by the seed."""
+        total = len(parsed(function)[1])
+        order = random.Random(f"{self.seed} {part['id']} {part['function']}")
+        for place in order.sample(range(total), min(self.count, total)):
+            yield mutant(function, place)
+
+
+def belongs(nodeid: str, test: str) -> bool:
+    """Returns whether a collected test is the one that a part names, or one of its cases."""
+    return nodeid == test or nodeid.startswith(test + "[")
+
+
+@contextlib.contextmanager
+def profiled(called: Callable[[types.CodeType], None]) -> Iterator[None]:
+    """Calls `called` with the code object of every Python function that this thread enters."""
+    sys.setprofile(lambda frame, event, _: called(frame.f_code) if event == "call" else None)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file with every fault and whether it was noticed")
-    parser.add_argument("--count", type=int, default=1, help="faults a part")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file: every fault and the test that noticed")
+    parser.add_argument("--count", type=int, default=1, help="faults a function")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="part ids")
     args = parser.parse_args()
-    rows = []
-    for part in PARTS:
-        if args.only and part["id"] not in args.only:
-            continue
-        module, name = part["function"].split(":")
-        function = inspect.unwrap(vars(importlib.import_module(module))[name])
-        original = function.__code__
-        if noticed(part["tests"]):
-            raise SystemExit(f"{part['id']} {name}: its own tests fail without a fault")
-        for what, code in mutants(function, args.count, f"{args.seed} {part['id']} {name}"):
-            try:
-                function.__code__ = code
-                killed = noticed(part["tests"])
-            finally:
-                function.__code__ = original
-            rows.append({"id": part["id"], "function": part["function"], "change": what, "killed": killed})
-            print(f"{'killed  ' if killed else 'SURVIVED'} {part['id']:<4} {name}: {what}", flush=True)
-            args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    killed = sum(row["killed"] for row in rows)
-    print(f"{killed} of {len(rows)} faults killed by the tests that their parts list")
+    unknown = set(args.only or ()) - {part["id"] for part in PARTS}
+    if unknown:
+        raise SystemExit(f"no part has the id {', '.join(sorted(unknown))}: see `jrl list parts`")
+    parts = [part for part in PARTS if not args.only or part["id"] in args.only]
+    equivalent = equivalent_mutants()
+    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    rows: list[dict] = []
+
+    def report(row: dict) -> None:
+        row["equivalent"] = equivalent.get((row["function"], row["change"]))
+        rows.append(row)
+        verdict = "killed    " if row["killed_by"] else "equivalent" if row["equivalent"] else "SURVIVED  "
+        name = row["function"].rpartition(":")[2]
+        print(f"{verdict} {row['id']:<4} {name}: {row['change']}", file=terminal, flush=True)
+        args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+    trial = Trial(parts, args.count, args.seed, report)
+    tests = sorted({test for part in parts for test in part["tests"]})
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = pytest.main(["-qq", "-p", "no:cacheprovider", *tests], plugins=[trial])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise SystemExit(f"{printed.getvalue()[-3000:]}\npytest ended with {code!r}")
+    functions = {part["function"] for part in parts}
+    without = sorted(functions - {row["function"] for row in rows})
+    stale = [row for row in rows if row["killed_by"] and row["equivalent"]]
+    survivors = [row for row in rows if not row["killed_by"] and not row["equivalent"]]
+    killed = sum(row["killed_by"] is not None for row in rows)
+    print(f"{len(rows)} faults in {len(functions)} functions: {killed} killed by the tests that their parts list,")
+    print(f"{len(rows) - killed - len(survivors)} equivalent, {len(survivors)} survived")
+    if without:
+        print(f"nothing to change in {', '.join(without)}: each only calls others")
+    for row in stale:
+        print(
+            f"{row['function']}: {row['change']!r} is killed, so it is not equivalent: drop it from {EQUIVALENT.name}"
+        )
+    if stale or survivors:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

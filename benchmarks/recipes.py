@@ -1,75 +1,178 @@
-"""Trains every recipe of configs/algos/ on their toy task: does it learn, on every seed, and how long does it take?
+"""Trains every recipe of configs/algos/ on their toy task: does it learn on every seed, how long does it take, and does
+it learn nothing where rewards say nothing?
 
-    python -m benchmarks.recipes --out F.json                     all, three seeds each
+    python -m benchmarks.recipes --out F.json                     all, three seeds each, and a control
     python -m benchmarks.recipes --out F.json --only grpo ppo     these
-    python -m benchmarks.recipes --out F.json --seeds 1
+    python -m benchmarks.recipes --out F.json --seeds 1           one seed each
+    python -m benchmarks.recipes --out F.json --minutes 4         no new run after 4 minutes; the same call goes on
 
-For each run: the mean reward of the first and of the last ten steps of the Online stage, and the interval of the
-difference (95 %, Welch's, over the steps: rewards of steps are means over 256 completions each). A recipe has learned
-where the interval excludes 0 on every seed. Runs of one process share what they compile; `warm` is the time of the
-last run.
+For each run: the mean reward in the first and in the last five sampling calls, of the prompts sampled in both, each
+prompt alike, and the interval of the difference (95 %, paired by prompt). So it does not matter which prompts a
+recipe samples more often, or leaves out of its loss. A recipe has learned where the interval lies above 0 on every
+seed.
+
+The control is the same run with permuted rewards: at every step, what the completions of the batch were scored with is
+dealt out anew among them, so that the batch's statistics stay and no reward says anything of its completion.
+
+Seconds are those of a whole run, from opening its folder to its summary, and of the processors as well: of this process
+and of its verifiers. `warm`: the same programs had been compiled in this process before.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean, stdev, variance
+from unittest import mock
+
+import numpy as np
 
 import jrl
+from jrl.rollout import collect
+from jrl.rollout.collect import Collected, PromptSampler
+from jrl.run import online
+from jrl.tasks.verdict import Status
 
 ROOT = Path(__file__).parents[1]
-WINDOW = 10  # steps
-NOT_ALONE = ("toy", "staged_length")  # what others include, and runs that go on from one another
-CRITICAL = 2.10  # two-sided 95 % point of Student's t with 2 * WINDOW - 2 degrees of freedom
+WINDOW = 5  # sampling calls
+CRITICAL = (
+    1.98  # two-sided 95 % point of Student's t with about 100 degrees of freedom, one less than the toy's prompts
+)
+FEWEST = 10  # prompts in both; with fewer, the interval is of their completions, Welch's
+
+Rewards = dict[str, list[float]]  # prompt -> what its completions were scored with, in one sampling call
 
 
-def improvement(rewards: list[float]) -> tuple[float, float, float]:
+def recipes() -> dict[str, Path]:
+    """Returns the recipes by name: every file beside toy.gin, which the others include."""
+    return {path.stem: path for path in sorted((ROOT / "configs" / "algos").glob("*.gin")) if path.stem != "toy"}
+
+
+def pooled(calls: list[Rewards]) -> Rewards:
+    """Returns the rewards of several sampling calls together."""
+    together: Rewards = {}
+    for call in calls:
+        for prompt, rewards in call.items():
+            together.setdefault(prompt, []).extend(rewards)
+    return together
+
+
+def improvement(calls: list[Rewards]) -> tuple[float, float, float]:
     """Returns (first mean, last mean, half width of the interval of their difference)."""
-    first, last = rewards[:WINDOW], rewards[-WINDOW:]
-    width = CRITICAL * math.sqrt((variance(first) + variance(last)) / WINDOW)
-    return fmean(first), fmean(last), width
+    first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
+    both = sorted(first.keys() & last.keys())
+    if len(both) < FEWEST:
+        early, late = ([reward for prompt in both for reward in found[prompt]] for found in (first, last))
+        return (
+            fmean(early),
+            fmean(late),
+            CRITICAL * math.sqrt(variance(early) / len(early) + variance(late) / len(late)),
+        )
+    early, late = ([fmean(found[prompt]) for prompt in both] for found in (first, last))
+    differences = [b - a for a, b in zip(early, late)]
+    return fmean(early), fmean(late), CRITICAL * stdev(differences) / math.sqrt(len(both))
 
 
-def run(path: Path, seed: int, folder: Path) -> dict:
+def rewards_of(batch: Collected) -> Rewards:
+    """Returns the rewards of a scored batch that count, by prompt."""
+    found: Rewards = {}
+    for row, (reward, valid) in enumerate(zip(batch.host_scores.reward, batch.host_scores.valid)):
+        if valid:  # padding is not
+            prompt = batch.visits[row // batch.samples].example.messages[-1].content
+            found.setdefault(prompt, []).append(float(reward))
+    return found
+
+
+def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generator) -> Collected:
+    """Returns a scored batch whose scores are dealt out anew among its completions; padding stays where it is."""
+    scores = batch.host_scores
+    rows = np.flatnonzero(scores.verdict != Status.PADDING)
+    order = np.arange(len(scores.verdict))
+    order[rows] = draws.permutation(rows)
+    dealt = collect.chosen_scores([scores], [(0, int(row)) for row in order])
+    return batch._replace(scores=collect.on_device(dealt, sampler.components, sampler.mesh), host_scores=dealt)
+
+
+@contextlib.contextmanager
+def observed(calls: list[Rewards], control: int | None) -> Iterator[None]:
+    """Within it, the rewards of every sampling call of this process are appended to `calls`.
+
+    Args:
+      control: the seed by which they are permuted afterwards, for the run; None: they are not.
+    """
+    draws, collects = np.random.default_rng(control), collect.collect
+
+    def observe(submitted, samples, scorer, sources, sampler, *rest):
+        batch = collects(submitted, samples, scorer, sources, sampler, *rest)
+        calls.append(rewards_of(batch))
+        return batch if control is None else permuted(batch, sampler, draws)
+
+    with mock.patch.object(online, "collect", observe):
+        yield
+
+
+def processor_seconds() -> float:
+    """Returns what this process and its ended children have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def run(path: Path, seed: int, *, control: bool, warm: bool) -> dict:
     """Trains one recipe and returns what came of it."""
-    start = time.perf_counter()
-    steps = list(jrl.steps(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=folder))
-    rewards = [step.metrics["reward/mean"] for step in steps if step.phase == "rl"]
-    first, last, width = improvement(rewards)
+    start, used = time.perf_counter(), processor_seconds()
+    calls: list[Rewards] = []
+    with tempfile.TemporaryDirectory() as folder, observed(calls, seed if control else None):
+        jrl.train(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run")
+    first, last, width = improvement(calls)
     return {
-        "seed": seed, "seconds": time.perf_counter() - start, "first": first, "last": last, "half_width": width,
-        "learned": last - first > width,
+        "seed": seed, "warm": warm, "seconds": round(time.perf_counter() - start, 1),
+        "processor_seconds": round(processor_seconds() - used, 1),
+        "first": round(first, 4), "last": round(last, 4), "half_width": round(width, 4),
     }  # fmt: skip
+
+
+def shown(runs: list[dict]) -> str:
+    return "  ".join(f"{one['first']:.2f} -> {one['last']:.2f} +- {one['half_width']:.2f}" for one in runs)
+
+
+def learned(one: dict) -> bool:
+    """Whether a run's interval lies above 0."""
+    return one["last"] - one["first"] > one["half_width"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file; recipes that are in it are not run again")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; runs that are in it are not made again")
     parser.add_argument("--only", nargs="*", help="names of recipes")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe")
+    parser.add_argument("--controls", type=int, default=1, help="runs of each recipe with permuted rewards")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further run begins")
     args = parser.parse_args()
+    start = time.monotonic()
     results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-    for path in sorted((ROOT / "configs" / "algos").glob("*.gin")):
-        if (
-            path.stem == "toy"
-            or path.stem.startswith("staged_length")
-            or path.stem in results
-            or (args.only and path.stem not in args.only)
-        ):
+    for name, path in recipes().items():
+        if args.only and name not in args.only:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            runs = [run(path, seed, Path(folder) / str(seed)) for seed in range(args.seeds)]
-        results[path.stem] = {"learned": all(one["learned"] for one in runs), "warm": runs[-1]["seconds"], "runs": runs}
-        args.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        shown = "  ".join(f"{one['first']:.2f} -> {one['last']:.2f} +- {one['half_width']:.2f}" for one in runs)
-        print(f"{path.stem:<30} {'learned' if results[path.stem]['learned'] else 'NOT':<8} {shown}", flush=True)
-    learned = sum(one["learned"] for one in results.values())
-    print(f"{learned} of {len(results)} recipes learn on every seed")
+        entry = results.setdefault(name, {"runs": [], "controls": []})
+        warm = False
+        for kind, count in (("runs", args.seeds), ("controls", args.controls)):
+            for seed in range(len(entry[kind]), count):
+                if time.monotonic() - start > 60 * args.minutes:
+                    return
+                entry[kind].append(run(path, seed, control=kind == "controls", warm=warm))
+                warm = True
+                args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        found = "learned" if all(map(learned, entry["runs"])) else "NOT"
+        print(f"{name:<30} {found:<8} {shown(entry['runs'])}  | permuted {shown(entry['controls'])}", flush=True)
+    made = [entry for entry in results.values() if entry["runs"]]
+    print(f"{sum(all(map(learned, entry['runs'])) for entry in made)} of {len(made)} recipes learn on every seed")
 
 
 if __name__ == "__main__":

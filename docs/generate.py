@@ -1,15 +1,17 @@
-"""Writes the pages that are made from data: docs/methods.md and docs/papers.md.
+"""Writes the pages that are made from data: docs/methods.md, docs/papers.md and docs/recipes.md.
 
     python docs/generate.py
 
-What stands in them comes from the list of parts, the docstrings of the objectives, and the headers of the
-configurations in configs/algos/, so that they say what is there. A test compares them with what this program writes.
+What stands in them comes from the list of parts, the docstrings of the objectives, the headers of the configurations in
+configs/algos/, and what benchmarks/recipes.py measured of these (docs/recipes.json), so that they say what is there. A
+test compares them with what this program writes.
 """
 
 from __future__ import annotations
 
 import csv
 import importlib
+import json
 import pathlib
 import re
 
@@ -129,7 +131,69 @@ def papers() -> str:
     return "\n".join(out) + "\n"
 
 
-PAGES = {"docs/methods.md": methods, "docs/papers.md": papers}
+def shown(run: dict) -> str:
+    """Returns a run's mean rewards, first and last, and the interval of their difference."""
+    gain, width = run["last"] - run["first"], run["half_width"]
+    digits = 2 if run["first"] < 10 else 0
+    return f"{run['first']:.{digits}f} to {run['last']:.{digits}f} ({gain:+.{digits}f} ± {width:.{digits}f})"
+
+
+def verdict(runs: list[dict]) -> str:
+    """Returns what the intervals of several runs say: how many are above 0, how many below."""
+    above = sum(run["last"] - run["first"] > run["half_width"] for run in runs)
+    below = sum(run["first"] - run["last"] > run["half_width"] for run in runs)
+    return f"{above} of {len(runs)}" + (f", {below} worse" if below else "")
+
+
+def measured() -> str:
+    """Returns docs/recipes.md: what each recipe reached on the toy task, on every seed and with permuted rewards."""
+    results = json.loads((ROOT / "docs" / "recipes.json").read_text(encoding="utf-8"))
+    headers = {pathlib.Path(path).stem: header for path, (header, _) in recipes().items()}
+    found = {name: entry for name, entry in results["recipes"].items() if name in headers and entry["runs"]}
+    every = lambda kind: [run for entry in found.values() for run in entry[kind]]
+    above = lambda runs: sum(run["last"] - run["first"] > run["half_width"] for run in runs)
+    below = lambda runs: sum(run["first"] - run["last"] > run["half_width"] for run in runs)
+    controls = every("controls")
+    out = [
+        "# The recipes, measured",
+        GENERATED,
+        f"What `python -m benchmarks.recipes` found of {len(found)} recipes in [`configs/algos/`](../configs/algos) on"
+        " the toy task of `toy.gin`: the mean reward in the first and in the last five sampling calls, of the prompts"
+        " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
+        " where its interval lies above 0.",
+        "",
+        f"Hardware: {results['hardware']}. Versions: {results['versions']}. {results['note']}",
+        "",
+        f"* {above(every('runs'))} of {len(every('runs'))} runs learned; {below(every('runs'))} got worse.",
+        f"* Permuted rewards, the control: {above(controls)} of {len(controls)} runs learned, {below(controls)} got"
+        " worse. With Adam a step along noise is as long as one along a signal, and undoes what imitation taught. So"
+        " the controls show that no recipe improves without information in its rewards; they do not stay where they"
+        " began.",
+        "* Seconds are of a whole run with its programs compiled, and of the processors.",
+        "",
+        "| recipe | what it is | learned | by seed: first to last | permuted rewards | s, warm | processor s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, entry in sorted(found.items()):
+        warm = [run for run in entry["runs"] + entry["controls"] if run["warm"]]
+        fastest = min(warm, key=lambda run: run["seconds"], default=None)
+        cells = [
+            f"`{name}`",
+            headers[name],
+            verdict(entry["runs"]),
+            "; ".join(map(shown, entry["runs"])),
+            "; ".join(map(shown, entry["controls"])),
+            "" if fastest is None else f"{fastest['seconds']:.0f}",
+            "" if fastest is None else f"{min(run['processor_seconds'] for run in warm):.0f}",
+        ]
+        out.append("| " + " | ".join(cells) + " |")
+    missing = sorted(set(headers) - set(found) - {"toy"})
+    if missing:
+        out += ["", f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}."]
+    return "\n".join(out) + "\n"
+
+
+PAGES = {"docs/methods.md": methods, "docs/papers.md": papers, "docs/recipes.md": measured}
 
 
 if __name__ == "__main__":

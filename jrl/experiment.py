@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
+from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
 from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
@@ -15,20 +17,32 @@ from jrl.learning.layout import Learner
 from jrl.learning.optimizers.adafactor import Adafactor
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.muon import Muon
+from jrl.learning.previous import PREVIOUS, is_previous
 from jrl.models.adapters.lora import LoRA
 from jrl.models.heads import VALUE
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
+from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
-from jrl.tasks.data.curricula import DifficultyBand, Prioritized
+from jrl.tasks.data.curricula import (
+    AdaptiveLevel,
+    DifficultyBand,
+    HardFocus,
+    LearningImpact,
+    MostVaried,
+    Prioritized,
+    ProgressMixing,
+    SizeMixing,
+)
 from jrl.tasks.data.prompts import Data
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
 from jrl.tasks.judges import Judge, Pairwise
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
@@ -58,7 +72,7 @@ class Offline:
 
     def __post_init__(self) -> None:
         check_counts(self, ("steps", "batch_size"))
-        if not self.trains.isidentifier() or self.trains in RESERVED_ROLES:
+        if not self.trains.isidentifier() or is_reserved(self.trains):
             raise ValueError(f"Offline.trains is {self.trains!r}; it names a role such as 'policy' or 'reward', and "
                              f"none of {', '.join(RESERVED_ROLES)}, which stages create")  # fmt: skip
 
@@ -71,10 +85,25 @@ class Online:
     steps: int = 100  # each: sample, score, update
     prompts: int = 16  # B, prompts a step
     samples: int = 8  # G, completions of each prompt
-    lag: Literal[0, 1] = 0  # update t trains on rollouts of version max(0, t - lag)
+    # Update t trains on rollouts of version max(0, t - lag); above 1 the objective must bound what that does.
+    lag: int = 0
+    # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
+    completion_length: int | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
-    curriculum: Prioritized | DifficultyBand | None = None
+    curriculum: (
+        Prioritized
+        | DifficultyBand
+        | HardFocus
+        | MostVaried
+        | LearningImpact
+        | SizeMixing
+        | ProgressMixing
+        | AdaptiveLevel
+        | None
+    ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
+    shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
     # The role that a critic of its own begins as a copy of, such as 'policy' or 'reward'; 'critic': that of an earlier
     # stage goes on. None: the policy has the value head, where the objective needs one.
@@ -86,11 +115,23 @@ class Online:
 
     def __post_init__(self) -> None:
         check_counts(self, ("prompts", "samples"))
+        if not 0 <= self.lag <= MOST_LAG:
+            raise ValueError(f"Online.lag must be 0 to {MOST_LAG} versions; got {self.lag}")
         if not 0 <= self.steps <= MOST_STEPS:
             raise ValueError(f"Online.steps must be 0 to {MOST_STEPS}; got {self.steps}")
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
+            raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
+                             "in float32 too")  # fmt: skip
+        if self.ensemble is not None and len(set(self.rewards.values())) != 1:
+            raise ValueError(f"Online.ensemble makes one score of the roles in Online.rewards, {self.rewards}: give at "
+                             "least one, and all of them the same weight, that of the score in the reward")  # fmt: skip
+        if self.shaping is not None:
+            check_shaping(self.shaping)
+        if self.completion_length is not None and self.completion_length < 1:
+            raise ValueError(f"Online.completion_length must be at least 1, or None; got {self.completion_length}")
         if not 0 <= self.critic_warmup <= MOST_STEPS:
             raise ValueError(f"Online.critic_warmup must be 0 to {MOST_STEPS}; got {self.critic_warmup}")
         if self.critic is None and (self.critic_warmup or self.critic_optimizer is not None):
@@ -105,7 +146,13 @@ class Online:
 
 Stage = Offline | Online
 MOST_STEPS = 10**9
-RESERVED_ROLES = ("reference", "previous", AVERAGE)
+MOST_LAG = 64  # draws in the queue
+RESERVED_ROLES = ("reference", PREVIOUS, AVERAGE)
+
+
+def is_reserved(role: str) -> bool:
+    """Whether stages create a role of this name themselves."""
+    return role in RESERVED_ROLES or is_previous(role)
 
 
 def check_counts(stage: Any, names: Sequence[str]) -> None:
@@ -114,6 +161,12 @@ def check_counts(stage: Any, names: Sequence[str]) -> None:
         value, most = getattr(stage, name), MOST_STEPS if name == "steps" else MOST_SEQUENCES
         if not 1 <= value <= most:
             raise ValueError(f"{type(stage).__name__}.{name} must be 1 to {most}; got {value}")
+
+
+def completion_length(stage: Stage, config: Config) -> int:
+    """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
+    own = stage.completion_length if isinstance(stage, Online) else None
+    return config.sampler.completion_length if own is None else own
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
@@ -286,9 +339,20 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
                 v is not None for v in (config.sampler.top_k, config.sampler.top_p, config.sampler.min_p)
             ),
             greedy=config.sampler.temperature is None,
-            max_completion=config.sampler.completion_length,
+            max_completion=completion_length(stage, config),
         ),
     )
+    if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
+            f"{stage.lag} versions older would count as if the newest had drawn them. Set {name}.importance = "
+            "@TruncatedImportance() where it has that field, use DecoupledPPO, M2PO or IcePop, or Online.lag = 0 or 1"
+        )
+    if completion_length(stage, config) > config.sampler.completion_length:
+        raise ValueError(
+            f"Online.completion_length = {stage.completion_length} exceeds Sampler.completion_length = "
+            f"{config.sampler.completion_length}, which is the longest of all stages; raise that one"
+        )
     needs, model = objective.needs(stage.objective), type(config.model).__name__
     if needs.heads and not isinstance(config.model, Decoder | Published):
         raise ValueError(
@@ -312,6 +376,16 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
                          f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+
+
+def check_components(stage: Online, components: Sequence[str]) -> None:
+    """Raises ValueError where shaping reads a component of the reward that no source of it has."""
+    for name in components_read(stage.shaping):
+        if name not in components:
+            near = difflib.get_close_matches(name, components, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"Online.shaping reads the component {name!r}, which no source of rewards has.{hint} "
+                             f"Available: {', '.join(components)}")  # fmt: skip
 
 
 def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None:

@@ -1,11 +1,11 @@
 """The training loop: the steps of every stage, in order.
 
 An Offline step learns from stored rows (jrl/run/offline.py); an Online step samples, scores and updates
-(jrl/run/online.py). With `lag = 0` an Online step samples with the newest weights. With `lag = 1` the completions of
-the next step are drawn before this one is learned from: update t trains on rollouts of version max(0, t - 1), by index
-and not by arrival, so that asynchronous runs reproduce too. Device programs are dispatched from this one thread in a
-fixed order; host threads only score. Whatever influences training is in `Progress` and the data streams, and all of
-that is in the checkpoint.
+(jrl/run/online.py). With `lag = 0` an Online step samples with the newest weights. With `lag = k` a queue of k draws is
+under way while a step learns: update t trains on rollouts of version max(0, t - k), by index and not by arrival, so
+that asynchronous runs reproduce too. Device programs are dispatched from this one thread in a fixed order; host threads
+only score. Whatever influences training is in `Progress` and the data streams, and all of that is in the checkpoint,
+the queue too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run, stage_at, starts
-from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_next
+from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
@@ -161,7 +161,7 @@ def begin_stage(job: Job, progress: Progress) -> Progress:
         evaluate_once(job, progress.state, f"after_{job.stages[progress.stage].name}")
     if isinstance(job.stages[i], OnlineStage):
         evaluate_once(job, progress.state, f"before_{job.stages[i].name}")
-    return Progress(job.programs.stages[i].begin(progress.state), None, stage=i)
+    return Progress(job.programs.stages[i].begin(progress.state), (), stage=i)
 
 
 def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
@@ -172,9 +172,9 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         learned = learned_if_stopping(job, stepped.learned)
         step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
         return progress._replace(state=stepped.state), step
-    following = draws_next(job.config, job.done + 1)
+    ahead = draws_ahead(job.config, job.done + 1)
     done = job.done - starts(job.config)[progress.stage]
-    stepped = online.step(stage, state, progress.waiting, following, done, job.display.phase, job.stop.is_set)
+    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop.is_set)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
 _SERIAL = itertools.count()
 MOST_OBJECT_BYTES = 16 << 20
+MOST_ROWS_BYTES = 4 << 30  # of a file of rows that is read as a whole
 TEMPORARY = ".jrl-tmp-"  # a name that starts so was never committed
 
 

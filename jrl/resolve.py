@@ -21,6 +21,8 @@ PATH_FIELDS = (
     "HuggingFace.path",
     "SentencePiece.path",
     "RewardModel.path",
+    "RewardModel.members",
+    "Gate.path",
 )
 
 

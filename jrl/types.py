@@ -121,6 +121,7 @@ class SequenceTargets:
     weight: Array  # [M, R, S] float32
     unit: Array  # [M, R, S] int32, which comparison of the batch the sequence is part of; -1: none
     denominator: Array  # [] float32, what the sum over sequences of the whole optimizer step is divided by
+    baseline: Array | None = None  # [] float32, as Objective.sequence_baseline gave it; None: it has none
 
 
 @struct.dataclass
@@ -155,8 +156,9 @@ class TrainState:
     """Everything on the device that influences training, and nothing else. One pytree, one checkpoint.
 
     Roles: `policy` always; `reference`, the policy as the stage found it, where the objective compares with it;
-    `previous`, the policy a version before, where lag = 1 may have to refill; `average`, a moving average of the model
-    that is trained, where the optimizer asks; `reward` and others that a stage trains.
+    `previous`, `previous_2` and so on, older versions of the policy, where a step with lag may have to refill;
+    `average`, a moving average of the model that is trained, where the optimizer asks; `reward` and others that a stage
+    trains.
     """
 
     step: Array  # [] int32, completed steps of all stages

@@ -365,7 +365,7 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
     code, text, _ = command("eval", run, *given, "--out", out)
     printed = json.loads(out.read_text())
     assert code == 0 and (printed["step"], printed["n"], printed["samples"]) == (2, 4, 2)
-    for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2"):
+    for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2", "mean reward of the best of 2"):
         assert name in text
 
 

@@ -35,6 +35,17 @@ def test_its_head_gives_command_hardware_time_and_expectation(name):
         assert word in head
 
 
+@pytest.mark.parametrize("name", [n for n in FILES if n.startswith("configs/algos/") and n != "configs/algos/toy.gin"])
+def test_the_head_of_a_recipe_gives_its_paper_and_how_it_differs_and_docs_list_it(name):
+    head, _, rest = (ROOT / name).read_text(encoding="utf-8").partition("\n\n")
+    lines = head.splitlines()
+    assert lines[0].startswith("# ") and lines[0].endswith(".")
+    assert f"#   jrl train {name} --run runs/{pathlib.Path(name).stem}" in lines
+    assert any(line.startswith("# Paper: ") for line in lines) and any(line.startswith("# Differs: ") for line in lines)
+    assert rest.startswith("include 'toy.gin'\n")
+    assert f"`{name}`" in (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("configs/plan/")])
 def test_the_head_of_a_shape_gives_its_plan_and_topology(name):
     head = (ROOT / name).read_text(encoding="utf-8").split("\n\n")[0]

@@ -11,10 +11,11 @@ import pytest
 import test_learner as learning
 
 from jrl.algos import ALGOS
-from jrl.algos.contract import Needs, Objective
+from jrl.algos.contract import Groups, Needs, Objective
+from jrl.algos.reward_shaping import Constraints, Shaping
 from jrl.device.sharding import MeshShape, batch_sharding, batch_shards, replicated
 from jrl.learning import learner
-from jrl.learning.credit import credit, finish_sampled, kept_rows
+from jrl.learning.credit import credit, finish_sampled, hacking_metrics, kept_rows
 from jrl.learning.layout import Learner
 from jrl.learning.pack import pack_rollout, unpack
 from jrl.models.decoder import MODEL
@@ -22,6 +23,7 @@ from jrl.types import Recomputed
 
 CONFIG = ALGOS["PPO"].config()
 TEMPERATURE = 0.8
+NAN = float("nan")
 FIELDS = ("values", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "old_entropy", "token_reward")
 
 
@@ -178,3 +180,47 @@ def test_selected_tokens_are_packed_with_their_sequences():
     width, count = rollout.tokens.shape[1], rollout.tokens.shape[0]
     np.testing.assert_array_equal(unpack(batch.selected, plan.source, width, count), rollout.action_mask & mark)
     assert batch.selected.sum() > 3
+
+
+def test_rewards_are_shaped_before_the_objective_sees_them_and_logged_as_they_were_scored():
+    rollout, scores = learning.sequences()
+    valid = np.asarray(scores.valid)
+    scores = scores.replace(components={"safe": np.where(np.arange(len(valid)) % 2, 1, 0).astype(np.float32)})
+    shaping = Shaping(constraints=Constraints(components=("safe",), infeasible_reward=-2.0))
+    kept = lambda config, groups: groups.reward > -2
+    row = probe()._replace(
+        shape=lambda config, groups: groups.reward + 1,
+        advantages=lambda config, groups, reward, state: (
+            jnp.zeros(groups.action_mask.shape), state, {"seen": groups.reward, "shaped": reward}),
+        keep=kept,
+    )  # fmt: skip
+    judged = dict(objective=row, num_groups=learning.B, max_completion=learning.C)
+    found = jax.jit(lambda *x: credit(*x, (), CONFIG, (), shaping, **judged))(rollout, scores)
+    expected = np.where(np.arange(len(valid)) % 2, scores.reward, -2)
+    np.testing.assert_allclose(np.asarray(found.metrics["advantage/seen"])[valid], expected[valid], rtol=1e-6)
+    np.testing.assert_allclose(found.metrics["advantage/shaped"] - found.metrics["advantage/seen"], 1, rtol=1e-6)
+    np.testing.assert_allclose(found.metrics["reward/mean"], np.asarray(scores.reward)[valid].mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.metrics["reward/shaped"], expected[valid].mean() + 1, rtol=1e-5)
+    rows = jax.jit(lambda *x: kept_rows(*x, CONFIG, shaping, **judged))(rollout, scores)
+    np.testing.assert_array_equal(rows, valid & (np.arange(len(valid)) % 2 == 1))
+
+
+def test_a_reward_that_is_exploited_shows_by_hand():
+    """Four rows of a prompt, 1, 2, 3 and 4 tokens long of at most 4; the longer the better scored, and the worse."""
+    action = jnp.arange(4)[None, :] < jnp.arange(1, 6)[:, None]
+    scored, outcome = jnp.array([0.0, 1.0, 2.0, 3.0, NAN]), jnp.array([1.0, 1.0, 0.0, 0.0, NAN])
+    groups = Groups(
+        reward=scored, outcome=outcome, valid=jnp.arange(5) < 4, group=jnp.zeros(5, jnp.int32), action_mask=action,
+        finish=jnp.zeros(5, jnp.int8), num_groups=1, max_completion=4,
+    )  # fmt: skip
+    shaped_reward = scored.at[3].set(1.5)  # now below the third
+    found = jax.jit(hacking_metrics)(groups, scored, shaped_reward)
+    assert float(found["reward/outcome"]) == 0.5
+    # Deviations: of 0, 1, 2, 1.5 -1.125, -0.125, 0.875, 0.375, of 1, 1, 0, 0 0.5 and -0.5, of the lengths -1.5 to 1.5
+    a, b, c = np.array([-1.125, -0.125, 0.875, 0.375]), np.array([0.5, 0.5, -0.5, -0.5]), np.arange(4) - 1.5
+    corr = lambda x, y: (x @ y) / np.sqrt((x @ x) * (y @ y))
+    np.testing.assert_allclose(found["reward/outcome_correlation"], corr(a, b), rtol=1e-5)
+    np.testing.assert_allclose(found["reward/length_correlation"], corr(a, c), rtol=1e-5)
+    assert float(found["reward/order_flipped"]) == 0.5  # the third and the fourth
+    assert [float(found[f"reward/length_quarter_{i}"]) for i in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert [float(found[f"rollout/length_quarter_{i}"]) for i in (1, 2, 3, 4)] == [0.25] * 4

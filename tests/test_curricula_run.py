@@ -68,7 +68,10 @@ def saved(folder, step):
 
 def test_what_a_step_visits_and_what_the_table_holds_follow_from_the_steps_before(whole):
     (folder, steps), config = whole("prioritized"), OPTIONS["prioritized"][1]
-    seed, table = run_hash.read_step(folder, 4)[1]["data"]["train"]["seed"], curricula.no_outcomes(24)
+    seed, table = (
+        run_hash.read_step(folder, 4)[1]["data"]["train"]["seed"],
+        curricula.no_outcomes(np.zeros(24, np.int32)),
+    )
     for i, step in enumerate(steps):
         index = [visit.index for visit in step.batch.visits]
         assert index == curricula.draw_order(curricula.weights_of(config, table), seed, 4 * i)[:4].tolist()

@@ -39,3 +39,12 @@ def test_correct_answers_vote_as_one_however_they_are_worded():
 def test_an_evaluation_in_which_nothing_could_be_scored_has_no_mean():
     actual = report(np.array([[E], [E]], np.int8), ["", ""], ["a", "a"])
     assert actual["mean"] is None and actual["unscorable"] == 2
+
+
+def test_the_best_of_k_is_chosen_by_reward():
+    # Of 2: 0.5 and -1; of 4: 0.5 and 3. The third prompt has no reward at all.
+    rewards = np.array([[0.2, 0.5, 0.1, np.nan], [-2.0, -1.0, 3.0, 0.0], [np.nan] * 4])
+    actual = report(np.array([[C, W, W, W]] * 3, np.int8), [""] * 12, ["a"] * 3, rewards)["best_of_k"]
+    assert {k: value["mean"] for k, value in actual.items()} == {"2": pytest.approx(-0.25), "4": pytest.approx(1.75)}
+    assert actual["4"]["n"] == 2 and actual["4"]["kl"] == pytest.approx(0.636294, abs=1e-6)
+    assert "best_of_k" not in report(np.array([[C, W]], np.int8), [""] * 2, ["a"])

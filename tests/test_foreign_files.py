@@ -17,6 +17,7 @@ from jrl.tasks.tokenizers.pieces import SentencePiece
 from jrl.tasks.tokenizers.pieces import build as build_pieces
 from jrl.tasks.tokenizers.published import HuggingFace, build
 from jrl.tasks.tokenizers.spelling import MAX_EXPANSION, expansion
+from jrl.tools import chat, score
 
 DEEP = "[" * 100_000
 
@@ -196,6 +197,18 @@ def test_a_vocabulary_that_takes_all_memory_ends_its_own_process_only(tokenizer_
         assert ask((tokenizer_folder / "tokenizer.json").read_bytes()) == ""  # and the next is tried as before
     finally:
         trials.close()
+
+
+def test_rows_and_prompts_come_from_plain_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (chat.read_prompts, lambda path: score.read_rows(path, None, 8)):
+        for name in (tmp_path / "pipe", "/dev/zero"):
+            with pytest.raises(ValueError, match=r"named pipe|device"):
+                read(name)
+    (tmp_path / "deep").write_text(DEEP)
+    assert chat.read_prompts(tmp_path / "deep") == [DEEP]
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        score.read_rows(tmp_path / "deep", None, 8)
 
 
 def test_a_sentencepiece_model_that_is_none_is_refused(tmp_path):

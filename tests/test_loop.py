@@ -9,6 +9,7 @@ import pytest
 
 import jrl
 from jrl import config as gin
+from jrl.config.errors import ConfigError
 from jrl.plugins import PartError
 from jrl.rollout import evaluate
 from jrl.run.identity import RefusedIdentity
@@ -55,10 +56,15 @@ def table(folder):
 def uninterrupted(tmp_path_factory):
     """Runs that nothing interrupted, by lag."""
     folders = {}
-    for lag in (0, 1):
+    for lag in (0, 1, 3):
         folders[lag] = tmp_path_factory.mktemp(f"lag{lag}")
-        run(folders[lag], f"Online.lag={lag}")
+        run(folders[lag], *with_lag(lag))
     return folders
+
+
+def with_lag(lag):
+    corrected = ["GRPO.importance=@TruncatedImportance()"] if lag > 1 else []
+    return [f"Online.lag={lag}", *corrected]
 
 
 def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypatch):
@@ -73,13 +79,13 @@ def test_a_stop_in_an_evaluation_is_heard_between_its_batches(tmp_path, monkeypa
     assert json.loads((tmp_path / "summary.json").read_text())["eval"]["before_rl"]["n"] == 16
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("stop_after", [1, 3])
+# With lag 3, after 3 steps the queue holds draws of the versions 0, 1 and 2.
+@pytest.mark.parametrize(("lag", "stop_after"), [(0, 1), (0, 3), (1, 1), (1, 3), (3, 3)])
 def test_a_run_that_is_left_and_resumed_has_the_same_metrics_as_one_that_is_not(
     tmp_path, uninterrupted, lag, stop_after
 ):
-    run(tmp_path, f"Online.lag={lag}", stop_after=stop_after)
-    run(tmp_path, f"Online.lag={lag}")
+    run(tmp_path, *with_lag(lag), stop_after=stop_after)
+    run(tmp_path, *with_lag(lag))
     assert table(tmp_path) == table(uninterrupted[lag])
     assert len(table(tmp_path)) == 6
 
@@ -105,16 +111,28 @@ def test_the_number_of_scoring_workers_changes_nothing(tmp_path, uninterrupted):
     assert table(tmp_path) == table(uninterrupted[0])
 
 
-def test_lag_one_trains_on_tokens_of_the_version_before(tmp_path):
-    versions = [step.rollout["version"].max() for step in run(tmp_path, "Online.lag=1", "Online.steps=4")]
-    assert versions == [0, 0, 1, 2]
+@pytest.mark.parametrize(("lag", "versions"), [(1, [0, 0, 1, 2]), (2, [0, 0, 0, 1])])
+def test_update_t_learns_from_the_version_that_the_lag_declares(tmp_path, lag, versions):
+    steps = run(tmp_path, *with_lag(lag), "Online.steps=4")
+    drawn = [{*step.rollout["version"][step.rollout["action_mask"]].tolist()} for step in steps]
+    assert drawn == [{version} for version in versions]
+    assert [row["rollout/staleness"] for row in table(tmp_path)] == [t - version for t, version in enumerate(versions)]
+
+
+def test_more_than_one_version_of_lag_needs_a_bound_on_importance_weights(tmp_path):
+    with pytest.raises(ConfigError, match=r"Online.lag = 2, and GRPO as configured has no bound on importance weights"):
+        run(tmp_path / "unbounded", "Online.lag=2")
 
 
 def test_refills_resume_too(tmp_path):
-    dapo = ["Online.objective=@DAPO()", "DAPO.max_refills=1", "Online.lag=1", "Online.steps=4"]
+    dapo = ["Online.objective=@DAPO()", "DAPO.max_refills=1", "Online.lag=2", "Online.steps=4",
+            "DAPO.importance=@TruncatedImportance()"]  # fmt: skip
     uninterrupted, cut = tmp_path / "whole", tmp_path / "cut"
     steps = run(uninterrupted, *dapo)
-    assert any(step.metrics["refill/rounds"] > 0 for step in steps)
+    assert any(step.metrics["refill/rounds"] > 0 for step in steps[3:])
+    # Rows of refills are of the version that the first ones are of.
+    versions = [{*step.rollout["version"][step.rollout["action_mask"]].tolist()} for step in steps]
+    assert versions == [{0}, {0}, {0}, {1}]
     run(cut, *dapo, stop_after=3)
     run(cut, *dapo)
     assert table(cut) == table(uninterrupted)

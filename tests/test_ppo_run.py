@@ -152,19 +152,31 @@ def test_a_warm_start_has_no_head_and_rl_begins_with_one_of_zeros_and_moves_it(t
     assert np.abs(after["heads"][VALUE]).max() > 0
 
 
-@pytest.mark.parametrize("objective", ["PPO", "Reinforce"])
-def test_a_kl_in_the_reward_is_the_same_after_a_resume_and_leaves_the_only_ratio_at_one(tmp_path, objective):
+def with_kl_in_the_reward(objective):
+    return [f"Online.objective=@{objective}()", f"{objective}.kl_in_reward=0.5", "Learner.minibatches=1",
+            "AdamW.learning_rate=1e-2", "Online.lag=1"]  # fmt: skip
+
+
+def moved_from_the_reference(steps):
+    """Whether the only ratio of every batch was 1, and the policy left the reference, which is where it began."""
+    ratios = {step.metrics["ratio"] for step in steps}
+    return ratios == {1} and steps[0].metrics["kl_ref_k1"] == 0 and steps[-1].metrics["kl_ref_k3"] > 1e-4
+
+
+def test_a_kl_in_the_reward_is_the_same_after_a_resume_and_leaves_the_only_ratio_at_one(tmp_path):
     straight, cut = tmp_path / "straight", tmp_path / "cut"
-    bindings = [f"Online.objective=@{objective}()", f"{objective}.kl_in_reward=0.5", "Learner.minibatches=1",
-                "AdamW.learning_rate=1e-2", "Online.lag=1"]  # fmt: skip
-    steps = run(straight, *bindings)
-    assert all(step.metrics["ratio"] == 1 for step in steps)
-    assert steps[0].metrics["kl_ref_k1"] == 0 and steps[-1].metrics["kl_ref_k3"] > 1e-4
+    bindings = with_kl_in_the_reward("PPO")
+    assert moved_from_the_reference(run(straight, *bindings))
     run(cut, *bindings, stop_after=3)
     run(cut, *bindings)
     assert run_hash.run_fingerprint(cut, 4) == run_hash.run_fingerprint(straight, 4)
-    without = run(tmp_path / "without", *bindings, f"{objective}.kl_in_reward=None")
+
+
+def test_a_kl_in_the_reward_changes_all_steps_but_the_first(tmp_path):
+    bindings = with_kl_in_the_reward("Reinforce")
+    steps = run(tmp_path / "with", *bindings)
+    assert moved_from_the_reference(steps)
+    without = run(tmp_path / "without", *bindings, "Reinforce.kl_in_reward=None")
     assert "kl_ref_k1" not in without[0].metrics
-    # The reference is where the policy begins: the first step is the same, and the later ones are not.
     assert without[0].metrics["loss"] == pytest.approx(steps[0].metrics["loss"], abs=1e-5)
-    assert run_hash.run_fingerprint(tmp_path / "without", 4) != run_hash.run_fingerprint(straight, 4)
+    assert run_hash.run_fingerprint(tmp_path / "without", 4) != run_hash.run_fingerprint(tmp_path / "with", 4)

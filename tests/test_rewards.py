@@ -3,6 +3,7 @@ tests/families/test_classifier_parity.py."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -24,7 +25,18 @@ from jrl.models.heads import REWARD
 from jrl.models.pretrained.published import Published, decoder_of, export, load_classifier
 from jrl.models.rope import LongRope
 from jrl.models.shape import Decoder, for_length
-from jrl.rollout.rewards import RewardModel, classify, open_classifier, reward_model_source
+from jrl.rollout.ensembles import EnsembleMean, NominalWorstCase, VariancePenalty, WorstCase, aggregate
+from jrl.rollout.reward_gate import Gate
+from jrl.rollout.rewards import (
+    CENTER,
+    SCALE,
+    RewardModel,
+    classify,
+    normalization,
+    normalized,
+    open_classifier,
+    reward_model_source,
+)
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.sources import Completions, LearnedScores, add_scores
 from jrl.run.identity import RefusedIdentity
@@ -286,7 +298,7 @@ def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
     run.mkdir()
     config = RewardModel(path=str(at), weights=(1.0, 0.5), length=32, batch=2)
     cache = SimpleNamespace(program=lambda name, fn: jax.jit(fn))
-    opens = lambda: open_reward_model(config, one_device(), cache, run, lambda *value: None)
+    opens = lambda: open_reward_model(config, one_device(), cache, run, lambda *value: None, lambda count: [])
     opens()
     began = json.loads((run / "reward.json").read_text())
     (run / "manifest.json").write_text("{}")
@@ -319,3 +331,208 @@ def test_padding_of_the_batch_changes_nothing(folder):
     rows = [[1, 2, 3], [4, 5], [6]]
     np.testing.assert_allclose(classify(one, rows), classify(many, rows), atol=1e-6)
     assert classify(one, []).shape == (0, 2)
+
+
+@pytest.fixture(scope="module")
+def ensemble(folder, tmp_path_factory):
+    """Folders of three members: the first, and two with heads of their own."""
+    at = [folder]
+    for seed in (1, 2):
+        at.append(tmp_path_factory.mktemp("member") / "model")
+        shutil.copytree(folder, at[-1])
+        tensors = load_file(at[-1] / "model.safetensors")
+        tensors["score.weight"] = np.random.default_rng(seed).normal(size=(2, 16)).astype(np.float32)
+        save_file(tensors, at[-1] / "model.safetensors", {"format": "pt"})
+    return at
+
+
+def together(folders, **fields):
+    return opened(folders[0], members=tuple(map(str, folders[1:])), **fields)
+
+
+ROWS = [[5, 6, 7], [9], [5, 6]]
+
+
+def test_members_of_an_ensemble_are_read_along_a_leading_axis_and_say_what_each_says_alone(ensemble):
+    alone = np.stack([classify(opened(folder), ROWS) for folder in ensemble])
+    model = together(ensemble, ensemble=VariancePenalty(coefficient=0.5))
+    assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(model.params))
+    members = classify(model._replace(program=model.of_members), ROWS, rows=1)
+    np.testing.assert_allclose(members, alone, atol=1e-6)
+    np.testing.assert_allclose(classify(model, ROWS), alone.mean(0) - 0.5 * alone.var(0), atol=1e-5)
+    by_hand = {
+        EnsembleMean(): alone.mean(0),
+        WorstCase(): alone.min(0),
+        NominalWorstCase(share=0.25): 0.25 * alone[0] + 0.75 * alone.min(0),
+    }
+    for way, expected in by_hand.items():
+        np.testing.assert_allclose(aggregate(way, members), expected, atol=1e-5)
+    assert len({np.asarray(values).tobytes() for values in by_hand.values()}) == 3
+
+
+def test_an_ensemble_of_one_member_is_that_member(folder):
+    expected = classify(opened(folder), ROWS)
+    np.testing.assert_allclose(classify(opened(folder, ensemble=VariancePenalty()), ROWS), expected, atol=1e-6)
+
+
+def test_members_that_are_not_alike_are_refused(folder, tmp_path):
+    other = tmp_path / "model"
+    shutil.copytree(folder, other)
+    change(other, id2label={"0": "one"}, label2id={"one": 0})
+    with pytest.raises(ValueError, match=r"RewardModel.members: .* has 1 labels \(one\), and .* has 2 \(helpful, hon"):
+        together([folder, other])
+    change(other, id2label=LABELS, rope_theta=20000.0)
+    with pytest.raises(ValueError, match=r"is not like .*: rope\w* differ; they are stacked"):
+        together([folder, other])
+    change(other, rope_theta=json.loads((folder / "config.json").read_text())["rope_theta"])
+    (other / "chat_template.jinja").write_text((folder / "chat_template.jinja").read_text() + " ")
+    with pytest.raises(ValueError, match="has another tokenizer or chat template than"):
+        together([folder, other])
+
+
+def test_demonstrations_score_zero_on_average_and_every_member_has_one_scale(ensemble):
+    talks = [[Message("user", f"{i}+1?"), answer(str(i + 1))] for i in range(4)]
+    model = together(ensemble, ensemble=EnsembleMean())
+    ids = [model.tokenizer.encode_conversation(talk, add_generation_prompt=False) for talk in talks]
+    raw = classify(model._replace(program=model.of_members), ids, rows=1)
+    center, scale = normalization(model, talks, unit=True)
+    np.testing.assert_allclose(center, raw.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(scale, raw.std(1), rtol=1e-4)  # divided by the count
+    found = normalized(model, center, scale)
+    scored = classify(found._replace(program=found.of_members), ids, rows=1)
+    np.testing.assert_allclose(scored.mean(1), 0, atol=1e-5)
+    np.testing.assert_allclose(scored.std(1), 1, rtol=1e-4)
+    # Of one alone only the mean is taken away (N+).
+    single = opened(ensemble[1])
+    center, scale = normalization(single, talks, unit=False)
+    np.testing.assert_array_equal(scale, np.ones((1, 2)))
+    np.testing.assert_allclose(classify(normalized(single, center, scale), ids), raw[1] - raw[1].mean(0), atol=1e-5)
+    with pytest.raises(
+        ValueError, match="normalize_on: the reward model can judge 1 of 2 demonstrations, and at least"
+    ):
+        normalization(single, [talks[0], [Message("user", "?"), answer("9" * 99)]], unit=False)
+    with pytest.raises(ValueError, match="0 demonstrations, and at least 2 are needed: there is no training example"):
+        normalization(single, [], unit=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"weights": (1.0, 1e39)}, r"RewardModel\.weights has 1e\+39; they must be finite, in float32 too"),
+        ({"weights": (float("nan"), 1.0)}, r"RewardModel\.weights has nan"),
+        ({"normalize_on": 1}, r"RewardModel\.normalize_on must be at least 2 examples"),
+    ],
+)
+def test_numbers_of_a_reward_model_that_make_no_sense_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RewardModel(path="model", **fields)
+    with pytest.raises(ValueError, match=r"VariancePenalty\.coefficient is 0"):
+        VariancePenalty(coefficient=0)
+    with pytest.raises(ValueError, match=r"NominalWorstCase\.share is 2"):
+        NominalWorstCase(share=2)
+
+
+def test_a_reward_that_float32_cannot_hold_masks_its_row():
+    scores = HostScores(
+        reward=np.float32([1, 1]), valid=np.ones(2, bool), verdict=np.int8([Status.CORRECT] * 2),
+        outcome=np.float32([1, 1]), components={}, details=["", ""], counts={}, replayed=0,
+    )  # fmt: skip
+    out = add_scores(scores, LearnedScores(("role/a",), (1e38,), np.float32([[4], [2]]), ["", ""]))
+    np.testing.assert_array_equal(out.valid, [False, True])
+    np.testing.assert_array_equal(out.reward, np.float32([0, 2e38]))
+    assert out.details == ["role: the reward 4e+38 is beyond float32", ""]
+
+
+@pytest.mark.usefixtures("frozen_before_the_first_step")
+def test_a_run_learns_from_an_ensemble_and_shapes_the_reward(ensemble, tmp_path):
+    folders = [str(folder) for folder in ensemble]
+    bindings = ["Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+                "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=2", "Online.steps=1", "Scoring.workers=1",
+                "Log.samples=0", "Log.writers=()", "Config.reward=@RewardModel()", "RewardModel.weights=(0.5, -1.0)",
+                "RewardModel.length=64", f"RewardModel.path={folders[0]!r}", f"RewardModel.members={folders[1:]!r}",
+                "RewardModel.ensemble=@WorstCase()", "RewardModel.normalize_on=4", "Online.shaping=@Shaping()",
+                "Shaping.missing_stop=@MissingStop()", "MissingStop.how='subtract'", "MissingStop.value=0.25",
+                "Shaping.constraints=@Constraints()",
+                "Constraints.components=['RewardModel/helpful']", "Constraints.least=-1e9"]  # fmt: skip
+    step = next(iter(list(jrl.steps("configs/tiny.gin", bindings, run=tmp_path / "run"))))
+    began = json.loads((tmp_path / "run" / "reward.json").read_text())
+    model = normalized(
+        together(ensemble, length=64, ensemble=WorstCase()), np.float32(began["center"]), np.float32(began["scale"])
+    )
+    assert model.params[CENTER].shape == model.params[SCALE].shape == (3, 2)
+    learned = judged(model, [[Message("user", prompt), answer(text)] for prompt, text in step.texts])
+    verified = [float(any(c in "0123456789" for c in text)) for _, text in step.texts]
+    scored = verified + learned.values @ [0.5, -1.0]
+    np.testing.assert_allclose(step.batch.host_scores.reward, scored, atol=1e-4)
+    stopped = np.asarray(step.batch.rollout.finish) == 0
+    assert step.metrics["reward/shaped"] == pytest.approx((scored - 0.25 * ~stopped).mean(), abs=1e-4)
+    assert step.metrics["reward/mean"] == pytest.approx(scored.mean(), abs=1e-4) and not stopped.all()
+    with pytest.raises(
+        ValueError, match=r"reads the component 'RewardModel/help', which no source of rewards has\. Did"
+    ):
+        bindings[-2] = "Constraints.components=['RewardModel/help']"
+        jrl.train("configs/tiny.gin", bindings, run=tmp_path / "b")
+
+
+def gate_file(path, sizes, seed=5):
+    """Writes a gate of layers of these sizes, and returns them as (weight, bias)."""
+    draw = np.random.default_rng(seed)
+    layers = [(draw.normal(size=(n, m)).astype(np.float32), draw.normal(size=n).astype(np.float32))
+              for m, n in itertools.pairwise(sizes)]  # fmt: skip
+    names = {f"layers.{i}.{name}": x for i, layer in enumerate(layers) for name, x in zip(("weight", "bias"), layer)}
+    save_file(names, path)
+    return layers
+
+
+def test_a_gate_mixes_the_labels_by_the_prompt(folder, tmp_path):
+    path = tmp_path / "gate.safetensors"
+    (w0, b0), (w1, b1) = gate_file(path, [16, 8, 2])
+    gate = Gate(path=str(path), temperature=2.0, verbosity="honest", coefficients=(0.5, 1.0))
+    model = opened(folder, gate=gate, weights=(3.0,))
+    asked = [Message("user", "1+1?")]
+    talks = [[*asked, answer("2")], [*asked, answer("22")], [Message("user", "Say 7"), answer("7")]]
+    learned = judged(model, talks)
+    assert learned.names == ("RewardModel", "RewardModel/helpful", "RewardModel/honest")
+    assert learned.weights == (3.0, 0.0, 0.0) and learned.problems == [""] * 3
+    plain = judged(opened(folder), talks).values
+    np.testing.assert_allclose(learned.values[:, 1:], plain, atol=1e-6)
+    for talk, values, labels in zip(talks, learned.values, plain):
+        ids = model.tokenizer.encode_conversation(talk[:-1], add_generation_prompt=True)
+        assert model.tokenizer.encode_conversation(talk, add_generation_prompt=False)[: len(ids)] == ids
+        tokens = np.array([ids], np.int32)
+        hidden, _ = decoder.forward(model.params, tokens, np.arange(len(ids))[None], None, model.cfg)
+        logits = (w1 @ np.maximum(w0 @ np.asarray(hidden)[0, -1] + b0, 0) + b1) / 2
+        weights = np.exp(logits) / np.exp(logits).sum()
+        freed = [labels[0] - 0.5 * labels[1], 0]
+        np.testing.assert_allclose(values[0], weights @ freed, atol=1e-5)
+        assert 0.05 < weights[0] < 0.95
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields", "message"),
+    [
+        ([16, 3], {}, "the last layer has 3 outputs, and the reward model has 2 labels, helpful, honest"),
+        ([12, 2], {}, r"layers.0.weight is \[2, 12\], and a bias \[out\] with a weight \[out, 16\] was expected"),
+        (
+            [16, 2],
+            {"verbosity": "long", "coefficients": (1.0, 1.0)},
+            "Gate.verbosity is 'long'; the labels are helpful",
+        ),
+        ([16, 2], {"verbosity": "honest", "coefficients": (1.0,)}, "Gate.coefficients has 1 numbers; the labels are 2"),
+    ],
+)
+def test_a_gate_that_does_not_fit_is_refused(sizes, fields, message, folder, tmp_path):
+    gate_file(tmp_path / "gate.safetensors", sizes)
+    with pytest.raises(ValueError, match=message):
+        opened(folder, gate=Gate(path=str(tmp_path / "gate.safetensors"), **fields), weights=(1.0,))
+
+
+def test_options_of_a_gate_that_contradict_each_other_are_refused(folder):
+    with pytest.raises(ValueError, match=r"leave RewardModel\.members out"):
+        RewardModel(path="a", members=("b",), gate=Gate(path="c"))
+    with pytest.raises(ValueError, match="a gated reward has one"):
+        opened(folder, gate=Gate(path="c"))
+    with pytest.raises(ValueError, match="belong together"):
+        Gate(path="c", verbosity="honest")
+    with pytest.raises(ValueError, match=r"Gate\.temperature is 0"):
+        Gate(path="c", temperature=0)

@@ -330,6 +330,20 @@ def test_a_stop_string_ends_a_completion_with_the_token_that_completes_it():
     assert (out.finish == Finish.STOP_STRING).sum() > 4
 
 
+def test_the_first_samples_may_be_greedy_and_the_others_stay_as_they_are():
+    batch = prompts()
+    plain, mixed = run(batch, BASE), run(batch, BASE, greedy_samples=1)
+    likeliest = run(batch, dataclasses.replace(BASE, temperature=None))
+    first = np.arange(24) % 3 == 0
+    for name in ("tokens", "length", "finish"):
+        np.testing.assert_array_equal(getattr(mixed, name)[first], getattr(likeliest, name)[first])
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(mixed, name)[~first], getattr(plain, name)[~first])
+    assert (mixed.tokens[first] != plain.tokens[first]).any()
+    # The policy's own log-probs, not 0: the learner says the same of these tokens.
+    np.testing.assert_allclose(mixed.sampler_logprobs[first], likeliest.sampler_logprobs[first], rtol=1e-5, atol=1e-6)
+
+
 # The program
 
 

@@ -66,17 +66,14 @@ def test_the_reward_is_the_weighted_sum_and_the_first_verifier_gives_the_status(
     assert scores.counts["CORRECT"] == 1 and sum(scores.counts.values()) == 4
 
 
-def test_a_reward_beyond_float32_is_an_error_with_its_parts():
-    # 1e39 * 1 is a finite float and above 3.4e38, float32's largest number.
-    with pytest.raises(RewardOverflow, match=r"reward of completion 1 is beyond float32.* \(of Exact 1, before"):
-        score(Scoring(verifiers=(Exact(weight=1e39),)), ["5", "4"])
-    scores = score(Scoring(verifiers=(Exact(weight=2e38),)), ["5", "4"])
-    assert np.isfinite(scores.reward).all()
-    learned = LearnedScores(("judge",), (2e38,), np.ones((2, 1), np.float32), ["", ""])
-    with pytest.raises(RewardOverflow, match="completion 1"):  # 2e38 + 2e38
-        add_scores(scores, learned)
-    unjudged = learned._replace(problems=["", "lost"])
-    assert add_scores(scores, unjudged).valid.tolist() == [True, False]  # a row that does not count may overflow
+def test_rewards_of_spans_beyond_float32_are_an_error():
+    scores = dataclasses.replace(score(Scoring(verifiers=(Exact(),)), ["5", "4"]), token_reward=np.zeros((2, 3), "f4"))
+    learned = LearnedScores(("judge",), (1.0,), np.zeros((2, 1), np.float32), ["", ""], np.full((2, 3), 2e38, "f4"))
+    once = add_scores(scores, learned)  # 2e38 fits, twice as much does not: the largest is 3.4e38
+    with pytest.raises(RewardOverflow, match="completion 0 are beyond float32"):
+        add_scores(once, learned)
+    lost = add_scores(once, learned._replace(problems=["lost", "lost"]))  # what does not count may overflow
+    assert not lost.valid.any()
 
 
 def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():
@@ -245,3 +242,14 @@ def test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on(tmp_path
 def test_nothing_to_score_scores_nothing():
     scores = score(Scoring(verifiers=(Exact(),)), [])
     assert scores.reward.shape == (0,) and scores.components["Exact"].shape == (0,)
+
+
+def test_a_reward_beyond_float32_masks_its_row_and_a_weight_beyond_it_is_refused():
+    scores = score(Scoring(verifiers=(Exact(weight=3e38), Length(weight=3e38, low=1, high=2))), ["4", "5", "444"])
+    np.testing.assert_array_equal(scores.reward, np.float32([0, 3e38, 0]))
+    assert scores.valid.tolist() == [False, True, True]
+    assert scores.verdict.tolist() == [Status.VERIFIER_ERROR, Status.WRONG, Status.WRONG]
+    assert "the weighted sum 6e+38 is beyond float32" in scores.details[0]
+    for weight in (1e39, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"Exact\.weight is .*; it must be finite, in float32 too"):
+            score(Scoring(verifiers=(Exact(weight=weight),)), ["4"])

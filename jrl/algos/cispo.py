@@ -46,5 +46,10 @@ def token_loss(config: CISPO, tokens: Tokens, state: PyTree) -> tuple[Array, dic
 
 
 OBJECTIVE = Objective(
-    config=CISPO, check=check, needs=common.entropy_needs, advantages=grpo.advantages, token_loss=token_loss
+    config=CISPO,
+    check=check,
+    corrects_staleness=common.has_importance,
+    needs=common.entropy_needs,
+    advantages=grpo.advantages,
+    token_loss=token_loss,
 )

@@ -82,6 +82,7 @@ def token_loss(config: ClipCov, tokens: Tokens, state: PyTree) -> tuple[Array, d
 OBJECTIVE = Objective(
     config=ClipCov,
     check=check,
+    corrects_staleness=common.has_importance,
     needs=lambda config: common.entropy_needs(config)._replace(credit_logprobs=True),
     init_state=init_state,
     advantages=advantages,

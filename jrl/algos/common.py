@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jrl.algos import contract
 from jrl.ops import entropy, groups, importance, kl, ratios, reduce, shaping, surrogate
+from jrl.ops.threefry import threefry
 from jrl.types import Finish, traced
 
 Array = jax.Array
@@ -110,6 +111,11 @@ def check_importance(config: Any) -> None:
             f"TruncatedImportance.level = {option.level!r} must be 'token', 'sequence' (product of a sequence's "
             "ratios) or 'geometric' (their per-token mean)."
         )
+
+
+def has_importance(config: Any) -> bool:
+    """Whether the optional importance weights, which have a cap, are on: most methods' corrects_staleness."""
+    return config.importance is not None
 
 
 def check_kl_estimator(config: Any) -> None:
@@ -270,6 +276,17 @@ def metrics_of(tokens: contract.Tokens, *parts: dict[str, Array]) -> dict[str, A
     """Returns the metrics together, float32 or wider, 0 where masked and without gradient."""
     together = {name: value for part in parts for name, value in part.items()}
     return {name: jax.lax.stop_gradient(reduce.masked(value, tokens.mask)) for name, value in together.items()}
+
+
+def row_draws(groups: contract.Groups) -> Array:
+    """Returns a number in [0, 1) for every row, [N] float32, named by its prompt and its place among the samples.
+
+    The same at every step: the samples of a prompt are exchangeable, so that any choice that does not look at their
+    rewards is a random one.
+    """
+    name = groups.group.astype(jnp.uint32), groups.sample.astype(jnp.uint32)
+    bits = threefry(name, (jnp.zeros_like(name[0]), jnp.zeros_like(name[1])))[0]
+    return (bits >> jnp.uint32(8)).astype(jnp.float32) * 2.0**-24
 
 
 # What a policy loss is, beside its own formula

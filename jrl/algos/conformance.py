@@ -40,6 +40,8 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
     _true(of_tokens or objective.sequence_loss is not None, "it has neither a token_loss nor a sequence_loss")
     _true(of_tokens or objective.advantages is None, "it has advantages and no token_loss that reads them")
     _true(needs.logprobs or not of_tokens, "it has a token_loss, which needs log-probs, and Needs.logprobs is False")
+    answer = objective.corrects_staleness(config)
+    _true(isinstance(answer, bool), f"corrects_staleness says {answer!r}, which is neither True nor False")
     _true(needs.values == (objective.returns is not None), "it needs a value head and has no returns, or the reverse")
     of_units = objective.unit_size == 1 or objective.sequence_loss is not None
     _true(of_units, f"it compares units of {objective.unit_size} sequences and has no sequence_loss")
@@ -47,22 +49,13 @@ def its_functions_go_together(objective: Objective, config: Any) -> None:
 
 def jit_changes_nothing(objective: Objective, config: Any) -> None:
     """Compiled and plain, every function of the row gives the same numbers."""
+    inputs = _inputs(objective, config)
+    compiled = jax.jit(lambda *arrays: _everything(objective, *arrays))
     for state in _states(objective, config):
-        if objective.advantages is not None:
-            groups = _groups(objective, config)
-            compiled = jax.jit(lambda *arrays: _credit(objective, *arrays))(config, groups, state)
-            _close(
-                compiled,
-                _credit(objective, config, groups, state),
-                "keep, shape, advantages, weights or denominator differ under jit",
-            )
-        if objective.token_loss is not None:
-            arrays = config, _tokens(objective, config), state
-            _close(jax.jit(objective.token_loss)(*arrays), objective.token_loss(*arrays), "token_loss under jit")
-        if objective.sequence_loss is not None:
-            arrays = config, _sequences(objective, config), state
-            plain = objective.sequence_loss(*arrays)
-            _close(jax.jit(objective.sequence_loss)(*arrays), plain, "sequence_loss under jit")
+        plain = _everything(objective, config, inputs, state)
+        for name, result in compiled(config, inputs, state).items():
+            which = "keep, shape, advantages, weights or denominator" if name == "advantages" else name
+            _close(result, plain[name], f"another {which} under jit")
 
 
 def another_float_compiles_nothing(objective: Objective, config: Any) -> None:
@@ -75,8 +68,8 @@ def another_float_compiles_nothing(objective: Objective, config: Any) -> None:
         return _everything(objective, config, inputs, state)
 
     inputs, state = _inputs(objective, config), objective.init_state(config)
-    run(config, inputs, state)
-    run(_nudged(config), inputs, state)
+    run.trace(config, inputs, state)  # nothing is compiled without being traced
+    run.trace(_nudged(config), inputs, state)
     _true(len(traces) == 1, "changing a float of the configuration compiled again: decorate the class with @traced")
 
 
@@ -180,8 +173,7 @@ def only_sampled_tokens_have_advantages(objective: Objective, config: Any) -> No
 def masked_tokens_do_not_matter(objective: Objective, config: Any) -> None:
     """NaN under the mask reaches neither loss, metrics nor gradient; nor does any other value there."""
     tokens, state = _tokens(objective, config), objective.init_state(config)
-    poison = lambda x: jnp.where(tokens.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
-    poisoned = jax.tree.map(poison, tokens)
+    poisoned = _poisoned(tokens)
     seen = lambda tree: jax.tree.map(lambda x: jnp.where(tokens.mask, x, 0), tree)
     clean, dirty = (objective.token_loss(config, given, state) for given in (tokens, poisoned))
     _close(seen(dirty), seen(clean), "a masked token changes the loss or a metric of another")
@@ -194,7 +186,9 @@ def masked_tokens_do_not_matter(objective: Objective, config: Any) -> None:
     pulled = lambda g: bool(jnp.all(jnp.where(tokens.mask, 0, g) == 0) & jnp.all(jnp.isfinite(g)))
     _true(pulled(gradient), "a masked token has a gradient")
     if poisoned.values is not None:
-        of_values = jax.grad(lambda v: _total(objective, config, poisoned.replace(values=v)))(poisoned.values)
+        field, values = _values(poisoned)
+        of_values = jax.grad(lambda v: _total(objective, config, poisoned.replace(**{field: v})))(values)
+        of_values = of_values.reshape(*tokens.mask.shape, -1).sum(-1)
         _true(pulled(of_values), "a masked token's value has a gradient, or NaN under the mask reaches that of others")
 
 
@@ -214,7 +208,7 @@ def packing_tokens_does_not_matter(objective: Objective, config: Any) -> None:
     """Two sequences in two rows, or packed in one, have the same token losses."""
     apart, state = _tokens(objective, config), objective.init_state(config)
     rows, width = apart.mask.shape
-    join = lambda x: x.reshape(1, rows * width)
+    join = lambda x: x.reshape(1, rows * width, *x.shape[2:])
     apart = apart.replace(segment=jnp.zeros((rows, width), jnp.int32))
     together = jax.tree.map(join, apart).replace(
         segment=jnp.repeat(jnp.arange(rows), width)[None, :], num_segments=rows
@@ -260,26 +254,28 @@ def pairs_are_of_rows_that_count(objective: Objective, config: Any) -> None:
 def a_critics_loss_is_of_values_alone(objective: Objective, config: Any) -> None:
     """value_loss reads no log-probs, and no value under the mask; token_loss without values is the policy's alone."""
     tokens, state = _tokens(objective, config), objective.init_state(config)
-    poison = lambda x: jnp.where(tokens.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
     bare = dict.fromkeys(("logprobs", "old_logprobs", "behaviour_logprobs", "ref_logprobs", "entropy", "advantages"))
-    of_critic = jax.tree.map(poison, tokens.replace(**bare))
+    of_critic = _poisoned(tokens.replace(**bare))
+    field, values = _values(of_critic)
     total = lambda v: jnp.sum(
-        jnp.where(tokens.mask, objective.value_loss(config, of_critic.replace(values=v), state)[0], 0)
+        jnp.where(tokens.mask, objective.value_loss(config, of_critic.replace(**{field: v}), state)[0], 0)
     )
     loss, metrics = objective.value_loss(config, of_critic, state)
     _same_shape(metrics, loss)
     _true(all(bool(jnp.all(jnp.isfinite(x))) for x in (loss, *metrics.values())), "NaN under the mask comes out of it")
-    gradient = jax.grad(total)(of_critic.values)
+    gradient = jnp.abs(jax.grad(total)(values)).reshape(*tokens.mask.shape, -1).sum(-1)
     pulled = (
         jnp.all(jnp.isfinite(gradient)) & jnp.all(jnp.where(tokens.mask, 0, gradient) == 0) & jnp.any(gradient != 0)
     )
     _true(bool(pulled), "values under the mask have a gradient in value_loss, or none has")
-    alone = tokens.replace(values=None)
+    alone = tokens.replace(values=None, value_logits=None)
     loss, metrics = objective.token_loss(config, alone, state)
     still = {name: value for name, value in metrics.items() if name.startswith("value/")}
     _true(not still, f"without values token_loss has the metrics {', '.join(still)}")
-    both, _ = objective.token_loss(config, tokens.replace(values=tokens.returns, old_values=tokens.returns), state)
-    _close(both, loss, "where values are right, token_loss has another loss than without values")
+    if tokens.value_logits is None:  # the cross-entropy of a distribution is not 0 where its mean is right
+        right = tokens.replace(values=tokens.returns, old_values=tokens.returns)
+        both, _ = objective.token_loss(config, right, state)
+        _close(both, loss, "where values are right, token_loss has another loss than without values")
 
 
 # Of rows with a loss of sequences
@@ -476,6 +472,22 @@ def sample_tokens() -> Tokens:
     )
 
 
+def _values(tokens: Tokens) -> tuple[str, Array]:
+    """Returns the field that a value head fills, and what is in it."""
+    field = "values" if tokens.value_logits is None else "value_logits"
+    return field, getattr(tokens, field)
+
+
+def _poisoned(tokens: Tokens) -> Tokens:
+    """Returns the tokens with NaN in every number that is masked."""
+
+    def poison(x: Array) -> Array:
+        mask = tokens.mask.reshape(*tokens.mask.shape, *[1] * (x.ndim - 2))
+        return jnp.where(mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(poison, tokens)
+
+
 def sample_sequences(unit_size: int = 2) -> Sequences:
     """Returns two rows of three units and an empty place each; the last unit is masked. One of every unit of two or
     more is preferred, and every other one of units of one."""
@@ -495,6 +507,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         label=empty(np.stack([preferred, preferred]).astype(np.float32), 0),
         unit=empty(unit, -1),
         mask=empty(unit < 5, False),
+        baseline=jnp.full((2, places), 0.3, jnp.float32),
     )
 
 
@@ -519,6 +532,9 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(ref_logprobs=None)
     if not needs.values:
         tokens = tokens.replace(values=None, old_values=None, returns=None)
+    if needs.values and needs.value_bins is not None:
+        logits = np.random.default_rng(4).uniform(-1, 1, (*tokens.mask.shape, needs.value_outputs))
+        tokens = tokens.replace(value_logits=jnp.asarray(logits, jnp.float32))
     if objective.advantages is None:
         tokens = tokens.replace(behaviour_logprobs=None, advantages=None)
     if objective.select is None:

@@ -67,6 +67,8 @@ class Tokens:
     num_segments: int = struct.field(pytree_node=False)
     # [..., L] float32, differentiated, where the model that learns has a value head; None: a critic of its own has it
     values: Array | None = None
+    # [..., L, K] float32, differentiated, where Needs.value_bins; `values` are then what they expect
+    value_logits: Array | None = None
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
@@ -84,6 +86,14 @@ class Sequences:
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
+    baseline: Array | None = None  # [..., S] float32, Objective.sequence_baseline at every place; None: it has none
+
+
+class ValueBins(NamedTuple):
+    """The bins of a value head that gives a distribution (V2): evenly spaced on the scale of symlog."""
+
+    count: int
+    limit: int  # the outermost are -limit and limit
 
 
 class Needs(NamedTuple):
@@ -92,10 +102,18 @@ class Needs(NamedTuple):
     logprobs: bool = True  # of that model; False: no logits are computed
     reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
+    value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
-    credit_logprobs: bool = False  # advantages are taken of log-probs too: a KL in the reward, V-trace
+    # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
+    credit_logprobs: bool = False
     credit_entropy: bool = False  # advantages are taken of entropies too: only uncertain tokens learn
+    greedy_sample: bool = False  # the first sample of every prompt (Groups.sample 0) is the policy's greedy answer
+
+    @property
+    def value_outputs(self) -> int:
+        """How many numbers the value head gives for a token."""
+        return 1 if self.value_bins is None else self.value_bins.count
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -127,6 +145,11 @@ def aborted(groups: Groups) -> Array:
     return ~jnp.any(groups.action_mask, axis=-1) | (groups.finish == jnp.int8(Finish.FAILED))
 
 
+def greedy(groups: Groups) -> Array:
+    """Returns the rows that are greedy answers, where Needs.greedy_sample asks for them, [N] bool."""
+    return groups.sample == 0
+
+
 class Pairs(NamedTuple):
     """Which sampled rows are compared. Both rows of a comparison are of one prompt."""
 
@@ -142,6 +165,9 @@ class Objective(NamedTuple):
     # (config, facts) raises ValueError where the combination is illegal; no device is touched
     check: Callable[[Any, Facts], None] = lambda config, facts: None
     needs: Callable[[Any], Needs] = lambda config: Needs()
+    # (config) -> whether it may learn from tokens that are several versions old: their importance weights have a bound,
+    # the worst are rejected, or it needs no weights since it imitates or compares; False: Online.lag is at most 1
+    corrects_staleness: Callable[[Any], bool] = lambda config: False
     # (config) -> what the objective remembers from step to step: a pytree of arrays in the train state
     init_state: Callable[[Any], PyTree] = lambda config: ()
     # (config, groups) -> [N] bool, rows that enter the loss
@@ -172,6 +198,9 @@ class Objective(NamedTuple):
     )
     # (config, sequences, state) -> loss [..., S], metrics {name: [..., S]}; None: no loss of sequences
     sequence_loss: Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]] | None = None
+    # (config, sequences [..., S] of the whole optimizer step, under the weights before it, no scores) -> [], a number
+    # that sequence_loss reads without a gradient; needs credit_logprobs; None: no such number. Stored rows only
+    sequence_baseline: Callable[[Any, Sequences], Array] | None = None
     # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimizer step
     sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
     # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)

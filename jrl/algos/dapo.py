@@ -98,6 +98,7 @@ def token_loss(config: DAPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
 OBJECTIVE = Objective(
     config=DAPO,
     check=check,
+    corrects_staleness=common.has_importance,
     keep=keep,
     refill=lambda config: config.max_refills,
     shape=shape,

@@ -48,5 +48,10 @@ def token_loss(config: DecoupledPPO, tokens: Tokens, state: PyTree) -> tuple[Arr
 
 
 OBJECTIVE = Objective(
-    config=DecoupledPPO, check=check, needs=common.entropy_needs, advantages=grpo.advantages, token_loss=token_loss
+    config=DecoupledPPO,
+    check=check,
+    corrects_staleness=lambda config: True,
+    needs=common.entropy_needs,
+    advantages=grpo.advantages,
+    token_loss=token_loss,
 )

@@ -56,6 +56,7 @@ def token_loss(config: DrGRPO, tokens: Tokens, state: PyTree) -> tuple[Array, di
 OBJECTIVE = Objective(
     config=DrGRPO,
     check=check,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.constant_count(rows, max_completion),

@@ -56,6 +56,7 @@ def advantages(config: GDPO, groups: Groups, reward: Array, state: PyTree) -> tu
 OBJECTIVE = Objective(
     config=GDPO,
     check=check,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     needs=common.clipped_needs,

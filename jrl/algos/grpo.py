@@ -64,6 +64,7 @@ def token_loss(config: GRPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
 OBJECTIVE = Objective(
     config=GRPO,
     check=check,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=token_loss,
     weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),

@@ -65,6 +65,7 @@ def token_loss(config: HighEntropyTokens, tokens: Tokens, state: PyTree) -> tupl
 OBJECTIVE = Objective(
     config=HighEntropyTokens,
     check=check,
+    corrects_staleness=common.has_importance,
     needs=lambda config: common.entropy_needs(config)._replace(credit_entropy=True),
     advantages=advantages,
     token_loss=token_loss,

@@ -58,4 +58,10 @@ def token_loss(config: IcePop, tokens: Tokens, state: PyTree) -> tuple[Array, di
     return jnp.where(accepted, loss, 0), metrics
 
 
-OBJECTIVE = grpo.OBJECTIVE._replace(config=IcePop, check=check, needs=common.entropy_needs, token_loss=token_loss)
+OBJECTIVE = grpo.OBJECTIVE._replace(
+    config=IcePop,
+    check=check,
+    corrects_staleness=lambda config: True,
+    needs=common.entropy_needs,
+    token_loss=token_loss,
+)

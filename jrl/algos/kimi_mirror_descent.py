@@ -58,6 +58,7 @@ def token_loss(config: KimiMirrorDescent, tokens: Tokens, state: PyTree) -> tupl
 OBJECTIVE = grpo.OBJECTIVE._replace(
     config=KimiMirrorDescent,
     check=check,
+    corrects_staleness=lambda config: False,
     needs=common.entropy_needs,
     advantages=dr_grpo.advantages,
     token_loss=token_loss,

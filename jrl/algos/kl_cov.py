@@ -53,6 +53,7 @@ def token_loss(config: KLCov, tokens: Tokens, state: PyTree) -> tuple[Array, dic
 OBJECTIVE = Objective(
     config=KLCov,
     check=check,
+    corrects_staleness=common.has_importance,
     needs=lambda config: common.entropy_needs(config)._replace(credit_logprobs=True),
     advantages=grpo.advantages,
     select=select,

@@ -56,6 +56,7 @@ def token_loss(config: M2PO, tokens: Tokens, state: PyTree) -> tuple[Array, dict
 OBJECTIVE = Objective(
     config=M2PO,
     check=check,
+    corrects_staleness=lambda config: True,
     needs=lambda config: common.entropy_needs(config)._replace(credit_logprobs=True),
     advantages=advantages,
     token_loss=token_loss,

@@ -82,4 +82,10 @@ def token_loss(config: MaskedGRPO, tokens: Tokens, state: PyTree) -> tuple[Array
     return jnp.where(accepted, loss, 0), metrics
 
 
-OBJECTIVE = grpo.OBJECTIVE._replace(config=MaskedGRPO, check=check, needs=common.entropy_needs, token_loss=token_loss)
+OBJECTIVE = grpo.OBJECTIVE._replace(
+    config=MaskedGRPO,
+    check=check,
+    corrects_staleness=lambda config: True,
+    needs=common.entropy_needs,
+    token_loss=token_loss,
+)

@@ -37,6 +37,7 @@ def advantages(config: MaxRL, groups: Groups, reward: Array, state: PyTree) -> t
 OBJECTIVE = Objective(
     config=MaxRL,
     check=common.check_clipped,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     needs=common.clipped_needs,

@@ -41,6 +41,7 @@ def advantages(config: OPO, groups: Groups, reward: Array, state: PyTree) -> tup
 OBJECTIVE = Objective(
     config=OPO,
     check=common.check_clipped,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     needs=common.clipped_needs,

@@ -55,6 +55,7 @@ def advantages(config: PassAtK, groups: Groups, reward: Array, state: PyTree) ->
 OBJECTIVE = Objective(
     config=PassAtK,
     check=check,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),

@@ -107,10 +107,17 @@ def value_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
     return wrong, common.metrics_of(tokens, value_metrics)
 
 
-def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+def policy_loss(config: PPO, tokens: Tokens) -> tuple[Array, dict[str, Array]]:
+    """Returns the loss of the policy alone, and its metrics."""
     loss, weighting = common.correct(config.importance, common.clipped_loss(config, tokens), tokens)
     loss = common.with_entropy(config.entropy_bonus, loss, tokens)
-    metrics = common.metrics_of(tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting)
+    return loss, common.metrics_of(
+        tokens, common.common_metrics(tokens), common.clip_metrics(config, tokens), weighting
+    )
+
+
+def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    loss, metrics = policy_loss(config, tokens)
     if tokens.values is None:
         return loss, metrics
     wrong, value_metrics = value_loss(config, tokens, state)
@@ -120,6 +127,7 @@ def token_loss(config: PPO, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
 OBJECTIVE = Objective(
     config=PPO,
     check=check,
+    corrects_staleness=common.has_importance,
     shape=shape,
     advantages=advantages,
     token_loss=token_loss,

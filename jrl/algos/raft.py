@@ -52,6 +52,7 @@ def token_loss(config: RAFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict
 OBJECTIVE = Objective(
     config=RAFT,
     check=check,
+    corrects_staleness=lambda config: True,
     needs=common.entropy_needs,
     keep=lambda config, groups: row_weights(config, groups, groups.reward) > 0,
     advantages=advantages,

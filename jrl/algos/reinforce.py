@@ -78,6 +78,7 @@ def token_loss(config: Reinforce, tokens: Tokens, state: PyTree) -> tuple[Array,
 OBJECTIVE = Objective(
     config=Reinforce,
     check=check,
+    corrects_staleness=common.has_importance,
     init_state=init_state,
     advantages=advantages,
     token_loss=token_loss,

@@ -52,6 +52,7 @@ def advantages(
 OBJECTIVE = Objective(
     config=ReinforcePlusPlus,
     check=check,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     needs=lambda config: common.clipped_needs(config)._replace(**common.needs_of_reward(config)),

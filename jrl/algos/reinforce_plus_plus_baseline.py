@@ -56,6 +56,7 @@ def token_loss(config: ReinforcePlusPlusBaseline, tokens: Tokens, state: PyTree)
 OBJECTIVE = Objective(
     config=ReinforcePlusPlusBaseline,
     check=check,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=token_loss,
     needs=lambda config: Needs(reference=config.kl is not None, entropy_gradient=config.entropy_bonus is not None),

@@ -37,6 +37,7 @@ def advantages(config: RLOO, groups: Groups, reward: Array, state: PyTree) -> tu
 OBJECTIVE = Objective(
     config=RLOO,
     check=common.check_clipped,
+    corrects_staleness=common.has_importance,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),

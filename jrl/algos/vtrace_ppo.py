@@ -77,6 +77,7 @@ def advantages(
 OBJECTIVE = ppo.OBJECTIVE._replace(
     config=VTracePPO,
     check=check,
+    corrects_staleness=lambda config: True,
     needs=lambda config: ppo.OBJECTIVE.needs(config)._replace(credit_logprobs=True),
     advantages=advantages,
     returns=lambda config, groups, reward: estimates(config, groups, reward)[1],

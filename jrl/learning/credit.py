@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jrl.algos.contract import Groups, Objective, Pairs
+from jrl.algos.contract import Groups, Objective, Pairs, Sequences, eligible
+from jrl.algos.reward_shaping import Shaping, shaped
 from jrl.learning.pack import PackingPlan, by_place, pack, unpack
+from jrl.ops import reward_telemetry as telemetry
 from jrl.ops.reduce import masked_mean
+from jrl.ops.segments import segment_count, segment_sum
+from jrl.ops.staleness import token_staleness
 from jrl.ops.values import explained_variance
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, SequenceTargets, TrainBatch
 
@@ -55,10 +59,18 @@ def groups_of(
 
 
 def kept_rows(
-    rollout: Rollout, scores: Scores, config: PyTree, *, objective: Objective, num_groups: int, max_completion: int
+    rollout: Rollout,
+    scores: Scores,
+    config: PyTree,
+    shaping: Shaping | None = None,
+    *,
+    objective: Objective,
+    num_groups: int,
+    max_completion: int,
 ) -> Array:
-    """Returns the rows that the objective would learn from, [N] bool."""
+    """Returns the rows that the objective would learn from, [N] bool. shaping: that of the stage; None: none."""
     groups = groups_of(rollout, scores, num_groups, max_completion)
+    groups = groups if shaping is None else shaped(shaping, groups)
     return objective.keep(config, groups) & groups.valid
 
 
@@ -68,6 +80,8 @@ def credit(
     state: PyTree,
     config: PyTree,
     before: Sequence[tuple[Recomputed, Array]] = (),
+    shaping: Shaping | None = None,
+    version: Array | None = None,
     *,
     objective: Objective,
     num_groups: int,
@@ -78,6 +92,8 @@ def credit(
     Args:
       state, config: the objective's.
       before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
+      shaping: of rewards before the objective's own; None: they are as they were scored.
+      version: [] int32, of those weights; None: the metrics do not say how old the tokens are.
     """
     needs = objective.needs(config)
 
@@ -97,7 +113,8 @@ def credit(
         ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
         old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
     )
-    action_mask = groups.action_mask
+    action_mask, scored = groups.action_mask, groups.reward
+    groups = groups if shaping is None else shaped(shaping, groups)
     reward = objective.shape(config, groups)
     advantages, counters, pairs = None, {}, None
     if objective.advantages is not None:
@@ -111,17 +128,21 @@ def credit(
     length = action_mask.sum(-1)
     rows = jnp.maximum((groups.valid).sum(), 1)
     over_valid = lambda x: jnp.where(groups.valid, x, 0).sum() / rows
-    mean = over_valid(groups.reward)
+    mean = over_valid(scored)
     metrics = {
         "reward/mean": mean,
-        "reward/std": jnp.sqrt(over_valid((groups.reward - mean) ** 2)),
+        "reward/std": jnp.sqrt(over_valid((scored - mean) ** 2)),
         "reward/shaped": over_valid(reward),
         "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
         "rollout/valid_share": groups.valid.sum() / jnp.maximum((length > 0).sum(), 1),
         "loss/rows": keep.sum().astype(jnp.float32),
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
+        **hacking_metrics(groups, scored, reward),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
     }
+    if version is not None:
+        age = token_staleness(version, _everywhere(rollout.version), action_mask)
+        metrics["rollout/staleness"] = masked_mean(age, action_mask)
     if groups.token_reward is not None:
         metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))
     returns = None
@@ -132,6 +153,39 @@ def credit(
     selected = None if objective.select is None else objective.select(config, groups, advantages)
     loss_weights = jnp.where(loss_mask, weights, 0)
     return Credit(advantages, loss_mask, loss_weights, state, metrics, returns, pairs, selected)
+
+
+LENGTH_BUCKETS = 4  # equal ranges of a completion's length
+
+
+def hacking_metrics(groups: Groups, scored: Array, reward: Array) -> dict[str, Array]:
+    """Returns what shows that a reward is exploited (R28), {name: [] float32}, over judged rows with a token.
+
+    reward/outcome: the mean of what the first verifier says, which is held out where its weight is 0.
+    reward/outcome_correlation: of that and the reward; it falls where the reward is exploited.
+    reward/length_correlation: of the reward and the completion's length.
+    reward/order_flipped: share of rows that shaping gave another place in their group.
+    reward/length_quarter_1 to 4, rollout/length_quarter_1 to 4: the mean of `scored` among rows as long as that quarter
+      of the longest completion, and the share of rows there.
+
+    Args:
+      scored: [N] float, rewards before shaping. reward: [N] float, those that advantages are taken of.
+    """
+    counts, length = eligible(groups), groups.action_mask.sum(-1)
+    rows = jnp.maximum(counts.sum(), 1)
+    buckets = telemetry.length_bucket_means(
+        scored, length, counts, num_buckets=LENGTH_BUCKETS, max_completion=groups.max_completion
+    )
+    flipped = telemetry.order_flipped(scored, reward, groups.group, counts)
+    found = {
+        "reward/outcome": masked_mean(groups.outcome, counts),
+        "reward/outcome_correlation": telemetry.correlation(reward, groups.outcome, counts),
+        "reward/length_correlation": telemetry.correlation(reward, length, counts),
+        "reward/order_flipped": flipped.sum() / rows,
+    }
+    for bucket, (mean, share) in enumerate(zip(*buckets), start=1):
+        found |= {f"reward/length_quarter_{bucket}": mean, f"rollout/length_quarter_{bucket}": share}
+    return {name: value.astype(jnp.float32) for name, value in found.items()}
 
 
 def finish_sampled(
@@ -201,6 +255,9 @@ def finish_stored(
     if objective.sequence_loss is not None:
         pairs = Pairs(labels.label, labels.unit, labels.weight)
         targets = targets_of(packed, plan.member, pairs, config, objective)
+        if objective.sequence_baseline is not None:
+            before = _before(packed, recomputed, targets)
+            targets = targets.replace(baseline=objective.sequence_baseline(config, before).astype(jnp.float32))
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,
@@ -212,6 +269,23 @@ def finish_stored(
         denominator=targets.denominator
         if objective.token_loss is None
         else objective.denominator(config, mask, plan.member.sum(), max_completion).astype(jnp.float32),
+    )
+
+
+def _before(packed: PackedBatch, recomputed: Recomputed, targets: SequenceTargets) -> Sequences:
+    """Returns the stored sequences of an optimizer step under the weights before it, [M, R, S], on every shard."""
+    static = dict(num_segments=packed.sequence.shape[-1])
+    by_sequence = jax.vmap(lambda *arrays: segment_sum(*arrays, **static))
+    total = lambda x: None if x is None else _everywhere(by_sequence(x, packed.action_mask, packed.segment))
+    count = jax.vmap(lambda *arrays: segment_count(*arrays, **static))
+    return Sequences(
+        logprob=total(recomputed.old_logprobs),
+        ref_logprob=total(recomputed.ref_logprobs),
+        length=_everywhere(count(packed.action_mask, packed.segment)),
+        score=None,
+        label=_everywhere(targets.label),
+        unit=_everywhere(targets.unit),
+        mask=_everywhere(targets.counts),
     )
 
 

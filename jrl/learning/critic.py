@@ -28,16 +28,17 @@ def of_policy(objective: Objective) -> Objective:
 def of_critic(objective: Objective) -> Objective:
     """Returns the objective that the critic is updated by: V1 or what the objective has in its place, and no
     log-probs."""
-    return objective._replace(token_loss=objective.value_loss, sequence_loss=None, needs=_needs_of_critic)
+    needs = functools.partial(_needs_of_critic, objective.needs)
+    return objective._replace(token_loss=objective.value_loss, sequence_loss=None, needs=needs)
 
 
-def begin_critic(source: ModelState, shares: str, zeros: Callable[[], Array]) -> ModelState:
+def begin_critic(source: ModelState, shares: str, zeros: Callable[[], Array], outputs: int = 1) -> ModelState:
     """Returns a critic that begins as a copy of a model (V3), with its value head, or else its reward head, or else
     zeros.
 
     Args:
       shares: the role whose frozen weights the copy stands on, where there are some.
-      zeros: returns a new value head.
+      zeros: returns a new value head. outputs: numbers that it gives; a head with other ones is not taken.
 
     Source: N+, 2403.17031, begins with the reward model; with zeros the first advantages are the returns alone.
     """
@@ -45,7 +46,7 @@ def begin_critic(source: ModelState, shares: str, zeros: Callable[[], Array]) ->
     return ModelState(
         params=jax.tree.map(jnp.copy, source.params),
         frozen=None,
-        heads={VALUE: zeros() if head is None else jnp.copy(head)},
+        heads={VALUE: zeros() if head is None or head.shape[-1] != outputs else jnp.copy(head)},
         opt_state=None,
         version=jnp.zeros_like(source.version),
         shares=None if source.frozen is None and source.shares is None else shares,
@@ -56,5 +57,5 @@ def _needs_of_policy(needs: Callable[[Any], Needs], config: Any) -> Needs:
     return needs(config)._replace(values=False)
 
 
-def _needs_of_critic(config: Any) -> Needs:
-    return Needs(logprobs=False, values=True)
+def _needs_of_critic(needs: Callable[[Any], Needs], config: Any) -> Needs:
+    return Needs(logprobs=False, values=True, value_bins=needs(config).value_bins)

@@ -15,18 +15,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrl.algos.contract import Needs, Objective, Sequences, Tokens
+from jrl.algos.contract import Needs, Objective, Sequences, Tokens, ValueBins
 from jrl.device.sharding import constrain
 from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.layout import RouterLoss
 from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
+from jrl.learning.previous import with_previous
 from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
+from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
     ModelState,
@@ -70,6 +72,7 @@ class Reading(NamedTuple):
     entropy: Array | None  # [R, L]
     router_logits: Array | None  # [sparse layers, R, L, experts]; None: no experts
     values: Array | None  # [R, L], before each token
+    value_logits: Array | None  # [R, L, K], of the bins of those values; None: the head gives numbers
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence
 
 
@@ -84,11 +87,16 @@ def reading_of(
         logprobs, entropy = token_logprobs(
             hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk
         )
+    values = read_values(weights.heads[VALUE], hidden) if needs.values else None
+    value_logits = None
+    if values is not None and needs.value_bins is not None:
+        value_logits, values = values, two_hot_value(values, bins=bins_of(*needs.value_bins))
     return Reading(
         logprobs=logprobs,
         entropy=entropy,
         router_logits=router_logits,
-        values=read_values(weights.heads[VALUE], hidden) if needs.values else None,
+        values=values,
+        value_logits=value_logits,
         scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
     )
 
@@ -118,15 +126,27 @@ def logprobs(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any, c
 
 
 def recompute(
-    weights: Weights, packed: PackedBatch, *, fields: Sequence[str], model: Model, cfg: Any, chunk: int
+    weights: Weights,
+    packed: PackedBatch,
+    *,
+    fields: Sequence[str],
+    model: Model,
+    cfg: Any,
+    chunk: int,
+    value_bins: ValueBins | None = None,
 ) -> dict[str, Array]:
     """Returns fields of Recomputed as `weights` have them, in one pass, [M, R, L] float32 each.
 
     Args:
       fields: of "old_logprobs", "old_entropy" and, where there is a value head, "old_values"; what is not wanted is not
         computed.
+      value_bins: of that head (Needs.value_bins).
     """
-    needs = Needs(logprobs=not {"old_logprobs", "old_entropy"}.isdisjoint(fields), values="old_values" in fields)
+    needs = Needs(
+        logprobs=not {"old_logprobs", "old_entropy"}.isdisjoint(fields),
+        values="old_values" in fields,
+        value_bins=value_bins,
+    )
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
 
     def read(micro: PackedBatch) -> dict[str, Array]:
@@ -261,6 +281,7 @@ def token_terms(
         segment=packed.segment,
         num_segments=packed.sequence.shape[-1],
         values=reading.values,
+        value_logits=reading.value_logits,
         old_values=before.old_values,
         returns=micro.returns,
         selected=micro.selected,
@@ -285,6 +306,7 @@ def sequence_terms(
         label=targets.label,
         unit=targets.unit,
         mask=targets.counts,
+        baseline=None if targets.baseline is None else jnp.broadcast_to(targets.baseline, targets.label.shape),
     )
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
@@ -408,7 +430,7 @@ def close_step(
 
     Args:
       roles: those that the stage trains; the parameters before the step are of the first.
-      previous: the trained parameters that the step began with, where refills of the next step may need them (lag = 1).
+      previous: the trained parameters that the step began with, where refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
     """
@@ -418,8 +440,7 @@ def close_step(
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
     if previous is not None:
-        version = learned[roles[0]].version
-        models["previous"] = state.models["previous"].replace(params=previous, version=version)
+        models = with_previous(models, previous, learned[roles[0]].version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))
 
 

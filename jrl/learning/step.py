@@ -13,6 +13,7 @@ from jrl.learning.credit import Credit, StoredLabels
 from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan
+from jrl.learning.previous import PREVIOUS
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, TrainBatch, TrainState
 
 
@@ -30,14 +31,16 @@ class StagePrograms(NamedTuple):
     reference: Callable[..., Array] | None  # (weights, packed) -> log-probs under the reference; None: no need
     critic_values: Callable[..., dict[str, Array]] | None  # (weights, packed) -> old values; None: no critic of its own
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
-    credit: Callable[..., Credit] | None  # (rollout, scores, state, config, [(recomputed, source)]); None: stored rows
+    combine: Callable[..., Array] | None  # (scores of each role) -> [M, R, S]; None: the roles are no ensemble
+    # (rollout, scores, state, config, [(recomputed, source)], shaping, version); None: stored rows
+    credit: Callable[..., Credit] | None
     finish: Callable[..., TrainBatch]  # (packed, recomputed, plan, credit or labels, config)
     update: Callable[..., tuple[TrainState, dict[str, Array]]]  # (state, batch, config, optimizer, router)
     update_critic: Callable[..., tuple[TrainState, dict[str, Array]]] | None  # the same of a critic of its own
     close: Callable[..., TrainState]  # (state, previous, objective state, metrics, config, skipped)
     close_warmup: Callable[..., TrainState] | None  # the same where only the critic has learned; None: it never does
-    keep: Callable[..., Array] | None  # (rollout, scores, config) -> [N] bool; None: never refilled
-    before: Callable[[Array], Array]  # version -> max(0, version - 1)
+    keep: Callable[..., Array] | None  # (rollout, scores, config, shaping) -> [N] bool; None: never refilled
+    before: Callable[[Array], Array]  # version -> max(0, version - lag)
     mean: Callable[[list[dict[str, Array]], list[dict[str, Array]]], dict[str, Array]]  # (the role's, the critic's)
     copy: Callable[[PyTree], PyTree]
 
@@ -53,6 +56,7 @@ class StageArrays(NamedTuple):
     optimizer: PyTree
     critic_optimizer: PyTree | None  # of a critic of its own
     router: PyTree | None  # terms of a mixture of experts
+    shaping: PyTree | None = None  # of sampled rows' rewards; None: none
 
 
 class Minibatch(NamedTuple):
@@ -101,7 +105,8 @@ def learn_from_sampled(
       warms_up: a critic of its own learns alone (V3), and the policy keeps its bits.
     """
     before = [(m.recomputed, m.plan.source) for m in minibatches]
-    credit = p.credit(rollout, scores, state.objective, arrays.objective, before)
+    version = state.models["policy"].version
+    credit = p.credit(rollout, scores, state.objective, arrays.objective, before, arrays.shaping, version)
     if epochs * len(minibatches) == 1:  # credit may have needed them; the ratio of the only update is exactly 1
         minibatches = [m._replace(recomputed=m.recomputed.replace(old_logprobs=None)) for m in minibatches]
     batches = [p.finish(m.packed, m.recomputed, m.plan, credit, arrays.objective) for m in minibatches]
@@ -141,7 +146,7 @@ def _learn(
     learned from."""
     # Copies, since the update takes the state's own arrays for its result.
     objective_state, skipped = p.copy((objective_state, state.skipped))
-    previous = p.copy(state.models[role].params) if "previous" in state.models else None
+    previous = p.copy(state.models[role].params) if PREVIOUS in state.models else None
     learned = Learned(batches, epochs, warms_up)
     state, metrics, of_critic = updates(p, state, learned, arrays)
     together = {**known, **p.mean(metrics, of_critic)}

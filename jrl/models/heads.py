@@ -57,20 +57,27 @@ def read_head(w: Array, hidden: Array) -> Array:
 
 
 def read_values(w: Array, hidden: Array) -> Array:
-    """Returns the value before each token is chosen, [R, L] float32 or wider: column t is read at column t - 1, like
-    its log-prob. Column 0 has no column before it and is 0.
+    """Returns the value before each token is chosen, [R, L] float32 or wider, or where the head has K outputs these,
+    [R, L, K]: column t is read at column t - 1, like its log-prob. Column 0 has no column before it and is 0.
 
     Args:
-      w: [1, D, 1]. hidden: [R, L, D], of packed rows.
+      w: [1, D, 1] or [1, D, K]. hidden: [R, L, D], of packed rows.
     """
-    read = read_head(w, hidden)[0, ..., 0]
+    read = read_head(w, hidden)[0]
+    read = read[..., 0] if w.shape[-1] == 1 else read
     return jnp.concatenate([jnp.zeros_like(read[:, :1]), read[:, :-1]], axis=1)
 
 
 def fresh_heads(
-    names: Sequence[str], key: Array, width: int, dtype: Any, place: Callable[[Names], Any] = lambda names: None
+    names: Sequence[str],
+    key: Array,
+    width: int,
+    dtype: Any,
+    place: Callable[[Names], Any] = lambda names: None,
+    value_outputs: int = 1,
 ) -> dict[str, Array]:
-    """Returns new heads by name, [1, width, 1] each: zeros, except normal numbers in a reward head. `key` is
-    consumed."""
-    spec = {name: head_spec(Head(), width, dtype, scale=0.0 if name == VALUE else None) for name in names}
+    """Returns new heads by name, [1, width, 1] each, or [1, width, value_outputs] of a value head: zeros, except normal
+    numbers in a reward head. `key` is consumed."""
+    shape = lambda name: Head(outputs=value_outputs if name == VALUE else 1)
+    spec = {name: head_spec(shape(name), width, dtype, scale=0.0 if name == VALUE else None) for name in names}
     return init(key, spec, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -161,6 +162,7 @@ KEY_LEAVES = ("k", "v", "k_norm", "k_bias", "v_bias")  # of a layer with its own
 ATTENTION_LEAVES = (*KEY_LEAVES, "q", "o", "q_gate", "q_norm", "q_bias", "o_bias", "sinks")
 
 
+@functools.lru_cache(maxsize=1024)
 def layers_of(cfg: Decoder, name: str) -> tuple[int, ...]:
     """Returns the layers that have a leaf of that name: the first dimension of the leaf counts them."""
     every = [cfg.variant(i) for i in range(cfg.layers)]

@@ -26,6 +26,10 @@ def awr(logprobs: Array, advantages: Array, mask: Array, *, beta: float, max_wei
     Source: Peng et al. 1910.00177; beta 1, weights up to 20.
     """
     advantages = reduce.masked(jax.lax.stop_gradient(advantages), mask)
+    return -awr_weights(advantages, beta=beta, max_weight=max_weight) * reduce.masked(logprobs, mask)
+
+
+def awr_weights(advantages: Array, *, beta: float, max_weight: float) -> Array:
+    """Returns the weights of L16, min(exp(A / beta), max_weight), [...] as `advantages`."""
     # The minimum before exp: exp of a large advantage is not finite.
-    weight = jnp.exp(jnp.minimum(advantages / beta, jnp.log(max_weight)))
-    return -weight * reduce.masked(logprobs, mask)
+    return jnp.exp(jnp.minimum(advantages / beta, jnp.log(max_weight)))

@@ -56,10 +56,12 @@ def a_lol_ref_free(logprobs: Array, advantages: Array, mask: Array) -> Array:
 def a_lol_kl(logprobs: Array, ref_logprobs: Array, advantages: Array, mask: Array, *, coefficient: float) -> Array:
     """Returns L15 with a penalty in the place of the ratio: -a * logprobs + coefficient * (logprobs - ref_logprobs).
 
-    On stored rows this difference has a gradient in expectation, unlike k1 on samples of the policy (K2).
+    On stored rows this difference has a gradient in expectation, unlike k1 on samples of the policy (K2). Rows with
+    a <= 0 have no penalty either.
     """
     penalty = ratios.log_ratio(logprobs, jax.lax.stop_gradient(ref_logprobs), mask)
-    return a_lol_ref_free(logprobs, advantages, mask) + coefficient * penalty
+    learned = reduce.masked(advantages, mask) > 0
+    return a_lol_ref_free(logprobs, advantages, mask) + coefficient * jnp.where(learned, penalty, 0)
 
 
 def r_gold(logprobs: Array, advantages: Array, mask: Array, *, floor: float) -> Array:

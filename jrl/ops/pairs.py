@@ -28,12 +28,54 @@ def best_against_worst(
     Source: RLHF Workflow, 2405.07863, which also drops pairs of one text; equal texts have equal rewards here.
     """
     static = {"num_groups": num_groups}
-    high = groups.maximum(reward, group, valid, **static)
-    low = groups.minimum(reward, group, valid, **static)
-    index = jnp.arange(reward.shape[0], dtype=jnp.int32)
-    first = lambda value: groups.to_rows(
-        groups.first_row(valid & (reward == groups.to_rows(value, group)), group, **static), group
-    )
-    best, worst = index == first(high), index == first(low)
-    apart = groups.to_rows(high - low > margin, group)
-    return (best & apart).astype(jnp.float32), jnp.where((best | worst) & apart, group, -1)
+    best = _highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, _highest(-reward, group, valid, **static), margin=margin, **static)
+
+
+def best_two(reward: Array, group: Array, valid: Array, *, num_groups: int, margin: float) -> tuple[Array, Array]:
+    """Returns F15, max-max: of each group the row of the highest reward is preferred to the next one.
+
+    Both are good, so that the difference is small, and no pair where the best two tie. Arguments and results as in
+    `best_against_worst`.
+    """
+    static = {"num_groups": num_groups}
+    best = _highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, _highest(reward, group, valid & ~best, **static), margin=margin, **static)
+
+
+def best_against_random(
+    reward: Array, group: Array, valid: Array, draw: Array, *, num_groups: int, margin: float
+) -> tuple[Array, Array]:
+    """Returns F15, max-random: of each group the row of the highest reward is preferred to one of its others.
+
+    Args:
+      draw: [N] float, uniform and independent of the rewards: of the others, the row of the highest draw is taken.
+
+    The rest as in `best_against_worst`.
+    """
+    static = {"num_groups": num_groups}
+    best = _highest(reward, group, valid, **static)
+    return _pairs(reward, group, best, _highest(draw, group, valid & ~best, **static), margin=margin, **static)
+
+
+def _highest(value: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
+    """Returns the first row of each group whose value is the highest of its valid ones, [N] bool."""
+    static = {"num_groups": num_groups}
+    high = groups.to_rows(groups.maximum(value, group, valid, **static), group)
+    first = groups.first_row(valid & (value == high), group, **static)
+    return jnp.arange(value.shape[0], dtype=jnp.int32) == groups.to_rows(first, group)
+
+
+def _pairs(
+    reward: Array, group: Array, preferred: Array, other: Array, *, num_groups: int, margin: float
+) -> tuple[Array, Array]:
+    """Returns (label, unit) of one pair a group where the rewards differ by more than `margin`.
+
+    Args:
+      preferred, other: [N] bool, at most one row of each group.
+    """
+    total = lambda rows: groups.total(jnp.where(rows, reward, 0), group, rows, num_groups=num_groups)
+    there = lambda rows: groups.count(group, rows, num_groups=num_groups) > 0
+    apart = (total(preferred) - total(other) > margin) & there(preferred) & there(other)
+    apart = groups.to_rows(apart, group)
+    return (preferred & apart).astype(jnp.float32), jnp.where((preferred | other) & apart, group, -1)

@@ -36,7 +36,8 @@ def kl_in_reward(
     *,
     beta: float,
 ) -> Array:
-    """Returns R17 with k1: r_t = -beta * (old_logprobs_t - ref_logprobs_t), plus `reward` on the last sampled token.
+    """Returns R17 with k1 (R30, detail 20): r_t = -beta * (old_logprobs_t - ref_logprobs_t), plus `reward` on the last
+    sampled token.
 
     The only per-token KL penalty whose gradient sees what a token does to later states.
 
@@ -67,7 +68,8 @@ def clip_reward(reward: Array, *, limit: float) -> Array:
 
 
 def whiten_rewards(token_reward: Array, mask: Array) -> Array:
-    """Returns R18b, rewards with their mean kept: (r - mean) / std + mean over all sampled tokens, std with n - 1.
+    """Returns R18b (R30, detail 21), rewards with their mean kept: (r - mean) / std + mean over all sampled tokens, std
+    with n - 1.
 
     As they were where fewer than two tokens count or all are equal. With a KL in them (R17) its coefficient is divided
     by std too.
@@ -84,6 +86,80 @@ def whiten_rewards(token_reward: Array, mask: Array) -> Array:
     high, low = jnp.max(jnp.where(mask, r, -jnp.inf)), jnp.min(jnp.where(mask, r, jnp.inf))
     scaled = reduce.whiten(r, mask) + reduce.masked_mean(r, mask)
     return jnp.where(mask, jnp.where(high > low, scaled, r), 0)
+
+
+def exploration_mix(reward: Array, exploration: Array, *, share: float) -> Array:
+    """Returns R22: share * reward + (1 - share) * exploration, [N] float32 or wider.
+
+    Args:
+      reward: [N] float, of verification. exploration: [N] float, a cheap signal of search, such as the length of the
+        reasoning; limited to [0, 1] here, so that it cannot drown the other. share: 0.8 is RLSP's.
+
+    Source: RLSP, 2502.06773.
+    """
+    return share * reduce.widen(reward) + (1 - share) * jnp.clip(reduce.widen(exploration), 0, 1)
+
+
+def progress_bonus(first: Array, second: Array, *, coefficient: float) -> Array:
+    """Returns R24, SCoRe's reward of a second attempt: second + coefficient * (second - first).
+
+    Wrong and then right earns 1 + coefficient, right and then wrong -coefficient. The first attempt's own reward stays
+    `first`.
+
+    Args:
+      first, second: [N] float, rewards of the attempts; 0 for a second one that is not there. coefficient: 10 in SCoRe.
+
+    Returns: [N] float32 or wider.
+
+    Source: SCoRe, 2409.12917 section 4.2.
+    """
+    return reduce.widen(second) + coefficient * (reduce.widen(second) - reduce.widen(first))
+
+
+def attempt_rewards(first: Array, second: Array, action_mask: Array, turn: Array, *, coefficient: float) -> Array:
+    """Returns R24 on tokens: `first` on the last sampled token of turn 0, and the reward with its bonus on that of
+    turn 1. No return may flow from the second attempt to the first: returns are taken of each turn alone.
+
+    Args:
+      first, second: [N] float; `second` is not read where turn 1 has no sampled token, and counts as 0. Without such a
+        token, a bonus has no place and the row keeps `first` alone.
+      action_mask: [N, T] bool. turn: [N, T] int, 0 and 1; anything where not an action.
+
+    Returns: [N, T] float32 or wider, 0 elsewhere, without gradient.
+    """
+    before, after = action_mask & (turn == 0), action_mask & (turn == 1)
+    second = jnp.where(after.any(-1), reduce.widen(second), 0)
+    bonus = progress_bonus(first, second, coefficient=coefficient)
+    placed = jnp.where(last_action(before), reduce.widen(first)[:, None], 0)
+    return jax.lax.stop_gradient(placed + jnp.where(last_action(after), bonus[:, None], 0))
+
+
+def potential_shaping(token_reward: Array, potential: Array, action_mask: Array, *, discount: float) -> Array:
+    """Returns R27: r_t + discount * Phi(s_{t+1}) - Phi(s_t) on sampled tokens, Phi = 0 after the last one.
+
+    It changes when rewards arrive and not which policy is best. The end counts as one also where the completion was
+    cut: a potential that is left there would be a reward for being cut.
+
+    Args:
+      token_reward: [N, T] float. potential: [N, T] float, Phi of the state before each sampled token; a row with NaN on
+        one of them is not shaped. action_mask: [N, T] bool; what is masked may be NaN.
+      discount: by sampled token, as in the returns.
+
+    Returns: [N, T] float32 or wider, 0 where not an action, without gradient.
+
+    Source: Ng, Harada and Russell 1999.
+    """
+    known = ~jnp.any(action_mask & jnp.isnan(potential), axis=-1, keepdims=True)
+    here = jnp.where(action_mask & known, reduce.widen(potential), 0)
+
+    def back(following: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
+        phi, acts = column
+        return jnp.where(acts, phi, following), following
+
+    start = jnp.zeros_like(here[:, 0])
+    _, following = jax.lax.scan(back, start, (here.T, action_mask.T), reverse=True)
+    shaped = reduce.masked(token_reward, action_mask) + jnp.where(action_mask, discount * following.T - here, 0)
+    return jax.lax.stop_gradient(shaped)
 
 
 def last_action(action_mask: Array) -> Array:

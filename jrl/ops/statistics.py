@@ -145,6 +145,28 @@ def pass_at_k(correct: Array, samples: Array | int, k: int) -> Array:
     return np.array([_pass_at_k(int(c), int(n), k) for c, n in zip(correct, samples)], np.float64)
 
 
+def best_of_n(rewards: Array, scored: Array | None = None) -> Array:
+    """Returns S3, the index of each problem's best sample, [problems] int64: the first that has the largest reward; -1
+    where none was scored.
+
+    Args:
+      rewards: [problems, samples] float; may be NaN where not scored. scored: same shape, bool; all by default.
+    """
+    rewards, scored = _rows(rewards, scored)
+    best = np.where(scored, rewards, -np.inf).argmax(axis=1)
+    return np.where(scored.any(axis=1), best, -1)
+
+
+def best_of_n_kl(n: int) -> float:
+    """Returns S3's bound on the KL of the best of n samples to the policy that draws them, log n - (n - 1) / n nats.
+
+    Source: Stiennon et al. 2009.01325, appendix. It is reached where no two rewards are equal.
+    """
+    if n < 1:
+        raise ValueError(f"best_of_n_kl: n = {n}; it is a number of samples, at least 1")
+    return math.log(n) - (n - 1) / n
+
+
 def majority(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> str | None:
     """Returns S4, the answer with the most votes, or None where there are no votes.
 

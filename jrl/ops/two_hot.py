@@ -20,6 +20,11 @@ def symexp(x: Array) -> Array:
     return jnp.sign(x) * jnp.expm1(jnp.abs(x))
 
 
+def bins_of(count: int, limit: int) -> Array:
+    """Returns the bins of V2 on the scale of symlog, [count] float32: evenly spaced from -limit to limit."""
+    return jnp.linspace(-limit, limit, count, dtype=jnp.float32)
+
+
 def two_hot(x: Array, bins: Array) -> Array:
     """Returns the weights of V2 over the bins: x lies between two of them, whose weights sum to 1 and average to x.
 

@@ -157,7 +157,7 @@ def collect(
     Args:
       stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
-    Raises: StopRequested where `stop` says so; RewardOverflow where a reward is beyond float32.
+    Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token is beyond float32.
     """
     scores = scorer.collect(submitted.ticket, stop, progress)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host

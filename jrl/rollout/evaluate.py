@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: avg@k, unbiased pass@k, majority@k, with intervals over prompts."""
+"""Evaluation on held-out prompts: avg@k, unbiased pass@k, majority@k, best of k, with intervals over prompts."""
 
 from __future__ import annotations
 
@@ -79,9 +79,10 @@ def measure(
         keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
         pending.append((scorer.submit(texts, examples, keys), texts))
     scores = [scorer.collect(ticket, stop) for ticket, _ in pending]
-    verdicts = np.concatenate([batch.verdict for batch in scores])
     texts = [text for _, part in pending for text in part]
-    result = report(verdicts.reshape(len(visits), e.samples), texts, [v.example.task for v in visits])
+    by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
+    rewards = np.where(by_prompt("valid"), by_prompt("reward"), np.nan)
+    result = report(by_prompt("verdict"), texts, [v.example.task for v in visits], rewards)
     result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
         "completion": texts[0],
@@ -90,13 +91,16 @@ def measure(
     return result
 
 
-def report(verdicts: np.ndarray, texts: list[str], tasks: list[str]) -> dict[str, Any]:
+def report(
+    verdicts: np.ndarray, texts: list[str], tasks: list[str], rewards: np.ndarray | None = None
+) -> dict[str, Any]:
     """Returns the numbers of an evaluation.
 
     Args:
       verdicts: [prompts, samples] int8, a Status.
       texts: completions, samples of a prompt adjacent.
       tasks: the task of each prompt.
+      rewards: [prompts, samples] float, NaN where there is none; None: the report has no "best_of_k".
     """
     samples = verdicts.shape[1]
     scored = np.isin(verdicts, [s for s in Status if s.scorable])
@@ -125,7 +129,22 @@ def report(verdicts: np.ndarray, texts: list[str], tasks: list[str]) -> dict[str
             ]
             out["majority_at_k"][str(k)] = _interval(statistics.bootstrap_interval(np.array(votes)))
             k *= 2
+        if rewards is not None:
+            out["best_of_k"] = {str(k): best_of(rewards[:, :k]) for k in map(int, out["pass_at_k"]) if k > 1}
     return out
+
+
+def best_of(rewards: np.ndarray) -> dict[str, float]:
+    """Returns the mean reward of each prompt's best sample with its interval, and "kl": how many nats at most choosing
+    it is away from the policy.
+
+    Args:
+      rewards: [prompts, k] float, NaN where there is none; prompts with none at all do not count.
+    """
+    best = statistics.best_of_n(rewards, np.isfinite(rewards))
+    chosen = np.flatnonzero(best >= 0)
+    interval = _interval(statistics.bootstrap_interval(rewards[chosen, best[chosen]]))
+    return {**interval, "kl": statistics.best_of_n_kl(rewards.shape[1])}
 
 
 def numbers(result: dict[str, Any]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Learned rewards: a published classifier judges whole conversations on the device.
 
 It reads what a person would: the conversation in its own chat template and its own tokens, whatever the policy's are.
-Of its labels, each an objective, the reward is a weighted sum; it is added to that of the verifiers.
+Of its labels, each an objective, the reward is a weighted sum; it is added to that of the verifiers. Several folders of
+one shape are an ensemble: their weights are stacked along a leading axis, and one program reads them in turn.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.sharding import batch_sharding, batch_shards, constrain
+from jrl.device.sharding import batch_sharding, batch_shards, constrain, replicated
 from jrl.models import decoder
 from jrl.models.heads import REWARD, read_head
 from jrl.models.pretrained.published import Published, classifier_of, load_classifier
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
+from jrl.ops.ensembles import standardized
+from jrl.rollout.ensembles import Ensemble, EnsembleMean, aggregate
+from jrl.rollout.reward_gate import Gate, gated_scores, load_gate
 from jrl.rollout.sources import Completions, LearnedScores, RewardSource
 from jrl.tasks.example import Message
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.tokenizers.published import HuggingFace
 from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
@@ -33,7 +38,13 @@ class RewardModel:
     """A published classifier whose scores add to the reward: a folder with config.json, safetensors, a tokenizer."""
 
     path: str  # the folder
-    weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward
+    members: tuple[str, ...] = ()  # folders of the other members of an ensemble: the same shape, labels and tokenizer
+    ensemble: Ensemble = dataclasses.field(default_factory=EnsembleMean)  # one score from those of the members
+    # So many of the run's own training examples, with their answers, score 0 on average; in an ensemble their standard
+    # deviation is 1 for every member, too. None: scores are as the folder gives them.
+    normalize_on: int | None = None
+    gate: Gate | None = None  # how its labels are mixed, by the prompt; None: by `weights`
+    weights: tuple[float, ...] = (1.0,)  # of each of its labels in the reward, or of the gated reward alone
     length: int = 1024  # most tokens of a conversation, by the classifier's tokenizer; longer ones are masked
     batch: int = 16  # conversations judged at once
     dtype: Literal["float32", "bfloat16"] = "float32"  # of matmuls
@@ -43,10 +54,20 @@ class RewardModel:
         for name in ("length", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"RewardModel.{name} must be at least 1; got {getattr(self, name)}")
+        if self.normalize_on is not None and self.normalize_on < 2:
+            raise ValueError(f"RewardModel.normalize_on must be at least 2 examples, or None; got {self.normalize_on}. "
+                             "256 is usual")  # fmt: skip
+        if self.gate is not None and self.members:
+            raise ValueError("RewardModel.gate reads the hidden states of one model; leave RewardModel.members out")
+        if bad := [weight for weight in self.weights if not abs(weight) <= LARGEST_REWARD]:
+            raise ValueError(f"RewardModel.weights has {bad[0]}; they must be finite, in float32 too")
 
     @property
-    def published(self) -> Published:
-        return Published(path=self.path, dtype=self.dtype, param_dtype=self.param_dtype)
+    def published(self) -> tuple[Published, ...]:
+        """The folders of the members, the first one first."""
+        return tuple(
+            Published(path=path, dtype=self.dtype, param_dtype=self.param_dtype) for path in (self.path, *self.members)
+        )
 
 
 class OpenClassifier(NamedTuple):
@@ -55,12 +76,16 @@ class OpenClassifier(NamedTuple):
     labels: tuple[str, ...]
     cfg: Decoder
     tokenizer: Any
-    params: PyTree
-    program: Callable[..., Array]  # (params, tokens [N, W], length [N]) -> [N, labels]
+    params: PyTree  # of one, or of all members of an ensemble, stacked along a leading axis
+    # (params, tokens [N, W], length [N]) -> [N, labels]; with a gate (.., prompt_length [N]) -> [N, 1 + labels]
+    program: Callable[..., Array]
+    of_members: Callable[..., Array]  # (params, tokens, length) -> [members, N, labels], of each alone
     mesh: Mesh
     batch: int  # N
     width: int  # W
-    weights: tuple[float, ...]
+    names: tuple[str, ...]  # of the columns that `program` returns, as metrics have them
+    weights: tuple[float, ...]  # of each of them in the reward
+    gated: bool = False
 
 
 def open_classifier(
@@ -79,66 +104,224 @@ def open_classifier(
       tokenizer: None: the one in the folder.
       width: columns that are computed, at least config.length, which no conversation is longer than; None: so many.
 
-    Raises: ValueError for a folder that is not a classifier, and where there is not one weight a label.
+    Raises: ValueError for a folder that is not a classifier, where there is not one weight a label, and where the
+    members of an ensemble are not alike.
     """
-    _, cfg, labels, pad_id = classifier_of(config.published)
-    if len(config.weights) != len(labels):
+    first, *others = config.published
+    _, cfg, labels, pad_id = classifier_of(first)
+    if config.gate is not None and len(config.weights) != 1:
+        raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; a gated reward has one")
+    if config.gate is None and len(config.weights) != len(labels):
         raise ValueError(f"RewardModel.weights has {len(config.weights)} numbers; {config.path} has the "
                          f"{len(labels)} labels {', '.join(labels)}")  # fmt: skip
     check_divides(cfg, mesh)
     cfg = for_length(cfg, config.length)
     check_length(cfg, config.length)
-    params = load_classifier(config.published, mesh, announce)
+    for other in others:
+        check_alike(first, other)
+    params = stacked([load_classifier(published, mesh, announce) for published in config.published], mesh)
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
-    run = program("reward", functools.partial(rewards, cfg=cfg, pad_id=pad_id))
+    each = functools.partial(member_rewards, members=len(config.published), cfg=cfg, pad_id=pad_id)
+    together = lambda *arrays: aggregate(config.ensemble, each(*arrays))
+    run, of_members = program("reward", together), program("reward_members", each)
+    names = [f"RewardModel/{label}" for label in labels] if len(labels) > 1 else ["RewardModel"]
+    weights = config.weights
+    if config.gate is not None:
+        place = lambda x: jax.device_put(x, replicated(mesh))
+        params = {**params, GATE: jax.tree.map(place, load_gate(config.gate, labels, cfg.width))}
+        run = program("reward", functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id))
+        names, weights = (
+            ["RewardModel", *(f"RewardModel/{label}" for label in labels)],
+            (*weights, *(0.0 for _ in labels)),
+        )
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
-    return OpenClassifier(labels, cfg, tokenizer, params, run, mesh, batch, width or config.length, config.weights)
+    return OpenClassifier(
+        labels=labels,
+        cfg=cfg,
+        tokenizer=tokenizer,
+        params=params,
+        program=run,
+        of_members=of_members,
+        mesh=mesh,
+        batch=batch,
+        width=width or config.length,
+        names=tuple(names),
+        weights=weights,
+        gated=config.gate is not None,
+    )
+
+
+def check_alike(first: Published, other: Published) -> None:
+    """Raises ValueError where two folders cannot be members of one ensemble."""
+    a, b = classifier_of(first), classifier_of(other)
+    where = f"RewardModel.members: {other.path}"
+    if a.labels != b.labels:
+        raise ValueError(f"{where} has {len(b.labels)} labels ({', '.join(b.labels)}), and {first.path} has "
+                         f"{len(a.labels)} ({', '.join(a.labels)}); members of an ensemble have the same")  # fmt: skip
+    fields = [field.name for field in dataclasses.fields(a.cfg)
+              if getattr(a.cfg, field.name) != getattr(b.cfg, field.name)]  # fmt: skip
+    if fields or a.pad_id != b.pad_id:
+        names = ", ".join(fields or ["pad_token_id"])
+        raise ValueError(f"{where} is not like {first.path}: {names} differ; they are stacked")  # fmt: skip
+    words = [build_tokenizer(HuggingFace(path=published.path), ()).fingerprint for published in (first, other)]
+    if words[0] != words[1]:
+        raise ValueError(f"{where} has another tokenizer or chat template than {first.path}; the members of an "
+                         "ensemble read the same tokens")  # fmt: skip
+
+
+def stacked(members: list[PyTree], mesh: Mesh) -> PyTree:
+    """Returns the members' parameters along a leading axis, leaf by leaf; those of one alone as they are."""
+    if len(members) == 1:
+        return members[0]
+    leaves, trees = [jax.tree.leaves(member) for member in members], jax.tree.structure(members[0])
+    members.clear()
+    out = []
+    with jax.set_mesh(mesh):
+        for i in range(len(leaves[0])):
+            out.append(jnp.stack([leaf[i] for leaf in leaves]))
+            for leaf in leaves:
+                leaf[i] = None  # so that no more than one leaf exists twice
+    return jax.tree.unflatten(trees, out)
+
+
+def member_rewards(
+    params: PyTree, tokens: Array, length: Array, *, members: int, cfg: Decoder, pad_id: int | None
+) -> Array:
+    """Returns what every member says, [members, N, labels] float32, one after the other.
+
+    Args:
+      params: of `rewards`, stacked along a leading axis where there are several members.
+    """
+    read = lambda member: rewards(member, tokens, length, cfg=cfg, pad_id=pad_id)
+    return read(params)[None] if members == 1 else jax.lax.map(read, params)
+
+
+def normalization(
+    opened: OpenClassifier, demonstrations: Sequence[Sequence[Message]], *, unit: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mean of every member's scores of demonstrations, and their standard deviation where `unit`, else 1:
+    what R10 subtracts and R11 divides by, [members, labels] float32 each.
+
+    Raises: ValueError where fewer than two demonstrations can be judged.
+    """
+    ids, problems = encoded(opened, demonstrations)
+    if len(ids) < 2:
+        problem = next(filter(None, problems), "there is no training example with an answer")
+        raise ValueError(f"RewardModel.normalize_on: the reward model can judge {len(ids)} of {len(problems)} "
+                         f"demonstrations, and at least 2 are needed: {problem}")  # fmt: skip
+    scores = classify(opened._replace(program=opened.of_members, gated=False), ids, rows=1).astype(np.float64)
+    spread = scores.std(axis=1) if unit else np.ones_like(scores[:, 0])
+    return scores.mean(axis=1).astype(np.float32), spread.astype(np.float32)
+
+
+def normalized(opened: OpenClassifier, center: np.ndarray, scale: np.ndarray) -> OpenClassifier:
+    """Returns the reward model with its members' scores put on one scale. center, scale: [members, labels]."""
+    place = lambda x: jax.device_put(np.asarray(x, np.float32), replicated(opened.mesh))
+    of_one = (lambda x: x[0]) if len(center) == 1 else (lambda x: x)
+    return opened._replace(params={**opened.params, CENTER: place(of_one(center)), SCALE: place(of_one(scale))})
+
+
+CENTER, SCALE = "reward_center", "reward_scale"  # leaves beside the head, [labels] each: R10's normalization
+GATE = "reward_gate"  # beside the head, the layers of a gate
 
 
 def rewards(params: PyTree, tokens: Array, length: Array, *, cfg: Decoder, pad_id: int | None) -> Array:
-    """Returns what the head says at the last token of every row that is not `pad_id`, or at the first where all are;
-    mean over its members, [N, labels] float32.
+    """Returns R10 (R30, detail 11): what the head says at the last token of every row that is not `pad_id`, or at the
+    first where all are; [N, labels] float32.
 
     Args:
-      params: of a decoder, with a head as the entry REWARD. tokens: [N, W] int32. length: [N] int32, at least 1.
+      params: of a decoder, with a head as the entry REWARD, and CENTER and SCALE where it is normalized.
+      tokens: [N, W] int32. length: [N] int32, at least 1.
       pad_id: None: the last token of all.
 
     Source: transformers' GenericForSequenceClassification, which looks for that token in rows without padding too: a
     template may end every turn with it.
     """
+    return _scores(params, _hidden(params, tokens, cfg), tokens, length, pad_id)
+
+
+def gated(
+    params: PyTree,
+    tokens: Array,
+    length: Array,
+    prompt_length: Array,
+    *,
+    gate: Gate,
+    labels: Sequence[str],
+    cfg: Decoder,
+    pad_id: int | None,
+) -> Array:
+    """Returns R12: the labels mixed by a gate that reads the prompt's last token, and behind it the labels themselves,
+    [N, 1 + labels] float32.
+
+    Args:
+      params: as of `rewards`, with the gate's layers as GATE. prompt_length: [N] int32, tokens before the answer.
+    """
+    hidden = _hidden(params, tokens, cfg)
+    objectives = _scores(params, hidden, tokens, length, pad_id)
+    asked = _state_at(hidden, jnp.maximum(prompt_length, 1)[:, None] - 1)
+    return gated_scores(gate, params[GATE], labels, objectives, asked)
+
+
+def _columns(tokens: Array) -> Array:
     columns = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
-    columns = constrain(columns, "batch", None)
-    hidden, _ = decoder.forward(params, tokens, columns, None, cfg)
+    return constrain(columns, "batch", None)
+
+
+def _hidden(params: PyTree, tokens: Array, cfg: Decoder) -> Array:
+    return decoder.forward(params, tokens, _columns(tokens), None, cfg)[0]
+
+
+def _state_at(hidden: Array, column: Array) -> Array:
+    """Returns the hidden state of a column of each row, [N, D]. column: [N, 1] int32."""
+    return jnp.where((_columns(hidden[..., 0]) == column)[..., None], hidden, 0).sum(1)
+
+
+def _scores(params: PyTree, hidden: Array, tokens: Array, length: Array, pad_id: int | None) -> Array:
+    """Returns what the head says of rows whose hidden states are known, [N, labels] float32."""
+    columns = _columns(tokens)
     read = columns < length[:, None]
     if pad_id is not None:
         read = read & (tokens != pad_id)
-    at = jnp.where(read, columns, 0).max(1, keepdims=True)
-    last = jnp.where((columns == at)[..., None], hidden, 0).sum(1)
-    return read_head(params[REWARD], last).mean(0).astype(jnp.float32)
+    last = _state_at(hidden, jnp.where(read, columns, 0).max(1, keepdims=True))
+    scores = read_head(params[REWARD], last).mean(0).astype(jnp.float32)
+    return standardized(scores, params[CENTER], params[SCALE]) if CENTER in params else scores
 
 
-def dispatch(opened: OpenClassifier, sequences: Sequence[Sequence[int]]) -> list[Array]:
-    """Begins to compute what `classify` returns, and returns the device's arrays by batch at once."""
+def dispatch(
+    opened: OpenClassifier, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int] = ()
+) -> list[Array]:
+    """Begins to compute what `classify` returns, and returns the device's arrays by batch at once.
+
+    Args:
+      prompt_lengths: tokens of each sequence before the answer, where the reward model has a gate.
+    """
     outputs = []
     for start in range(0, len(sequences), opened.batch):
         part = sequences[start : start + opened.batch]
         tokens, length = np.zeros((opened.batch, opened.width), np.int32), np.ones(opened.batch, np.int32)
         for row, ids in enumerate(part):
             tokens[row, : len(ids)], length[row] = ids, len(ids)
+        arrays = [tokens, length]
+        if opened.gated:
+            arrays.append(np.ones(opened.batch, np.int32))
+            arrays[-1][: len(part)] = prompt_lengths[start : start + opened.batch]
         place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
-            outputs.append(opened.program(opened.params, place(tokens), place(length)))
+            outputs.append(opened.program(opened.params, *map(place, arrays)))
     return outputs
 
 
-def classify(opened: OpenClassifier, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids."""
+def classify(opened: OpenClassifier, sequences: Sequence[Sequence[int]], rows: int = 0) -> np.ndarray:
+    """Returns what the labels are given for every sequence of ids, [N, labels] float32. Each has 1 to `width` ids.
+
+    Args:
+      rows: the axis of what `opened.program` returns along which the sequences are.
+    """
     outputs = dispatch(opened, sequences)
-    return (
-        np.concatenate(jax.device_get(outputs))[: len(sequences)]
-        if outputs
-        else np.zeros((0, len(opened.labels)), np.float32)
-    )
+    if not outputs:
+        return np.zeros((0, len(opened.labels)), np.float32)
+    return np.concatenate(jax.device_get(outputs), axis=rows).take(range(len(sequences)), axis=rows)
 
 
 class _Dispatched(NamedTuple):
@@ -148,31 +331,40 @@ class _Dispatched(NamedTuple):
 
 def reward_model_source(opened: OpenClassifier) -> RewardSource:
     """Returns a published classifier as a source of rewards."""
-    names = [f"RewardModel/{label}" for label in opened.labels] if len(opened.labels) > 1 else ["RewardModel"]
 
     def submit(batch: Completions) -> _Dispatched:
-        ids, problems = [], []
-        for row, text in enumerate(batch.texts):
-            messages = [*batch.visits[row // batch.samples].example.messages, Message("assistant", text)]
-            encoded, problem = encode(opened, messages)
-            problems.append(problem)
-            if not problem:
-                ids.append(encoded)
-        return _Dispatched(problems, dispatch(opened, ids))
+        asked = [batch.visits[row // batch.samples].example.messages for row in range(len(batch.texts))]
+        conversations = [[*messages, Message("assistant", text)] for messages, text in zip(asked, batch.texts)]
+        ids, problems = encoded(opened, conversations)
+        before = []
+        if opened.gated:
+            before = [prompt_length(opened, messages) for messages, problem in zip(asked, problems) if not problem]
+        return _Dispatched(problems, dispatch(opened, ids, before))
 
     def collect(ticket: _Dispatched) -> LearnedScores:
         problems = list(ticket.problems)
         good = [row for row, problem in enumerate(problems) if not problem]
-        values = np.full((len(problems), len(opened.labels)), np.nan, np.float32)
+        values = np.full((len(problems), len(opened.names)), np.nan, np.float32)
         if good:
             values[good] = np.concatenate(jax.device_get(ticket.labels))[: len(good)]
         for row in good:
             if not np.isfinite(values[row]).all():
                 problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which are not numbers"
                 values[row] = np.nan
-        return LearnedScores(tuple(names), opened.weights, values, problems)
+        return LearnedScores(opened.names, opened.weights, values, problems)
 
-    return RewardSource(submit, collect, tuple(names))
+    return RewardSource(submit, collect, opened.names)
+
+
+def encoded(opened: OpenClassifier, conversations: Sequence[Sequence[Message]]) -> tuple[list[list[int]], list[str]]:
+    """Returns the ids of the conversations that can be judged, and of all of them why not, "" for those that can."""
+    found = [encode(opened, messages) for messages in conversations]
+    return [ids for ids, problem in found if not problem], [problem for _, problem in found]
+
+
+def prompt_length(opened: OpenClassifier, messages: Sequence[Message]) -> int:
+    """Returns how many of the reward model's tokens come before the answer, its header included."""
+    return len(opened.tokenizer.encode_conversation(messages, add_generation_prompt=True))
 
 
 def encode(opened: OpenClassifier, messages: Sequence[Message]) -> tuple[list[int], str]:

@@ -148,6 +148,7 @@ def sample(
     samples: int,
     stop: StopRules,
     mesh: Mesh,
+    greedy_samples: int = 0,
     budget: Array | None = None,
 ) -> Rollout:
     """Returns `samples` completions of every prompt, rows of a prompt adjacent, sharded over the batch axes of `mesh`.
@@ -162,6 +163,7 @@ def sample(
       key: [] typed key, the run's root. Not consumed: draws are named by (stream, uid, sample, position).
       stream: keeps train, evaluation and interactive draws apart.
       samples: G.
+      greedy_samples: so many of them, the first, are greedy; their log-probs are the policy's, as of the others.
       budget: [B * G] int32, most tokens of each completion, also capped by config.completion_length; 0 gives a row
         without an action.
 
@@ -199,6 +201,7 @@ def sample(
             model=policy.model,
             model_cfg=policy.cfg,
             samples=samples,
+            greedy_samples=greedy_samples,
             completion_length=config.completion_length,
             slots=config.slots,
             layers=config.layers,
@@ -215,6 +218,7 @@ def sample(
         "model",
         "model_cfg",
         "samples",
+        "greedy_samples",
         "completion_length",
         "slots",
         "layers",
@@ -237,6 +241,7 @@ def program(
     model: Model,
     model_cfg: object,
     samples: int,
+    greedy_samples: int = 0,
     completion_length: int,
     slots: int,
     layers: str,
@@ -263,6 +268,7 @@ def program(
         model=model,
         model_cfg=model_cfg,
         samples=samples,
+        greedy_samples=greedy_samples,
         completion_length=completion_length,
         slots=slots,
         unrolled=layers == "unrolled",
@@ -294,6 +300,7 @@ class _Options(NamedTuple):
     model: Model
     model_cfg: Any
     samples: int  # G
+    greedy_samples: int  # of each prompt, the first of its samples
     completion_length: int
     slots: int
     unrolled: bool  # layers are decoded one by one, not by a scan
@@ -536,7 +543,10 @@ def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
     logits = constrain(logits, "batch", None, None)[:, 0]
     column = slots.position + 1
     keys = jax.vmap(token_key)(shard.row_key[jnp.minimum(slots.sequence, count - 1)], column)
-    token, logprob, truncated, support_size = _draw(keys, logits, shard.sampling_params)
+    is_greedy = None
+    if options.greedy_samples:
+        is_greedy = shard.sample[jnp.minimum(slots.sequence, count - 1)] < options.greedy_samples
+    token, logprob, truncated, support_size = _draw(keys, logits, shard.sampling_params, is_greedy)
 
     drawn = slots.drawn + 1
     state, hit_string = slots.state, jnp.zeros_like(token, bool)
@@ -605,12 +615,16 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
 
 
 def _draw(
-    keys: Array, logits: Array, sampling_params: SamplingParams
+    keys: Array, logits: Array, sampling_params: SamplingParams, is_greedy: Array | None = None
 ) -> tuple[Array, Array, Array | None, Array | None]:
     """Returns (token [K] int32, its log-prob [K] under policy and sampling distribution, size of support).
 
-    The last two are None where the sampling distribution is the policy itself. logits: [K, V] float32 or wider.
+    The last two are None where the sampling distribution is the policy itself.
+
+    Args:
+      logits: [K, V] float32 or wider. is_greedy: [K] bool, rows that take the likeliest token; None: none does.
     """
+    take = lambda drawn: drawn if is_greedy is None else jnp.where(is_greedy, greedy(logits), drawn)
     at = lambda values, token: jnp.take_along_axis(values, token[:, None], axis=1)[:, 0]
     if sampling_params.temperature is None:
         token = greedy(logits)
@@ -618,11 +632,11 @@ def _draw(
         return token, logprob, jnp.zeros_like(logprob), jnp.ones_like(token)
     scaled = logits / sampling_params.temperature.astype(logits.dtype)
     if not sampling_params.truncated:
-        token = jax.vmap(draw)(keys, scaled)
+        token = take(jax.vmap(draw)(keys, scaled))
         return token, at(scaled, token) - jax.nn.logsumexp(scaled, axis=-1), None, None
     keep = support(scaled, sampling_params.top_k, sampling_params.top_p, sampling_params.min_p)
     limited = jnp.where(keep, scaled, -jnp.inf)
-    token = jax.vmap(draw)(keys, limited)
+    token = take(jax.vmap(draw)(keys, limited))
     chosen = at(scaled, token)
     logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
     return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)

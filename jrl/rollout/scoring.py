@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jrl.tasks.example import Example
+from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, Verifier, look_up, merge, row_of
@@ -65,7 +66,7 @@ class ScoringStopped(RuntimeError):
 
 
 class RewardOverflow(ScoringStopped):
-    """A reward is beyond float32, in which rewards are learned from. Nothing was learned from the batch."""
+    """A reward of a token is beyond float32, in which it is learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +177,6 @@ class Scorer:
 
         Raises:
             ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
-            RewardOverflow: a reward is beyond float32.
             ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR, or more than
                 `stop_above_verifier_errors` to VERIFIER_ERROR.
         """
@@ -185,8 +185,7 @@ class Scorer:
         verdicts = dict(ticket.known)
         verdicts.update(zip(ticket.pending, self.pool.collect(ticket.pool_ticket, stop, report)))
         ordered = [verdicts[place] for place in range(total)]
-        with np.errstate(over="ignore"):  # what overflows float32 is refused with its parts
-            scores = check_range(self._weigh(ordered, ticket))
+        scores = self._weigh(ordered, ticket)
         self._check_lost(ordered, ticket)
         if self._journal is not None:
             masked = [p for p in ticket.pending if not all(verdict.status.scorable for verdict in ordered[p])]
@@ -289,18 +288,23 @@ class Scorer:
         details, spans = [], []
         for place, (row_verdicts, rows) in enumerate(zip(verdicts, ticket.rows)):
             bad = [verdict for verdict in row_verdicts if not verdict.status.scorable]
+            problem = ""
             status[place] = (bad or row_verdicts)[0].status
             if not bad:
-                valid[place] = True
-                outcome[place] = row_verdicts[0].reward
                 # In float64 and in the order of the rows, so that the sum is deterministic.
-                reward[place] = sum(self._weights[row] * verdict.reward for row, verdict in zip(rows, row_verdicts))
+                total = weighted_sum([verdict.reward for verdict in row_verdicts], [self._weights[row] for row in rows])
+                if abs(total) <= LARGEST_REWARD:
+                    valid[place], reward[place], outcome[place] = True, total, row_verdicts[0].reward
+                else:
+                    status[place] = Status.VERIFIER_ERROR
+                    problem = f"the weighted sum {total:g} is beyond float32"
             for row, verdict in zip(rows, row_verdicts):
                 if verdict.reward is not None:
                     components[self._names[row]][place] = verdict.reward
-            details.append("; ".join(f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail))
+            said = [f"{self._names[r]}: {v.detail}" for r, v in zip(rows, row_verdicts) if v.detail]
+            details.append("; ".join([*said, *([problem] if problem else [])]))
             weighted = ((end, self._weights[r] * x) for r, v in zip(rows, row_verdicts) for end, x in v.spans)
-            spans.append(() if bad else tuple(weighted))
+            spans.append(tuple(weighted) if valid[place] else ())
         found = collections.Counter(Status(value).name for value in status)
         counts = {kind.name: found[kind.name] for kind in Status}
         rewarded = spans if self.rewards_spans else None
@@ -308,20 +312,13 @@ class Scorer:
 
 
 def check_range(scores: HostScores) -> HostScores:
-    """Returns the scores. Raises RewardOverflow where a reward that counts is not finite in float32."""
-    fields = {"reward": scores.reward, "outcome": scores.outcome, "reward of a span": scores.token_reward}
-    for name, values in fields.items():
-        if values is None or not len(values):
-            continue
-        finite = np.isfinite(values)
-        bad = scores.valid & ~(finite if finite.ndim == 1 else finite.all(1))
+    """Returns the scores. Raises RewardOverflow where a reward of a token that counts is beyond float32."""
+    if scores.token_reward is not None:
+        bad = scores.valid & ~np.isfinite(scores.token_reward).all(1)
         if bad.any():
-            row = int(np.argmax(bad))
-            parts = ", ".join(f"{part} {component[row]:g}" for part, component in scores.components.items())
-            largest = np.finfo(np.float32).max
             raise RewardOverflow(
-                f"the {name} of completion {row} is beyond float32, whose largest number is {largest:g} (of {parts}, "
-                "before weighting); bound what the verifier returns, or lower its weight"
+                f"the rewards of spans of completion {int(np.argmax(bad))} are beyond float32, whose largest number is "
+                f"{LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
             )
     return scores
 
@@ -395,7 +392,7 @@ def _component_names(rows: Sequence[Row]) -> list[str]:
 
 
 def _weight(config: Any) -> float:
-    """Returns the weight of a verifier in the reward. Raises ValueError where it is not a finite number."""
-    if not np.isfinite(config.weight):
-        raise ValueError(f"{type(config).__name__}.weight is {config.weight}; it must be finite")
+    """Returns the weight of a verifier in the reward. Raises ValueError where it is not a finite float32."""
+    if not abs(config.weight) <= LARGEST_REWARD:
+        raise ValueError(f"{type(config).__name__}.weight is {config.weight}; it must be finite, in float32 too")
     return float(config.weight)

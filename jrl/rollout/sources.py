@@ -14,6 +14,7 @@ from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge
 from jrl.tasks.judges.judge import Ticket
+from jrl.tasks.rewards.weighted import LARGEST_REWARD
 from jrl.tasks.verdict import Status
 from jrl.types import Array, PackedBatch, TrainState
 
@@ -52,24 +53,25 @@ class RewardSource(NamedTuple):
 def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
     """Returns scores with the weighted sum of a model's added. A row that it could not score is masked.
 
-    Raises: RewardOverflow where a sum is beyond float32.
+    Raises: RewardOverflow where rewards of tokens add up to more than float32 holds.
     """
     judged = np.array([not problem for problem in learned.problems], bool)
-    valid = scores.valid & judged
     # In float64, so that the order of the sum is all that decides it.
     added = np.where(judged[:, None], learned.values, 0).astype(np.float64) @ np.asarray(learned.weights)
+    fits = np.abs(scores.reward + added) <= LARGEST_REWARD
+    problems = [p if p or ok else f"the reward {r:g} is beyond float32"
+                for p, ok, r in zip(learned.problems, fits, scores.reward + added)]  # fmt: skip
+    judged &= fits
+    valid = scores.valid & judged
     lost = np.array([learned.lost.get(row, Status.FORBIDDEN) for row in range(len(judged))], np.int8)
     verdict = np.where(scores.valid & ~judged, lost, scores.verdict)
     source = learned.names[0].split("/")[0]
-    details = [
-        "; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, learned.problems)
-    ]
+    details = ["; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, problems)]
     with np.errstate(over="ignore"):
-        reward = np.where(valid, scores.reward + added, 0).astype(np.float32)
         token_reward = _sum(scores.token_reward, learned.token_reward)
     total = dataclasses.replace(
         scores,
-        reward=reward,
+        reward=np.where(valid, scores.reward + added, 0).astype(np.float32),
         valid=valid,
         verdict=verdict.astype(np.int8),
         outcome=np.where(valid, scores.outcome, 0).astype(np.float32),
@@ -89,11 +91,14 @@ def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     return (a.astype(np.float64) + b).astype(np.float32)
 
 
-def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBatch], Array]) -> RewardSource:
-    """Returns a source that reads the reward head of a role.
+ROLE_ENSEMBLE = "role/ensemble"  # the name of the score of several roles together
+
+
+def roles_source(name: str, weight: float, scores: Callable[[TrainState, PackedBatch], Array]) -> RewardSource:
+    """Returns a source that reads the reward head of a role, or of several that are an ensemble.
 
     Args:
-      scores: (state, packed) -> [M, R, S] on the device.
+      name: as metrics have it. scores: (state, packed) -> [M, R, S] on the device.
     """
 
     def submit(batch: Completions) -> tuple[int, list[tuple[Array, Array]]]:
@@ -106,11 +111,9 @@ def role_source(role: str, weight: float, scores: Callable[[TrainState, PackedBa
             placed = sequence < count
             values[sequence[placed]] = sequence_scores[placed]
         problems = ["" if np.isfinite(value) else f"its score is {value}" for value in values]
-        return LearnedScores(
-            (f"role/{role}",), (weight,), np.where(np.isfinite(values), values, np.nan)[:, None], problems
-        )
+        return LearnedScores((name,), (weight,), np.where(np.isfinite(values), values, np.nan)[:, None], problems)
 
-    return RewardSource(submit, collect, (f"role/{role}",))
+    return RewardSource(submit, collect, (name,))
 
 
 def judge_source(judge: OpenJudge) -> RewardSource:

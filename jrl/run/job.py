@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
-from jrl.experiment import Config, Offline, Online, Stage, optimizers, row_of, stage_names
+from jrl.experiment import Config, Offline, Online, Stage, check_components, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StageArrays, StagePrograms
@@ -34,7 +34,7 @@ from jrl.rollout.evaluate import Evaluator
 from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
-from jrl.rollout.sources import RewardSource, judge_source, role_source
+from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
 from jrl.run import programs
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
@@ -64,13 +64,13 @@ from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
-from jrl.tasks.data.survey import texts_of
-from jrl.tasks.envs.contract import Source, named_verifiers
+from jrl.tasks.data.survey import answered_conversations, texts_of
+from jrl.tasks.envs.contract import Source, named_verifiers, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
 from jrl.tasks.tokenizers import load as load_tokenizer
-from jrl.types import Array
+from jrl.types import Array, PackedBatch, TrainState
 
 TOKENIZER_TEXTS = 4096  # most examples of the run whose texts a tokenizer is trained on
 
@@ -251,7 +251,10 @@ def open_job(
         stack.callback(scorer.close)
         classifier = None
         if config.reward is not None:
-            classifier = open_reward_model(config.reward, policy.mesh, policy.program_cache, folder, display.phase)
+            answered = functools.partial(answered_conversations, source, config.data)
+            classifier = open_reward_model(
+                config.reward, policy.mesh, policy.program_cache, folder, display.phase, answered
+            )
         if config.judges:
             display.phase("judges")
         judges = open_judges(config.judges, folder, stop.is_set)
@@ -300,8 +303,9 @@ def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]
     count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
     streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
-    if any(isinstance(stage, Online) and stage.curriculum is not None for stage in config.stages):
-        streams[0].outcomes = no_outcomes(len(source))
+    curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
+    if curricula:
+        streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
     return streams
 
 
@@ -343,6 +347,8 @@ def open_stages(
             )
             continue
         sources = reward_sources(stage, own, classifier, judges)
+        components = (*scorer.component_names, *(name for source in sources for name in source.names))
+        check_components(stage, components)
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -354,7 +360,7 @@ def open_stages(
             prompts=stage.prompts,
             samples=stage.samples,
             prompt_length=config.data.prompt_length,
-            components=(*scorer.component_names, *(name for source in sources for name in source.names)),
+            components=components,
             curriculum=stage.curriculum,
         )
         stages.append(
@@ -377,6 +383,7 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
         optimizer=as_numbers(stage.optimizer),
         critic_optimizer=as_numbers(optimizers(stage).get(CRITIC)),
         router=as_numbers(stage.learner.router),
+        shaping=as_numbers(stage.shaping) if isinstance(stage, Online) else None,
     )
 
 
@@ -384,8 +391,18 @@ def reward_sources(
     stage: Online, own: StagePrograms, classifier: OpenClassifier | None, judges: Sequence[OpenJudge]
 ) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
-    scores_of = lambda role: lambda state, packed: own.scores(weights_of(state.models, role), packed)
-    from_roles = [role_source(role, weight, scores_of(role)) for role, weight in stage.rewards.items()]
+    scores_of = lambda role, state, packed: own.scores(weights_of(state.models, role), packed)
+
+    def from_role(role: str, weight: float) -> RewardSource:
+        return roles_source(f"role/{role}", weight, functools.partial(scores_of, role))
+
+    def together(state: TrainState, packed: PackedBatch) -> Array:
+        return own.combine([scores_of(role, state, packed) for role in stage.rewards])
+
+    if stage.ensemble is None:
+        from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
+    else:
+        from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
     return (*([] if classifier is None else [reward_model_source(classifier)]), *map(judge_source, judges), *from_roles)
 
 

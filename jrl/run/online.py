@@ -13,6 +13,7 @@ from jrl.algos.contract import Objective
 from jrl.experiment import Online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.previous import previous_roles
 from jrl.learning.step import Learned, Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
 from jrl.rollout.collect import (
     Collected,
@@ -57,7 +58,7 @@ class Stepped(NamedTuple):
     """What a step left behind."""
 
     state: TrainState
-    waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
+    waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
     metrics: dict[str, Array | float]
     batch: Collected | None  # None: nothing was sampled
     learned: Learned
@@ -66,8 +67,8 @@ class Stepped(NamedTuple):
 def step(
     stage: OnlineStage,
     state: TrainState,
-    waiting: Draw | None,
-    draws_next: bool,
+    waiting: Sequence[Draw],
+    draws_ahead: int,
     done: int,
     phase: Callable[..., None],
     stop: Stop,
@@ -75,8 +76,9 @@ def step(
     """Returns the state after one step, with what it sampled.
 
     Args:
-      waiting: the completions to learn from, where they are already being drawn; None: they are drawn now.
-      draws_next: the completions of the next step are drawn before this one is learned from (lag = 1).
+      waiting: the completions to learn from and those of the steps after, as far as they are being drawn already.
+      draws_ahead: so many steps after this one have their completions drawn before this one is learned from: with
+        enough steps left, Online.lag. At the first step that is by its own weights, as version max(0, t - lag) asks.
       done: steps of the stage before this one.
       phase: called with what the step does, and with (done, total) where that is counted.
       stop: asked while completions are scored.
@@ -85,8 +87,9 @@ def step(
     """
     phase("sampling")
     version = state.models["policy"].version
-    current = waiting or draw(stage.sampler, weights_of(state.models, "policy").params, version)
-    following = draw(stage.sampler, weights_of(state.models, "policy").params, version) if draws_next else None
+    missing = range(len(waiting), 1 + draws_ahead)
+    newest = lambda: draw(stage.sampler, weights_of(state.models, "policy").params, version)
+    current, *following = [*waiting, *(newest() for _ in missing)]
 
     submitted = send(stage, state, current)
     phase("scoring", done=0, total=len(submitted.texts))
@@ -97,12 +100,13 @@ def step(
     rounds = [batch]
     most = stage.objective.refill(stage.config.objective)
     if most is not None:
+        judged = (stage.arrays.objective, stage.arrays.shaping)
 
         def refill() -> Collected:
             rounds.append(wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state)))))
             return rounds[-1]
 
-        keep = lambda found: stage.programs.keep(found.rollout, found.scores, stage.arrays.objective)
+        keep = lambda found: stage.programs.keep(found.rollout, found.scores, *judged)
         filled = refilled(batch, stage.config.samples, most, refill, keep, stage.sampler)
         if filled.rollout is not batch.rollout:
             minibatches = pack_and_prepare(stage, state, filled.rollout, filled.host)
@@ -120,15 +124,15 @@ def step(
         warms_up=done < stage.config.critic_warmup,
     )
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, following, {**metrics, **batch.metrics, **outcomes}, batch, learned)
+    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch, learned)
 
 
 def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array]:
-    """Returns the policy's parameters that refills of a step are drawn with, and their version: with lag 1 those of the
-    version before."""
+    """Returns the policy's parameters that refills of a step are drawn with, and their version: max(0, t - lag)."""
     version = state.models["policy"].version
     if stage.config.lag:
-        return weights_of(state.models, "previous").params, stage.programs.before(version)
+        oldest = previous_roles(stage.config.lag)[-1]
+        return weights_of(state.models, oldest).params, stage.programs.before(version)
     return weights_of(state.models, "policy").params, version
 
 
@@ -174,12 +178,13 @@ def abstract_step(
     policy = state.models["policy"]
     rollout = p.sample(weights_of(state.models, "policy").params, *inputs.sampling(policy.version))
     packed = p.pack(rollout, plan, inputs.temperature)
-    for role in config.rewards:
-        p.scores(weights_of(state.models, role), packed)
+    scores_of_roles = [p.scores(weights_of(state.models, role), packed) for role in config.rewards]
+    if p.combine is not None:
+        p.combine(scores_of_roles)
     minibatch = prepare(p, state, "policy", packed, plan)
     scores = inputs.scores(rollout)
     if p.keep is not None:
-        p.keep(rollout, scores, inputs.arrays.objective)
+        p.keep(rollout, scores, inputs.arrays.objective, inputs.arrays.shaping)
         if config.lag:
             p.before(policy.version)
     minibatches = [minibatch] * config.learner.minibatches

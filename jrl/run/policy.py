@@ -36,9 +36,9 @@ from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
-PLAIN_PROMPT, PLAIN_COMPLETION = 128, 256
+PLAIN_LENGTHS = {"Data.prompt_length": 128, "Sampler.completion_length": 256}
 PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()",
-         f"Data.prompt_length={PLAIN_PROMPT}", f"Sampler.completion_length={PLAIN_COMPLETION}")  # fmt: skip
+         *(f"{name}={value}" for name, value in PLAIN_LENGTHS.items()))  # fmt: skip
 
 OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
 
@@ -149,8 +149,10 @@ def role_heads(policy: Policy, role: str) -> PyTree:
     if role not in heads:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
+    outputs = max((need.value_outputs for need in needs if need.values), default=1)
     key = jax.eval_shape(jax.random.key, 0)
-    shapes = jax.eval_shape(lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype), key)
+    fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, value_outputs=outputs)
+    shapes = jax.eval_shape(fresh, key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
 
 
@@ -176,7 +178,7 @@ def open_published(
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
     published_bindings = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
     if file is None:
-        published_bindings += [*PLAIN, *lengths_that_fit(folder), *generation_defaults(folder)]
+        published_bindings += [*plain_bindings(folder), *generation_defaults(folder)]
     elif there:
         published_bindings += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
     bound = {name_of(binding) for binding in bindings}
@@ -200,13 +202,14 @@ def open_published(
     return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
 
 
-def lengths_that_fit(folder: Path) -> list[str]:
-    """Returns bindings of shorter lengths than PLAIN's where the model has learned fewer positions; [] elsewhere."""
+def plain_bindings(folder: Path) -> list[str]:
+    """Returns PLAIN, with shorter lengths in the same proportion where the model has learned fewer positions."""
     longest = decoder_of(Published(path=str(folder)))[1].learned_positions
-    if longest is None or longest >= PLAIN_PROMPT + PLAIN_COMPLETION:
-        return []
-    prompt = max(1, longest * PLAIN_PROMPT // (PLAIN_PROMPT + PLAIN_COMPLETION))
-    return [f"Data.prompt_length={prompt}", f"Sampler.completion_length={longest - prompt}"]
+    if longest is None or longest >= sum(PLAIN_LENGTHS.values()):
+        return list(PLAIN)
+    prompt = max(1, longest * PLAIN_LENGTHS["Data.prompt_length"] // sum(PLAIN_LENGTHS.values()))
+    fitting = zip(PLAIN_LENGTHS, (prompt, longest - prompt))
+    return [*(b for b in PLAIN if name_of(b) not in PLAIN_LENGTHS), *(f"{name}={value}" for name, value in fitting)]
 
 
 def name_of(binding: str) -> str:

@@ -16,7 +16,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrl.algos.contract import Objective
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
-from jrl.experiment import RESERVED_ROLES, Config, Online, Stage, Tables, optimizers, row_of, stage_names
+from jrl.experiment import (
+    Config,
+    Online,
+    Stage,
+    Tables,
+    completion_length,
+    is_reserved,
+    optimizers,
+    row_of,
+    stage_names,
+)
 from jrl.learning import credit, layout, learner, pack
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC, begin_critic, of_critic, of_policy
@@ -25,6 +35,7 @@ from jrl.learning.optimizer import begin
 from jrl.learning.optimizer import check as check_optimizer
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
+from jrl.learning.previous import previous_roles
 from jrl.learning.step import StagePrograms
 from jrl.models import decoder
 from jrl.models.adapters.lora import adapted
@@ -33,6 +44,7 @@ from jrl.models.heads import VALUE, fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
 from jrl.rollout import sampler
+from jrl.rollout.ensembles import Ensemble, aggregate
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
@@ -84,14 +96,14 @@ def padded_prompts(stage: Online, mesh: Mesh) -> int:
     return -(-stage.prompts // shards) * shards
 
 
-def width_of(config: Config) -> int:
-    """Returns T: the tokens of the longest prompt and completion."""
-    return config.data.prompt_length + config.sampler.completion_length
+def width_of(stage: Stage, config: Config) -> int:
+    """Returns T of a stage: the tokens of its longest prompt and completion."""
+    return config.data.prompt_length + completion_length(stage, config)
 
 
 def packed_shape(stage: Stage, config: Config, tables: Tables, mesh: Mesh) -> Shape:
     """Returns the packed shape of one optimizer step of a stage."""
-    width, shards = width_of(config), batch_shards(mesh)
+    width, shards = width_of(stage, config), batch_shards(mesh)
     if isinstance(stage, Online):
         if row_of(tables, "algos", stage.objective).pairs is not None:  # a group is compared, and lies in one row
             sequences = padded_prompts(stage, mesh) * stage.samples
@@ -137,7 +149,7 @@ def begin_stage(
     config: Any,
     model: Model,
     cfg: Any,
-    keeps_previous: bool,
+    num_previous: int,
     critic: str | None = None,
     critic_optimizer: Any = None,
 ) -> TrainState:
@@ -146,27 +158,29 @@ def begin_stage(
 
     Args:
       trains: the role that learns. optimizer: its configuration. config: the objective's. cfg: the model's.
+      num_previous: versions of it before the newest that are held.
       critic: the role that a critic of its own begins as a copy of; None: there is none.
       critic_optimizer: that critic's.
     """
     needs = objective.needs(config)
-    models = {role: model.replace(opt_state=None) for role, model in state.models.items() if role not in RESERVED_ROLES}
+    models = {role: model.replace(opt_state=None) for role, model in state.models.items() if not is_reserved(role)}
     own = models[trains] if trains in models else copy_of(models["policy"])
     if critic is not None:
         needs = needs._replace(values=False)
         source = models[critic]
-        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg)[VALUE]
-        models[CRITIC] = begin_critic(source, source.shares or critic, zeros)
-    missing = [head for head in needs.heads if head not in own.heads]
+        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg, needs.value_outputs)[VALUE]
+        models[CRITIC] = begin_critic(source, source.shares or critic, zeros, needs.value_outputs)
+    fits = lambda head: head in own.heads and (head != VALUE or own.heads[head].shape[-1] == needs.value_outputs)
+    missing = [head for head in needs.heads if not fits(head)]
     if missing:
-        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg)})
+        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg, needs.value_outputs)})
     leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
     opt_state = begin(optimizer, Weights(own.params, own.heads), leaves_of(own))
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
     if needs.reference:
         models["reference"] = copy_of(own, own.shares or trains)
-    if keeps_previous:
-        models["previous"] = copy_of(own)
+    for role in previous_roles(num_previous):
+        models[role] = copy_of(own)
     if optimizer.average is not None:
         models[AVERAGE] = copy_of(own, own.shares or trains).replace(heads=copy_leaves(own.heads))
     models[trains] = own
@@ -177,10 +191,10 @@ def begin_stage(
     return state.replace(models=models, objective=objective.init_state(config))
 
 
-def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any) -> dict[str, Array]:
+def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, value_outputs: int) -> dict[str, Array]:
     """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
     named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
-    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN))
+    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), value_outputs)
 
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
@@ -200,7 +214,8 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         build_stage(stage, name, config, tables, model, cfg, tokenizer, mesh, cache)
         for stage, name in zip(config.stages, names)
     ]
-    evaluated = config.eval and sampling(config, config.eval.samples, model, cfg, tokenizer)
+    longest = config.sampler.completion_length
+    evaluated = config.eval and sampling(config, config.eval.samples, longest, model, cfg, tokenizer)
     return Programs(
         init=cache.program("init", functools.partial(initial_state, cfg=cfg, model=model)),
         init_from=cache.program("init_from", functools.partial(state_from, cfg=cfg, model=model), donate_argnums=0),
@@ -209,14 +224,17 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
     )
 
 
-def sampling(config: Config, samples: int, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
-    """Returns the sampler's program of a run, for so many completions of each prompt."""
+def sampling(
+    config: Config, samples: int, longest: int, model: Model, cfg: Any, tokenizer: Any, greedy_samples: int = 0
+) -> Callable[..., Rollout]:
+    """Returns the sampler's program of a run, for so many completions of each prompt, of at most `longest` tokens."""
     return functools.partial(
         sampler.program,
         model=model,
         model_cfg=cfg,
         samples=samples,
-        completion_length=config.sampler.completion_length,
+        greedy_samples=greedy_samples,
+        completion_length=longest,
         slots=config.sampler.slots,
         layers=config.sampler.layers,
         layout=config.sampler.layout,
@@ -242,7 +260,8 @@ def build_stage(
     needs, online = objective.needs(stage.objective), isinstance(stage, Online)
     learned = model if stage.learner.layers == "scanned" else unrolled(model)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.logprob_chunk)
-    judged = dict(objective=objective, max_completion=config.sampler.completion_length)
+    longest = completion_length(stage, config)
+    judged = dict(objective=objective, max_completion=longest)
     trained, updated = optimizers(stage), objective
     has_critic = CRITIC in trained
     if has_critic:
@@ -269,20 +288,32 @@ def build_stage(
     return StagePrograms(
         begin=program(
             "begin",
-            functools.partial(begin_stage, **starts, model=model, cfg=cfg, keeps_previous=refills and stage.lag > 0),
+            functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=stage.lag if refills else 0),
             donate_argnums=0,
         ),
-        sample=program("sample", sampling(config, stage.samples, model, cfg, tokenizer)) if online else None,
+        sample=program(
+            "sample", sampling(config, stage.samples, longest, model, cfg, tokenizer, int(needs.greedy_sample))
+        )
+        if online
+        else None,
         pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
-        recompute=program("recompute", functools.partial(learner.recompute, fields=fields, **static))
+        recompute=program(
+            "recompute", functools.partial(learner.recompute, fields=fields, value_bins=needs.value_bins, **static)
+        )
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
-        critic_values=program("critic_values", functools.partial(learner.recompute, fields=("old_values",), **static))
+        critic_values=program(
+            "critic_values",
+            functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),
+        )
         if has_critic
         else None,
         scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
         if online and stage.rewards
+        else None,
+        combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))
+        if online and stage.ensemble is not None
         else None,
         credit=judging("credit", credit.credit) if online else None,
         finish=program(
@@ -312,15 +343,20 @@ def build_stage(
         if has_critic and stage.critic_warmup
         else None,
         keep=judging("keep", credit.kept_rows) if refills else None,
-        before=program("before", version_before),
+        before=program("before", functools.partial(version_before, lag=stage.lag if online else 0)),
         mean=program("mean", learner.step_metrics),
         copy=program("copy", copy_leaves),
     )
 
 
-def version_before(version: Array) -> Array:
-    """Returns max(version - 1, 0)."""
-    return jnp.maximum(version - 1, 0)
+def combined_scores(scores: Sequence[Array], *, ensemble: Ensemble) -> Array:
+    """Returns one score from those of several roles, [M, R, S] each (R11)."""
+    return aggregate(ensemble, jnp.stack(scores))
+
+
+def version_before(version: Array, *, lag: int) -> Array:
+    """Returns max(version - lag, 0)."""
+    return jnp.maximum(version - lag, 0)
 
 
 def copy_leaves(tree: PyTree) -> PyTree:

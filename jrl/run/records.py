@@ -71,7 +71,7 @@ class Progress(NamedTuple):
     """What a run carries from step to step besides the data position. All of it is in the checkpoint."""
 
     state: TrainState
-    waiting: Draw | None  # completions already being drawn for the next step (lag = 1)
+    waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
     stage: int  # the stage that the state belongs to; -1: none has begun
 
 
@@ -126,8 +126,8 @@ def restore(job: Job) -> Progress:
     for step in reversed(job.run_state.steps()):
         state, i = state_shape(inputs, step), stage_at(job.config, step)
         target = {"state": state}
-        if draws_next(job.config, step):
-            target["waiting"] = rollout_shape(inputs, i, state)
+        for name in waiting_names(draws_ahead(job.config, step)):
+            target[name] = rollout_shape(inputs, i, state)
         if job.stream.outcomes is not None:
             target["outcomes"] = job.stream.outcomes._asdict()
         try:
@@ -153,7 +153,7 @@ def restore(job: Job) -> Progress:
             paths.rename(metrics, aside)
             job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
         open_files(job, 0, 0)
-        return Progress(beginning(job), None, stage=-1)
+        return Progress(beginning(job), (), stage=-1)
     data = host["data"]
     for stage in job.stages:
         if isinstance(stage, OfflineStage) and stage.name not in data["stages"]:
@@ -165,13 +165,13 @@ def restore(job: Job) -> Progress:
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
     open_files(job, host["metrics_offset"], host["rollout_rows"], host.get("metrics_sha256"))
-    waiting = None
     for stage in job.stages:
         if isinstance(stage, OfflineStage):
             stage.stream.set_state(data["stages"][stage.name])
-    if "waiting" in tree:
+    names, waiting = waiting_names(draws_ahead(job.config, job.done)), []
+    for name in names:
         sampler = job.stages[stage_at(job.config, job.done)].sampler
-        waiting = Draw(tree["waiting"], redraw_prompts(sampler, data["waiting"]), data["waiting"])
+        waiting.append(Draw(tree[name], redraw_prompts(sampler, data[name]), data[name]))
     if "outcomes" in tree:
         job.stream.outcomes = Outcomes(**tree["outcomes"])
     # Refills of the last step may have moved the stream past the prompts that were under way.
@@ -179,7 +179,7 @@ def restore(job: Job) -> Progress:
     job.display.note(resume_message(job.done, job.total))
     if set_aside := job.run_state.condemned():
         job.display.note(condemned_message(set_aside))
-    return Progress(tree["state"], waiting, stage=stage_at(job.config, job.done))
+    return Progress(tree["state"], tuple(waiting), stage=stage_at(job.config, job.done))
 
 
 def check_not_removed(job: Job) -> None:
@@ -200,13 +200,19 @@ def unused_name(folder: Path, name: str) -> Path:
     return next(path for n in itertools.count(1) if not paths.exists(path := folder / f"{name}.{n}"))
 
 
-def draws_next(config: Config, done: int) -> bool:
-    """Whether completions of the next step are under way after `done` steps. Not after the last step of a stage, unless
-    it is the last stage, which may go on."""
+def draws_ahead(config: Config, done: int) -> int:
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
+    the stage has left, unless it is the last stage, which may go on."""
     i = stage_at(config, done)
-    if i < 0 or not isinstance(config.stages[i], Online) or not config.stages[i].lag:
-        return False
-    return i + 1 == len(config.stages) or done < starts(config)[i] + config.stages[i].steps
+    if i < 0 or not isinstance(config.stages[i], Online):
+        return 0
+    stage = config.stages[i]
+    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+
+
+def waiting_names(count: int) -> list[str]:
+    """Returns the names in a checkpoint of the draws under way, in the order of their steps: waiting, waiting_2, ..."""
+    return [f"waiting_{i}" if i > 1 else "waiting" for i in range(1, count + 1)]
 
 
 def beginning(job: Job) -> TrainState:
@@ -265,9 +271,8 @@ def save(job: Job, progress: Progress) -> None:
     offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
     stored = {stage.name: stage.stream.get_state() for stage in offline}
     data: dict[str, Any] = {"train": job.stream.get_state(), "stages": stored}
-    if progress.waiting is not None:
-        tree["waiting"] = progress.waiting.rollout
-        data["waiting"] = progress.waiting.position
+    for name, drawn in zip(waiting_names(len(progress.waiting)), progress.waiting):
+        tree[name], data[name] = drawn.rollout, drawn.position
     if job.stream.outcomes is not None:
         tree["outcomes"] = job.stream.outcomes._asdict()
     with job.timed("checkpoint"):

@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.ops.fingerprint import fingerprint
-from jrl.rollout.rewards import OpenClassifier, RewardModel, open_classifier
+from jrl.rollout.rewards import OpenClassifier, RewardModel, normalization, normalized, open_classifier
 from jrl.run.identity import REWARD, RefusedIdentity
+from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.published import HuggingFace
 from jrl.tasks.tokenizers.published import build as build_tokenizer
 
 
 def open_reward_model(
-    config: RewardModel, mesh: Mesh, cache: ProgramCache, folder: Path, phase: Callable[[str], None]
+    config: RewardModel,
+    mesh: Mesh,
+    cache: ProgramCache,
+    folder: Path,
+    phase: Callable[[str], None],
+    demonstrations: Callable[[int], Sequence[Sequence[Message]]],
 ) -> OpenClassifier:
     """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
+
+    Args:
+      demonstrations: (how many) -> conversations with a good answer, of the run's own data; its scores are normalized
+        on them (R10, R11) when the run begins, and stay as they were then.
 
     Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
       the file that says which is gone or incomplete.
     """
-    path, record = config.path, folder / REWARD
+    record = folder / REWARD
+    where = ", ".join(published.path for published in config.published)
     resumed = paths.exists(folder / "manifest.json")
     if resumed and not paths.exists(record):
         raise RefusedIdentity(
@@ -35,27 +47,44 @@ def open_reward_model(
         )
     began = paths.read_object(record) if resumed else {}
     names = {"fingerprint": "weights", "config.json": "config.json", "tokenizer": "tokenizer or chat template"}
-    if resumed and (missing := [repr(key) for key in (*names, "date") if key not in began]):
+    recorded = (*names, "date", *(("center", "scale") if config.normalize_on is not None else ()))
+    if resumed and (missing := [repr(key) for key in recorded if key not in began]):
         raise RefusedIdentity(
             f"{record} has no {' and no '.join(missing)}; it records which reward model the run began with. "
             "Restore it, or use another --run"
         )
-    tokenizer = build_tokenizer(HuggingFace(path=path, date=began.get("date")), ())
+    tokenizer = build_tokenizer(HuggingFace(path=config.path, date=began.get("date")), ())
     on_progress = lambda done, total: phase(f"reading the reward model: {100 * done // total} %")
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
     content = {
         "fingerprint": f"{int(jax.jit(fingerprint)(classifier.params)):08x}",  # of the weights
-        "config.json": hashlib.sha256(
-            paths.read_foreign(Path(path) / "config.json", paths.MOST_OBJECT_BYTES, path)
-        ).hexdigest(),
+        "config.json": digest_of([Path(published.path) / "config.json" for published in config.published]),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }
     if resumed and (strange := [name for key, name in names.items() if began[key] != content[key]]):
         raise RefusedIdentity(
-            f"the {' and the '.join(strange)} in {path} are not those that {folder} began with; restore those, or "
+            f"the {' and the '.join(strange)} in {where} are not those that {folder} began with; restore those, or "
             "use another --run"
         )
+    if config.normalize_on is not None:
+        if resumed:
+            center, scale = np.array(began["center"], np.float32), np.array(began["scale"], np.float32)
+        else:
+            phase("scoring demonstrations")
+            examples = demonstrations(config.normalize_on)
+            center, scale = normalization(classifier, examples, unit=bool(config.members))
+        content |= {"center": center.tolist(), "scale": scale.tolist()}  # of every member, by label
+        classifier = normalized(classifier, center, scale)
     if not resumed:
         paths.write_bytes_atomic(record, json.dumps(content).encode() + b"\n")
     return classifier
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """Returns the SHA-256 of a file, or of the digests of several."""
+    read = lambda file: paths.read_foreign(file, paths.MOST_OBJECT_BYTES, file.parent)
+    digests = [hashlib.sha256(read(file)) for file in files]
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()

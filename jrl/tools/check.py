@@ -145,14 +145,14 @@ def check_stored_source(name: str, row: Any, examples: Sequence[Example] = ()) -
     """Yields the contract tests of jrl.tasks.data.stored: units of adjacent rows that fit, the same twice, or a cause.
 
     Args:
-      examples: of the parts' own environments; plain ones with an answer and a rejected one are tried too.
+      examples: of the parts' own environments; plain ones with an answer, a rejected one and a label are tried too.
     """
     try:
         config = row.config()
     except (TypeError, ValueError) as error:
         yield Finding(name, "has defaults", str(error))
         return
-    plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5"}) for text in TEXTS]
+    plain = [dataclasses.replace(PLAIN, answer=text, info={"rejected": "5", "label": 1}) for text in TEXTS]
     visits = [Visit(example, (0, i), (1, 2)) for i, example in enumerate([*plain, PLAIN, *examples])]
     tokenizer, width = TOKENIZERS["Bytes"].build(TOKENIZERS["Bytes"].config(), TEXTS), 16
 

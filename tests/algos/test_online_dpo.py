@@ -64,9 +64,28 @@ def test_pairs_of_a_minibatch_are_targets_of_its_places():
     assert total == len(set(unit[unit >= 0])) > 2
 
 
+def test_other_pairs_of_a_group():
+    groups = sample_groups()  # as above; lengths decide between rows of equal reward
+    pairing = lambda **config: np.asarray(
+        OBJECTIVE.pairs(OnlineDPO(**config), groups, OBJECTIVE.shape(OnlineDPO(**config), groups)).unit
+    )
+    lengths = np.asarray(groups.action_mask).sum(1)
+    two = pairing(pairing="best_two", length_penalty=0.01)
+    # The best two of group 0 are its right rows, 0 and 3, where their lengths differ.
+    assert set(np.flatnonzero(two == 0)) == ({0, 3} if lengths[0] != lengths[3] else set())
+    assert (pairing(pairing="best_two")[:4] == -1).all()
+    random = pairing(pairing="best_random")
+    assert random[9] in (2, -1) and (random == 1).sum() == 0 and (random >= 0).sum() in (0, 2, 4)
+
+
 @pytest.mark.parametrize(
     "config, message",
-    [(OnlineDPO(beta=0.0), r"OnlineDPO\.beta = 0\.0"), (OnlineDPO(margin=-1.0), r"OnlineDPO\.margin = -1\.0")],
+    [
+        (OnlineDPO(pairing="worst"), r"OnlineDPO\.pairing = 'worst'"),
+        (OnlineDPO(length_penalty=0.0), r"OnlineDPO\.length_penalty = 0\.0"),
+        (OnlineDPO(beta=0.0), r"OnlineDPO\.beta = 0\.0"),
+        (OnlineDPO(margin=-1.0), r"OnlineDPO\.margin = -1\.0"),
+    ],
 )
 def test_illegal_values_are_refused(config, message):
     with pytest.raises(ValueError, match=message):

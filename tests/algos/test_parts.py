@@ -67,6 +67,8 @@ def test_every_public_function_of_the_parts_modules_is_listed_or_serves_a_listed
     formulas += ("sequence_ratio", "geometric_mean", "decoupled", "mix_policy", "mirror_descent", "rejection_sampling")
     formulas += ("offline_advantage", "awr", "likelihood", "gates", "covariance", "trust_region", "token_selection")
     formulas += ("coefficients", "reference", "two_hot")
+    formulas += ("constraints", "ensembles", "gated_reward", "length_rewards", "missing_stop", "reward_telemetry")
+    formulas += ("robust_scale",)
     formulas += ("baselines", "best_of_k", "gae", "stored_advantages", "tree", "turns", "vtrace")
     for module in formulas:
         tree = ast.parse((ROOT / "jrl" / "ops" / f"{module}.py").read_text(encoding="utf-8"))

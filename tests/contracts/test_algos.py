@@ -123,6 +123,14 @@ def test_an_unknown_importance_level_is_refused(name):
         ALGOS[name].check(ALGOS[name].config(importance=TruncatedImportance(level="row")), FACTS)
 
 
+@pytest.mark.parametrize("name", WITH_IMPORTANCE)
+def test_importance_weights_with_a_cap_let_the_lag_be_any(name):
+    bounded = ALGOS[name].corrects_staleness
+    assert bounded(ALGOS[name].config(importance=TruncatedImportance()))
+    # M2PO drops the tokens that are worst, whatever their weights.
+    assert bounded(ALGOS[name].config(importance=None)) == (name in ("M2PO", "VTracePPO"))
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_a_negative_entropy_bonus_is_refused(name):
     with pytest.raises(ValueError, match=f"{name}.entropy_bonus"):
@@ -248,24 +256,27 @@ def test_it_learns_to_say_a_stored_word(name):
 
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_it_learns_which_of_two_is_preferred(name):
-    """Sequences are vectors, and what is said of one is linear in it: every pair ends in the right order."""
+    """Sequences are vectors, and what is said of one rises with a linear function of it, a log-prob staying below 0:
+    every pair ends in the right order."""
     objective = ALGOS[name]
     config, optimizer = default_config(objective), optax.adam(0.05)
     needs, state = objective.needs(config), objective.init_state(config)
     features = jnp.asarray(np.random.default_rng(5).normal(size=(1, 8, 6)), jnp.float32)  # four pairs
     given = Sequences(
         logprob=None,
-        ref_logprob=jnp.zeros((1, 8)) if needs.reference else None,
+        ref_logprob=jnp.full((1, 8), -3 * np.log(2.0), jnp.float32) if needs.reference else None,
         length=jnp.full((1, 8), 3, jnp.int32),
         score=None,
         label=jnp.tile(jnp.array([1.0, 0.0]), 4)[None],
         unit=jnp.repeat(jnp.arange(4, dtype=jnp.int32), 2)[None],
         mask=jnp.ones((1, 8), bool),
+        baseline=jnp.zeros((1, 8)),
     )
 
     def loss(w):
         values = features @ w
-        sequences = given.replace(logprob=values if needs.logprobs else None, score=values if needs.score else None)
+        logprob = 3 * jax.nn.log_sigmoid(values)
+        sequences = given.replace(logprob=logprob if needs.logprobs else None, score=values if needs.score else None)
         return objective.sequence_loss(config, sequences, state)[0].sum()
 
     def update(carry, _):
@@ -289,7 +300,6 @@ def test_rows_may_be_sharded_over_data(name):
     groups, tokens = conformance.sample_groups(), twice(conformance.sample_tokens())
     sequences = twice(conformance.sample_sequences(objective.unit_size))
 
-    @jax.jit
     def run(groups, tokens, sequences):
         actual = []
         if objective.advantages is not None:
@@ -308,7 +318,7 @@ def test_rows_may_be_sharded_over_data(name):
     mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])
     with jax.set_mesh(mesh):
         place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))
-        sharded = run(*jax.tree.map(place, (groups, tokens, sequences)))
+        sharded = jax.jit(run)(*jax.tree.map(place, (groups, tokens, sequences)))
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
 
@@ -334,20 +344,23 @@ def test_truncated_importance_weighs_the_policy_loss(name):
 def test_float64_stays_float64(name):
     objective = ALGOS[name]
     config = everything_on(objective)
-    with jax.enable_x64(True):
-        wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        state = jax.tree.map(wide, objective.init_state(config))
-        groups = jax.tree.map(wide, conformance.sample_groups())
+
+    def run(groups, tokens, sequences, state):
         values = []
         if objective.token_loss is not None:
-            loss, metrics = objective.token_loss(config, jax.tree.map(wide, conformance.sample_tokens()), state)
+            loss, metrics = objective.token_loss(config, tokens, state)
             values += [loss, *(metrics[key] for key in ("ratio", "mismatch_k3") if key in metrics)]
             values += [objective.weights(config, groups.action_mask, 6)]
             values += [objective.denominator(config, groups.action_mask, 12, 6)]
         if objective.advantages is not None:
             values.append(objective.advantages(config, groups, objective.shape(config, groups), state)[0])
         if objective.sequence_loss is not None:
-            sequences = jax.tree.map(wide, conformance.sample_sequences(objective.unit_size))
             values.append(objective.sequence_loss(config, sequences, state)[0])
-        for value in values:
+        return values
+
+    with jax.enable_x64(True):
+        wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        sequences = conformance.sample_sequences(objective.unit_size)
+        given = conformance.sample_groups(), conformance.sample_tokens(), sequences, objective.init_state(config)
+        for value in jax.eval_shape(run, *jax.tree.map(wide, given)):
             assert value.dtype == jnp.float64

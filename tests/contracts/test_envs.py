@@ -16,6 +16,10 @@ from jrl.tasks.verifiers import VERIFIERS
 ROWS = [{"prompt": f"Say {i}.", "answer": str(i), "verifiers": ["Exact"]} for i in range(30)]
 
 
+def addition_of(size):
+    return ENVS["Addition"].config(size=size, seed=1)
+
+
 @pytest.fixture(params=sorted(ENVS))
 def config(request, tmp_path):
     """A small config of each row. A new row needs one here."""
@@ -25,6 +29,7 @@ def config(request, tmp_path):
     sums = ENVS["ReasoningGym"].config(dataset="chain_sum", size=50)
     samples = {
         "Addition": addition,
+        "Cleaned": ENVS["Cleaned"].config(task=ENVS["Addition"].config(size=40), evaluation=(addition_of(5),)),
         "Jsonl": ENVS["Jsonl"].config(path=str(path)),
         "Mixture": ENVS["Mixture"].config(tasks=(addition, sums), weights=(2.0, 1.0)),
         "ReasoningGym": sums,

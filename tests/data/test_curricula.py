@@ -7,7 +7,16 @@ import pytest
 from data_fakes import TOKENIZER, numbered
 
 from jrl.tasks.data import curricula
-from jrl.tasks.data.curricula import DifficultyBand, Outcomes, Prioritized
+from jrl.tasks.data.curricula import (
+    AdaptiveLevel,
+    DifficultyBand,
+    HardFocus,
+    LearningImpact,
+    MostVaried,
+    Prioritized,
+    ProgressMixing,
+    SizeMixing,
+)
 from jrl.tasks.data.prompts import Data, is_held_out
 from jrl.tasks.data.stream import open_stream
 from jrl.tasks.example import visit_uid
@@ -15,23 +24,29 @@ from jrl.tasks.example import visit_uid
 NAN = float("nan")
 
 
+def no_outcomes(size, configs=(), task=None):
+    """Returns the table of a source of `size` examples, of the tasks in turn that there are."""
+    return curricula.no_outcomes(np.zeros(size, np.int32) if task is None else np.array(task, np.int32), configs)
+
+
 def table(rate, judged=None, last=None, step=1):
     rate = np.array(rate, np.float32)
     judged = np.ones(len(rate), np.int32) if judged is None else np.array(judged, np.int32)
     last = np.ones(len(rate), np.int32) if last is None else np.array(last, np.int32)
-    return Outcomes(rate, judged, last, np.asarray(step, np.int32))
+    blank = no_outcomes(len(rate))
+    return blank._replace(rate=rate, judged=judged, last=last, step=np.asarray(step, np.int32))
 
 
 def stream_of(size, config=None, **options):
     config = config or Data(prompt_length=32, held_out_every=None)
     stream = open_stream(numbered(size), TOKENIZER, config, **{"seed": 0, "split": "train", **options})
-    stream.outcomes = curricula.no_outcomes(size)
+    stream.outcomes = no_outcomes(size)
     return stream
 
 
 def test_a_visit_moves_the_running_rate_by_the_mean_of_what_was_judged():
     # prompt 2: the first visit sets (1 + 0) / 2 = 0.5, the masked one left out; the second 0.75 * 0.5 + 0.25 * 1
-    config, before = Prioritized(decay=0.75), curricula.no_outcomes(4)
+    config, before = Prioritized(decay=0.75), no_outcomes(4)
     outcome = np.array([[1.0, 0.0, NAN], [NAN, NAN, NAN]], np.float32)
     valid = np.array([[True, True, False], [False, False, False]])
     after = curricula.recorded(config, before, [2, 3], outcome, valid)
@@ -44,7 +59,7 @@ def test_a_visit_moves_the_running_rate_by_the_mean_of_what_was_judged():
 def test_two_visits_of_one_prompt_in_a_step_count_in_their_order():
     config = Prioritized(decay=0.5)
     outcome = np.array([[1.0], [0.0]], np.float32)
-    after = curricula.recorded(config, curricula.no_outcomes(2), [1, 1], outcome, np.ones((2, 1), bool))
+    after = curricula.recorded(config, no_outcomes(2), [1, 1], outcome, np.ones((2, 1), bool))
     assert after.rate[1] == 0.5 and after.judged[1] == 2
 
 
@@ -135,3 +150,115 @@ def test_metrics_are_shares_of_the_examples():
 def test_a_curriculum_that_could_not_work_is_refused(cls, fields, message):
     with pytest.raises(ValueError, match=message):
         cls(**fields)
+
+
+def visited(config, before, index, rates):
+    """Returns the table after a step that visited examples, each with this success rate."""
+    rates = np.array(rates, np.float32)[:, None]
+    return curricula.recorded(config, before, index, rates, np.ones_like(rates, bool))
+
+
+def test_the_hardest_share_is_visited_and_new_prompts_are_hard():
+    # Rates 0.5, 0.25, 1 and one prompt that was never judged: half of four are it and the one of 0.25.
+    found = table([0.5, 0.25, 1.0, 0.0], judged=[1, 1, 1, 0])
+    assert curricula.weights_of(HardFocus(share=0.5), found).tolist() == [0, 1, 0, 1]
+    forgotten = found._replace(step=np.asarray(9, np.int32))
+    assert curricula.weights_of(HardFocus(share=0.5, forget_after=5), forgotten).tolist() == [1, 1, 0, 0]
+
+
+def test_a_step_visits_few_prompts_that_were_never_solved():
+    # Prompts 0 to 3 were tried and never solved, 4 never tried, 5 solved half of the time.
+    found = table([0, 0, 0, 0, 0, 0.5], judged=[1, 1, 1, 1, 0, 1])
+    order = curricula.order_of(HardFocus(share=1.0, max_unsolved=2), found, 0, 0).tolist()
+    whole = curricula.order_of(HardFocus(share=1.0), found, 0, 0).tolist()
+    assert sorted(whole) == list(range(6))
+    first_two = [i for i in whole if i < 4][:2]
+    assert order == [i for i in whole if i >= 4 or i in first_two]
+
+
+def test_after_the_pilot_the_prompts_that_varied_most_are_visited():
+    config = MostVaried(count=1, pilot=2, visits=2)
+    found = no_outcomes(3, [config])
+    found = visited(config, found, [0, 1, 2], [0.0, 1.0, 0.5])
+    assert curricula.weights_of(config, found).tolist() == [1, 1, 1]
+    found = visited(config, found, [0, 1, 2], [0.5, 0.0, 0.5])
+    # variances 0.0625, 0.25 and 0
+    assert curricula.weights_of(config, found).tolist() == [0, 1, 0]
+    later = visited(config, found, [0, 0, 0], [1.0, 0.0, 1.0])
+    assert curricula.weights_of(config, later).tolist() == [0, 1, 0]  # the pilot is over
+    np.testing.assert_array_equal(later.history, [[0, 0.5], [1, 0], [0.5, 0.5]])
+
+
+def test_a_history_holds_the_first_visits_in_their_order():
+    config = MostVaried(pilot=9, visits=2)
+    found = visited(config, no_outcomes(2, [config]), [0, 0, 0], [0.25, 0.5, 1.0])
+    np.testing.assert_array_equal(found.history, [[0.25, 0.5], [NAN, NAN]])
+
+
+def test_after_the_pilot_the_prompts_that_follow_the_mean_are_visited():
+    config = LearningImpact(pilot=1, visits=3, threshold=0.2, fewest=2)
+    found = no_outcomes(3, [config])
+    assert curricula.weights_of(config, found).tolist() == [1, 1, 1]
+    # Prompt 2 is seen once and left out, of the mean too: that is 0.5, 0.5, 0.5, below 1 by 0.75 squared in all.
+    # Prompt 0: 1 - (0.25 + 0 + 0.25) / 0.75 = 1/3. Prompt 1 mirrors it.
+    found = visited(config, found, [0, 0, 0, 1, 1, 1, 2], [0, 0.5, 1, 1, 0.5, 0, 1])
+    assert curricula.weights_of(config, found).tolist() == [1, 1, 0]
+    assert curricula.weights_of(LearningImpact(pilot=1, visits=3, threshold=0.34), found).tolist() == [0, 0, 0]
+
+
+def test_tasks_have_shares_by_the_root_of_their_size():
+    # 1 and 9 examples: shares 1/4 and 3/4, each of the nine 1/12.
+    found = no_outcomes(10, [SizeMixing()], task=[0] + [1] * 9)
+    np.testing.assert_allclose(curricula.weights_of(SizeMixing(alpha=0.5), found), [0.25] + [1 / 12] * 9)
+    np.testing.assert_allclose(curricula.weights_of(SizeMixing(alpha=1.0), found), [0.1] * 10)
+    assert curricula.metrics(SizeMixing(alpha=0.5), found)["curriculum/task_1"] == pytest.approx(0.75)
+
+
+def test_tasks_have_shares_by_their_progress():
+    # Task 0: 0, 0 then 1, 0.5: 0.75. Task 1: no change. Task 2 has one visit of four and is tried like task 0.
+    config = ProgressMixing(window=4, floor=0.25)
+    found = no_outcomes(4, [config], task=[0, 1, 2, 2])
+    found = visited(config, found, [0] * 5 + [1] * 4 + [2], [1, 0, 0, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 1])
+    np.testing.assert_allclose(curricula.weights_of(config, found), np.array([1, 0.25, 0.5, 0.5]) / 2.25)
+
+
+def test_the_level_rises_and_falls_with_the_success_rate():
+    config = AdaptiveLevel(window=2, up=0.7, down=0.1)
+    found = no_outcomes(4, [config], task=[0, 0, 1, 2])
+    assert curricula.weights_of(config, found).tolist() == [1, 1, 0, 0]
+    found = visited(config, found, [0], [1.0])
+    assert found.level == 0  # one visit of two
+    found = visited(config, found, [1], [0.5])
+    assert found.level == 1 and np.isnan(found.recent).all()  # 0.75 is above 0.7, and the level begins anew
+    assert curricula.weights_of(config, found).tolist() == [0, 0, 1, 0]
+    assert curricula.metrics(config, found)["curriculum/task_1"] == 1
+    down = visited(config, found, [2, 2], [0.0, 0.0])
+    up = visited(config, found, [2, 2], [1.0, 1.0])
+    assert (down.level, up.level) == (0, 2)
+    assert visited(config, up, [3, 3], [1.0, 1.0]).level == 2  # there is none above
+
+
+def test_a_curriculum_of_tasks_is_refused_where_there_is_one():
+    for config in (SizeMixing(), ProgressMixing(), AdaptiveLevel()):
+        with pytest.raises(ValueError, match=r"chooses between tasks, and Config\.task has one"):
+            no_outcomes(3, [config])
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: HardFocus(share=0.0), r"HardFocus\.share"),
+        (lambda: HardFocus(max_unsolved=0), r"HardFocus\.max_unsolved"),
+        (lambda: MostVaried(count=0), r"MostVaried\.count"),
+        (lambda: MostVaried(pilot=0), "MostVaried needs pilot"),
+        (lambda: LearningImpact(threshold=1.0), "LearningImpact needs threshold"),
+        (lambda: LearningImpact(visits=1), "LearningImpact needs pilot"),
+        (lambda: SizeMixing(alpha=2.0), r"SizeMixing\.alpha"),
+        (lambda: ProgressMixing(floor=0.0), "ProgressMixing needs"),
+        (lambda: AdaptiveLevel(up=0.1, down=0.2), "AdaptiveLevel needs"),
+        (lambda: AdaptiveLevel(decay=1.0), r"AdaptiveLevel\.decay"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

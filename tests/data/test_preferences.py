@@ -112,7 +112,7 @@ def test_a_template_names_what_is_missing_first():
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_gives_units_of_adjacent_rows_or_a_cause(name):
     source = SOURCES[name]
-    visits = [visit(str(i), "a" * i, "b" * (i + 1)) for i in range(12)] + [visit("none", None)]
+    visits = [visit(str(i), "a" * i, "b" * (i + 1), label=1) for i in range(12)] + [visit("none", None)]
     rows, counts = source.rows(source.config(), visits, TOKENIZER, 10)
     count = len(rows.length)
     assert 0 < count == source.unit_size * (len(visits) - sum(counts.values())) and sum(counts.values()) > 0
@@ -177,3 +177,10 @@ def test_visits_that_are_neither_rows_nor_counted_are_named():
     silent = lambda *arguments: (SOURCE.rows(*arguments)[0], {})
     (finding,) = check_stored_source("Mine", SOURCE._replace(rows=silent))
     assert finding.problem == "visits are neither rows nor counted"
+
+
+def test_the_strength_of_a_preference_is_its_label():
+    visits = [visit("a", "1", "2", sure=0.75), visit("b", "1", "2"), visit("c", "1", "2", sure=0.5)]
+    rows, counts = pairs_of([*visits, visit("d", "1", "2", sure="0.9")], strength="sure")
+    assert rows.label.tolist() == [0.75, 0.25]
+    assert counts == {"no_strength": 3}

@@ -28,3 +28,13 @@ def test_senseless_sizes_are_refused():
     for wrong in ({"digits": 0}, {"size": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             open_addition(Addition(**wrong))
+
+
+def test_numbers_may_be_small_and_out_of_range_is_refused():
+    source = open_addition(Addition(digits=1, largest=4, size=200))
+    numbers = {int(x) for i in range(200) for x in source[i].messages[0].content.rstrip("=").split("+")}
+    assert numbers == set(range(5))
+    assert source[0].id != open_addition(Addition(digits=1, size=200))[0].id
+    for digits, largest in ((1, 10), (2, 9)):
+        with pytest.raises(ValueError, match=rf"Addition\.largest is {largest}"):
+            open_addition(Addition(digits=digits, largest=largest))

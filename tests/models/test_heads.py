@@ -72,7 +72,7 @@ def test_a_value_head_of_zeros_is_trained_beside_the_weights_or_the_adapters_and
     bare = jax.tree.map(np.asarray, before.models["policy"].params)
     state = begin_stage(
         before, trains="policy", optimizer=AdamW(), objective=objective, config=objective.config(), model=model,
-        cfg=CFG, keeps_previous=False,
+        cfg=CFG, num_previous=0,
     )  # fmt: skip
     policy = state.models["policy"]
     np.testing.assert_array_equal(policy.heads[VALUE], np.zeros((1, 16, 1), np.float32))

@@ -43,3 +43,31 @@ def test_a_pair_is_farther_apart_than_the_margin():
 def test_the_first_row_with_a_flag():
     found = groups.first_row(jnp.array([False, True, True, False]), jnp.array([1, 0, 1, 2]), num_groups=4)
     np.testing.assert_array_equal(found, [1, 2, 4, 4])
+
+
+def of_pairing(fn, reward, group, valid, num_groups, *draw, margin=0.0):
+    found = jax.jit(lambda *x: fn(*x, num_groups=num_groups, margin=margin))(
+        jnp.array(reward), jnp.array(group, jnp.int32), jnp.array(valid, bool), *map(jnp.array, draw)
+    )
+    return map(np.asarray, found)
+
+
+def test_the_best_two_are_paired_by_hand():
+    # Group 0: 1.2 in row 2 before 0.9 in row 0. Group 1: the best two tie, no pair. Group 2: one row alone.
+    reward, group = [0.9, 0.3, 1.2, NAN, 2.0, 2.0, 1.0, 5.0], [0, 0, 0, 0, 1, 1, 1, 2]
+    label, unit = of_pairing(pairs.best_two, reward, group, [1, 1, 1, 0, 1, 1, 1, 1], 3)
+    np.testing.assert_array_equal(unit, [0, -1, 0, -1, -1, -1, -1, -1])
+    np.testing.assert_array_equal(label, [0, 0, 1, 0, 0, 0, 0, 0])
+
+
+def test_the_best_is_paired_with_the_row_of_the_highest_draw_by_hand():
+    # Of rows 1, 2 and 3 row 2 has the highest draw; the draw of the best does not count, nor that of row 4.
+    reward, draw = [3.0, 0.0, 1.0, 2.0, NAN], [0.99, 0.2, 0.7, 0.5, 1.0]
+    label, unit = of_pairing(pairs.best_against_random, reward, [0] * 5, [1, 1, 1, 1, 0], 1, draw)
+    np.testing.assert_array_equal(unit, [0, -1, 0, -1, -1])
+    np.testing.assert_array_equal(label, [1, 0, 0, 0, 0])
+    # Where that row ties with the best there is no preference, though another is worse.
+    _, unit = of_pairing(pairs.best_against_random, [3.0, 3.0, 1.0], [0] * 3, [1] * 3, 1, [0.1, 0.9, 0.2])
+    np.testing.assert_array_equal(unit, [-1, -1, -1])
+    _, unit = of_pairing(pairs.best_against_random, [3.0, 2.5, 1.0], [0] * 3, [1] * 3, 1, [0.1, 0.9, 0.2], margin=0.5)
+    np.testing.assert_array_equal(unit, [-1, -1, -1])

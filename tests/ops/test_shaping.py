@@ -101,3 +101,58 @@ def test_rewards_that_are_all_equal_are_not_whitened():
         shaping.whiten_rewards(jnp.array([[0.1, 0.1]]), jnp.ones((1, 2), bool)), np.float32([[0.1, 0.1]])
     )
     np.testing.assert_array_equal(shaping.whiten_rewards(jnp.full((1, 2), NAN), none), [[0, 0]])
+
+
+def test_exploration_is_mixed_in_by_hand():
+    # 0.8 * 1 + 0.2 * 0.5 = 0.9. What explores beyond 1 or below 0 counts as 1 or 0.
+    got = jax.jit(shaping.exploration_mix)(jnp.array([1.0, 0.0, 1.0]), jnp.array([0.5, 3.0, -1.0]), share=0.8)
+    np.testing.assert_allclose(got, [0.9, 0.2, 0.8], rtol=1e-6)
+
+
+def test_a_progress_bonus_by_hand():
+    # wrong, right: 1 + 10 * 1 = 11; right, wrong: 0 + 10 * -1 = -10; right, right: 1; wrong, wrong: 0
+    first, second = jnp.array([0.0, 1.0, 1.0, 0.0]), jnp.array([1.0, 0.0, 1.0, 0.0])
+    np.testing.assert_allclose(jax.jit(shaping.progress_bonus)(first, second, coefficient=10.0), [11, -10, 1, 0])
+
+
+def test_rewards_of_attempts_are_on_the_last_token_of_each():
+    # Columns: prompt, two tokens of turn 0, a user's token, two of turn 1. The second row's second attempt is missing,
+    # whose reward may be anything; the third row's first attempt is.
+    action = jnp.array([[0, 1, 1, 0, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 0]], bool)
+    turn = jnp.array([[9, 0, 0, 1, 1, 1]] * 3, jnp.int8)
+    run = jax.jit(shaping.attempt_rewards)
+    got = run(jnp.array([0.25, 1.0, 0.5]), jnp.array([1.0, NAN, 1.0]), action, turn, coefficient=2.0)
+    # 1 + 2 * 0.75 = 2.5; 1 + 2 * 0.5 = 2
+    np.testing.assert_allclose(got, [[0, 0, 0.25, 0, 0, 2.5], [0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 2, 0]])
+    total = lambda first: shaping.attempt_rewards(first, jnp.ones(3), action, turn, coefficient=2.0).sum()
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones(3)), 0)
+
+
+def test_potential_shaping_by_hand():
+    # Phi = 0, 0.4, 0.9 and R = 1 at the end: 0 + 0.4 - 0; 0 + 0.9 - 0.4; 1 + 0 - 0.9. Tokens between are no actions.
+    reward, potential = jnp.array([[NAN, 0, 0, NAN, 1.0]]), jnp.array([[NAN, 0, 0.4, NAN, 0.9]])
+    action = jnp.array([[False, True, True, False, True]])
+    got = jax.jit(shaping.potential_shaping)(reward, potential, action, discount=1.0)
+    np.testing.assert_allclose(got, [[0, 0.4, 0.5, 0, 0.1]], rtol=1e-5)
+    # discount 0.5: 0.2 - 0; 0.45 - 0.4; 1 - 0.9
+    got = shaping.potential_shaping(reward, potential, action, discount=0.5)
+    np.testing.assert_allclose(got, [[0, 0.2, 0.05, 0, 0.1]], rtol=1e-5)
+
+
+def test_a_shaped_return_is_the_return_less_the_potential_of_its_state():
+    with jax.enable_x64(True):
+        reward, potential = jax.random.normal(jax.random.key(0), (2, 3, 5), jnp.float64)
+        action = jnp.array([[1, 1, 0, 1, 1], [0, 1, 1, 1, 0], [0, 0, 0, 0, 0]], bool)
+        shaped = shaping.potential_shaping(reward, potential, action, discount=0.9)
+        returns = lambda r: advantages.discounted_returns(r, action, discount=0.9)
+        difference = returns(shaped) - returns(jnp.where(action, reward, 0))
+        np.testing.assert_allclose(difference, jnp.where(action, -potential, 0), atol=1e-12)
+
+
+def test_a_row_whose_potential_is_unknown_is_not_shaped_and_there_is_no_gradient():
+    action = jnp.ones((2, 2), bool)
+    potential = jnp.array([[0.5, NAN], [0.5, 0.25]])
+    got = shaping.potential_shaping(jnp.ones((2, 2)), potential, action, discount=1.0)
+    np.testing.assert_allclose(got, [[1, 1], [0.75, 0.75]])
+    total = lambda phi: shaping.potential_shaping(jnp.ones((2, 2)), phi, action, discount=1.0).sum()
+    np.testing.assert_array_equal(jax.grad(total)(potential), 0)

@@ -10,6 +10,8 @@ import pytest
 
 from jrl.ops import statistics
 from jrl.ops.statistics import (
+    best_of_n,
+    best_of_n_kl,
     bootstrap_interval,
     interquartile_mean,
     majority,
@@ -175,6 +177,29 @@ def test_pass_at_k_refuses_too_few_samples():
         pass_at_k([5], 4, 2)
     with pytest.raises(ValueError, match="k = 0"):
         pass_at_k([1], 4, 0)
+
+
+def test_best_of_n_by_hand():
+    assert best_of_n([[0.1, 0.7, 0.7], [0.5, 0.2, 0.1]]).tolist() == [1, 0]  # the first of two that tie
+    assert best_of_n([[-2.0, -1.0]]).tolist() == [1]
+    # What was not scored is never chosen, and nobody where nothing was.
+    scored = [[True, False, True], [False, True, True], [False] * 3]
+    assert best_of_n([[0.1, 9.0, 0.7], [np.nan, -3.0, -4.0], [1.0] * 3], scored).tolist() == [2, 1, -1]
+    assert best_of_n([[5.0]]).tolist() == [0]
+
+
+def test_the_kl_of_the_best_of_n_by_hand():
+    # log 4 - 3/4 = 1.386294 - 0.75
+    assert best_of_n_kl(4) == pytest.approx(0.636294, abs=1e-6) and best_of_n_kl(1) == 0
+    with pytest.raises(ValueError, match="n = 0"):
+        best_of_n_kl(0)
+
+
+def test_the_bound_is_the_kl_of_the_best_where_no_two_rewards_are_equal():
+    # The best of n of m equally likely answers is the i-th with probability (i^n - (i - 1)^n) / m^n.
+    n, m = 4, 2000
+    share = (np.arange(1, m + 1) / m) ** n - (np.arange(m) / m) ** n
+    assert np.sum(share * np.log(share * m)) == pytest.approx(best_of_n_kl(n), abs=1e-2)
 
 
 def test_majority_by_hand():

@@ -371,6 +371,21 @@ def test_a_stage_that_begins_holds_the_moments_of_the_one_that_ends(small, two_s
     assert budget.begin(away).temporary == 0 and budget.begin(away).optimizer == 8 * PARAMETERS
 
 
+def test_the_queue_of_draws_and_the_older_versions_are_counted(small):
+    corrected = ("DAPO.importance=@TruncatedImportance()", "Online.objective=@DAPO()", "DAPO.max_refills=None")
+    case = small(*corrected, "Online.lag=3", "MeshShape.data=2", devices=2)
+    # 3 draws of half the sequences on each device: token, log-prob and version, mask and turn.
+    tokens = 3 * case.sequences // 2 * case.width
+    assert budget.resident_memory(case).queue == tokens * 14
+    update = lambda case: budget.of_programs(case)["rl.update"].total
+    assert update(case) - update(small(*corrected, "MeshShape.data=2", devices=2)) == tokens * 14
+    # A truncated support adds its log-prob and its size.
+    assert budget.queue_bytes(small(*corrected, "Online.lag=3", "Sampler.top_k=4")) == 2 * tokens * 22
+    assert budget.resident_memory(small()).queue == 0
+    # What refills are drawn by: the policy of 3 versions before it.
+    assert small(*corrected[:2], "Online.lag=3").copies == case.copies + 3
+
+
 REWARD_STAGE = (
     "Config.stages=[@pairs/Offline(), @Online()]",
     "pairs/Offline.source=@Preferences()",

@@ -27,6 +27,13 @@ def without_libtpu(monkeypatch):
     monkeypatch.setattr(compiled, "libtpu_version", lambda: None)
 
 
+@pytest.fixture
+def few_choices(monkeypatch):
+    """A search that tries every mesh, and on each 2 of 4 micro-batches and 2 of 9 numbers of slots."""
+    monkeypatch.setattr(search, "ROWS", (1, 4))
+    monkeypatch.setattr(search, "SLOTS", (8, 64))
+
+
 def test_meshes_use_every_device_once():
     # 8 = 2^3: the ways to share out three factors of 2 among three axes are (3 + 2)! / (3! 2!) = 10.
     actual = list(search.meshes(8))
@@ -34,7 +41,7 @@ def test_meshes_use_every_device_once():
     assert all(math.prod(mesh.values()) == 8 for mesh in actual)
 
 
-def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu):
+def test_the_best_beats_the_configured_layout_and_every_refusal_says_why(without_libtpu, few_choices):
     config, parts = load_config("configs/plan/8b.gin")
     done = search.search(config, parts, parse_topology("v6e:16x16"), [], lambda line: None)
     assert done.fitting[0].step_seconds < done.default.step_seconds
@@ -55,7 +62,7 @@ def test_a_kernel_of_other_devices_is_no_plan(without_libtpu):
             planned(config, parts, topology, [], lambda line: None)
 
 
-def test_what_the_compiler_refuses_is_refused(monkeypatch):
+def test_what_the_compiler_refuses_is_refused(few_choices, monkeypatch):
     config, parts = load_config("configs/plan/0.6b.gin")
     topology = parse_topology("v5e:2x4")
     monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
@@ -93,7 +100,7 @@ def test_prompts_apart_are_tried_in_micro_batches_of_a_whole_group():
     assert {actual["Learner.micro_batch_tokens"] // 25 for actual in tried} == {1, 2, 4, 5, 8}
 
 
-def test_the_smallest_slice_that_fits_is_found(without_libtpu):
+def test_the_smallest_slice_that_fits_is_found(without_libtpu, few_choices):
     config, parts = load_config("configs/plan/8b.gin")
     tried = []
     done = search.smallest(config, parts, CHIPS["v5p"], [], tried.append)
@@ -105,7 +112,7 @@ def test_the_smallest_slice_that_fits_is_found(without_libtpu):
     ]
 
 
-def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(monkeypatch):
+def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(few_choices, monkeypatch):
     config, parts = load_config("configs/plan/0.6b.gin")
     monkeypatch.setattr(compiled, "libtpu_version", lambda: "a version")
     limit = parse_topology("v5e:2x4").chip.limit_bytes
@@ -117,7 +124,7 @@ def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(monkeypa
     assert set(unasked) == {message}
 
 
-def test_what_the_compiler_said_of_one_program_is_not_held_against_another(monkeypatch):
+def test_what_the_compiler_said_of_one_program_is_not_held_against_another(few_choices, monkeypatch):
     """The first layout's sampling takes twice the limit: the next that is asked about is the fastest whose own, by
     arithmetic, is at most half of that one's, however large its update is."""
     config, parts = load_config("configs/plan/0.6b.gin")
@@ -148,7 +155,7 @@ def test_a_stage_is_not_charged_for_the_reference_of_a_later_one(small, two_stag
     assert search.largest(compiled, case) == ("sft.update", budget.resident_memory(warm).total + 1)
 
 
-def test_the_winner_is_written_as_a_configuration(without_libtpu, tmp_path, monkeypatch, capsys):
+def test_the_winner_is_written_as_a_configuration(without_libtpu, few_choices, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "prepare_jax", lambda args, platform=None: None)
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     out = tmp_path / "winner.gin"

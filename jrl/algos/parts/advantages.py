@@ -13,6 +13,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_returns_skip_tokens_the_policy_did_not_sample",
             "tests/ops/test_advantages.py::test_returns_accumulate_within_a_row_only",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -20,7 +21,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.advantages:moving_baseline",
         "inputs": ["reward", "valid", "baseline", "decay"],
         "output": "(advantages [N] float32, baseline [] float32)",
-        "tests": ["tests/ops/test_advantages.py::test_moving_baseline_by_hand"],
+        "tests": [
+            "tests/ops/test_advantages.py::test_moving_baseline_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "A3",
@@ -30,6 +34,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_group_advantages_by_hand",
             "tests/ops/test_advantages.py::test_a_group_of_equal_rewards_gets_exactly_zero",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -37,7 +42,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.advantages:group_centered",
         "inputs": ["reward", "group", "valid", "num_groups"],
         "output": "advantages [N] float32",
-        "tests": ["tests/ops/test_advantages.py::test_group_advantages_by_hand"],
+        "tests": [
+            "tests/ops/test_advantages.py::test_group_advantages_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "A5",
@@ -47,6 +55,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_group_advantages_by_hand",
             "tests/ops/test_advantages.py::test_leave_one_out_equals_the_difference_to_the_others",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -58,6 +67,7 @@ PARTS: list[Part] = [
             "tests/ops/test_baselines.py::test_greedy_baseline_by_hand",
             "tests/ops/test_baselines.py::test_greedy_baseline_needs_no_second_sample_and_its_own_row_gets_zero",
             "tests/ops/test_baselines.py::test_gradient_of_the_greedy_baseline",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -65,21 +75,30 @@ PARTS: list[Part] = [
         "function": "jrl.ops.advantages:whitened_returns",
         "inputs": ["token_reward", "action_mask", "valid", "discount"],
         "output": "advantages [N, T] float32",
-        "tests": ["tests/ops/test_advantages.py::test_whitened_returns_by_hand"],
+        "tests": [
+            "tests/ops/test_advantages.py::test_whitened_returns_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "A8",
         "function": "jrl.ops.advantages:whitened_centered",
         "inputs": ["reward", "group", "valid", "action_mask", "num_groups"],
         "output": "advantages [N, T] float32",
-        "tests": ["tests/ops/test_advantages.py::test_whitened_centered_by_hand"],
+        "tests": [
+            "tests/ops/test_advantages.py::test_whitened_centered_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "A9",
         "function": "jrl.ops.advantages:group_mean_batch_std",
         "inputs": ["reward", "group", "valid", "num_groups", "epsilon"],
         "output": "advantages [N] float32",
-        "tests": ["tests/ops/test_advantages.py::test_group_mean_batch_std_by_hand"],
+        "tests": [
+            "tests/ops/test_advantages.py::test_group_mean_batch_std_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "A10",
@@ -91,6 +110,7 @@ PARTS: list[Part] = [
             "tests/ops/test_baselines.py::test_rows_of_one_length_are_only_centered",
             "tests/ops/test_baselines.py::test_rows_without_a_verdict_or_a_token_set_no_baseline",
             "tests/ops/test_baselines.py::test_equal_rewards_and_groups_of_one_get_exactly_zero",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -103,6 +123,7 @@ PARTS: list[Part] = [
             "tests/ops/test_baselines.py::test_token_optimal_of_equal_norms_is_centering_by_column",
             "tests/ops/test_baselines.py::test_token_optimal_compares_the_rows_that_sampled_there",
             "tests/ops/test_baselines.py::test_token_optimal_of_equal_returns_or_of_certain_tokens_is_exactly_zero",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -115,6 +136,7 @@ PARTS: list[Part] = [
             "tests/ops/test_best_of_k.py::test_its_expectation_is_the_gradient_of_pass_at_k",
             "tests/ops/test_best_of_k.py::test_where_any_k_rows_hold_a_right_one_all_get_exactly_zero",
             "tests/ops/test_best_of_k.py::test_a_group_with_fewer_rows_than_k_gets_zero",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -125,6 +147,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_best_of_k.py::test_best_minus_second_by_hand",
             "tests/ops/test_best_of_k.py::test_a_missing_reward_enters_no_statistic_and_order_does_not_matter",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -135,6 +158,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_best_of_k.py::test_relative_to_mean_by_hand",
             "tests/ops/test_best_of_k.py::test_relative_to_mean_does_not_change_with_the_scale",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -146,6 +170,7 @@ PARTS: list[Part] = [
             "tests/ops/test_advantages.py::test_component_zscores_by_hand",
             "tests/ops/test_advantages.py::test_one_component_is_grpo_and_a_missing_one_leaves_its_own_statistics_alone",
             "tests/ops/test_advantages.py::test_components_of_any_scale_weigh_alike",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -158,6 +183,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_gae_steps_over_a_tools_answer",
             "tests/ops/test_gae.py::test_gae_is_the_return_less_the_value_or_the_error_of_one_step",
             "tests/ops/test_gae.py::test_gae_takes_a_lambda_for_every_row",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -168,6 +194,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_gae.py::test_length_adaptive_lambda_by_hand",
             "tests/ops/test_gae.py::test_length_adaptive_lambda_counts_sampled_tokens_only",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -179,6 +206,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_decoupled_gae_by_hand",
             "tests/ops/test_gae.py::test_decoupled_gae_leaves_out_what_was_not_sampled",
             "tests/ops/test_gae.py::test_coupled_lambdas_give_targets_of_the_policys_own_advantages",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -189,6 +217,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_gae.py::test_a_macro_never_spans_a_tools_answer",
             "tests/ops/test_gae.py::test_macros_are_as_long_as_asked_for",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -201,6 +230,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_discount_counts_macros",
             "tests/ops/test_gae.py::test_a_macro_never_spans_a_tools_answer",
             "tests/ops/test_gae.py::test_macros_of_one_token_are_gae_and_one_macro_is_the_reward_less_the_value",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -223,6 +253,7 @@ PARTS: list[Part] = [
             "tests/ops/test_vtrace.py::test_it_steps_over_a_tools_answer",
             "tests/ops/test_vtrace.py::test_a_rejected_token_ends_the_trace",
             "tests/ops/test_vtrace.py::test_on_policy_the_targets_are_gae_and_the_advantages_use_all_that_follows",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -234,6 +265,7 @@ PARTS: list[Part] = [
             "tests/ops/test_tree.py::test_step_advantages_by_hand",
             "tests/ops/test_tree.py::test_a_difference_below_one_rollout_is_noise",
             "tests/ops/test_tree.py::test_a_step_without_an_estimate_before_or_after_it_gets_zero",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -244,6 +276,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_tree.py::test_sibling_advantages_by_hand",
             "tests/ops/test_tree.py::test_siblings_sum_to_zero_under_every_parent",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -253,6 +286,7 @@ PARTS: list[Part] = [
         "output": "advantages [N, T] float32",
         "tests": [
             "tests/ops/test_tree.py::test_spread_nodes_puts_a_branch_on_its_own_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -263,6 +297,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_stored_advantages.py::test_better_than_expected_by_hand",
             "tests/ops/test_stored_advantages.py::test_rows_without_a_reward_are_dropped",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -273,6 +308,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_stored_advantages.py::test_sampling_probabilities_by_hand",
             "tests/ops/test_stored_advantages.py::test_nothing_better_than_expected_is_refused",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -284,6 +320,7 @@ PARTS: list[Part] = [
             "tests/ops/test_turns.py::test_turn_advantages_by_hand",
             "tests/ops/test_turns.py::test_a_row_with_fewer_turns_is_absent_from_later_ones",
             "tests/ops/test_turns.py::test_groups_are_apart_and_order_does_not_matter",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -293,6 +330,7 @@ PARTS: list[Part] = [
         "output": "advantages [N, T] float32",
         "tests": [
             "tests/ops/test_turns.py::test_spread_turns_puts_a_turn_on_its_sampled_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -303,6 +341,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_whiten_by_task_by_hand",
             "tests/ops/test_advantages.py::test_one_task_is_whitening_and_equal_advantages_are_exactly_zero",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -310,13 +349,19 @@ PARTS: list[Part] = [
         "function": "jrl.ops.advantages:clip_advantages",
         "inputs": ["advantages", "limit"],
         "output": "advantages [...] float32",
-        "tests": ["tests/ops/test_advantages.py::test_clip_by_hand"],
+        "tests": [
+            "tests/ops/test_advantages.py::test_clip_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "A23",
         "function": "jrl.ops.reduce:whiten",
         "inputs": ["x", "mask"],
         "output": "advantages [...] float32",
-        "tests": ["tests/ops/test_reduce.py::test_whiten_by_hand"],
+        "tests": [
+            "tests/ops/test_reduce.py::test_whiten_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
 ]

@@ -65,6 +65,16 @@ PARTS: list[Part] = [
         "tests": ["tests/data/test_selection.py::test_unsolved_prompts_of_a_batch_are_capped"],
     },
     {
+        "id": "F7",
+        "function": "jrl.experiment:completion_length",
+        "inputs": ["stage", "config"],
+        "output": "tokens",
+        "tests": [
+            "tests/test_recipe_runs.py::test_a_stage_may_have_shorter_completions_and_the_next_one_longer",
+            "tests/test_recipe_runs.py::test_a_stage_cannot_have_longer_completions_than_the_run",
+        ],
+    },
+    {
         "id": "F8",
         "function": "jrl.tasks.data.levels:next_level",
         "inputs": ["level", "scores", "rule"],
@@ -177,5 +187,19 @@ PARTS: list[Part] = [
         "inputs": ["reward", "group", "valid", "num_groups", "margin"],
         "output": "(label [N] float32, unit [N] int32)",
         "tests": ["tests/ops/test_pairs.py::test_the_best_is_paired_with_the_worst_by_hand"],
+    },
+    {
+        "id": "F15",
+        "function": "jrl.ops.pairs:best_two",
+        "inputs": ["reward", "group", "valid", "num_groups", "margin"],
+        "output": "(label [N] float32, unit [N] int32)",
+        "tests": ["tests/ops/test_pairs.py::test_the_best_two_are_paired_by_hand"],
+    },
+    {
+        "id": "F15",
+        "function": "jrl.ops.pairs:best_against_random",
+        "inputs": ["reward", "group", "valid", "draw", "num_groups", "margin"],
+        "output": "(label [N] float32, unit [N] int32)",
+        "tests": ["tests/ops/test_pairs.py::test_the_best_is_paired_with_the_row_of_the_highest_draw_by_hand"],
     },
 ]

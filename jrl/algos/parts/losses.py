@@ -10,7 +10,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.surrogate:policy_gradient",
         "inputs": ["logprobs", "advantages", "mask"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_surrogate.py::test_policy_gradient_by_hand"],
+        "tests": [
+            "tests/ops/test_surrogate.py::test_policy_gradient_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L2",
@@ -20,6 +23,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_clipped_by_hand",
             "tests/ops/test_surrogate.py::test_clipped_equals_the_minimum_of_the_paper",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -27,14 +31,20 @@ PARTS: list[Part] = [
         "function": "jrl.ops.surrogate:dual_clipped",
         "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "clip_low", "clip_high", "dual_clip"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_surrogate.py::test_dual_clip_by_hand"],
+        "tests": [
+            "tests/ops/test_surrogate.py::test_dual_clip_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L4",
         "function": "jrl.ops.surrogate:capped",
         "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "clip_low", "clip_high", "delta"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_surrogate.py::test_delta_by_hand"],
+        "tests": [
+            "tests/ops/test_surrogate.py::test_delta_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L5",
@@ -54,9 +64,9 @@ PARTS: list[Part] = [
             "tests/ops/test_sequence_ratio.py::test_gspo_by_hand",
             "tests/ops/test_sequence_ratio.py::test_the_lower_bound_is_its_own",
             "tests/ops/test_sequence_ratio.py::test_a_token_without_an_advantage_has_no_gradient_of_gspo_token_and_one_of_gspo",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -67,9 +77,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_sequence_ratio.py::test_masked_tokens_are_in_no_mean",
             "tests/ops/test_sequence_ratio.py::test_gspo_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -90,9 +100,9 @@ PARTS: list[Part] = [
             "tests/ops/test_sequence_ratio.py::test_gspo_by_hand",
             "tests/ops/test_sequence_ratio.py::test_the_lower_bound_is_its_own",
             "tests/ops/test_sequence_ratio.py::test_a_token_without_an_advantage_has_no_gradient_of_gspo_token_and_one_of_gspo",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -113,9 +123,9 @@ PARTS: list[Part] = [
             "tests/ops/test_sequence_ratio.py::test_sequence_product_by_hand",
             "tests/ops/test_sequence_ratio.py::test_a_sum_beyond_20_nats_is_clamped_and_has_no_gradient",
             "tests/ops/test_sequence_ratio.py::test_of_one_token_all_are_the_clip_of_its_ratio",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -123,35 +133,50 @@ PARTS: list[Part] = [
         "function": "jrl.ops.surrogate:cispo",
         "inputs": ["logprobs", "old_logprobs", "advantages", "mask", "max_weight"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_surrogate.py::test_cispo_by_hand"],
+        "tests": [
+            "tests/ops/test_surrogate.py::test_cispo_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L9",
         "function": "jrl.ops.importance:token_weights",
         "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "cap"],
         "output": "weights [..., L] float32",
-        "tests": ["tests/ops/test_importance.py::test_token_weights_by_hand"],
+        "tests": [
+            "tests/ops/test_importance.py::test_token_weights_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L9",
         "function": "jrl.ops.importance:sequence_weights",
         "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "segment", "num_segments", "cap"],
         "output": "weights [..., L] float32",
-        "tests": ["tests/ops/test_importance.py::test_sequence_weights_by_hand"],
+        "tests": [
+            "tests/ops/test_importance.py::test_sequence_weights_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L9",
         "function": "jrl.ops.importance:geometric_weights",
         "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "segment", "num_segments", "cap"],
         "output": "weights [..., L] float32",
-        "tests": ["tests/ops/test_importance.py::test_geometric_weights_by_hand"],
+        "tests": [
+            "tests/ops/test_importance.py::test_geometric_weights_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L10",
         "function": "jrl.ops.importance:accepted",
         "inputs": ["old_logprobs", "behaviour_logprobs", "mask", "low", "high"],
         "output": "mask [..., L] bool",
-        "tests": ["tests/ops/test_importance.py::test_rejection_by_hand"],
+        "tests": [
+            "tests/ops/test_importance.py::test_rejection_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "L10",
@@ -161,7 +186,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_sequence_rejection_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -172,7 +197,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_geometric_rejection_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -183,7 +208,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_rejection_by_the_worst_token_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -193,7 +218,7 @@ PARTS: list[Part] = [
         "output": "mask [..., L] bool",
         "tests": [
             "tests/ops/test_importance.py::test_the_off_policy_sequence_mask_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -214,9 +239,9 @@ PARTS: list[Part] = [
             "tests/ops/test_decoupled.py::test_decoupled_by_hand",
             "tests/ops/test_decoupled.py::test_the_trust_region_is_around_the_old_policy_and_not_the_behaviour",
             "tests/ops/test_decoupled.py::test_on_fresh_samples_it_is_the_clip",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -226,6 +251,7 @@ PARTS: list[Part] = [
         "output": "logprobs [..., L] float32",
         "tests": [
             "tests/ops/test_decoupled.py::test_interpolated_logprobs_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -237,9 +263,9 @@ PARTS: list[Part] = [
             "tests/ops/test_mix_policy.py::test_mix_policy_by_hand",
             "tests/ops/test_mix_policy.py::test_the_lower_bound_by_hand",
             "tests/ops/test_mix_policy.py::test_on_fresh_rows_it_is_the_clip",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -250,9 +276,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_mirror_descent.py::test_mirror_descent_by_hand",
             "tests/ops/test_mirror_descent.py::test_without_an_advantage_it_pulls_back_to_the_old_policy",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -262,9 +288,9 @@ PARTS: list[Part] = [
         "output": "loss [..., L] float32",
         "tests": [
             "tests/ops/test_mirror_descent.py::test_the_mean_form_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -277,7 +303,7 @@ PARTS: list[Part] = [
             "tests/ops/test_rejection_sampling.py::test_rows_that_do_not_count_are_neither_best_nor_compared_with",
             "tests/ops/test_rejection_sampling.py::test_negative_rewards_have_a_best_too",
             "tests/ops/test_rejection_sampling.py::test_row_order_does_not_matter",
-            "tests/ops/test_numpy_losses.py::test_best_of_group_equals_a_loop_over_rows",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -288,7 +314,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_rejection_sampling.py::test_above_threshold_by_hand",
             "tests/ops/test_rejection_sampling.py::test_a_row_without_a_verdict_is_not_imitated",
-            "tests/ops/test_numpy_losses.py::test_rows_above_a_threshold_equal_a_loop_over_rows",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -298,9 +324,9 @@ PARTS: list[Part] = [
         "output": "loss [..., L] float32",
         "tests": [
             "tests/ops/test_offline_advantage.py::test_a_lol_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -310,9 +336,9 @@ PARTS: list[Part] = [
         "output": "loss [..., L] float32",
         "tests": [
             "tests/ops/test_offline_advantage.py::test_the_token_form_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -323,9 +349,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_offline_advantage.py::test_the_reference_free_form_by_hand",
             "tests/ops/test_offline_advantage.py::test_a_row_that_did_no_better_than_expected_is_not_learned_from",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -335,9 +361,9 @@ PARTS: list[Part] = [
         "output": "loss [..., L] float32",
         "tests": [
             "tests/ops/test_offline_advantage.py::test_the_kl_form_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -348,9 +374,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_offline_advantage.py::test_r_gold_by_hand",
             "tests/ops/test_offline_advantage.py::test_a_row_that_did_no_better_than_expected_is_not_learned_from",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -361,9 +387,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_awr.py::test_awr_by_hand",
             "tests/ops/test_awr.py::test_a_large_advantage_is_the_largest_weight_and_finite",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -374,9 +400,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_likelihood.py::test_the_term_by_hand",
             "tests/ops/test_likelihood.py::test_without_a_correct_row_there_is_no_term",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -387,6 +413,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_likelihood.py::test_the_weights_turn_a_mean_over_all_tokens_into_one_over_correct_rows",
             "tests/ops/test_likelihood.py::test_without_a_correct_row_there_is_no_term",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -398,9 +425,9 @@ PARTS: list[Part] = [
             "tests/ops/test_gates.py::test_the_gate_by_hand",
             "tests/ops/test_gates.py::test_the_temperature_is_of_the_advantages_sign",
             "tests/ops/test_gates.py::test_on_its_own_samples_every_temperature_has_the_policy_gradient",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -421,9 +448,9 @@ PARTS: list[Part] = [
             "tests/ops/test_geometric_mean.py::test_gmpo_by_hand",
             "tests/ops/test_geometric_mean.py::test_each_bound_is_of_its_side",
             "tests/ops/test_geometric_mean.py::test_with_bounds_out_of_reach_it_is_gspo_without_its_clip",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -435,7 +462,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_covariance_by_hand",
             "tests/ops/test_covariance.py::test_the_masked_are_in_no_mean_and_nothing_is_differentiated",
             "tests/ops/test_covariance.py::test_equal_advantages_have_no_covariance_to_the_last_bit",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -446,7 +473,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_covariance.py::test_clip_cov_by_hand",
             "tests/ops/test_covariance.py::test_the_limits_of_clip_cov_are_open",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -457,7 +484,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_covariance.py::test_kl_cov_by_hand",
             "tests/ops/test_covariance.py::test_equal_advantages_have_no_covariance_to_the_last_bit",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -467,9 +494,9 @@ PARTS: list[Part] = [
         "output": "loss [...] float32",
         "tests": [
             "tests/ops/test_covariance.py::test_the_penalty_by_hand",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -480,9 +507,9 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_trust_region.py::test_dppo_by_hand",
             "tests/ops/test_trust_region.py::test_a_rare_token_may_change_its_ratio",
-            "tests/ops/test_numpy_losses.py::test_it_equals_a_loop_over_tokens",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -493,6 +520,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_trust_region.py::test_within_probability_is_a_subset_of_the_mask_and_keeps_advantages_of_0",
             "tests/ops/test_trust_region.py::test_dppo_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -505,6 +533,7 @@ PARTS: list[Part] = [
             "tests/ops/test_trust_region.py::test_all_may_be_dropped_and_equal_squares_are_dropped_together",
             "tests/ops/test_trust_region.py::test_masked_tokens_are_in_no_mean",
             "tests/ops/test_trust_region.py::test_it_is_the_largest_set_of_the_smallest_squares",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -517,6 +546,7 @@ PARTS: list[Part] = [
             "tests/ops/test_token_selection.py::test_ties_at_the_quantile_are_all_in",
             "tests/ops/test_token_selection.py::test_the_masked_are_not_ranked",
             "tests/ops/test_token_selection.py::test_it_equals_numpys_quantile",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
 ]

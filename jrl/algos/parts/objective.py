@@ -21,6 +21,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
     },
     {
         "id": "row",
+        "function": "jrl.algos.contract:Objective.corrects_staleness",
+        "inputs": ["config"],
+        "output": "whether Online.lag may be above 1",
+        "tests": ["tests/contracts/test_algos.py::test_importance_weights_with_a_cap_let_the_lag_be_any"],
+    },
+    {
+        "id": "row",
         "function": "jrl.algos.contract:Objective.init_state",
         "inputs": ["config"],
         "output": "state: a tree of arrays, part of the checkpoint",
@@ -115,6 +122,13 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "inputs": ["config", "sequences", "state"],
         "output": "(loss [..., S] float32, metrics {name: [..., S]})",
         "tests": ["tests/contracts/test_algos.py::test_it_learns_which_of_two_is_preferred"],
+    },
+    {
+        "id": "row",
+        "function": "jrl.algos.contract:Objective.sequence_baseline",
+        "inputs": ["config", "sequences"],
+        "output": "[] float32, a number of the whole optimizer step that sequence_loss reads",
+        "tests": ["tests/algos/test_kto.py::test_the_baseline_is_the_mean_gain_of_mismatched_answers"],
     },
     {
         "id": "row",

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from jrl.algos.parts.part import Part
 
+# Each of these objectives is a case of every one of them.
+PAIR_TESTS = [
+    "tests/algos/test_pair_objectives.py::test_by_hand",
+    "tests/algos/test_pair_objectives.py::test_neither_order_nor_a_masked_pair_is_seen",
+    "tests/algos/test_pair_objectives.py::test_the_gradient_is_that_of_small_differences",
+]
+
 PARTS: list[Part] = [
     {
         "id": "P1",
@@ -16,6 +23,13 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "P2",
+        "function": "jrl.ops.pair_losses:noisy_preference",
+        "inputs": ["margin", "strength", "flip_below", "soft_below", "noise"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+    },
+    {
         "id": "P5",
         "function": "jrl.algos.dpo:sequence_loss",
         "inputs": ["config", "sequences", "state"],
@@ -26,6 +40,224 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "P6",
+        "function": "jrl.algos.conservative_dpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P7",
+        "function": "jrl.algos.robust_dpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P8",
+        "function": "jrl.algos.ipo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P9",
+        "function": "jrl.algos.hinge_dpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P10",
+        "function": "jrl.algos.kto:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_kto.py::test_by_hand",
+            "tests/algos/test_kto.py::test_the_gradient_raises_the_good_and_lowers_the_bad",
+        ],
+    },
+    {
+        "id": "P10",
+        "function": "jrl.algos.kto:sequence_baseline",
+        "inputs": ["config", "sequences"],
+        "output": "baseline [] float32",
+        "tests": ["tests/algos/test_kto.py::test_the_baseline_is_the_mean_gain_of_mismatched_answers"],
+    },
+    {
+        "id": "P11",
+        "function": "jrl.algos.orpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P12",
+        "function": "jrl.algos.simpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P13",
+        "function": "jrl.algos.length_normalized_dpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P14",
+        "function": "jrl.algos.f_dpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            *PAIR_TESTS,
+            "tests/algos/test_pair_objectives.py::test_the_reverse_kl_of_fdpo_and_certain_labels_of_conservative_dpo_are_dpo",
+        ],
+    },
+    {
+        "id": "P15",
+        "function": "jrl.algos.exo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P15",
+        "function": "jrl.algos.nca:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P15",
+        "function": "jrl.algos.sppo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P15",
+        "function": "jrl.algos.apo_zero:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P15",
+        "function": "jrl.algos.apo_down:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P15",
+        "function": "jrl.algos.bco:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            *PAIR_TESTS,
+            "tests/algos/test_pair_objectives.py::test_the_shift_of_bco_follows_the_mean_and_begins_at_zero",
+        ],
+    },
+    {
+        "id": "P19",
+        "function": "jrl.ops.pair_losses:inpo",
+        "inputs": ["margin", "ref_margin", "previous_margin", "eta", "tau"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+    },
+    {
+        "id": "P21",
+        "function": "jrl.algos.vpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P22",
+        "function": "jrl.ops.pair_losses:step_apo",
+        "inputs": ["margin", "value", "other_value", "scale"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+    },
+    {
+        "id": "P23",
+        "function": "jrl.ops.listwise:pro",
+        "inputs": ["mean_logprob", "reward", "mask"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_pro_by_hand_whatever_the_order_and_what_is_masked"],
+    },
+    {
+        "id": "P23",
+        "function": "jrl.ops.listwise:rrhf",
+        "inputs": ["mean_logprob", "reward", "mask"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_rrhf_by_hand"],
+    },
+    {
+        "id": "P26",
+        "function": "jrl.algos.cpl:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P29",
+        "function": "jrl.ops.pair_losses:soft_preference",
+        "inputs": ["margin", "preference"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_by_hand",
+            "tests/algos/test_pair_objectives.py::test_a_label_between_is_the_strength_of_a_preference",
+        ],
+    },
+    {
+        "id": "P30",
+        "function": "jrl.algos.wpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P30",
+        "function": "jrl.algos.rpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": PAIR_TESTS,
+    },
+    {
+        "id": "P31",
+        "function": "jrl.ops.soft_q:expectile",
+        "inputs": ["error", "tau"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+    },
+    {
+        "id": "P31",
+        "function": "jrl.ops.soft_q:q_error",
+        "inputs": ["q", "reward", "next_value", "discount"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_by_hand",
+            "tests/ops/test_pair_losses.py::test_weights_and_shifts_carry_no_gradient",
+        ],
+    },
+    {
+        "id": "P31",
+        "function": "jrl.ops.soft_q:conservative_q",
+        "inputs": ["logits", "action"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_conservative_q_is_the_surprise_of_the_action"],
+    },
+    {
+        "id": "P32",
+        "function": "jrl.ops.soft_q:inverse_soft_q",
+        "inputs": ["logprob", "value", "next_value", "discount", "weight"],
+        "output": "loss [...] float32",
+        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+    },
+    {
         "id": "P33",
         "function": "jrl.algos.sft:token_loss",
         "inputs": ["config", "tokens", "state"],
@@ -33,6 +265,16 @@ PARTS: list[Part] = [
         "tests": [
             "tests/algos/test_sft.py::test_the_loss_is_the_mean_surprise_of_the_tokens",
             "tests/algos/test_sft.py::test_nothing_under_the_mask_gets_through",
+        ],
+    },
+    {
+        "id": "P34",
+        "function": "jrl.algos.dft:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "loss [..., L] float32",
+        "tests": [
+            "tests/algos/test_dft.py::test_a_token_counts_by_its_probability_without_a_gradient_through_it",
+            "tests/algos/test_dft.py::test_nothing_under_the_mask_gets_through",
         ],
     },
 ]

@@ -10,27 +10,39 @@ PARTS: list[Part] = [
         "function": "jrl.ops.reduce:token_mean",
         "inputs": ["loss", "mask"],
         "output": "loss [] float32",
-        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+        "tests": [
+            "tests/ops/test_reduce.py::test_aggregations_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "G2",
         "function": "jrl.ops.reduce:sequence_mean_token_mean",
         "inputs": ["loss", "mask"],
         "output": "loss [] float32",
-        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+        "tests": [
+            "tests/ops/test_reduce.py::test_aggregations_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "G3",
         "function": "jrl.ops.reduce:sequence_mean_token_sum",
         "inputs": ["loss", "mask"],
         "output": "loss [] float32",
-        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+        "tests": [
+            "tests/ops/test_reduce.py::test_aggregations_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "G4",
         "function": "jrl.ops.reduce:constant_mean",
         "inputs": ["loss", "mask", "rows", "max_completion"],
         "output": "loss [] float32",
-        "tests": ["tests/ops/test_reduce.py::test_aggregations_by_hand"],
+        "tests": [
+            "tests/ops/test_reduce.py::test_aggregations_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
 ]

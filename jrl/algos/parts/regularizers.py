@@ -10,21 +10,30 @@ PARTS: list[Part] = [
         "function": "jrl.ops.kl:k1",
         "inputs": ["logprobs", "ref_logprobs", "mask"],
         "output": "estimate [...] float32",
-        "tests": ["tests/ops/test_kl.py::test_estimators_by_hand"],
+        "tests": [
+            "tests/ops/test_kl.py::test_estimators_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "K1",
         "function": "jrl.ops.kl:k2",
         "inputs": ["logprobs", "ref_logprobs", "mask"],
         "output": "estimate [...] float32",
-        "tests": ["tests/ops/test_kl.py::test_estimators_by_hand"],
+        "tests": [
+            "tests/ops/test_kl.py::test_estimators_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "K1",
         "function": "jrl.ops.kl:k3",
         "inputs": ["logprobs", "ref_logprobs", "mask"],
         "output": "estimate [...] float32",
-        "tests": ["tests/ops/test_kl.py::test_estimators_by_hand"],
+        "tests": [
+            "tests/ops/test_kl.py::test_estimators_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "K2",
@@ -34,6 +43,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_gradient_coefficients_by_hand",
             "tests/ops/test_kl.py::test_expected_gradients_are_the_ones_of_the_table",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -44,6 +54,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_gradient_coefficients_by_hand",
             "tests/ops/test_kl.py::test_expected_gradients_are_the_ones_of_the_table",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -51,14 +62,20 @@ PARTS: list[Part] = [
         "function": "jrl.ops.kl:corrected_k3",
         "inputs": ["logprobs", "old_logprobs", "ref_logprobs", "mask"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_kl.py::test_corrected_k3_by_hand"],
+        "tests": [
+            "tests/ops/test_kl.py::test_corrected_k3_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "K3",
         "function": "jrl.ops.kl:straight_through_k3",
         "inputs": ["logprobs", "ref_logprobs", "mask"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_kl.py::test_straight_through_k3_by_hand"],
+        "tests": [
+            "tests/ops/test_kl.py::test_straight_through_k3_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "K4",
@@ -67,6 +84,7 @@ PARTS: list[Part] = [
         "output": "coefficient []",
         "tests": [
             "tests/ops/test_coefficients.py::test_the_kl_coefficient_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -74,7 +92,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.entropy:entropy_bonus",
         "inputs": ["entropy", "mask", "coefficient"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_entropy.py::test_bonus_by_hand"],
+        "tests": [
+            "tests/ops/test_entropy.py::test_bonus_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
     {
         "id": "K5",
@@ -83,6 +104,7 @@ PARTS: list[Part] = [
         "output": "coefficient []",
         "tests": [
             "tests/ops/test_coefficients.py::test_the_entropy_coefficient_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -92,6 +114,7 @@ PARTS: list[Part] = [
         "output": "due [] bool",
         "tests": [
             "tests/ops/test_reference.py::test_a_reset_is_due_every_so_many_steps_and_not_at_the_start",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -101,6 +124,7 @@ PARTS: list[Part] = [
         "output": "reference, a tree",
         "tests": [
             "tests/ops/test_reference.py::test_the_average_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -110,6 +134,7 @@ PARTS: list[Part] = [
         "output": "share [] float32",
         "tests": [
             "tests/ops/test_reference.py::test_the_share_of_the_base_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -119,6 +144,7 @@ PARTS: list[Part] = [
         "output": "penalty [...] float32",
         "tests": [
             "tests/ops/test_reference.py::test_the_mixed_kl_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
 ]

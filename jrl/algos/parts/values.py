@@ -13,6 +13,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_values.py::test_the_clipped_loss_by_hand",
             "tests/ops/test_values.py::test_a_value_that_has_moved_too_far_has_no_gradient",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -22,6 +23,7 @@ PARTS: list[Part] = [
         "output": "x [...] float32",
         "tests": [
             "tests/ops/test_two_hot.py::test_symlog_and_symexp_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -31,6 +33,7 @@ PARTS: list[Part] = [
         "output": "x [...] float32",
         "tests": [
             "tests/ops/test_two_hot.py::test_symlog_and_symexp_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -41,6 +44,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_two_hot.py::test_two_hot_by_hand",
             "tests/ops/test_two_hot.py::test_the_weights_sum_to_1_and_average_to_their_value_on_uneven_bins",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -52,7 +56,7 @@ PARTS: list[Part] = [
             "tests/ops/test_two_hot.py::test_the_loss_by_hand",
             "tests/ops/test_two_hot.py::test_masked_tokens_have_no_loss_and_no_gradient",
             "tests/ops/test_two_hot.py::test_bfloat16_is_widened",
-            "tests/ops/test_numpy_losses.py::test_two_hot_equals_a_loop_over_bins",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -63,6 +67,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_two_hot.py::test_a_head_that_is_sure_reads_its_bin_and_the_read_out_inverts_the_target",
             "tests/ops/test_two_hot.py::test_bfloat16_is_widened",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -72,6 +77,7 @@ PARTS: list[Part] = [
         "output": "clipped [...] bool",
         "tests": [
             "tests/ops/test_two_hot.py::test_targets_out_of_range_are_told",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {
@@ -79,6 +85,9 @@ PARTS: list[Part] = [
         "function": "jrl.ops.values:explained_variance",
         "inputs": ["values", "returns", "mask"],
         "output": "explained variance [] float32",
-        "tests": ["tests/ops/test_values.py::test_explained_variance_by_hand"],
+        "tests": [
+            "tests/ops/test_values.py::test_explained_variance_by_hand",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+        ],
     },
 ]

@@ -16,6 +16,8 @@ class Preferences:
 
     chosen: str = "{answer}"  # the preferred answer: {answer}, or texts of Example.info by name
     rejected: str = "{rejected}"  # the other one
+    # the entry of Example.info with the probability that the preferred answer is the better one, above 0.5; None: 1
+    strength: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
@@ -26,7 +28,8 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
     """Returns two sequences for every visit that gives a pair, the preferred one first, and how many gave none.
 
     A pair is left out whole (P0): where the example lacks a text ("no_answer", "no_rejected"), where both answers are
-    the same ("same_answers"), or where one is longer than `width` ("too_long").
+    the same ("same_answers"), where one is longer than `width` ("too_long"), or where its strength is missing or not in
+    (0.5, 1] ("no_strength"). The labels of a pair are its strength and the rest to 1.
     """
     templates = [Template(config.chosen, "Preferences.chosen"), Template(config.rejected, "Preferences.rejected")]
     counts: dict[str, int] = {}
@@ -40,8 +43,11 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
                 cause = "same_answers"
             elif len(visit.prompt) + max(map(len, pair)) > width:
                 cause = "too_long"
+        strength = 1.0 if config.strength is None else visit.example.info.get(config.strength)
+        if cause is None and not (isinstance(strength, int | float) and 0.5 < strength <= 1):
+            cause = "no_strength"
         if cause is None:
-            sequences += [(visit.prompt, pair[0], 1.0), (visit.prompt, pair[1], 0.0)]
+            sequences += [(visit.prompt, pair[0], float(strength)), (visit.prompt, pair[1], 1 - float(strength))]
         else:
             counts[cause] = counts.get(cause, 0) + 1
     return stack(sequences, 2, tokenizer.pad_id, width), counts

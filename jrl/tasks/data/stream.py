@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrl.tasks.data.curricula import Outcomes, draw_order, none_left, weights_of
+from jrl.tasks.data.curricula import Outcomes, none_left, order_of
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
@@ -64,7 +64,7 @@ class Stream:
 
         Raises: ValueError where it leaves no prompt of the split, or a prompt is refused; StopRequested as in `next`.
         """
-        order = draw_order(weights_of(curriculum, self.outcomes), self._seed, self._position)
+        order = order_of(curriculum, self.outcomes, self._seed, self._position)
         chosen: list[int] = []
         for index in order.tolist():
             check_stop(self._stop, "reading prompts")

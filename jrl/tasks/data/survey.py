@@ -7,6 +7,7 @@ from typing import Any
 
 from jrl.tasks.data.prompts import Data, encode_prompt, is_held_out
 from jrl.tasks.envs.contract import Source
+from jrl.tasks.example import Message
 from jrl.tasks.stopping import Stop, check_stop, never
 
 
@@ -26,6 +27,18 @@ def texts_of(source: Source, config: Data, most: int = 20_000, stop: Stop = neve
             yield message.content
         if example.answer is not None:
             yield example.answer
+
+
+def answered_conversations(source: Source, config: Data, most: int) -> list[list[Message]]:
+    """Returns the first `most` training examples that have an answer, as conversations that end with it."""
+    found: list[list[Message]] = []
+    for index in range(len(source)):
+        if len(found) == most:
+            break
+        example = source[index]
+        if example.answer is not None and not is_held_out(example, config):
+            found.append([*example.messages, Message("assistant", example.answer)])
+    return found
 
 
 def survey(source: Source, tokenizer: Any, config: Data, n: int) -> dict[str, int]:

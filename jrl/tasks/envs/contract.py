@@ -4,7 +4,8 @@ A source has `len(source)` and `source[index] -> Example` for 0 <= index < len. 
 the same example, in any order and in any process. `source.fingerprint` is a hex digest of what decides the examples (a
 file's bytes, a generator's version): part of a run's identity. `source.counts` says what was dropped or noticed when
 the source was opened, by cause ("bad_json": 3). `source.verifiers`, where a source has it, holds every name that one of
-its examples gives in `Example.verifiers`, so that an unknown one is refused before the run begins.
+its examples gives in `Example.verifiers`, so that an unknown one is refused before the run begins. `source.task`, where
+a source has it, says which of its tasks each example is of: what curricula choose between.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from jrl.tasks.example import Example
 
@@ -47,6 +50,7 @@ class Generated:
     fingerprint: str  # jrl.tasks.envs.contract.digest_of what decides the examples
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
     verifiers: frozenset[str] | None = None  # None: not known
+    task: np.ndarray | None = None  # [size] int32, which of several tasks an example is of, from 0; None: there is one
 
     def __len__(self) -> int:
         return self.size
@@ -61,6 +65,12 @@ def named_verifiers(source: Source) -> frozenset[str]:
     if declared is not None:
         return declared
     return frozenset(name for i in range(min(len(source), 64)) for name in source[i].verifiers)
+
+
+def tasks_of(source: Source) -> np.ndarray:
+    """Returns which of its tasks each example of `source` is of, [P] int32; zeros where it does not say."""
+    task = getattr(source, "task", None)
+    return np.zeros(len(source), np.int32) if task is None else task
 
 
 def in_range(index: int, size: int) -> int:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
+from jrl.tasks.envs.cleaned import Cleaned, open_cleaned
 from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
 from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, check_stop, never
@@ -39,6 +42,9 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
         raise ValueError(f"Unknown environment {name!r}.{hint} Available: {', '.join(table)}")
     if isinstance(config, Mixture):
         return mix([open_source(task, table, stop) for task in config.tasks], config.weights)
+    if isinstance(config, Cleaned):
+        held_out = [open_source(task, table, stop) for task in config.evaluation]
+        return open_cleaned(config, open_source(config.task, table, stop), held_out, stop)
     check_stop(stop, "opening data")
     row = table[name]
     return row.open(config, stop) if row.takes_stop else row.open(config)
@@ -84,6 +90,7 @@ def mix(sources: list[Source], weights: tuple[float, ...] = ()) -> Source:
         digest_of("mixture", counts, *(source.fingerprint for source in sources)),
         counted,
         verifiers=frozenset().union(*map(named_verifiers, sources)),
+        task=np.resize(np.array([task for task, _ in places], np.int32), size),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.tasks.verifiers import (
     calibration,
+    equation_steps,
     exact,
     expression_tests,
     length,
@@ -11,11 +12,13 @@ from jrl.tasks.verifiers import (
     numeric,
     reasoning_gym,
     regex,
+    repetition,
     similarity,
     tags,
 )
 from jrl.tasks.verifiers.calibration import Calibration
 from jrl.tasks.verifiers.contract import Row, Verifier, as_verifier, config_of, look_up, merge, row_of
+from jrl.tasks.verifiers.equation_steps import EquationSteps
 from jrl.tasks.verifiers.exact import Exact
 from jrl.tasks.verifiers.expression_tests import ExpressionTests
 from jrl.tasks.verifiers.length import Length
@@ -23,6 +26,7 @@ from jrl.tasks.verifiers.math_equal import MathEqual
 from jrl.tasks.verifiers.numeric import Numeric
 from jrl.tasks.verifiers.reasoning_gym import ReasoningGymScore
 from jrl.tasks.verifiers.regex import Regex
+from jrl.tasks.verifiers.repetition import Repetition
 from jrl.tasks.verifiers.similarity import Similarity
 from jrl.tasks.verifiers.tags import FormatTags
 
@@ -36,6 +40,8 @@ VERIFIERS = {
     "Similarity": Verifier(Similarity, similarity.score),
     "Calibration": Verifier(Calibration, calibration.score),
     "ExpressionTests": Verifier(ExpressionTests, expression_tests.score),
+    "Repetition": Verifier(Repetition, repetition.score),
+    "EquationSteps": Verifier(EquationSteps, equation_steps.score, rewards_spans=True),
     "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
 }
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN
-from jrl.experiment import optimizers
+from jrl.experiment import Online, optimizers
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES
@@ -50,11 +50,12 @@ SCORES = 2  # float32 arrays of the size of the scores that exist at once: befor
 class Memory(NamedTuple):
     """Bytes on one device."""
 
-    weights: int = 0  # stored for training, with the frozen reference and the previous version
+    weights: int = 0  # stored for training, with the frozen reference and older versions
     optimizer: int = 0
     gradients: int = 0
     activations: int = 0  # saved by the forward pass for the backward pass
     cache: int = 0  # KV cache of the sampler
+    queue: int = 0  # completions that wait to be learned from (Online.lag)
     temporary: int = 0  # everything else
 
     @property
@@ -75,7 +76,11 @@ class HostMemory(NamedTuple):
 
 def resident_memory(case: Case) -> Memory:
     """Returns the memory of the run's state during a stage."""
-    return Memory(weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies, optimizer=device_moment_bytes(case))
+    return Memory(
+        weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies,
+        optimizer=device_moment_bytes(case),
+        queue=queue_bytes(case),
+    )
 
 
 def init(case: Case) -> Memory:
@@ -126,6 +131,17 @@ def on_host(case: Case) -> HostMemory:
         optimizer=sum(map(moment_bytes, updated_cases(case))) - device_moment_bytes(case),
         activations=case.cfg.layers * inputs if case.cfg.remat == "offload" else 0,
     )
+
+
+def queue_bytes(case: Case) -> int:
+    """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, each the
+    fields of Rollout by token. Those by sequence are left out."""
+    if not isinstance(case.stage, Online):
+        return 0
+    sampler = case.config.sampler
+    truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
+    by_token = 3 * 4 + 2 * 1 + 2 * 4 * truncated  # token, log-prob, version; mask, turn; log-prob and size of a support
+    return case.stage.lag * case.sequences // case.shards * case.width * by_token
 
 
 def frozen(case: Case) -> int:

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, MeshShape
-from jrl.experiment import Config, Online, Stage, optimizers, row_of, stage_names
+from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
 from jrl.learning.pack import Shape
@@ -50,14 +50,15 @@ class Case:
     needs: Needs  # of the stage's objective
     updates: str  # the role that an optimizer step is of
     roles: int  # models with trained parameters: the policy, and those that this stage and earlier ones train
-    previous: bool  # the previous version of the policy is kept too
+    previous: int  # older versions of the policy that are held
     recomputes: bool  # the weights before the update are asked for old log-probs or values
     before: Case | None  # the stage that ends when this one begins
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     sequences = property(lambda self: self.prompts * self.samples)  # N
-    width = property(lambda self: programs.width_of(self.config))  # T
+    completion_length = property(lambda self: completion_length(self.stage, self.config))  # C
+    width = property(lambda self: programs.width_of(self.stage, self.config))  # T
     has_critic = property(lambda self: CRITIC in optimizers(self.stage))
     optimizer = property(lambda self: optimizers(self.stage)[self.updates])
     moments_on_host = property(lambda self: keeps_on_host(self.optimizer))
@@ -76,7 +77,7 @@ class Case:
     @property
     def decode_steps(self) -> int:
         """Decode steps of a step where every completion has the maximum length."""
-        return -(-(self.sequences // self.shards) // self.slots) * self.config.sampler.completion_length
+        return -(-(self.sequences // self.shards) // self.slots) * self.completion_length
 
     @functools.cached_property
     def micro_batches(self) -> int:
@@ -187,7 +188,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    check_length(cfg, programs.width_of(config))
+    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     # Heads are as wide as one row of the embedding, and not counted.
     stored, trained = split_params(programs.model_of(config, parts.tables).spec(cfg))
     check_bytes(stored or trained, mesh)
@@ -220,7 +221,7 @@ def stage_case(
         needs=needs,
         updates=stage.trains,
         roles=len({"policy", *(role for one in config.stages[: index + 1] for role in optimizers(one))}),
-        previous=online and stage.lag > 0 and objective.refill(stage.objective) is not None,
+        previous=stage.lag if online and objective.refill(stage.objective) is not None else 0,
         recomputes=(needs.values and CRITIC not in optimizers(stage))
         or needs.credit_entropy
         or (needs.logprobs and (stage.learner.updates_per_batch > 1 or needs.credit_logprobs)),

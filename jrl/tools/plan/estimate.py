@@ -27,6 +27,7 @@ from jrl.models.attention.kernels import padded_length
 from jrl.models.attention.kv_cache import cache_shapes, ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
+from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
 from jrl.tools.plan import flops
 from jrl.tools.plan.case import Case, cases_of, programs_of, shard_shape, share
@@ -217,7 +218,7 @@ def layer_traffic(case: Case, tokens: float) -> float:
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
     scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention == "reference" else 0
-    linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
+    linear = len(layers_with(cfg, "linear_q"))
     shares = 4 * 4 * cfg.linear.value_heads / tensor * chunk_of(case.shape.row_length) if linear else 0
     moved = cfg.layers * 2 * wide * itemsize(cfg.dtype) + (cfg.layers - linear) * scores + linear * shares
     return tokens * moved

@@ -18,6 +18,7 @@ from jrl.models.attention.kv_cache import ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.experts import Experts
+from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
 from jrl.tools.plan.case import Case, programs_of
 from jrl.types import PyTree
@@ -88,9 +89,7 @@ def attention(cfg: Decoder, columns: float) -> float:
 
 
 def softmax_attention(cfg: Decoder, columns: float) -> float:
-    attends = [cfg.variant(i) for i in range(cfg.layers)]
-    full = sum(v.full for v in attends)
-    linear = sum(v.linear for v in attends)
+    full, linear = len(layers_with(cfg, "full_q")), len(layers_with(cfg, "linear_q"))
     total = (cfg.layers - full - linear) * 2 * (2 * cfg.heads * cfg.head_dim * columns)
     return total + (full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns) if full else 0)
 
@@ -102,7 +101,7 @@ def linear_attention(cfg: Decoder, length: int, states: int = 1) -> float:
     and queries, and written."""
     if cfg.linear is None:
         return 0
-    shape, layers = cfg.linear, sum(cfg.variant(i).linear for i in range(cfg.layers))
+    shape, layers = cfg.linear, len(layers_with(cfg, "linear_q"))
     chunk, keys, values = chunk_of(length), shape.key_dim, shape.value_dim
     inside = chunk * (2 * chunk + 2 * values + keys + values)
     between = states * 3 * 2 * keys * values
@@ -149,7 +148,7 @@ def stepping(cfg: Decoder, columns: float) -> float:
     attention three products with its state."""
     if cfg.linear is None:
         return attention(cfg, columns)
-    linear = sum(cfg.variant(i).linear for i in range(cfg.layers))
+    linear = len(layers_with(cfg, "linear_q"))
     shape = cfg.linear
     full_attention = 2 * (2 * cfg.heads * cfg.head_dim * columns)
     return (cfg.layers - linear) * full_attention + linear * shape.value_heads * 6 * shape.key_dim * shape.value_dim
@@ -200,7 +199,7 @@ def read_positions(case: Case) -> int:
         return 0
     s, learner = case.shape, case.stage.learner
     chunk = min(learner.logprob_chunk, s.row_length)
-    needed = completions_in_a_row(case) * case.config.sampler.completion_length
+    needed = completions_in_a_row(case) * case.completion_length
     return case.micro_batches * s.rows * -(-needed // chunk) * chunk
 
 

@@ -199,13 +199,17 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
     gradients, activations and cache is arithmetic; temporary is the rest.
     """
     part = split_name(name)[1]
-    sizes = {"nothing": 0, "state": resident.total, "weights": min(resident.weights, program.arguments)}
+    sizes = {
+        "nothing": 0,
+        "state": resident.weights + resident.optimizer,
+        "weights": min(resident.weights, program.arguments),
+    }
     held = sizes[HOLDS.get(part, "nothing")]
     total = program.total + (resident.total - held if part != "init" else 0)
     if part == "begin" and arithmetic is not None:
         total += arithmetic.temporary  # of the stage that ends, which is not an argument
     if part == "init":
-        return Memory(weights=resident.weights, optimizer=resident.optimizer, temporary=max(total - resident.total, 0))
+        return resident._replace(temporary=max(total - resident.total, 0))
     by_arithmetic = {
         kind: getattr(arithmetic, kind) if arithmetic else 0 for kind in ("gradients", "activations", "cache")
     }
@@ -213,7 +217,7 @@ def by_kind(name: str, program: Compiled, arithmetic: Memory | None, resident: M
     for kind, size in by_arithmetic.items():
         by_arithmetic[kind] = max(min(size, left), 0)
         left -= by_arithmetic[kind]
-    return Memory(weights=resident.weights, optimizer=resident.optimizer, temporary=max(left, 0), **by_arithmetic)
+    return resident._replace(temporary=max(left, 0), **by_arithmetic)
 
 
 class Counting:

@@ -11,12 +11,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.algos.reward_shaping import components_read
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.experiment import Config, Online, Stage, stage_names
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import component_names, rewards_spans
+from jrl.rollout.sources import ROLE_ENSEMBLE
 from jrl.rollout.stop_strings import StopTable
 from jrl.run import precompile, programs
 from jrl.run.job import stage_arrays
@@ -104,9 +106,14 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     """Returns names for the components of a stage's reward that a configuration has: verifiers, the labels of a
     published reward model, judges, roles."""
     labels = () if config.reward is None else tuple(f"RewardModel/{i}" for i in range(len(config.reward.weights)))
+    if config.reward is not None and config.reward.gate is not None:
+        labels = ("RewardModel",)
     roles = tuple(f"role/{role}" for role in stage.rewards) if isinstance(stage, Online) else ()
+    if isinstance(stage, Online) and stage.ensemble is not None:
+        roles = (ROLE_ENSEMBLE,)
     judged = itertools.chain.from_iterable(map(score_names, config.judges))
-    return (*component_names(config.scoring), *labels, *judged, *roles)
+    read = components_read(stage.shaping) if isinstance(stage, Online) else ()
+    return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *read)))
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:

@@ -1,0 +1,91 @@
+"""Every advantage, loss, KL term, reduction and value against implementations that are not ours.
+
+    python -m benchmarks.agreement --out F.json                        all of it, 1,000 cases each
+    python -m benchmarks.agreement --out F.json --only gspo gae        of these functions
+    python -m benchmarks.agreement --out F.json --cases 50 --seed 1    fewer, others
+    python -m benchmarks.agreement --out F.json --python PYTHON        where the libraries are
+
+Each part is compared with a plain loop over tokens (advantage_loops.py, loss_loops.py), masked entries NaN, values and
+derivatives; and with TRL, verl and rlax where they have the function (rows.py), on the cases that both define alike.
+The bar is 1e-5, relative above 1. The libraries run in an environment of their own, which is built when first needed
+(benchmarks/peers/agreement.txt; some minutes); without it their rows say why they are missing. A part without a loop,
+or a difference above the bar, ends the command with 1. docs/agreement.md has the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.agreement import compare
+from benchmarks.agreement.rows import ROWS
+from benchmarks.environments import Missing, cache_folder, python_of
+
+LIBRARIES = ("trl", "verl", "rlax")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file with a row for every comparison")
+    parser.add_argument("--only", nargs="*", help="functions of the parts list")
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--python", help="interpreter of an environment with the libraries")
+    parser.add_argument("--cache", help="folder of the environments that this command builds")
+    args = parser.parse_args()
+    parts = {part["function"].rpartition(":")[2]: part for part in compare.parts_compared()}
+    unknown = set(args.only or ()) - set(parts)
+    if unknown:
+        parser.error(f"no part has the function {', '.join(sorted(unknown))}: see `jrl list parts`")
+    rows: list[dict] = []
+
+    def report(name: str, against: str, worst: tuple[float, float | None] | None, note: str = "") -> None:
+        part = parts[name]
+        value, slope = worst or (None, None)
+        agrees = None if worst is None else max(value, slope or 0) <= compare.BAR
+        row = {"id": part["id"], "function": part["function"], "against": against, "cases": args.cases}
+        rows.append(row | {"difference": value, "of_derivative": slope, "agrees": agrees, "note": note})
+        figures = " ".join("-" if x is None else f"{x:.1e}" for x in (value, slope))
+        print(
+            f"{ {True: 'agrees', False: 'DIFFERS', None: 'missing'}[agrees]:<8}{part['id']:<4} {name} {against}: "
+            f"{figures} {note if worst is None else ''}",
+            flush=True,
+        )
+        args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+    for name, part in parts.items():
+        if args.only and name not in args.only:
+            continue
+        if compare.loop_of(part) is None:
+            report(name, "loop", None, "there is no loop for it")
+        else:
+            report(name, "loop", compare.against_loop(part, args.cases, args.seed))
+    wanted = [row for row in ROWS if not args.only or row.part in args.only]
+    for library in LIBRARIES:
+        of_library = [row for row in wanted if row.library == library]
+        if not of_library:
+            continue
+        cases = {row.name: compare.shared_cases(row, args.cases, args.seed) for row in of_library}
+        try:
+            python = args.python or python_of("agreement", cache_folder(args.cache))
+            answers = compare.library_answers(library, cases, python)
+        except (Missing, RuntimeError) as error:
+            for row in of_library:
+                report(row.part, f"{library} {row.name}", None, f"not installed: {error}")
+            continue
+        for row in of_library:
+            if f"{row.name}/failed" in answers:
+                report(row.part, f"{library} {row.name}", None, str(answers[f"{row.name}/failed"]))
+            else:
+                worst = compare.against_library(row, cases[row.name], answers)
+                report(row.part, f"{library} {row.name}", worst, row.note)
+    agreed = sum(row["agrees"] is True for row in rows)
+    print(f"{agreed} of {len(rows)} comparisons agree to {compare.BAR:g}")
+    if any(row["agrees"] is False or (row["against"] == "loop" and not row["agrees"]) for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

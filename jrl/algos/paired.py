@@ -1,0 +1,127 @@
+"""What objectives of pairs share: both answers read at the preferred one's place, one loss a pair, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.algos.contract import Facts, Needs, Objective, Sequences, other_of_pair
+from jrl.ops import reduce
+from jrl.types import PyTree
+
+Array = jax.Array
+
+
+@struct.dataclass
+class Pair:
+    """The pairs of packed rows, each at the place of its preferred answer (w); elsewhere `mask` is False and numbers
+    are 0, lengths 1. What carries a gradient is of the policy alone."""
+
+    logprob: Array  # [..., S] float32, LP_w
+    other_logprob: Array  # [..., S] float32, LP_l
+    gain: Array  # [..., S] float32, u_w = LP_w - LP_ref_w; LP_w itself where there is no reference
+    other_gain: Array  # [..., S] float32, u_l
+    length: Array  # [..., S] float32, tokens of the preferred answer, at least 1
+    other_length: Array  # [..., S] float32
+    preference: Array  # [..., S] float32, the label: probability that it is the better one
+    mask: Array  # [..., S] bool
+
+    @property
+    def margin(self) -> Array:
+        """D = u_w - u_l, [..., S]."""
+        return self.gain - self.other_gain
+
+    @property
+    def mean_logprob(self) -> Array:
+        """LPbar_w, the mean over the preferred answer's tokens, [..., S]."""
+        return self.logprob / self.length
+
+    @property
+    def other_mean_logprob(self) -> Array:
+        """LPbar_l, [..., S]."""
+        return self.other_logprob / self.other_length
+
+
+def pairs_of(sequences: Sequences) -> Pair:
+    """Returns the pairs (P0): a sequence is preferred where its label is above 0.5, and a pair needs both of its
+    sequences, with a token each."""
+    clean = lambda x: jnp.where(sequences.mask, x, 0)
+    logprob = clean(sequences.logprob)
+    gain = logprob if sequences.ref_logprob is None else logprob - clean(sequences.ref_logprob)
+    length = clean(sequences.length).astype(logprob.dtype)
+    other_length = other_of_pair(length, sequences)
+    mask = sequences.mask & (sequences.label > 0.5) & (length > 0) & (other_length > 0)
+    here = lambda x, fill=0.0: jnp.where(mask, x, fill)
+    return Pair(
+        logprob=here(logprob),
+        other_logprob=here(other_of_pair(logprob, sequences)),
+        gain=here(gain),
+        other_gain=here(other_of_pair(gain, sequences)),
+        length=here(length, 1.0),
+        other_length=here(other_length, 1.0),
+        preference=here(sequences.label, 1.0),
+        mask=mask,
+    )
+
+
+def pair_loss(loss: Callable[[Any, Pair], Array]) -> Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]]:
+    """Returns the sequence loss of an objective from its loss of a pair: (config, pair) -> [..., S]."""
+
+    def sequence_loss(config: Any, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
+        pair = pairs_of(sequences)
+        return reduce.masked(loss(config, pair), pair.mask), pair_metrics(pair)
+
+    sequence_loss.__doc__ = loss.__doc__
+    return sequence_loss
+
+
+def pair_metrics(pair: Pair) -> dict[str, Array]:
+    """Returns what is logged of every pair, [..., S] float32: the share whose margin is above 0 (a tie is half), the
+    margin, and both gains."""
+    values = {
+        "pairs/accuracy": 0.5 * (1 + jnp.sign(pair.margin)),
+        "pairs/margin": pair.margin,
+        "pairs/preferred": pair.gain,
+        "pairs/other": pair.other_gain,
+    }
+    return {
+        name: jax.lax.stop_gradient(reduce.masked(value, pair.mask)).astype(jnp.float32)
+        for name, value in values.items()
+    }
+
+
+def pair_objective(
+    config: type,
+    loss: Callable[[Any, Pair], Array],
+    check: Callable[[Any, Facts], None],
+    *,
+    reference: bool = True,
+) -> Objective:
+    """Returns a row of ALGOS that learns from stored pairs by a loss of one pair.
+
+    Args:
+      reference: the loss reads gains over the role `reference`; without it Pair.gain is the log-prob.
+    """
+    return Objective(
+        config=config,
+        check=check,
+        needs=lambda config: Needs(reference=reference),
+        sequence_loss=pair_loss(loss),
+        unit_size=2,
+    )
+
+
+def positive(name: str, value: float, usual: float) -> None:
+    """Raises ValueError where a coefficient is not above 0, naming it and a usual value."""
+    if not value > 0:
+        raise ValueError(f"{name} = {value} must be above 0: at 0 the loss is constant. {usual} is usual.")
+
+
+def share(name: str, value: float, usual: float, below: float = 0.5) -> None:
+    """Raises ValueError where a share of wrong labels is not in [0, below)."""
+    if not 0 <= value < below:
+        raise ValueError(f"{name} = {value} must be at least 0 and below {below}; {usual} is usual.")

@@ -1,0 +1,45 @@
+"""ReMax: the reward against that of the policy's own greedy answer to the same prompt.
+
+    A_i = R_i - R of the greedy answer of the prompt; 0 where that has no verdict             A6
+    l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
+    L   = mean over all tokens of the step                                                   G1
+
+The first of a prompt's samples is the greedy one. It is scored and not learned from: 2 samples a prompt are enough, one
+that learns and its baseline. `reward/mean` is of all of them.
+
+Source: Li et al. 2310.10505, whose loss is REINFORCE, which this is at one update a batch; verl clips, as here.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Groups, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import baselines
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class ReMax(common.Clipped):
+    pass
+
+
+def advantages(config: ReMax, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    row = baselines.greedy_baseline(
+        reward, contract.greedy(groups), groups.group, contract.eligible(groups), num_groups=groups.num_groups
+    )
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=ReMax,
+    check=common.check_clipped,
+    keep=lambda config, groups: contract.eligible(groups) & ~contract.greedy(groups),
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    needs=lambda config: common.clipped_needs(config)._replace(greedy_sample=True),
+)

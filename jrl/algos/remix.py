@@ -1,0 +1,51 @@
+"""ReMix: GRPO on samples of an earlier policy, clipped around where the last policy stands.
+
+    A_i = (R_i - mean_g) / (std_g + 1e-6)                                                    A3
+    rho_t = exp(logprobs_t - behaviour_logprobs_t), c_t = exp(old_logprobs_t - behaviour_logprobs_t)
+    l_t = -min(rho_t * A_i, clip(rho_t, c_t - clip, c_t + clip) * A_i)                        L12
+    L   = mean over all tokens of the step                                                   G1
+
+Its use is a lag of 1 or more; on its own samples c = 1, and it is PPO's clip. The ratio is to the policy that drew the
+token, so that no importance weight comes on top.
+
+Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates a batch, and learning ends
+with fresh rows alone. Here all rows are of the version `lag` before.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import common, grpo
+from jrl.algos.contract import Facts, Objective, Tokens
+from jrl.ops import mix_policy
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class ReMix:
+    clip: float = 0.2  # how far a ratio may move from where the update begins
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+
+
+def check(config: ReMix, facts: Facts) -> None:
+    common.check_sampling(config, facts, grouped=True)
+    common.check_entropy(config)
+    common.check_positive(config, {"clip": "at 0 no token has a gradient. 0.2 is usual."})
+    if facts.truncated_sampling:
+        raise ValueError(
+            "ReMix compares with the distribution that the tokens were drawn from, which top-k, top-p and min-p cut: "
+            "ratios would not begin at 1. Leave them out, or use DecoupledPPO, whose weights are bounded."
+        )
+
+
+def token_loss(config: ReMix, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    arrays = (tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs, tokens.advantages, tokens.mask)
+    return common.unweighted_loss(config, mix_policy.mix_policy_clipped(*arrays, clip=config.clip), tokens)
+
+
+OBJECTIVE = Objective(
+    config=ReMix, check=check, needs=common.entropy_needs, advantages=grpo.advantages, token_loss=token_loss
+)

@@ -1,0 +1,182 @@
+"""What a stage does to the reward of its rows before any objective sees it, in this order:
+
+    constraints     R = infeasible_reward where a component is below its least value                    R13
+    exploration     R = share * R + (1 - share) * exploration                                           R22
+    group_length    R = R + weight * (what is short, among the completions of a prompt)                 R6, R8
+    length_penalty  R = R - weight * max(0, length - target) / target                                   R8
+    missing_stop    R replaced, lowered or scaled where the completion did not end by itself            R9
+
+The objective's own shaping comes after it: PPO's reward_clip, DAPO's overlong_buffer, a KL in the reward. What filters
+judge, the outcome, stays as it was scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import contract
+from jrl.algos.contract import Groups
+from jrl.ops import constraints, length_rewards, missing_stop, shaping
+from jrl.types import Finish, traced
+
+Array = jax.Array
+
+
+@traced
+class Constraints:
+    """R13: rows that fail a judge get another reward. A row without a verdict of one of them is masked."""
+
+    components: tuple[str, ...]  # names as in the metrics reward_component/NAME; all of them must hold
+    least: float = 0.5  # smallest value with which one holds
+    infeasible_reward: float = 0.0  # of a row that fails one
+
+
+@traced
+class ExplorationMix:
+    """R22: a share of the reward is for exploring."""
+
+    share: float = 0.8  # of the reward as it was; the rest is that of exploration
+    component: str | None = None  # what measures exploration, limited to [0, 1]; None: length / longest completion
+
+
+@traced
+class GroupLength:
+    """R6: a reward for being short among the completions of a prompt, from -0.5 to 0.5, and never for a wrong one: what
+    was cut, or what the first verifier gave 0 or less."""
+
+    weight: float = 0.1  # of it in the reward
+    among: Literal["all", "correct"] = "all"  # completions that are compared: all, or the correct ones alone (R8)
+
+
+@traced
+class LengthPenalty:
+    """R8: a penalty for every token above a target."""
+
+    target: float  # tokens up to which a completion is free
+    weight: float = 1.0  # penalty of a completion of twice the target
+
+
+@traced
+class MissingStop:
+    """R9: the reward of a completion that was cut, without a stop token or a stop string."""
+
+    how: Literal["replace", "subtract", "scale"] = "replace"  # what `value` does to its reward
+    value: float = -1.0  # the reward in its place, what is subtracted, or the factor
+
+
+@traced
+class Shaping:
+    """What is done to the reward of a row before the objective sees it, in the order of the fields."""
+
+    constraints: Constraints | None = None  # components that must hold; None: none
+    exploration: ExplorationMix | None = None  # None: none is rewarded
+    group_length: GroupLength | None = None  # None: length does not matter
+    length_penalty: LengthPenalty | None = None  # None: likewise
+    missing_stop: MissingStop | None = None  # None: it is scored as it is
+
+
+def check_shaping(config: Shaping) -> None:
+    """Raises ValueError for a number that makes no sense."""
+    options = {name: getattr(config, name) for name in ORDER}
+    for option in filter(None, options.values()):
+        for name, value in vars(option).items():
+            if isinstance(value, float) and not abs(value) <= LARGEST:
+                raise ValueError(f"{type(option).__name__}.{name} = {value} is no number that float32 can hold")
+    constraints, exploration, stop = config.constraints, config.exploration, config.missing_stop
+    if constraints is not None and not constraints.components:
+        raise ValueError("Constraints.components is empty; name what must hold, such as ['Regex'], or set "
+                         "Shaping.constraints = None")  # fmt: skip
+    if exploration is not None and not 0 <= exploration.share <= 1:
+        raise ValueError(f"ExplorationMix.share = {exploration.share} must lie in [0, 1]; 0.8 is usual")
+    if config.group_length is not None and not config.group_length.weight > 0:
+        raise ValueError(f"GroupLength.weight = {config.group_length.weight} must be above 0: short completions are "
+                         "rewarded. None switches Shaping.group_length off")  # fmt: skip
+    if config.length_penalty is not None and not (config.length_penalty.target > 0 < config.length_penalty.weight):
+        raise ValueError(f"LengthPenalty.target = {config.length_penalty.target} and weight = "
+                         f"{config.length_penalty.weight} must be above 0")  # fmt: skip
+    if stop is not None and stop.how == "subtract" and not stop.value > 0:
+        raise ValueError(f"MissingStop.value = {stop.value} is subtracted, which would reward what was cut; use a "
+                         "value above 0, such as 1.0, or MissingStop.how = 'replace'")  # fmt: skip
+
+
+def components_read(config: Shaping | None) -> tuple[str, ...]:
+    """Returns the names of the components of the reward that shaping reads."""
+    if config is None:
+        return ()
+    named = () if config.constraints is None else config.constraints.components
+    explored = config.exploration is not None and config.exploration.component
+    return (*named, *([explored] if explored else []))
+
+
+def shaped(config: Shaping, groups: Groups) -> Groups:
+    """Returns the rows with their rewards shaped. A row without a verdict that shaping reads is not valid any more.
+
+    Raises: KeyError for a component that is not there.
+    """
+    known = [~jnp.isnan(groups.components[name]) for name in components_read(config)]
+    valid = groups.valid & jnp.all(jnp.array([groups.valid, *known]), axis=0)
+    groups = groups.replace(valid=valid, reward=jnp.where(valid, groups.reward, 0))
+    for name, shape in ORDER.items():
+        if getattr(config, name) is not None:
+            reward = shape(getattr(config, name), groups)
+            groups = groups.replace(reward=jnp.where(valid, reward, 0).astype(groups.reward.dtype))
+    return groups
+
+
+def _constraints(config: Constraints, groups: Groups) -> Array:
+    values = jnp.stack([groups.components[name] for name in config.components])
+    feasible = constraints.satisfied(values, least=config.least)
+    return constraints.constrained_reward(groups.reward, feasible, infeasible_reward=config.infeasible_reward)
+
+
+def _exploration(config: ExplorationMix, groups: Groups) -> Array:
+    if config.component is None:
+        measured = groups.action_mask.sum(-1) / groups.max_completion
+    else:
+        measured = groups.components[config.component]
+    return shaping.exploration_mix(groups.reward, measured, share=config.share)
+
+
+def _group_length(config: GroupLength, groups: Groups) -> Array:
+    row = length_rewards.group_length_reward if config.among == "all" else length_rewards.conciseness_reward
+    added = row(
+        groups.action_mask.sum(-1),
+        (groups.outcome > 0) & stopped(groups),
+        groups.group,
+        contract.eligible(groups),
+        num_groups=groups.num_groups,
+    )
+    return groups.reward + config.weight * added
+
+
+def _length_penalty(config: LengthPenalty, groups: Groups) -> Array:
+    penalty = length_rewards.length_penalty(groups.action_mask.sum(-1), target=config.target)
+    return groups.reward + config.weight * penalty
+
+
+def _missing_stop(config: MissingStop, groups: Groups) -> Array:
+    rows = (groups.reward, stopped(groups))
+    if config.how == "replace":
+        return missing_stop.replace_reward(*rows, value=config.value)
+    if config.how == "subtract":
+        return missing_stop.subtract_penalty(*rows, penalty=config.value)
+    return missing_stop.scale_reward(*rows, factor=config.value)
+
+
+def stopped(groups: Groups) -> Array:
+    """Returns the rows that ended by themselves, [N] bool: with a stop token or a stop string."""
+    return (groups.finish == jnp.int8(Finish.STOP_TOKEN)) | (groups.finish == jnp.int8(Finish.STOP_STRING))
+
+
+LARGEST = float(jnp.finfo(jnp.float32).max)
+ORDER: dict[str, Callable[..., Array]] = {
+    "constraints": _constraints,
+    "exploration": _exploration,
+    "group_length": _group_length,
+    "length_penalty": _length_penalty,
+    "missing_stop": _missing_stop,
+}

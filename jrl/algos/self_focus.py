@@ -1,0 +1,72 @@
+"""SELF: GRPO on the prompts that the policy's greedy answer does not solve.
+
+    a prompt is learned from where its greedy answer is wrong, or has no verdict               F5
+    A_i = (R_i - mean_g) / (std_g + 1e-6), over the samples that are not greedy              A3
+    l_t = max(-rho_t * A_i, -clip(rho_t, 1 - clip_low, 1 + clip_high) * A_i)                  L2 (L3)
+    L   = mean over sequences of the mean over their tokens                                   G2
+
+What the policy answers rightly anyway is left alone, so that likely answers are not sharpened further and pass@k stays.
+The first of a prompt's samples is the greedy one: it is scored and not learned from. Fresh prompts are drawn for those
+that are solved, up to `max_refills` rounds.
+
+Source: Reasoning Boundary Paradox, 2510.02230: 8 samples, no KL, the next chunk of prompts where none is left.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Objective
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import filters, reduce
+from jrl.ops import groups as group_ops
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class SELF(common.Clipped):
+    max_refills: int = 10  # rounds of fresh prompts for those that are solved; 0: they are left out and not replaced
+
+
+def check(config: SELF, facts: Facts) -> None:
+    common.check_clipped(config, facts)
+    if facts.samples < 3:
+        raise ValueError(
+            f"SELF compares the samples of a prompt beside its greedy one; got samples={facts.samples}. Use 4 to 16."
+        )
+    if config.max_refills < 0:
+        raise ValueError(f"SELF.max_refills = {config.max_refills} must be at least 0 (filter, never refill).")
+
+
+def learned(groups: Groups) -> Array:
+    """Returns the rows that are compared: judged, and not greedy, [N] bool."""
+    return contract.eligible(groups) & ~contract.greedy(groups)
+
+
+def keep(config: SELF, groups: Groups) -> Array:
+    judged = contract.eligible(groups) & contract.greedy(groups)
+    static = {"num_groups": groups.num_groups}
+    correct = group_ops.total(groups.outcome, groups.group, judged, **static)
+    unsolved = filters.unsolved(correct, group_ops.count(groups.group, judged, **static) > 0)
+    return learned(groups) & group_ops.to_rows(unsolved, groups.group)
+
+
+def advantages(config: SELF, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    row = advantage_ops.group_zscore(reward, groups.group, learned(groups), num_groups=groups.num_groups)
+    return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
+
+
+OBJECTIVE = Objective(
+    config=SELF,
+    check=check,
+    keep=keep,
+    refill=lambda config: config.max_refills,
+    advantages=advantages,
+    token_loss=common.clipped_token_loss,
+    weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),
+    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
+    needs=lambda config: common.clipped_needs(config)._replace(greedy_sample=True),
+)

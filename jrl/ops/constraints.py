@@ -1,0 +1,66 @@
+"""R13: rewards that count only where constraints hold, as CGPO's mixture of judges has them.
+
+    Rc = sigmoid(r(y) - r(baseline answer));   Rcr = Rc if every judge is satisfied, else 0
+    Rt = max(1 - (log pi(y) - log pi_ref(y)) / KLmax, 0) * Rcr
+
+A judge that gave no verdict has not been satisfied: such a row is masked by the caller (E3).
+
+Source: CGPO, 2409.20370.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+
+def satisfied(values: Array, *, least: float) -> Array:
+    """Returns R13's feasibility: every constraint's value is at least `least`. False where one is NaN.
+
+    Args:
+      values: [K, N] float.
+
+    Returns: [N] bool; True where K is 0.
+    """
+    return jnp.all(values >= least, axis=0)
+
+
+def calibrated_reward(score: Array, baseline_score: Array) -> Array:
+    """Returns R13's Rc, sigmoid(score - baseline_score), in (0, 1): 0.5 for an answer as good as the baseline.
+
+    Args:
+      score: [N] float. baseline_score: [N] float, of the baseline answer to the same prompt.
+    """
+    return jax.nn.sigmoid(reduce.widen(score) - reduce.widen(baseline_score))
+
+
+def constrained_reward(reward: Array, feasible: Array, *, infeasible_reward: float) -> Array:
+    """Returns R13's Rcr: the reward where feasible, else `infeasible_reward`; [N] float32 or wider.
+
+    Args:
+      reward: [N] float. feasible: [N] bool. infeasible_reward: 0 in CGPO, whose other rewards are in (0, 1).
+    """
+    return jnp.where(feasible, reduce.widen(reward), infeasible_reward)
+
+
+def kl_bounded_reward(
+    reward: Array, old_logprobs: Array, ref_logprobs: Array, action_mask: Array, *, limit: float
+) -> Array:
+    """Returns R13's Rt: max(1 - d / limit, 0) * reward, d the sum of log-ratios of the row's sampled tokens.
+
+    A row as likely as under the reference keeps its reward, a likelier one loses it in proportion; at d = limit nothing
+    is left. A row that has become less likely is rewarded more.
+
+    Args:
+      reward: [N] float. old_logprobs, ref_logprobs: [N, T] float, of the weights that sampled and of the reference.
+      action_mask: [N, T] bool. limit: nats, above 0.
+
+    Returns: [N] float32 or wider, without gradient.
+    """
+    ratio = reduce.masked(old_logprobs, action_mask) - reduce.masked(ref_logprobs, action_mask)
+    bound = jnp.maximum(1 - ratio.sum(-1) / limit, 0)
+    return jax.lax.stop_gradient(bound * reduce.widen(reward))

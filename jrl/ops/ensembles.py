@@ -1,0 +1,69 @@
+"""One score from the members of an ensemble of reward models. Members are the leading axis: scores [M, ...].
+
+Where a member has no score, NaN, none of these has one.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+SMALLEST_SPREAD = 1e-6  # of a member's scores; less counts as none, and the member is not scaled
+
+
+def standardized(scores: Array, center: Array, scale: Array) -> Array:
+    """Returns R10's normalization (R30, detail 13), and the one scale that R11's members need:
+
+        (scores - center) / scale
+
+    Args:
+      scores: [N, K] float, of one reward model and its K labels. center, scale: [K] float, mean and standard deviation
+        of its scores of demonstrations; with scale 1 it is the bias alone, after which a demonstration scores 0 on
+        average. A scale below 1e-6 is taken for 1.
+
+    Returns:
+      [N, K] float32 or wider.
+
+    Source: the bias N+, 2403.17031, and Stiennon et al. 2009.01325.
+    """
+    scale = jnp.where(scale > SMALLEST_SPREAD, reduce.widen(scale), 1)
+    return (reduce.widen(scores) - reduce.widen(center)[None]) / scale[None]
+
+
+def mean_score(scores: Array) -> Array:
+    """Returns R11, the mean over members. [M, ...] -> [...] float32 or wider."""
+    return jnp.mean(reduce.widen(scores), axis=0)
+
+
+def worst_case(scores: Array) -> Array:
+    """Returns R11's WCO, the smallest of the members' scores. [M, ...] -> [...] float32 or wider.
+
+    Source: Coste et al. 2310.02743 section 3.
+    """
+    return jnp.min(reduce.widen(scores), axis=0)
+
+
+def variance_penalized(scores: Array, *, coefficient: float) -> Array:
+    """Returns R11's UWO: mean - coefficient * variance over members. [M, ...] -> [...] float32 or wider.
+
+    The variance is divided by M (the paper's; its code divides by M - 1), so that one member alone is its own mean.
+
+    Source: Coste et al. 2310.02743 section 3: coefficient 0.5 for best of n, 0.1 for PPO.
+    """
+    x = reduce.widen(scores)
+    return jnp.mean(x, axis=0) - coefficient * jnp.var(x, axis=0)
+
+
+def nominal_worst_case(scores: Array, *, share: float) -> Array:
+    """Returns R11's BRME: share * s_0 + (1 - share) * min_j s_j; the first member is the nominal one.
+
+    [M, ...] -> [...] float32 or wider.
+
+    Source: 2409.15360, whose nominal score is that of the member that is most certain.
+    """
+    x = reduce.widen(scores)
+    return share * x[0] + (1 - share) * jnp.min(x, axis=0)

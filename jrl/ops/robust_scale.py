@@ -1,0 +1,61 @@
+"""R19: PPO on rewards of any scale, by DreamerV3's tricks. Its two-hot values and symlog are in two_hot.py (V2).
+
+Source: Sullivan et al. 2310.17805, who find no general gain over a clipped reward; they help where rewards have no
+scale.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import reduce
+
+Array = jax.Array
+
+FEWEST = 20  # returns of a batch; of fewer its percentiles say little
+
+
+def percentile_range(
+    returns: Array, mask: Array, low: Array, high: Array, *, decay: float
+) -> tuple[Array, Array, Array]:
+    """Returns R19's S, and the moving 5th and 95th percentiles of returns that it is the difference of.
+
+        low <- decay * low + (1 - decay) * q05,    high likewise with q95,    S = high - low
+
+    Percentiles are interpolated between neighbors. A batch with fewer than 20 returns leaves them as they are.
+
+    Args:
+      returns: [...] float; masked entries may be NaN. mask: same shape, bool. low, high: [] float, NaN before the first
+        batch, whose percentiles they become. decay: 0.99 is usual.
+
+    Returns:
+      (S [], low [], high []), float32 or wider; S is 0 while there is none.
+    """
+    x = jnp.where(mask, reduce.widen(returns), jnp.nan).reshape(-1)
+    first, enough = jnp.isnan(low), jnp.sum(mask) >= FEWEST
+    q = jnp.nanquantile(x, jnp.array([0.05, 0.95], x.dtype))
+    moved = lambda old, new: jnp.where(enough, jnp.where(first, new, decay * old + (1 - decay) * new), old)
+    low, high = moved(low, q[0]), moved(high, q[1])
+    return jnp.where(jnp.isnan(low), 0, high - low), low, high
+
+
+def percentile_scaled(advantages: Array, scale: Array) -> Array:
+    """Returns R19's advantages / max(1, S), [...] float32 or wider: made smaller where returns are large, never larger.
+
+    Args:
+      advantages: [...] float. scale: [] float, S of `percentile_range`.
+    """
+    return reduce.widen(advantages) / jnp.maximum(scale, 1)
+
+
+def unimix(logprobs: Array, *, share: float) -> Array:
+    """Returns R19's log((1 - share) * p + share / V), [..., V] float32 or wider: every token keeps some probability.
+
+    Sampler and learner must both use it, and for a large vocabulary it is noise; no jrl objective does.
+
+    Args:
+      logprobs: [..., V] float, normalized. share: 0.01 is usual.
+    """
+    lp = reduce.widen(logprobs)
+    return jnp.logaddexp(jnp.log1p(-share) + lp, jnp.log(share / lp.shape[-1]))

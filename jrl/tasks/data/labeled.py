@@ -1,0 +1,62 @@
+"""Labeled answers: each alone, good or bad, and beside it the same prompt with another prompt's answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+
+MISMATCHED = -1.0  # label of a prompt with another prompt's answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Labeled:
+    """Answers with labels out of the examples of the run's task, on its training split."""
+
+    completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
+    label: str = "label"  # the entry of Example.info that says whether it is good: true or false, 1 or 0
+
+    def __post_init__(self) -> None:
+        Template(self.completion, "Labeled.completion")
+
+
+def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
+    """Returns two sequences for every visit with a labeled answer: the answer (label 1 or 0), and its prompt with the
+    answer of the next such visit (MISMATCHED, weight 0), by which KTO's baseline is measured.
+
+    Left out are visits whose example lacks a text ("no_answer") or a label ("no_label", also where it is no label), and
+    answers that do not fit `width` ("too_long"). Where the mismatched sequence does not fit, or where no other visit is
+    left, the answer stands twice and no baseline is taken of it.
+    """
+    template = Template(config.completion, "Labeled.completion")
+    counts: dict[str, int] = {}
+    answers: list[tuple[Sequence[int], list[int], float]] = []
+    for visit in visits:
+        text, cause = template.fill(visit)
+        label = visit.example.info.get(config.label)
+        if cause is None and not (isinstance(label, bool | int | float) and label in (0, 1)):
+            cause = "no_label"
+        if cause is None:
+            completion = [*tokenizer.encode(text), tokenizer.end_id]
+            if len(visit.prompt) + len(completion) > width:
+                cause = "too_long"
+        if cause is None:
+            answers.append((visit.prompt, completion, float(label)))
+        else:
+            counts[cause] = counts.get(cause, 0) + 1
+    sequences = []
+    for i, (prompt, completion, label) in enumerate(answers):
+        other = answers[(i + 1) % len(answers)][1]
+        fits = len(answers) > 1 and len(prompt) + len(other) <= width
+        sequences += [(prompt, completion, label), (prompt, other, MISMATCHED) if fits else (prompt, completion, label)]
+    stored = stack(sequences, 2, tokenizer.pad_id, width)
+    weight = np.tile(np.array([1, 0], np.float32), len(answers))
+    return stored._replace(weight=weight), counts
+
+
+SOURCE = StoredSource(config=Labeled, rows=rows, unit_size=2)

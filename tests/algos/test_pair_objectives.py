@@ -1,0 +1,182 @@
+"""Objectives of stored pairs by hand: one number each on the running example, masks, gradients, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Facts, Sequences
+
+FACTS = Facts(samples=1, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=8)
+
+
+def sequences(logprob, ref_logprob, length, label=None, mask=None):
+    """A row of pairs."""
+    row = lambda x: jnp.asarray([x], jnp.float32)
+    places = len(logprob)
+    return Sequences(
+        logprob=row(logprob),
+        ref_logprob=row(ref_logprob),
+        length=jnp.asarray([length], jnp.int32),
+        score=None,
+        label=row([1.0, 0.0] * (places // 2) if label is None else label),
+        unit=jnp.asarray([np.arange(places) // 2], jnp.int32),
+        mask=jnp.ones((1, places), bool) if mask is None else jnp.asarray([mask]),
+    )
+
+
+# u_w = -10 + 11 = 1, u_l = -12 + 11 = -1, D = 2; means over tokens -1 and -1
+RUNNING = sequences([-10.0, -12.0], [-11.0, -11.0], [10, 12])
+# means -0.5 and -1
+MEANS = sequences([-5.0, -12.0], [-6.0, -11.0], [10, 12])
+DPO = 0.598139  # -log sigmoid(0.1 * 2)
+
+# name -> (fields that differ from the defaults, pairs, loss)
+BY_HAND = {
+    "ConservativeDPO": ({}, RUNNING, 0.618139),  # 0.9 * 0.598139 + 0.1 * 0.798139
+    "RobustDPO": ({}, RUNNING, 0.573139),  # (0.9 * 0.598139 - 0.1 * 0.798139) / 0.8
+    "IPO": ({}, RUNNING, 9.0),  # (2 - 1 / 0.2)^2
+    "HingeDPO": ({}, RUNNING, 0.8),  # 1 - 0.2
+    "ORPO": ({}, MEANS, 0.532031),  # 0.5 + 0.1 * log(1 + e^-0.974077)
+    "SimPO": ({}, MEANS, 0.693147),  # log(1 + e^(1 - 2 * 0.5))
+    "CPO": ({"weight": 0.5}, MEANS, 0.653186),  # log(1 + e^(-0.1 * 7)) + 0.5 * 0.5 = 0.403186 + 0.25
+    "LengthNormalizedDPO": ({}, RUNNING, 0.336365),  # log(1 + e^(-5 (0.1 + 1 / 12)))
+    "FDPO": ({}, RUNNING, 0.594349),  # log(1 + e^(-0.1 * 2.084381))
+    "EXO": ({}, RUNNING, 2.422010),
+    "NCA": ({}, RUNNING, 1.338793),
+    "SPPO": ({}, RUNNING, 32.0),
+    "APOZero": ({}, RUNNING, 0.950042),
+    "APODown": ({}, RUNNING, 0.975146),
+    "BCO": ({}, RUNNING, 1.288793),
+    "WPO": ({}, MEANS, 0.223130 * DPO),  # e^(-0.5 - 1)
+    "RPO": ({}, RUNNING, DPO + 1.0),
+    "VPO": ({}, RUNNING, DPO - 0.01),  # 0.1 * 0.1 * 1
+    "CPL": ({}, RUNNING, 0.913015),  # log(1 + e^(0.1 (0.5 * -12 + 10)))
+}
+
+
+def as_read(name, pairs):
+    """Returns the pairs as the learner gives them: without a reference where the objective asks for none."""
+    needs = ALGOS[name].needs(ALGOS[name].config())
+    return pairs if needs.reference else dataclasses.replace(pairs, ref_logprob=None)
+
+
+def loss_of(name, fields, pairs):
+    row, pairs = ALGOS[name], as_read(name, pairs)
+    return jax.jit(row.sequence_loss)(row.config(**fields), pairs, row.init_state(row.config()))
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_by_hand(name):
+    fields, pairs, value = BY_HAND[name]
+    loss, metrics = loss_of(name, fields, pairs)
+    np.testing.assert_allclose(loss, [[value, 0]], 2e-6)
+    reference = ALGOS[name].needs(ALGOS[name].config()).reference
+    margin = 2.0 if reference else float(pairs.logprob[0, 0] - pairs.logprob[0, 1])
+    np.testing.assert_allclose(metrics["pairs/margin"], [[margin, 0]], 1e-6)
+    np.testing.assert_array_equal(metrics["pairs/accuracy"], [[1, 0]])
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_neither_order_nor_a_masked_pair_is_seen(name):
+    fields, pairs, value = BY_HAND[name]
+    nan = np.nan
+    places = lambda x: [nan, x[0, 1], nan, x[0, 0]]
+    mask = [False, True, False, True]
+    mixed = sequences(places(pairs.logprob), places(pairs.ref_logprob), [0, 12, 7, 10], [1, 0, 0, 1], mask)
+    mixed = as_read(name, dataclasses.replace(mixed, unit=jnp.asarray([[1, 0, 1, 0]], jnp.int32)))
+    row = ALGOS[name]
+    state = row.init_state(row.config())
+    total = lambda lp: row.sequence_loss(row.config(**fields), dataclasses.replace(mixed, logprob=lp), state)[0].sum()
+    found, gradient = jax.jit(jax.value_and_grad(total))(mixed.logprob)
+    np.testing.assert_allclose(found, value, 2e-6)
+    np.testing.assert_array_equal(gradient[0, [0, 2]], 0)
+    # Every loss raises the preferred answer against the other one: along (1, -1) it falls.
+    assert np.isfinite(gradient).all() and gradient[0, 3] - gradient[0, 1] < 0
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_gradient_is_that_of_small_differences(name):
+    fields, pairs, _ = BY_HAND[name]
+    row, pairs = ALGOS[name], as_read(name, pairs)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if x.dtype == jnp.float32 else x, pairs)
+        state = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), row.init_state(row.config()))
+        at = lambda lp: row.sequence_loss(row.config(**fields), dataclasses.replace(wide, logprob=lp), state)[0].sum()
+        total = at
+        if name == "WPO":  # the weight is held: its own change is not the loss's
+            held, sign = np.exp(-1.5), jnp.array([[1.0, -1.0]])
+            total = lambda lp: held * jax.nn.softplus(-0.1 * ((lp - wide.ref_logprob) * sign).sum())
+        step = 1e-5 * jnp.eye(2)[:, None]
+        expected = [(total(wide.logprob + d) - total(wide.logprob - d)) / 2e-5 for d in step]
+        np.testing.assert_allclose(jax.grad(at)(wide.logprob)[0], expected, 1e-6, 1e-9)
+
+
+def test_the_reverse_kl_of_fdpo_and_certain_labels_of_conservative_dpo_are_dpo():
+    expected = loss_of("DPO", {}, RUNNING)[0]
+    np.testing.assert_allclose(loss_of("FDPO", {"alpha": 1.0}, RUNNING)[0], expected, 1e-6)
+    np.testing.assert_allclose(loss_of("ConservativeDPO", {"noise": 0.0}, RUNNING)[0], expected, 1e-6)
+    # phi of Jensen and Shannon: log sigmoid(1) - log sigmoid(-1) = 1; log(1 + e^-0.1)
+    found = loss_of("FDPO", {"divergence": "jensen_shannon"}, RUNNING)[0]
+    np.testing.assert_allclose(found, [[0.644397, 0]], 1e-6)
+
+
+def test_a_label_between_is_the_strength_of_a_preference():
+    # -(0.8 log sigmoid(0.2) + 0.2 log sigmoid(-0.2))
+    strong = dataclasses.replace(RUNNING, label=jnp.float32([[0.8, 0.2]]))
+    np.testing.assert_allclose(loss_of("ConservativeDPO", {"noise": 0.0}, strong)[0], [[0.638139, 0]], 1e-6)
+
+
+def test_ipo_of_means_takes_log_ratios_by_their_answers_length():
+    # (1 / 10 + 1 / 12 - 5)^2
+    np.testing.assert_allclose(loss_of("IPO", {"over_tokens": "mean"}, RUNNING)[0], [[23.20028, 0]], 1e-6)
+
+
+def test_a_pair_with_an_empty_answer_is_left_out():
+    for name in BY_HAND:
+        loss, metrics = loss_of(name, {}, dataclasses.replace(RUNNING, length=jnp.int32([[10, 0]])))
+        np.testing.assert_array_equal(loss, 0)
+        assert not any(np.any(value) for value in metrics.values())
+
+
+def test_the_shift_of_bco_follows_the_mean_and_begins_at_zero():
+    row = ALGOS["BCO"]
+    state = row.init_state(row.config())
+    assert state == {"shift": 0}
+    moved = dataclasses.replace(RUNNING, logprob=RUNNING.logprob + 4)  # u = 5, 3; beta times their mean is 0.4
+    _, metrics = row.sequence_loss(row.config(), moved, state)
+    np.testing.assert_allclose(metrics["bco/mean"], [[0.4, 0]], 1e-6)
+    state = row.next_state(row.config(), {"shift": jnp.float32(1.0)}, {"bco/mean": jnp.float32(0.4)})
+    np.testing.assert_allclose(state["shift"], 0.94, 1e-6)  # 0.9 * 1 + 0.1 * 0.4
+    loss, _ = row.sequence_loss(row.config(), RUNNING, {"shift": jnp.float32(0.3)})
+    np.testing.assert_allclose(loss, [[0.798139 + 0.513015, 0]], 1e-6)  # log(1 + e^0.2) + log(1 + e^-0.4)
+
+
+@pytest.mark.parametrize(
+    "name, field, value",
+    [(name, "beta", 0.0) for name in BY_HAND if hasattr(ALGOS[name].config(), "beta")]
+    + [
+        ("ConservativeDPO", "noise", 0.5),
+        ("RobustDPO", "noise", -0.1),
+        ("EXO", "noise", 0.0),
+        ("ORPO", "weight", 0.0),
+        ("SimPO", "gamma", -1.0),
+        ("CPO", "weight", -1.0),
+        ("FDPO", "alpha", 1.5),
+        ("BCO", "decay", 1.0),
+        ("RPO", "weight", 0.0),
+        ("VPO", "weight", 0.0),
+        ("CPL", "alpha", 0.0),
+        ("CPL", "bias", 0.0),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(name, field, value):
+    row = ALGOS[name]
+    row.check(row.config(), FACTS)
+    with pytest.raises(ValueError, match=rf"{name}\.{field} = {value}"):
+        row.check(row.config(**{field: value}), FACTS)

@@ -1,0 +1,78 @@
+"""What benchmarks/recipes.py says of a run: an interval by hand, and scores that are dealt out anew."""
+
+from __future__ import annotations
+
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import recipes
+from jrl.rollout.collect import Collected
+from jrl.rollout.scoring import HostScores
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Example, Message
+from jrl.tasks.verdict import Status
+
+
+def test_the_interval_is_of_prompts_sampled_early_and_late():
+    # Twelve prompts in both, better by 0.5 and 0.25 in turns: mean 0.375, deviation 0.13056; 1.98 * that / sqrt(12).
+    early = {str(i): [0.0, 0.5] for i in range(12)} | {"only early": [9.0]}
+    late = {str(i): [0.75 if i % 2 else 0.5] for i in range(12)} | {"only late": [9.0]}
+    found = recipes.improvement([early] * 5 + [{}] * 3 + [late] * 5)
+    np.testing.assert_allclose(found, [0.25, 0.625, 1.98 * 0.13056 / np.sqrt(12)], rtol=1e-4)
+
+
+def test_of_few_prompts_it_is_of_their_completions():
+    # Four early of mean 0.25 and variance 1/4, eight late of mean 1 and variance 0.
+    early, late = {"a": [0.0, 0.0, 0.0, 1.0]}, {"a": [1.0] * 8}
+    found = recipes.improvement([early, *[{}] * 4, {}, *[{}] * 4, late])
+    np.testing.assert_allclose(found, [0.25, 1, 1.98 * np.sqrt(0.25 / 4)], rtol=1e-6)
+
+
+def batch(mesh):
+    """Two prompts of two completions each, the last without a verdict, and a row of padding."""
+    verdict = np.array([Status.CORRECT, Status.WRONG, Status.WRONG, Status.CRASH, Status.PADDING], np.int8)
+    reward, row = np.array([1.0, 0.0, 0.25, 0.0, 7.0], np.float32), np.arange(5, dtype=np.float32)
+    scores = HostScores(
+        reward=reward, valid=verdict <= Status.UNPARSABLE, verdict=verdict, outcome=row, components={"row": row},
+        details=list("abcde"), counts={}, replayed=0, token_reward=None, source_metrics={},
+    )  # fmt: skip
+    visits = [Visit(Example(text, (Message("user", text),)), (0, 0), (1,)) for text in ("p", "q")]
+    sampler = types.SimpleNamespace(components=("row",), mesh=mesh)
+    return Collected(None, None, {}, scores, visits, [""] * 5, {}, 2), sampler
+
+
+def test_rewards_are_read_by_prompt_without_those_that_do_not_count(mesh):
+    assert recipes.rewards_of(batch(mesh)[0]) == {"p": [1, 0], "q": [0.25]}
+
+
+def test_permuted_scores_stay_together_and_padding_stays_where_it_is(mesh):
+    given, sampler = batch(mesh)
+    draws, orders = np.random.default_rng(0), set()
+    for _ in range(20):
+        found = recipes.permuted(given, sampler, draws)
+        order = found.host_scores.components["row"].astype(int)
+        assert sorted(order[:4]) == [0, 1, 2, 3] and order[4] == 4
+        for name in ("reward", "valid", "verdict", "outcome"):
+            dealt = getattr(given.host_scores, name)[order]
+            np.testing.assert_array_equal(getattr(found.host_scores, name), dealt)
+            np.testing.assert_array_equal(jax.device_get(getattr(found.scores, name)), dealt)
+        orders.add(tuple(order))
+    assert len(orders) > 5
+    assert given.host_scores.components["row"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_was_measured_is_of_recipes_that_are_there():
+    results = json.loads((recipes.ROOT / "docs" / "recipes.json").read_text(encoding="utf-8"))
+    assert set(results["recipes"]) <= set(recipes.recipes())
+    runs = [run for entry in results["recipes"].values() for kind in ("runs", "controls") for run in entry[kind]]
+    assert all(run.keys() == runs[0].keys() for run in runs)
+    assert not any(recipes.learned(run) for entry in results["recipes"].values() for run in entry["controls"])
+
+
+@pytest.mark.parametrize("gain, said", [(0.2, True), (0.1, False), (-0.2, False)])
+def test_a_run_has_learned_where_its_interval_is_above_0(gain, said):
+    assert recipes.learned({"first": 0.5, "last": 0.5 + gain, "half_width": 0.15}) is said

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.ops import constraints
+
+NAN = float("nan")
+
+
+def test_every_judge_must_be_satisfied():
+    values = jnp.array([[1.0, 1.0, 0.5, 1.0], [1.0, 0.0, 0.5, NAN]])
+    got = jax.jit(constraints.satisfied)(values, least=0.5)
+    np.testing.assert_array_equal(got, [True, False, True, False])  # a verdict that is missing satisfies nothing
+    np.testing.assert_array_equal(constraints.satisfied(jnp.zeros((0, 2)), least=0.5), [True, True])
+
+
+def test_a_calibrated_and_constrained_reward_by_hand():
+    # r = 1.5 against 0.5: sigmoid(1) = 0.73106. Infeasible: 0
+    calibrated = jax.jit(constraints.calibrated_reward)(jnp.array([1.5, 1.5, 0.5]), jnp.full(3, 0.5))
+    np.testing.assert_allclose(calibrated, [0.73106, 0.73106, 0.5], atol=1e-5)
+    feasible = jnp.array([True, False, True])
+    got = jax.jit(constraints.constrained_reward)(calibrated, feasible, infeasible_reward=0.0)
+    np.testing.assert_allclose(got, [0.73106, 0, 0.5], atol=1e-5)
+    # What an infeasible answer scored does not matter, and may be NaN.
+    got = constraints.constrained_reward(jnp.array([NAN, 1.0]), jnp.array([False, True]), infeasible_reward=-1.0)
+    np.testing.assert_array_equal(got, [-1, 1])
+
+
+def test_a_kl_bounded_reward_by_hand():
+    # Log-ratio of the row 2, limit 10: max(1 - 2 / 10, 0) * sigmoid(1) = 0.58485. Masked tokens may be NaN.
+    old = jnp.array([[NAN, -1.0, -2.0], [NAN, 0.0, 0.0], [-3.0, NAN, NAN]])
+    reference = jnp.array([[NAN, -2.5, -2.5], [NAN, -8.0, -9.0], [-1.0, NAN, NAN]])
+    action = jnp.array([[False, True, True], [False, True, True], [True, False, False]])
+    reward = jnp.full(3, 0.731058578)
+    run = jax.jit(constraints.kl_bounded_reward)
+    # The second row is 17 nats likelier, more than the limit: 0. The third is 2 less likely: 1.2 times as much.
+    np.testing.assert_allclose(run(reward, old, reference, action, limit=10.0), [0.58485, 0, 0.87727], atol=1e-5)
+    same = run(reward, reference, reference, action, limit=10.0)
+    np.testing.assert_array_equal(same, reward)
+
+
+def test_a_bounded_reward_carries_no_gradient():
+    total = lambda lp: constraints.kl_bounded_reward(
+        jnp.ones(1), lp, jnp.zeros((1, 2)), jnp.ones((1, 2), bool), limit=4.0
+    ).sum()
+    np.testing.assert_array_equal(jax.grad(total)(jnp.ones((1, 2))), 0)
