@@ -112,6 +112,7 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
@@ -132,6 +133,10 @@ class Online:
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if self.reset_reference_every is not None and self.reset_reference_every < 1:
+            raise ValueError(
+                f"Online.reset_reference_every must be at least 1, or None; got {self.reset_reference_every}"
+            )
         if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
             raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
                              "in float32 too")  # fmt: skip
@@ -385,6 +390,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         raise ValueError(
             f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
             f"{model}; use an objective without one, such as GRPO"
+        )
+    if online and stage.reset_reference_every is not None and not needs.reference:
+        raise ValueError(
+            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
+            "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
         )
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)

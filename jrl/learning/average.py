@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
-from jrl.ops.members import where
 from jrl.types import Array, ModelState
 
 AVERAGE = "average"  # the role
@@ -23,7 +23,7 @@ def moved_average(average: ModelState, trained: ModelState, decay: Array, sound:
     """
 
     def move(old: Array, new: Array) -> Array:
-        return where(sound, (decay * old + (1 - decay) * new).astype(old.dtype), old)
+        return jnp.where(sound, (decay * old + (1 - decay) * new).astype(old.dtype), old)
 
     return average.replace(
         params=jax.tree.map(move, average.params, trained.params),

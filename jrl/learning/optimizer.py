@@ -19,7 +19,6 @@ from jrl.learning.optimizers import OPTIMIZERS
 from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.groups import check_groups, peak_rate, trained_only, weight_decay
 from jrl.learning.optimizers.schedules import share_of_peak
-from jrl.ops.members import where
 from jrl.types import Array, PyTree
 
 
@@ -65,7 +64,7 @@ def step(
         weights, state, updates = _leaf_by_leaf(config, own, state, weights, trained, sound)
     else:
         updates, new = optimizer(config, leaves).update(own, state, weights)
-        keep = lambda new, old: jax.tree.map(lambda a, b: where(sound, a, b), new, old)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(sound, a, b), new, old)
         weights, state = keep(optax.apply_updates(weights, updates), weights), keep(new, state)
     merge = lambda old, new: old if new is None else new
     return jax.tree.map(merge, params, weights), state, updates
@@ -117,16 +116,7 @@ def clip(config: Any) -> optax.GradientTransformation:
 
     Source: 1211.5063.
     """
-    if config.clip_norm is None:
-        return optax.identity()
-
-    def update(gradient: PyTree, state: optax.OptState, params: PyTree = None) -> tuple[PyTree, optax.OptState]:
-        # As optax.clip_by_global_norm, whose `select` no member of a population can have (see jrl.ops.members.where).
-        norm = optax.tree.norm(gradient)
-        scaled = lambda g: (g / norm.astype(g.dtype)) * config.clip_norm
-        return jax.tree.map(lambda g: where(norm < config.clip_norm, g, scaled(g)), gradient), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
 
 
 def _unclipped(config: Any, leaves: PyTree) -> optax.GradientTransformation:

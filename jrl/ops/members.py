@@ -53,17 +53,7 @@ def _where_member(condition: Array, new: Array, old: Array) -> Array:
     return new
 
 
-def where(condition: Array, new: Array, old: Array) -> Array:
-    """Returns `jnp.where(condition, new, old)` of a condition [] bool and arrays of one shape, whatever their sharding.
-
-    JAX's own rule for `vmap` gives the condition no sharding, and then refuses to select arrays that have one.
-    """
-    return _where(condition, new, old)
-
-
-_where = custom_vmap(jnp.where)
-
-
+@_where_member.def_vmap
 def _select(size: int, batched: list[bool], condition: Array, new: Array, old: Array) -> tuple[Array, bool]:
     condition, new, old = (
         x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
@@ -72,7 +62,3 @@ def _select(size: int, batched: list[bool], condition: Array, new: Array, old: A
     like = jax.typeof(new).sharding
     like = None if like.mesh.empty else like
     return jnp.where(jax.lax.broadcast_in_dim(condition, new.shape, (0,), out_sharding=like), new, old), True
-
-
-_where_member.def_vmap(_select)
-_where.def_vmap(_select)

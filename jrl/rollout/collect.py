@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket
+from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.strategies import strategy_of
@@ -201,7 +201,7 @@ def collect(
     Args:
       stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
-    Raises: StopRequested where `stop` says so.
+    Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token is beyond float32.
     """
     scores = scorer.collect(submitted.ticket, stop, progress)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
@@ -212,9 +212,11 @@ def collect(
         written = np.zeros(host["tokens"].shape, bool)
         for row in range(len(texts)):
             written[row, scored_columns(host, row, len(drawn.visits[row // samples].prompt), attempts)[-1]] = True
-        found = span_rewards(scores.spans, host["tokens"], written, sampler.tokenizer)
+        with np.errstate(over="ignore"):
+            found = span_rewards(scores.spans, host["tokens"], written, sampler.tokenizer)
         # Of what the policy did not write itself no token is rewarded.
-        scores = dataclasses.replace(scores, token_reward=np.where(host["action_mask"], found, 0)[: len(texts)])
+        found = np.where(host["action_mask"], found, 0)[: len(texts)]
+        scores = check_range(dataclasses.replace(scores, token_reward=found))
     for source, ticket in zip(sources, submitted.others):
         scores = add_scores(scores, source.collect(ticket))
     missing = host["length"].shape[0] - len(texts)

@@ -240,7 +240,7 @@ def open_job(
         if isinstance(config.model, Published) and begin_from is None and not paths.exists(folder / "manifest.json"):
             check_folder(config.model)
         is_new = not paths.exists(folder)
-        folder = Path(paths.make_dir(folder))
+        folder = Path(paths.make_private_dir(folder))
         lock = hold_run(folder)
         stack.callback(lock.release)
         if is_new:

@@ -14,7 +14,7 @@ from jrl.experiment import Online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
-from jrl.learning.step import Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
+from jrl.learning.step import Learned, Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
 from jrl.rollout.collect import (
     Collected,
     Draw,
@@ -63,6 +63,7 @@ class Stepped(NamedTuple):
     waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
     metrics: dict[str, Array | float]
     batch: Collected | None  # None: nothing was sampled
+    learned: Learned
 
 
 def step(
@@ -110,7 +111,7 @@ def step(
         batch = filled
 
     phase("updating")
-    state, metrics = learn_from_sampled(
+    state, metrics, learned = learn_from_sampled(
         stage.programs,
         state,
         minibatches,
@@ -121,7 +122,7 @@ def step(
         warms_up=done < stage.config.critic_warmup,
     )
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch)
+    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch, learned)
 
 
 def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count: int) -> list[Draw]:

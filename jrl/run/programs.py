@@ -320,6 +320,8 @@ def build_stage(
         starts |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
         check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
     closes = dict(roles=tuple(trained), objective=objective)
+    if online:
+        closes |= dict(reset_reference_every=stage.reset_reference_every)
 
     def program(what: str, fn: Callable, **options: Any) -> Program:
         return cache.program(f"{name}.{what}", fn, **options)

@@ -3,11 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.ops.members import any_member, most_of_members, where, where_member
+from jrl.ops.members import any_member, most_of_members, where_member
 
 
 def collatz(n):
@@ -50,17 +49,10 @@ def test_where_member_takes_what_is_the_same_for_all_members():
     assert found.tolist() == [[0, 1, 2, 3], [-1] * 4, [0, 1, 2, 3]]
 
 
-def test_where_selects_sharded_arrays_of_members():
+def test_members_may_be_sharded_inside():
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         place = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "fsdp", "tensor")))
         new, old = place(jnp.ones((2, 3, 4))), place(jnp.zeros((2, 3, 4)))
-        found = jax.jit(jax.vmap(where))(jnp.array([True, False]), new, old)
+        found = jax.jit(jax.vmap(where_member))(jnp.array([True, False]), new, old)
         assert np.asarray(found).sum(axis=(1, 2)).tolist() == [12, 0]
-        with pytest.raises(Exception, match="sharding"):  # JAX's own rule; where it no longer raises, `where` may go
-            jax.jit(jax.vmap(jnp.where))(jnp.array([True, False]), new, old)
-
-
-def test_where_is_numpys_outside_vmap():
-    x, y = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])
-    assert where(jnp.bool_(True), x, y).tolist() == [1, 2] and where(jnp.bool_(False), x, y).tolist() == [3, 4]

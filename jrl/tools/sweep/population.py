@@ -260,7 +260,7 @@ def begin_stage(population: Population, progress: PopulationProgress) -> Populat
         evaluate_all(population, progress.state, f"after_{first.stages[before].name}")
     if isinstance(first.config.stages[i], Online):
         evaluate_all(population, progress.state, f"before_{first.stages[i].name}")
-    return PopulationProgress(populations.begin_stage(population, progress.state, i), None, stage=i)
+    return PopulationProgress(populations.begin_stage(population, progress.state, i), (), stage=i)
 
 
 def evaluate_all(population: Population, state: TrainState, name: str) -> None:
