@@ -9,8 +9,9 @@
 | other expressions | as constants, at random rational points of both signs where the first one is real |
 
 M is the largest |log2| of the values that the constants are made of, F the number of their functions and roots.
-Unequal is always proved. Equal is proved in the first and third row, and true but for a chance below 2^-40 in the
-second. No bound is known for the fourth: what agrees to so many bits is equal.
+Unequal is always proved, or the answer has no value where the gold one has. Equal is proved for folded constants and
+in the third row; modulo primes it is true but for a chance below 2^-40. No bound is known for the fourth row: what
+agrees to so many bits is equal.
 """
 
 from __future__ import annotations
