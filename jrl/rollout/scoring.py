@@ -25,7 +25,16 @@ from jrl.tasks.verifiers.journal import Journal, journal_key
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
 
-__all__ = ["HostScores", "Scorer", "Scoring", "ScoringAbandoned", "ScoringStopped", "ScoringTicket", "open_scoring"]
+__all__ = [
+    "HostScores",
+    "RewardOverflow",
+    "Scorer",
+    "Scoring",
+    "ScoringAbandoned",
+    "ScoringStopped",
+    "ScoringTicket",
+    "open_scoring",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,10 @@ class Scoring:
 
 class ScoringStopped(RuntimeError):
     """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
+
+
+class RewardOverflow(ScoringStopped):
+    """A reward of a token is beyond float32, in which it is learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,6 +311,18 @@ class Scorer:
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
 
 
+def check_range(scores: HostScores) -> HostScores:
+    """Returns the scores. Raises RewardOverflow where a reward of a token that counts is beyond float32."""
+    if scores.token_reward is not None:
+        bad = scores.valid & ~np.isfinite(scores.token_reward).all(1)
+        if bad.any():
+            raise RewardOverflow(
+                f"the rewards of spans of completion {int(np.argmax(bad))} are beyond float32, whose largest number is "
+                f"{LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
+            )
+    return scores
+
+
 def open_scoring(
     config: Scoring,
     verifier_table: Mapping[str, Any],
@@ -305,6 +330,7 @@ def open_scoring(
     journal_path: str | os.PathLike[str] | None = None,
     *,
     also: Sequence[str] = (),
+    pool: Pool | None = None,
 ) -> Scorer:
     """Starts the workers and returns the scorer. Must be closed.
 
@@ -315,6 +341,7 @@ def open_scoring(
         journal_path: file of the verdicts that depended on the machine; None: no journal.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
+        pool: workers that another scorer of the same configuration has started; None: they are started.
 
     Raises:
         ValueError: a part does not load in a process without JAX, or a verifier's config cannot cross to it.
@@ -324,7 +351,7 @@ def open_scoring(
         look_up(table, type(verifier).__name__, "Scoring.verifiers")
     journal = None if journal_path is None else Journal(journal_path)
     try:
-        pool = Pool(
+        pool = pool or Pool(
             [row_of(verifier) for verifier in config.verifiers],
             part_sources,
             workers=config.workers,

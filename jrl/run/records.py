@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +15,8 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, segments_of
+from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.adapters.quantized import quantize
@@ -31,19 +35,20 @@ from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_sh
 from jrl.run.programs import abstract
 from jrl.run.report.messages import (
     closing_message,
+    condemned_message,
     evaluation_line,
     no_signal_warning,
     resume_message,
     scoring_warning,
 )
-from jrl.run.report.metrics import open_metrics
+from jrl.run.report.metrics import open_metrics, read_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
 from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
-from jrl.types import PyTree, TrainState
+from jrl.types import Array, PyTree, TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +62,10 @@ class Preempted(RuntimeError):
 
 class StopRun(RuntimeError):
     """The run cannot go on. The message is the diagnosis; the last checkpoint is good."""
+
+
+class CheckpointsRemoved(RuntimeError):
+    """A run has done steps, and none of its checkpoints is there."""
 
 
 class Progress(NamedTuple):
@@ -75,6 +84,8 @@ class Step:
     phase: str  # the name of its stage
     metrics: dict[str, Any]  # device scalars until the step is emitted
     batch: Collected | None = None  # None where nothing was sampled
+    learned: Learned | None = None  # held only where the run is about to stop
+    examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] where not known
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
@@ -114,12 +125,8 @@ def restore(job: Job) -> Progress:
     """Returns the progress of the newest intact checkpoint, or of a run's beginning, with every file cut to match."""
     host, inputs = None, inputs_of(job)
     for step in reversed(job.run_state.steps()):
-        state, i = state_shape(inputs, step), stage_at(job.config, step)
-        target = {"state": state}
-        for name in waiting_names(draws_ahead(job.config, step)):
-            target[name] = rollout_shape(inputs, i, state)
-        if job.stream.outcomes is not None:
-            target["outcomes"] = job.stream.outcomes._asdict()
+        state = state_shape(inputs, step)
+        target = {"state": state, **beside_state(job, inputs, step, state)}
         try:
             _, tree, host = job.run_state.restore(target, step)
         except DamagedStep as damage:
@@ -133,11 +140,43 @@ def restore(job: Job) -> Progress:
                 f"{job.folder / 'checkpoints'}, or start a new run in another folder"
             )
     if host is None:
-        metrics = job.folder / "metrics.jsonl"
-        if paths.exists(metrics) and paths.size(metrics):
-            job.display.note(f"no checkpoint in {job.folder}: starting over; the rows of metrics.jsonl are dropped")
-        open_files(job, 0, 0)
-        return Progress(beginning(job), (), stage=-1)
+        if set_aside := job.run_state.condemned():
+            job.display.note(condemned_message(set_aside))
+        else:
+            check_not_removed(job)
+        begin_files(job)
+        return Progress(beginning(job, job.key), (), stage=-1)
+    return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
+
+
+def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict[str, PyTree]:
+    """Returns what a checkpoint of a step holds beside the state, as shapes: completions that are being drawn, and what
+    the curriculum knows of prompts."""
+    target: dict[str, PyTree] = {}
+    for name in waiting_names(draws_ahead(job.config, step)):
+        target[name] = rollout_shape(inputs, stage_at(job.config, step), state)
+    if job.stream.outcomes is not None:
+        target["outcomes"] = job.stream.outcomes._asdict()
+    return target
+
+
+def begin_files(job: Job) -> None:
+    """Opens the files of a run that begins."""
+    metrics = job.folder / "metrics.jsonl"
+    if paths.exists(metrics) and paths.size(metrics):
+        aside = unused_name(job.folder, "metrics.jsonl")
+        paths.rename(metrics, aside)
+        job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
+    open_files(job, 0, 0)
+
+
+def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Draw, ...]:
+    """Sets the run to where a checkpoint left it, every file cut to match. Returns the completions that
+    are under way.
+
+    Args:
+      tree: arrays of the checkpoint beside the state. host: what it holds that is no array.
+    """
     data = host["data"]
     for stage in job.stages:
         if isinstance(stage, OfflineStage) and stage.name not in data["stages"]:
@@ -148,7 +187,7 @@ def restore(job: Job) -> Progress:
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
-    open_files(job, host["metrics_offset"], host["rollout_rows"])
+    open_files(job, host["metrics_offset"], host["rollout_rows"], host.get("metrics_sha256"))
     for stage in job.stages:
         if isinstance(stage, OfflineStage):
             stage.stream.set_state(data["stages"][stage.name])
@@ -161,17 +200,38 @@ def restore(job: Job) -> Progress:
     # Refills of the last step may have moved the stream past the prompts that were under way.
     job.stream.set_state(data["train"])
     job.display.note(resume_message(job.done, job.total))
-    return Progress(tree["state"], tuple(waiting), stage=stage_at(job.config, job.done))
+    if set_aside := job.run_state.condemned():
+        job.display.note(condemned_message(set_aside))
+    return tuple(waiting)
+
+
+def check_not_removed(job: Job) -> None:
+    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first."""
+    # One row is written before the save of its step, which may be what a kill has interrupted.
+    every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
+    first_save = min([every, *ends[:1]])
+    last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
+    if last > first_save or paths.exists(job.folder / "summary.json"):
+        raise CheckpointsRemoved(
+            f"{job.folder} has done {last} steps and holds no checkpoint: they were removed. Nothing was changed; put "
+            f"one back under {job.folder / 'checkpoints'}, or start a new run in another folder"
+        )
+
+
+def unused_name(folder: Path, name: str) -> Path:
+    """Returns a path in the folder that nothing has: NAME.1, NAME.2 ..."""
+    return next(path for n in itertools.count(1) if not paths.exists(path := folder / f"{name}.{n}"))
 
 
 def draws_ahead(config: Config, done: int) -> int:
-    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
-    the stage has left, unless it is the last stage, which may go on."""
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or one less
+    than completions have segments; at most as many as the stage has left, unless it is the last, which may go on."""
     i = stage_at(config, done)
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+    most = stage.lag + segments_of(stage, config) - 1
+    return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
 
 
 def waiting_names(count: int) -> list[str]:
@@ -179,19 +239,23 @@ def waiting_names(count: int) -> list[str]:
     return [f"waiting_{i}" if i > 1 else "waiting" for i in range(1, count + 1)]
 
 
-def beginning(job: Job) -> TrainState:
-    """Returns the state before the first step: random weights, or the published ones that the run starts from."""
+def beginning(job: Job, key: Array) -> TrainState:
+    """Returns the state before the first step: random weights, or the published ones that the run starts from.
+
+    Args:
+      key: the run's root.
+    """
     if job.origin is not None:
-        return state_from_run(job.origin, job.programs, job.key, abstract(job.key, job.mesh))
+        return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh))
     if job.published is None:
-        return job.programs.init(job.key)
+        return job.programs.init(key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     weights = load(job.published, job.mesh, on_progress)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
     if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantized(job, weights)
-    return job.programs.init_from(weights, job.key)
+    return job.programs.init_from(weights, key)
 
 
 def quantized(job: Job, weights: PyTree) -> PyTree:
@@ -218,10 +282,10 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
         )
 
 
-def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
+def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256: str | None = None) -> None:
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
-        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
+        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
     except ValueError as error:
@@ -231,27 +295,38 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
 
 def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
-    tree: dict[str, PyTree] = {"state": progress.state}
+    with job.timed("checkpoint"):
+        tree, host = to_save(job, progress.waiting)
+        job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
+
+
+def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
+    """Returns what a checkpoint holds beside the state, arrays and the rest. Commits every file.
+
+    Args:
+      waiting: the completions that are being drawn, in the order of their steps.
+    """
+    tree: dict[str, PyTree] = {}
     offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
     stored = {stage.name: stage.stream.get_state() for stage in offline}
     data: dict[str, Any] = {"train": job.stream.get_state(), "stages": stored}
-    for name, drawn in zip(waiting_names(len(progress.waiting)), progress.waiting):
+    for name, drawn in zip(waiting_names(len(waiting)), waiting):
         tree[name], data[name] = drawn.rollout, drawn.position
     if job.stream.outcomes is not None:
         tree["outcomes"] = job.stream.outcomes._asdict()
-    with job.timed("checkpoint"):
-        if job.rollouts is not None:
-            job.rollout_rows = job.rollouts.commit()
-        host = {
-            "done": job.done,
-            "data": data,
-            "evals": job.evals,
-            "metrics_offset": job.metrics.commit(),
-            "rollout_rows": job.rollout_rows,
-            "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
-            "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
-        }
-        job.run_state.save(job.done, tree, host)
+    if job.rollouts is not None:
+        job.rollout_rows = job.rollouts.commit()
+    host = {
+        "done": job.done,
+        "data": data,
+        "evals": job.evals,
+        "metrics_offset": job.metrics.commit(),
+        "metrics_sha256": job.metrics.sha256(),
+        "rollout_rows": job.rollout_rows,
+        "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
+        "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
+    }
+    return tree, host
 
 
 def clock(job: Job, step: Step, seconds: float) -> None:
@@ -283,13 +358,6 @@ def emit(job: Job, step: Step) -> Step:
         raise StopRun(
             f"for {STOP_AFTER_SKIPPED} steps in a row no completion could be scored: {counts} at step {step.step}. "
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
-        )
-    if job.skipped >= STOP_AFTER_SKIPPED:
-        raise StopRun(
-            f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
-            f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}, "
-            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is older; "
-            "check the learning rate and the rewards of these steps in RUN/rollouts"
         )
     return step
 
