@@ -248,6 +248,7 @@ def sweep(args: argparse.Namespace) -> int:
         prepare_jax(args)  # its settings, and the compilation cache, are those of the members too
         from jrl.tools.sweep import sweeping
         from jrl.tools.sweep.comparison import table
+        from jrl.tools.sweep.launch import train_members
         from jrl.tools.sweep.members import read_sweep
 
         spec = read_sweep(args.config, args.bindings, args.how, args.count, args.seed)
@@ -256,14 +257,28 @@ def sweep(args: argparse.Namespace) -> int:
         train_options = [*(["--devices", str(args.devices)] if args.devices is not None else []),
                          *(["--no-compile-cache"] if args.no_compile_cache else [])]  # fmt: skip
         commands = sweeping.commands_of(spec, args.out, train_options)
+        if args.population and (args.print or args.jobs > 1):
+            raise ValueError(f"{'--print' if args.print else '--jobs'} is for members in processes of their own; leave "
+                             "it out, or --population")  # fmt: skip
         if args.print:
             print("\n".join(map(sweeping.shell, commands.values())))
             return DONE
+        jobs, how = args.jobs, f"{args.jobs} at a time"
+        train = lambda members, progress: train_members(members, commands, args.out, jobs, stop, progress)
+        if args.population:
+            from jrl.tools.sweep import population
+
+            jobs, how = len(spec.members), "in one program"
+            configs, parts = population.read_configs(spec)
+            population.check_population(configs, parts.tables, [axis.name for axis in spec.axes])
+            train = lambda members, progress: population.train_population(
+                spec, args.out, configs, parts, stop, progress
+            )
         lock = sweeping.hold_sweep(args.out, spec)
         try:
             metric = args.metric[0] if args.metric else "reward/mean"
             ended, finished = sweeping.train_sweep(
-                spec, args.out, commands=commands, jobs=args.jobs, stop=stop, metric=metric, stream=sys.stdout
+                spec, args.out, train=train, jobs=jobs, how=how, metric=metric, stream=sys.stdout
             )
             failed = sweeping.failures(args.out, spec, ended)
             for line in failed:
@@ -592,6 +607,9 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, metavar="N", help="combinations that --how random draws")
     parser.add_argument("--seed", type=int, metavar="N", help="of that draw (0)")
     parser.add_argument("--jobs", type=_jobs, default=1, metavar="N", help="members trained at a time (1)")
+    parser.add_argument("--population", action="store_true",
+                        help="train all members in one program, in this process: members that differ in Run.seed and "
+                             "in floats of objectives, optimizers and the sampler only")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the members' commands, for a cluster, and run none")
     _comparison(parser)
     _devices(parser)

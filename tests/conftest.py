@@ -131,8 +131,11 @@ def mesh():
 # (pyproject.toml: a file to a worker), so that none is left with a long one at the end. All others make up the fast
 # set, `pytest -m fast`.
 LONG = (
+    "contracts/test_algos.py",
     "models/test_decoder_options.py",
     "test_learner.py",
+    "test_recipe_runs.py",
+    "test_recipe_runs_of_several_updates.py",
     "test_sampler.py",
     "models/test_quantized.py",
     "test_sequence_loss.py",
@@ -150,7 +153,6 @@ LONG = (
     "sweep/test_sweep_command.py",
     "test_optimizers_run.py",
     "test_curricula_run.py",
-    "contracts/test_algos.py",
     "test_export.py",
     "checkpoints/test_run_state.py",
     "models/test_linear.py",
@@ -187,6 +189,23 @@ LONG = (
     "test_continue.py",
     "tools/test_new.py",
     "ops/test_advantages.py",
+    "test_optimizer.py",
+    "algos/test_online_dpo.py",
+    "contracts/test_verifiers.py",
+    "models/test_cached_attention.py",
+    "models/test_contract.py",
+    "models/test_heads.py",
+    "ops/test_baselines.py",
+    "ops/test_best_of_k.py",
+    "ops/test_fingerprint.py",
+    "ops/test_gae.py",
+    "ops/test_turns.py",
+    "sweep/test_sweep_launch.py",
+    "test_compile_cache.py",
+    "test_program_cache.py",
+    "test_run_hash.py",
+    "test_scoring.py",
+    "tokenizers/test_published.py",
 )
 
 

@@ -63,10 +63,13 @@ def discounted_returns(token_reward, action_mask, discount):
 def moving_baseline(reward, valid, baseline, decay):
     rows = [i for i in range(len(reward)) if valid[i]]
     out = np.zeros(len(reward))
+    if not rows:
+        return out, np.asarray(baseline)
+    of_batch = mean([float(reward[i]) for i in rows])
+    before = of_batch if math.isnan(baseline) else float(baseline)  # the first batch begins with its own mean
     for i in rows:
-        out[i] = reward[i] - baseline
-    after = decay * baseline + (1 - decay) * mean([float(reward[i]) for i in rows]) if rows else baseline
-    return out, np.asarray(after)
+        out[i] = reward[i] - before
+    return out, np.asarray(decay * before + (1 - decay) * of_batch)
 
 
 def group_zscore(reward, group, valid, num_groups, epsilon):

@@ -214,6 +214,8 @@ def decoupled_clipped(logprobs, old_logprobs, behaviour_logprobs, advantages, ma
 
 def interpolated_logprobs(logprobs, behaviour_logprobs, mask, behaviour_version, old_version, version):
     def at(lp, beh, drawn):
+        if drawn == float(version):
+            return lp, 0.0  # of the weights that learn
         alpha = (float(old_version) - drawn) / (float(version) - drawn)
         return beh + alpha * (lp - beh), 0.0
 
@@ -367,8 +369,9 @@ def kl_cov(logprobs, advantages, mask, share):
     tokens = [place for place in np.ndindex(mask.shape) if mask[place]]
     out = np.zeros(mask.shape, bool)
     if len({float(advantages[place]) for place in tokens}) > 1:
-        for place in sorted(tokens, key=lambda place: -cov[place])[: of_all(mask, share)]:
-            out[place] = True
+        largest = sorted((cov[place] for place in tokens), reverse=True)[: of_all(mask, share)]
+        for place in tokens:
+            out[place] = bool(largest) and cov[place] >= largest[-1]  # all that tie with the last
     return out
 
 
@@ -488,7 +491,7 @@ def mixed_kl(kl_base, kl_previous, step):
 
 
 def reset_due(step, every):
-    return int(step) % int(every) == 0
+    return int(step) > 0 and int(step) % int(every) == 0
 
 
 def clipped_value_loss(values, old_values, returns, mask, clip):

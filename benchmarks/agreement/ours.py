@@ -16,6 +16,27 @@ from benchmarks.agreement.cases import Case
 DIFFERENTIATED = ("logprobs", "values", "logits")
 
 
+def function_of(function: str) -> Callable:
+    """Returns the function named module:name."""
+    module, name = function.split(":")
+    return vars(importlib.import_module(module))[name]
+
+
+def static_inputs(case: Case) -> Case:
+    """Returns the inputs of a case that are a part of the program: counts and sizes."""
+    return {key: value for key, value in case.items() if isinstance(value, int)}
+
+
+def apply(compute: Callable, inputs: Case) -> tuple:
+    """Returns a function's outputs, as a tuple, for inputs in its parameters' order."""
+    parameters = inspect.signature(compute).parameters
+    keyword = {key for key in inputs if parameters[key].kind is inspect.Parameter.KEYWORD_ONLY}
+    output = compute(
+        *(value for key, value in inputs.items() if key not in keyword), **{key: inputs[key] for key in keyword}
+    )
+    return output if isinstance(output, tuple) else (output,)
+
+
 def answers(
     function: str,
     cases: list[Case],
@@ -35,21 +56,14 @@ def answers(
     Returns:
         ([cases, ...] for each output, [cases, ...] or None).
     """
-    module, name = function.split(":")
-    compute = vars(importlib.import_module(module))[name]
-    static = {key: value for key, value in cases[0].items() if isinstance(value, int)}
+    compute = function_of(function)
+    static = static_inputs(cases[0])
     names = [key for key in cases[0] if key not in static]
-    keyword = {
-        key
-        for key, each in inspect.signature(compute).parameters.items()
-        if each.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    inputs = inputs or list(cases[0])
 
     def call(*arrays: Any) -> tuple:
         by_name = dict(zip(names, arrays)) | static
-        order = [by_name[key] for key in inputs or cases[0] if key not in keyword]
-        output = compute(*order, **{key: by_name[key] for key in keyword if key in by_name})
-        return finish(output if isinstance(output, tuple) else (output,), by_name)
+        return finish(apply(compute, {key: by_name[key] for key in inputs}), by_name)
 
     given = [jnp.asarray(np.stack([each[key] for each in cases])) for key in names]
     if not differentiate:

@@ -28,6 +28,8 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
+from jrl.ops.members import most_of_members, where_member
+from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
@@ -178,13 +180,15 @@ def _over_micro_batches(
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
         read_fields = read(micro_batch(packed, i))
-        # Reshapes of a single row have lost its axes.
-        write = lambda all_, x: jax.lax.dynamic_update_index_in_dim(
-            all_, constrain(x, "batch", None).astype(all_.dtype), i, 0
-        )
+
+        def write(all_: Array, x: Array) -> Array:
+            x = constrain(x, "batch", None).astype(all_.dtype)  # reshapes of a single row have lost its axes
+            x = where_member(i < packed.num_real, x, jnp.zeros_like(x))
+            return jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)
+
         return {name: write(out[name], read_fields[name]) for name in zeros}
 
-    return jax.lax.fori_loop(0, packed.num_real, body, zeros)
+    return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
 
 
 class Sums(NamedTuple):
@@ -258,8 +262,12 @@ def loss_sums(
 
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, micro_batch(batch, 0)))
     zero = zero._replace(gradient=jax.tree.map(jnp.zeros_like, trainable))
-    add = lambda i, sums: jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))
-    return jax.lax.fori_loop(0, batch.packed.num_real, add, zero)
+
+    def add(i: Array, sums: Sums) -> Sums:
+        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))
+        return where_member(i < batch.packed.num_real, added, sums)
+
+    return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
 
 
 def token_terms(
@@ -425,6 +433,7 @@ def close_step(
     *,
     roles: Sequence[str],
     objective: Objective,
+    reset_reference_every: int | None = None,
 ) -> TrainState:
     """Returns the state at the end of a step: counters advance, the objective's state only if no update was skipped.
 
@@ -433,12 +442,18 @@ def close_step(
       previous: the trained parameters that the step began with, where refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
+      reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
+    if reset_reference_every is not None:
+        own = models[roles[0]]
+        due = reset_due(own.version, every=reset_reference_every)
+        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), own.params, models["reference"].params)
+        models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
         models = with_previous(models, previous, learned[roles[0]].version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))

@@ -24,6 +24,8 @@ class StagePrograms(NamedTuple):
 
     begin: Callable[[TrainState], TrainState]  # the state before the stage -> the state that it begins with
     sample: Callable[..., Rollout] | None  # (params, prompts, key, stream, version, sampling_params, stop_table, None)
+    next_segment: Callable[..., Rollout] | None  # (params, rollout, uid, key, stream, version, sampling_params); None:
+    # a completion is drawn at once
     pack: Callable[
         ..., PackedBatch
     ]  # (rollout, plan, temperature), or of stored rows (tokens, mask, plan, temperature)

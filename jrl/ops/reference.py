@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrl.ops import reduce
+
 Array = jax.Array
 PyTree = Any
 
@@ -60,4 +62,4 @@ def base_share(step: Array) -> Array:
 def mixed_kl(kl_base: Array, kl_previous: Array, step: Array) -> Array:
     """Returns K6's convex mix of two KL penalties of one shape at a step, by `base_share`."""
     share = base_share(step)
-    return share * kl_base + (1 - share) * kl_previous
+    return share * reduce.widen(kl_base) + (1 - share) * reduce.widen(kl_previous)

@@ -12,11 +12,13 @@ Array = jax.Array
 
 def symlog(x: Array) -> Array:
     """Returns sign(x) * log(1 + |x|), the scale of V2's bins; like x near 0, like a logarithm far off."""
+    x = reduce.widen(x)
     return jnp.sign(x) * jnp.log1p(jnp.abs(x))
 
 
 def symexp(x: Array) -> Array:
     """Returns sign(x) * (exp(|x|) - 1), the inverse of `symlog` (V2)."""
+    x = reduce.widen(x)
     return jnp.sign(x) * jnp.expm1(jnp.abs(x))
 
 

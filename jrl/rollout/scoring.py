@@ -330,6 +330,7 @@ def open_scoring(
     journal_path: str | os.PathLike[str] | None = None,
     *,
     also: Sequence[str] = (),
+    pool: Pool | None = None,
 ) -> Scorer:
     """Starts the workers and returns the scorer. Must be closed.
 
@@ -340,6 +341,7 @@ def open_scoring(
         journal_path: file of the verdicts that depended on the machine; None: no journal.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
+        pool: workers that another scorer of the same configuration has started; None: they are started.
 
     Raises:
         ValueError: a part does not load in a process without JAX, or a verifier's config cannot cross to it.
@@ -349,7 +351,7 @@ def open_scoring(
         look_up(table, type(verifier).__name__, "Scoring.verifiers")
     journal = None if journal_path is None else Journal(journal_path)
     try:
-        pool = Pool(
+        pool = pool or Pool(
             [row_of(verifier) for verifier in config.verifiers],
             part_sources,
             workers=config.workers,

@@ -18,7 +18,17 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
-from jrl.experiment import Config, Offline, Online, Stage, check_components, optimizers, row_of, stage_names
+from jrl.experiment import (
+    Config,
+    Offline,
+    Online,
+    Stage,
+    check_components,
+    optimizers,
+    row_of,
+    segments_of,
+    stage_names,
+)
 from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StageArrays, StagePrograms
@@ -35,6 +45,8 @@ from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
@@ -160,8 +172,18 @@ class Job:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
 
-def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = lambda what: None) -> Policy:
-    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices."""
+def open_policy(
+    config: Config,
+    parts: Parts,
+    tokenizer: Any,
+    announce: Any = lambda what: None,
+    programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
+) -> Policy:
+    """Returns mesh and programs; nothing is compiled yet. Raises ValueError where the mesh does not fit the devices.
+
+    Args:
+      programs_in: the program cache -> what makes programs in it, such as MemberPrograms.
+    """
     mesh = make_mesh(config.mesh)
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
@@ -182,7 +204,7 @@ def open_policy(config: Config, parts: Parts, tokenizer: Any, announce: Any = la
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    built = programs.build(config, parts.tables, model, tokenizer, mesh, cache)
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, programs_in(cache))
     return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built)
 
 
@@ -195,12 +217,18 @@ def open_job(
     *,
     accept_change: bool = False,
     begin_from: Path | None = None,
+    show: Callable[[int], Display] = open_display,
+    programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
+    beside: Job | None = None,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
     Args:
       accept_change: a run of another configuration, data or parts goes on, and its manifest says so.
       begin_from: another run, whose weights and tokenizer a new one begins with.
+      show: (steps of all stages) -> the display.
+      programs_in: as in `open_policy`.
+      beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
@@ -217,17 +245,20 @@ def open_job(
         stack.callback(lock.release)
         if is_new:
             stack.callback(remove_unbegun, folder)
-        display = open_display(sum(stage.steps for stage in config.stages))
+        display = show(sum(stage.steps for stage in config.stages))
         stack.callback(display.close)
         if isinstance(stop, StopRequest):
             stack.enter_context(stop.routed_to(display.notice))
         display.phase("data")
-        source = open_source(config.task, parts.tables["envs"], stop.is_set)
+        source = open_source(config.task, parts.tables["envs"], stop.is_set) if beside is None else beside.source
         if source.counts:
             counts = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
             display.note(f"{len(source)} examples; dropped or noticed: {counts}")
         origin = origin_of(folder, begin_from)
-        if origin is None:
+        if beside is not None:
+            tokenizer = beside.tokenizer
+            save_tokenizer(tokenizer, folder)
+        elif origin is None:
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set)
         else:
             tokenizer = tokenizer_of_origin(origin.run, parts, folder)
@@ -235,8 +266,11 @@ def open_job(
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_saved_model(config, folder)
-        policy = open_policy(config, parts, tokenizer, display.phase)
-        stack.callback(policy.program_cache.close)
+        if beside is None:
+            policy = open_policy(config, parts, tokenizer, display.phase, programs_in)
+            stack.callback(policy.program_cache.close)
+        else:
+            policy = dataclasses.replace(beside.policy, config=config)
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
@@ -247,6 +281,7 @@ def open_job(
             parts.sources,
             folder / "journal.jsonl",
             also=sorted(named_verifiers(source)),
+            pool=None if beside is None else beside.scorer.pool,
         )
         stack.callback(scorer.close)
         classifier = None
@@ -348,6 +383,8 @@ def open_stages(
             continue
         sources = reward_sources(stage, own, classifier, judges)
         components = (*scorer.component_names, *(name for source in sources for name in source.names))
+        if strategy_of(stage.strategy).attempts > 1:
+            components = (*components, FIRST_ATTEMPT)
         check_components(stage, components)
         sampler = PromptSampler(
             program=own.sample,
@@ -362,6 +399,9 @@ def open_stages(
             prompt_length=config.data.prompt_length,
             components=components,
             curriculum=stage.curriculum,
+            strategy=stage.strategy,
+            segments=segments_of(stage, config),
+            next_segment=own.next_segment,
         )
         stages.append(
             OnlineStage(
@@ -431,8 +471,7 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, s
         return load_tokenizer(saved, parts.tables["tokenizers"])
     texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
-    paths.make_dir(saved)
-    tokenizer.save(saved)
+    save_tokenizer(tokenizer, folder)
     return tokenizer
 
 
@@ -442,9 +481,16 @@ def tokenizer_of_origin(run: Path, parts: Parts, folder: Path) -> Any:
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
     tokenizer = load_tokenizer(run / "tokenizer", parts.tables["tokenizers"])
-    paths.make_dir(saved)
-    tokenizer.save(saved)
+    save_tokenizer(tokenizer, folder)
     return tokenizer
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a run's tokenizer into its folder, unless the run has begun with one."""
+    saved = folder / "tokenizer"
+    if not (paths.exists(folder / "manifest.json") and paths.exists(saved)):
+        paths.make_dir(saved)
+        tokenizer.save(saved)
 
 
 def preflight_data(job: Job) -> None:

@@ -50,27 +50,47 @@ class Stepped(NamedTuple):
 
 def step(stage: OfflineStage, state: TrainState, phase: Callable[[str], None]) -> Stepped:
     """Returns the state after one step on stored rows of the training split, with what it learned from."""
-    config, role = stage.config, stage.config.trains
     phase("learning from stored rows")
+    batch, left_out, examples = next_batch(stage)
+    state, metrics, learned = learn(stage, state, batch, stage.arrays, stage.temperature)
+    return Stepped(state, {**metrics, **left_out}, learned, examples)
+
+
+class StoredBatch(NamedTuple):
+    """The rows of one step on the device, and how they are packed."""
+
+    tokens: Array  # [N, T] int32
+    labels: StoredLabels
+    plans: list[PackingPlan]  # of every minibatch
+
+
+def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
+    """Returns the next stored rows of the training split, counts of those left out, as metrics, and the id of every
+    row's example; [] where some examples gave none."""
+    config = stage.config
     visits = stage.stream.next(config.batch_size)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
     rows = padded_rows(rows, stage.shape.sequences)
     prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
     plans = pack_plans(stage.shape, config.learner.minibatches, rows.length, prompts, stage.mesh)
     by_row = lambda x: jax.device_put(x, batch_sharding(stage.mesh, x.ndim))
-    tokens, action_mask = by_row(rows.tokens), by_row(rows.action_mask)
-    minibatches = [
-        prepare(stage.programs, state, role, stage.programs.pack(tokens, action_mask, plan, stage.temperature), plan)
-        for plan in plans
-    ]
     everywhere = lambda x: jax.device_put(x, replicated(stage.mesh))
-    labels = StoredLabels(action_mask, everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit))
-    state, metrics, learned = learn_from_stored(
-        stage.programs, state, minibatches, labels, stage.arrays, role=role, epochs=config.learner.epochs
+    labels = StoredLabels(
+        by_row(rows.action_mask), everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit)
     )
+    counts = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
     examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]
-    left_out_metrics = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
-    return Stepped(state, {**metrics, **left_out_metrics}, learned, examples)
+    return StoredBatch(by_row(rows.tokens), labels, plans), counts, examples
+
+
+def learn(
+    stage: OfflineStage, state: TrainState, batch: StoredBatch, arrays: StageArrays, temperature: Array
+) -> tuple[TrainState, dict[str, Array], Learned]:
+    """Returns the state after the updates on a batch, their metrics, and what they learned from."""
+    role, p = stage.config.trains, stage.programs
+    packed = lambda plan: p.pack(batch.tokens, batch.labels.mask, plan, temperature)
+    minibatches = [prepare(p, state, role, packed(plan), plan) for plan in batch.plans]
+    return learn_from_stored(p, state, minibatches, batch.labels, arrays, role=role, epochs=stage.config.learner.epochs)
 
 
 def abstract_step(

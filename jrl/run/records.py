@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, segments_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
@@ -47,7 +48,7 @@ from jrl.run.report.summary import write_summary
 from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
-from jrl.types import PyTree, TrainState
+from jrl.types import Array, PyTree, TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -124,12 +125,8 @@ def restore(job: Job) -> Progress:
     """Returns the progress of the newest intact checkpoint, or of a run's beginning, with every file cut to match."""
     host, inputs = None, inputs_of(job)
     for step in reversed(job.run_state.steps()):
-        state, i = state_shape(inputs, step), stage_at(job.config, step)
-        target = {"state": state}
-        for name in waiting_names(draws_ahead(job.config, step)):
-            target[name] = rollout_shape(inputs, i, state)
-        if job.stream.outcomes is not None:
-            target["outcomes"] = job.stream.outcomes._asdict()
+        state = state_shape(inputs, step)
+        target = {"state": state, **beside_state(job, inputs, step, state)}
         try:
             _, tree, host = job.run_state.restore(target, step)
         except DamagedStep as damage:
@@ -147,13 +144,39 @@ def restore(job: Job) -> Progress:
             job.display.note(condemned_message(set_aside))
         else:
             check_not_removed(job)
-        metrics = job.folder / "metrics.jsonl"
-        if paths.exists(metrics) and paths.size(metrics):
-            aside = unused_name(job.folder, "metrics.jsonl")
-            paths.rename(metrics, aside)
-            job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
-        open_files(job, 0, 0)
-        return Progress(beginning(job), (), stage=-1)
+        begin_files(job)
+        return Progress(beginning(job, job.key), (), stage=-1)
+    return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
+
+
+def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict[str, PyTree]:
+    """Returns what a checkpoint of a step holds beside the state, as shapes: completions that are being drawn, and what
+    the curriculum knows of prompts."""
+    target: dict[str, PyTree] = {}
+    for name in waiting_names(draws_ahead(job.config, step)):
+        target[name] = rollout_shape(inputs, stage_at(job.config, step), state)
+    if job.stream.outcomes is not None:
+        target["outcomes"] = job.stream.outcomes._asdict()
+    return target
+
+
+def begin_files(job: Job) -> None:
+    """Opens the files of a run that begins."""
+    metrics = job.folder / "metrics.jsonl"
+    if paths.exists(metrics) and paths.size(metrics):
+        aside = unused_name(job.folder, "metrics.jsonl")
+        paths.rename(metrics, aside)
+        job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
+    open_files(job, 0, 0)
+
+
+def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Draw, ...]:
+    """Sets the run to where a checkpoint left it, every file cut to match. Returns the completions that
+    are under way.
+
+    Args:
+      tree: arrays of the checkpoint beside the state. host: what it holds that is no array.
+    """
     data = host["data"]
     for stage in job.stages:
         if isinstance(stage, OfflineStage) and stage.name not in data["stages"]:
@@ -179,7 +202,7 @@ def restore(job: Job) -> Progress:
     job.display.note(resume_message(job.done, job.total))
     if set_aside := job.run_state.condemned():
         job.display.note(condemned_message(set_aside))
-    return Progress(tree["state"], tuple(waiting), stage=stage_at(job.config, job.done))
+    return tuple(waiting)
 
 
 def check_not_removed(job: Job) -> None:
@@ -201,13 +224,14 @@ def unused_name(folder: Path, name: str) -> Path:
 
 
 def draws_ahead(config: Config, done: int) -> int:
-    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
-    the stage has left, unless it is the last stage, which may go on."""
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or one less
+    than completions have segments; at most as many as the stage has left, unless it is the last, which may go on."""
     i = stage_at(config, done)
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+    most = stage.lag + segments_of(stage, config) - 1
+    return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
 
 
 def waiting_names(count: int) -> list[str]:
@@ -215,19 +239,23 @@ def waiting_names(count: int) -> list[str]:
     return [f"waiting_{i}" if i > 1 else "waiting" for i in range(1, count + 1)]
 
 
-def beginning(job: Job) -> TrainState:
-    """Returns the state before the first step: random weights, or the published ones that the run starts from."""
+def beginning(job: Job, key: Array) -> TrainState:
+    """Returns the state before the first step: random weights, or the published ones that the run starts from.
+
+    Args:
+      key: the run's root.
+    """
     if job.origin is not None:
-        return state_from_run(job.origin, job.programs, job.key, abstract(job.key, job.mesh))
+        return state_from_run(job.origin, job.programs, key, abstract(key, job.mesh))
     if job.published is None:
-        return job.programs.init(job.key)
+        return job.programs.init(key)
     tenths = lambda done, total: f"{10 * (10 * done // total)} % of {total / 1e9:.1f} GB"
     on_progress = lambda done, total: job.display.phase(f"reading weights: {tenths(done, total)}")
     weights = load(job.published, job.mesh, on_progress)
     refuse_other_weights(job, int(jax.jit(fingerprint)(weights)))
     if job.config.adapter is not None and job.config.adapter.base is not None:
         weights = quantized(job, weights)
-    return job.programs.init_from(weights, job.key)
+    return job.programs.init_from(weights, key)
 
 
 def quantized(job: Job, weights: PyTree) -> PyTree:
@@ -267,28 +295,38 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
 
 def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
-    tree: dict[str, PyTree] = {"state": progress.state}
+    with job.timed("checkpoint"):
+        tree, host = to_save(job, progress.waiting)
+        job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
+
+
+def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
+    """Returns what a checkpoint holds beside the state, arrays and the rest. Commits every file.
+
+    Args:
+      waiting: the completions that are being drawn, in the order of their steps.
+    """
+    tree: dict[str, PyTree] = {}
     offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
     stored = {stage.name: stage.stream.get_state() for stage in offline}
     data: dict[str, Any] = {"train": job.stream.get_state(), "stages": stored}
-    for name, drawn in zip(waiting_names(len(progress.waiting)), progress.waiting):
+    for name, drawn in zip(waiting_names(len(waiting)), waiting):
         tree[name], data[name] = drawn.rollout, drawn.position
     if job.stream.outcomes is not None:
         tree["outcomes"] = job.stream.outcomes._asdict()
-    with job.timed("checkpoint"):
-        if job.rollouts is not None:
-            job.rollout_rows = job.rollouts.commit()
-        host = {
-            "done": job.done,
-            "data": data,
-            "evals": job.evals,
-            "metrics_offset": job.metrics.commit(),
-            "metrics_sha256": job.metrics.sha256(),
-            "rollout_rows": job.rollout_rows,
-            "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
-            "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
-        }
-        job.run_state.save(job.done, tree, host, skipped=job.skipped)
+    if job.rollouts is not None:
+        job.rollout_rows = job.rollouts.commit()
+    host = {
+        "done": job.done,
+        "data": data,
+        "evals": job.evals,
+        "metrics_offset": job.metrics.commit(),
+        "metrics_sha256": job.metrics.sha256(),
+        "rollout_rows": job.rollout_rows,
+        "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
+        "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
+    }
+    return tree, host
 
 
 def clock(job: Job, step: Step, seconds: float) -> None:

@@ -35,7 +35,6 @@ from jrl.tools.inspect_model import recognized
 # Module, the extra that brings it (None: jrl itself needs it), what it is for.
 OPTIONAL = (
     ("reasoning_gym", None, "tasks of reasoning-gym"),
-    ("math_verify", "math", "mathematical equality"),
     ("tokenizers", "hf", "tokenizer.json of published models"),
     ("jinja2", "hf", "chat templates of published models"),
     ("qwix", "quant", "frozen weights in 8 or 4 bits"),

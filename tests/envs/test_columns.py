@@ -79,7 +79,6 @@ def test_a_row_of_gsm8k(tmp_path):
 
 
 def test_a_row_of_math(tmp_path):
-    pytest.importorskip("math_verify")
     row = {"problem": "What is $1/2$ of $x$?", "level": "Level 3", "type": "Algebra",
            "solution": r"Half of it, that is $\boxed{\frac{x}{2}}$."}  # fmt: skip
     example = open_jsonl(Jsonl(path=write(tmp_path / "m.jsonl", [row]), columns=MATH, answer_in="boxed"))[0]

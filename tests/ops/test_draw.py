@@ -9,12 +9,16 @@ from jrl.ops.draw import BLOCK, _gumbel, draw, greedy, race
 from jrl.ops.truncate import support
 
 DRAWS = 200_000
+pytestmark = pytest.mark.usefixtures("compiled_as_shipped")  # so many draws take longer than to compile them well
 
 
 def counts(logits, seed=0, draws=DRAWS):
     keys = jax.random.split(jax.random.key(seed), draws)
     tokens = jax.jit(lambda keys: jax.lax.map(lambda key: draw(key, logits), keys, batch_size=2000))(keys)
     return np.bincount(np.asarray(tokens), minlength=logits.shape[0])
+
+
+drawn = jax.jit(jax.vmap(draw, in_axes=(0, None)))
 
 
 def chi_square(observed, logits):
@@ -64,7 +68,9 @@ def test_rare_tokens_are_drawn_at_their_rate():
 
 
 def test_noise_has_the_moments_and_tails_of_a_gumbel():
-    noise = np.asarray(jax.vmap(lambda key: _gumbel(key, 1000))(jax.random.split(jax.random.key(3), 1000)), np.float64)
+    noise = np.asarray(
+        jax.jit(jax.vmap(lambda key: _gumbel(key, 1000)))(jax.random.split(jax.random.key(3), 1000)), np.float64
+    )
     assert abs(noise.mean() - 0.577216) < 4 * 1.2825 / 1000
     assert abs(noise.var() - np.pi**2 / 6) < 0.02
     for edge in (-2.0, 8.0, 11.0):
@@ -86,14 +92,14 @@ def test_a_rounding_of_the_logits_does_not_change_the_draw():
     logits = 3 * jax.random.normal(jax.random.key(4), (1000,))
     shaken = logits * (1 + 1e-7 * jax.random.normal(jax.random.key(5), (1000,)))
     keys = jax.random.split(jax.random.key(6), 5000)
-    one, two = (jax.vmap(draw, in_axes=(0, None))(keys, x) for x in (logits, shaken))
+    one, two = (drawn(keys, x) for x in (logits, shaken))
     assert (one == two).all()
 
 
 def test_adding_a_constant_does_not_change_the_draw():
     logits = jnp.arange(260, dtype=jnp.float32) % 7
     keys = jax.random.split(jax.random.key(6), 1000)
-    one, two = (jax.vmap(draw, in_axes=(0, None))(keys, x) for x in (logits, logits + 64.0))
+    one, two = (drawn(keys, x) for x in (logits, logits + 64.0))
     assert (one == two).all()
 
 

@@ -6,9 +6,12 @@ benchmarks.agreement` takes 1,000 cases and the functions of other libraries too
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from benchmarks.agreement.compare import BAR, against_loop, loop_of, parts_compared
+from benchmarks.agreement import ours
+from benchmarks.agreement.compare import BAR, against_loop, cases_of, loop_of, parts_compared
 
 PARTS = {part["function"].rpartition(":")[2]: part for part in parts_compared() if loop_of(part) is not None}
 
@@ -18,3 +21,17 @@ def test_it_equals_a_plain_loop(name):
     value, slope = against_loop(PARTS[name], count=20, seed=0)
     assert value <= BAR
     assert slope is None or slope <= BAR
+
+
+# Two that hand on what they are given, and a reference that has the parameters' own dtype.
+@pytest.mark.parametrize("name", sorted(set(PARTS) - {"spread_nodes", "spread_turns", "averaged_reference"}))
+def test_bfloat16_is_widened(name):
+    case = cases_of(PARTS[name], 1, seed=0)[0]
+    static = ours.static_inputs(case)
+    narrow = lambda x: jnp.asarray(x, jnp.bfloat16) if x.dtype.kind == "f" and x.ndim else jnp.asarray(x)
+    arrays = {key: narrow(value) for key, value in case.items() if key not in static}
+    program = lambda arrays: ours.apply(
+        ours.function_of(PARTS[name]["function"]), {key: (arrays | static)[key] for key in case}
+    )
+    outputs = program(arrays) if name == "sampling_probabilities" else jax.eval_shape(program, arrays)
+    assert all(x.dtype != jnp.bfloat16 for x in outputs)

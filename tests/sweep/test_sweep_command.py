@@ -126,3 +126,17 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path):
         hold_sweep(tmp_path / "out", sweep)
     lock.release()
     hold_sweep(tmp_path / "out", sweep).release()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["Online.steps=[1, 2]", "--population"], "one program, and Online.steps is part of"),
+        ([RATES, "--population", "--jobs", "2"], "--jobs is for members in processes of their own"),
+        ([RATES, "--population", "--print"], "--print is for members in processes of their own"),
+    ],
+)
+def test_a_population_that_cannot_be_is_refused_before_anything_is_written(command, tmp_path, arguments, reason):
+    code, _, err = command("sweep", "tiny", *TINY, *arguments, "--out", tmp_path / "sweep")
+    assert code == cli.REFUSED and reason in err
+    assert not (tmp_path / "sweep").exists()

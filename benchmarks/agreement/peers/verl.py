@@ -70,18 +70,19 @@ def token_optimal(token_reward, probability, sum_squared, action_mask, group, **
         sum_pi_squared=sum_squared,
     )
     advantages, _ = core_algos.compute_optimal_token_baseline_advantage(
-        **given, index=group, handle_zero_tail=False, epsilon=0.0
+        **given, index=group, handle_zero_tail=False, epsilon=1e-30
     )
     return advantages.numpy(), None
 
 
-def component_zscores(components, weights, group, action_mask, **rest) -> Answer:
+def component_zscores(components, weights, group, action_mask, epsilon, **rest) -> Answer:
     names = [f"component {k}" for k in range(len(components))]
     given = tensors(response_mask=action_mask)
     advantages, _ = core_algos.compute_gdpo_outcome_advantage(
         torch.zeros(action_mask.shape),
         given["response_mask"],
         group,
+        epsilon=float(epsilon),
         config={"gdpo_reward_keys": names, "gdpo_reward_weights": [float(w) for w in weights]},
         non_tensor_batch=dict(zip(names, components)),
         batch={"prompts": torch.zeros((len(group), 0)), "attention_mask": given["response_mask"].long()},

@@ -14,6 +14,7 @@ PARTS: list[Part] = [
             "tests/ops/test_advantages.py::test_returns_skip_tokens_the_policy_did_not_sample",
             "tests/ops/test_advantages.py::test_returns_accumulate_within_a_row_only",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -24,6 +25,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_moving_baseline_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -35,6 +37,7 @@ PARTS: list[Part] = [
             "tests/ops/test_advantages.py::test_group_advantages_by_hand",
             "tests/ops/test_advantages.py::test_a_group_of_equal_rewards_gets_exactly_zero",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -45,6 +48,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_group_advantages_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -56,6 +60,7 @@ PARTS: list[Part] = [
             "tests/ops/test_advantages.py::test_group_advantages_by_hand",
             "tests/ops/test_advantages.py::test_leave_one_out_equals_the_difference_to_the_others",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -68,6 +73,7 @@ PARTS: list[Part] = [
             "tests/ops/test_baselines.py::test_greedy_baseline_needs_no_second_sample_and_its_own_row_gets_zero",
             "tests/ops/test_baselines.py::test_gradient_of_the_greedy_baseline",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -78,6 +84,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_whitened_returns_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -88,6 +95,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_whitened_centered_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -98,6 +106,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_group_mean_batch_std_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -111,6 +120,7 @@ PARTS: list[Part] = [
             "tests/ops/test_baselines.py::test_rows_without_a_verdict_or_a_token_set_no_baseline",
             "tests/ops/test_baselines.py::test_equal_rewards_and_groups_of_one_get_exactly_zero",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -124,6 +134,7 @@ PARTS: list[Part] = [
             "tests/ops/test_baselines.py::test_token_optimal_compares_the_rows_that_sampled_there",
             "tests/ops/test_baselines.py::test_token_optimal_of_equal_returns_or_of_certain_tokens_is_exactly_zero",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -137,6 +148,7 @@ PARTS: list[Part] = [
             "tests/ops/test_best_of_k.py::test_where_any_k_rows_hold_a_right_one_all_get_exactly_zero",
             "tests/ops/test_best_of_k.py::test_a_group_with_fewer_rows_than_k_gets_zero",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -148,6 +160,7 @@ PARTS: list[Part] = [
             "tests/ops/test_best_of_k.py::test_best_minus_second_by_hand",
             "tests/ops/test_best_of_k.py::test_a_missing_reward_enters_no_statistic_and_order_does_not_matter",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -159,6 +172,7 @@ PARTS: list[Part] = [
             "tests/ops/test_best_of_k.py::test_relative_to_mean_by_hand",
             "tests/ops/test_best_of_k.py::test_relative_to_mean_does_not_change_with_the_scale",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -171,6 +185,7 @@ PARTS: list[Part] = [
             "tests/ops/test_advantages.py::test_one_component_is_grpo_and_a_missing_one_leaves_its_own_statistics_alone",
             "tests/ops/test_advantages.py::test_components_of_any_scale_weigh_alike",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -184,6 +199,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_gae_is_the_return_less_the_value_or_the_error_of_one_step",
             "tests/ops/test_gae.py::test_gae_takes_a_lambda_for_every_row",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -195,6 +211,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_length_adaptive_lambda_by_hand",
             "tests/ops/test_gae.py::test_length_adaptive_lambda_counts_sampled_tokens_only",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -207,6 +224,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_decoupled_gae_leaves_out_what_was_not_sampled",
             "tests/ops/test_gae.py::test_coupled_lambdas_give_targets_of_the_policys_own_advantages",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -218,6 +236,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_a_macro_never_spans_a_tools_answer",
             "tests/ops/test_gae.py::test_macros_are_as_long_as_asked_for",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -231,6 +250,7 @@ PARTS: list[Part] = [
             "tests/ops/test_gae.py::test_a_macro_never_spans_a_tools_answer",
             "tests/ops/test_gae.py::test_macros_of_one_token_are_gae_and_one_macro_is_the_reward_less_the_value",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -254,6 +274,7 @@ PARTS: list[Part] = [
             "tests/ops/test_vtrace.py::test_a_rejected_token_ends_the_trace",
             "tests/ops/test_vtrace.py::test_on_policy_the_targets_are_gae_and_the_advantages_use_all_that_follows",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -266,6 +287,7 @@ PARTS: list[Part] = [
             "tests/ops/test_tree.py::test_a_difference_below_one_rollout_is_noise",
             "tests/ops/test_tree.py::test_a_step_without_an_estimate_before_or_after_it_gets_zero",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -277,6 +299,7 @@ PARTS: list[Part] = [
             "tests/ops/test_tree.py::test_sibling_advantages_by_hand",
             "tests/ops/test_tree.py::test_siblings_sum_to_zero_under_every_parent",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -298,6 +321,7 @@ PARTS: list[Part] = [
             "tests/ops/test_stored_advantages.py::test_better_than_expected_by_hand",
             "tests/ops/test_stored_advantages.py::test_rows_without_a_reward_are_dropped",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -309,6 +333,7 @@ PARTS: list[Part] = [
             "tests/ops/test_stored_advantages.py::test_sampling_probabilities_by_hand",
             "tests/ops/test_stored_advantages.py::test_nothing_better_than_expected_is_refused",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -321,6 +346,7 @@ PARTS: list[Part] = [
             "tests/ops/test_turns.py::test_a_row_with_fewer_turns_is_absent_from_later_ones",
             "tests/ops/test_turns.py::test_groups_are_apart_and_order_does_not_matter",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -342,6 +368,7 @@ PARTS: list[Part] = [
             "tests/ops/test_advantages.py::test_whiten_by_task_by_hand",
             "tests/ops/test_advantages.py::test_one_task_is_whitening_and_equal_advantages_are_exactly_zero",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -352,6 +379,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_advantages.py::test_clip_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -362,6 +390,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reduce.py::test_whiten_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
 ]

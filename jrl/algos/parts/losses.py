@@ -13,6 +13,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_policy_gradient_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -24,6 +25,7 @@ PARTS: list[Part] = [
             "tests/ops/test_surrogate.py::test_clipped_by_hand",
             "tests/ops/test_surrogate.py::test_clipped_equals_the_minimum_of_the_paper",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -34,6 +36,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_dual_clip_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -44,6 +47,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_delta_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -67,6 +71,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -80,6 +85,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -103,6 +109,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -126,6 +133,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -136,6 +144,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_surrogate.py::test_cispo_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -146,6 +155,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_token_weights_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -156,6 +166,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_sequence_weights_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -166,6 +177,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_geometric_weights_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -176,6 +188,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_rejection_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -187,6 +200,7 @@ PARTS: list[Part] = [
             "tests/ops/test_importance.py::test_sequence_rejection_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -198,6 +212,7 @@ PARTS: list[Part] = [
             "tests/ops/test_importance.py::test_geometric_rejection_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -209,6 +224,7 @@ PARTS: list[Part] = [
             "tests/ops/test_importance.py::test_rejection_by_the_worst_token_by_hand",
             "tests/ops/test_importance.py::test_an_accepted_sequence_is_inside_both_limits",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -219,6 +235,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_importance.py::test_the_off_policy_sequence_mask_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -242,6 +259,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -252,6 +270,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_decoupled.py::test_interpolated_logprobs_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -262,10 +281,12 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_mix_policy.py::test_mix_policy_by_hand",
             "tests/ops/test_mix_policy.py::test_the_lower_bound_by_hand",
+            "tests/ops/test_mix_policy.py::test_the_center_carries_no_gradient",
             "tests/ops/test_mix_policy.py::test_on_fresh_rows_it_is_the_clip",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -279,6 +300,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -291,6 +313,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -304,6 +327,7 @@ PARTS: list[Part] = [
             "tests/ops/test_rejection_sampling.py::test_negative_rewards_have_a_best_too",
             "tests/ops/test_rejection_sampling.py::test_row_order_does_not_matter",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -315,6 +339,7 @@ PARTS: list[Part] = [
             "tests/ops/test_rejection_sampling.py::test_above_threshold_by_hand",
             "tests/ops/test_rejection_sampling.py::test_a_row_without_a_verdict_is_not_imitated",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -327,6 +352,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -339,6 +365,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -352,6 +379,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -364,6 +392,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -377,6 +406,16 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
+        ],
+    },
+    {
+        "id": "L16",
+        "function": "jrl.ops.awr:awr_weights",
+        "inputs": ["advantages", "beta", "max_weight"],
+        "output": "weights [...] float32",
+        "tests": [
+            "tests/algos/test_awr_objective.py::test_weights_grow_exponentially_with_the_advantage_and_are_cut",
         ],
     },
     {
@@ -390,6 +429,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -403,6 +443,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -414,6 +455,7 @@ PARTS: list[Part] = [
             "tests/ops/test_likelihood.py::test_the_weights_turn_a_mean_over_all_tokens_into_one_over_correct_rows",
             "tests/ops/test_likelihood.py::test_without_a_correct_row_there_is_no_term",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -428,6 +470,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -451,6 +494,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -463,6 +507,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_the_masked_are_in_no_mean_and_nothing_is_differentiated",
             "tests/ops/test_covariance.py::test_equal_advantages_have_no_covariance_to_the_last_bit",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -474,6 +519,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_clip_cov_by_hand",
             "tests/ops/test_covariance.py::test_the_limits_of_clip_cov_are_open",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -485,6 +531,7 @@ PARTS: list[Part] = [
             "tests/ops/test_covariance.py::test_kl_cov_by_hand",
             "tests/ops/test_covariance.py::test_equal_advantages_have_no_covariance_to_the_last_bit",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -497,6 +544,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -510,6 +558,7 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -521,6 +570,7 @@ PARTS: list[Part] = [
             "tests/ops/test_trust_region.py::test_within_probability_is_a_subset_of_the_mask_and_keeps_advantages_of_0",
             "tests/ops/test_trust_region.py::test_dppo_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -534,6 +584,7 @@ PARTS: list[Part] = [
             "tests/ops/test_trust_region.py::test_masked_tokens_are_in_no_mean",
             "tests/ops/test_trust_region.py::test_it_is_the_largest_set_of_the_smallest_squares",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -547,6 +598,7 @@ PARTS: list[Part] = [
             "tests/ops/test_token_selection.py::test_the_masked_are_not_ranked",
             "tests/ops/test_token_selection.py::test_it_equals_numpys_quantile",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
 ]

@@ -13,6 +13,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reduce.py::test_aggregations_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -23,6 +24,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reduce.py::test_aggregations_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -33,6 +35,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reduce.py::test_aggregations_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -43,6 +46,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reduce.py::test_aggregations_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
 ]

@@ -13,6 +13,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_estimators_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -23,6 +24,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_estimators_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -33,6 +35,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_estimators_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -44,6 +47,7 @@ PARTS: list[Part] = [
             "tests/ops/test_kl.py::test_gradient_coefficients_by_hand",
             "tests/ops/test_kl.py::test_expected_gradients_are_the_ones_of_the_table",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -55,6 +59,7 @@ PARTS: list[Part] = [
             "tests/ops/test_kl.py::test_gradient_coefficients_by_hand",
             "tests/ops/test_kl.py::test_expected_gradients_are_the_ones_of_the_table",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -65,6 +70,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_corrected_k3_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -75,6 +81,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_kl.py::test_straight_through_k3_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -85,6 +92,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_coefficients.py::test_the_kl_coefficient_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -95,6 +103,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_entropy.py::test_bonus_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -105,6 +114,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_coefficients.py::test_the_entropy_coefficient_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -115,6 +125,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reference.py::test_a_reset_is_due_every_so_many_steps_and_not_at_the_start",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -135,6 +146,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reference.py::test_the_share_of_the_base_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -145,6 +157,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_reference.py::test_the_mixed_kl_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
 ]

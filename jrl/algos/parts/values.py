@@ -14,6 +14,16 @@ PARTS: list[Part] = [
             "tests/ops/test_values.py::test_the_clipped_loss_by_hand",
             "tests/ops/test_values.py::test_a_value_that_has_moved_too_far_has_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
+        ],
+    },
+    {
+        "id": "V2",
+        "function": "jrl.ops.two_hot:bins_of",
+        "inputs": ["count", "limit"],
+        "output": "bins [count] float32",
+        "tests": [
+            "tests/algos/test_dreamer_ppo.py::test_a_head_of_bins_begins_at_0_and_is_read_before_every_token",
         ],
     },
     {
@@ -24,6 +34,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_two_hot.py::test_symlog_and_symexp_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -34,6 +45,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_two_hot.py::test_symlog_and_symexp_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -45,6 +57,7 @@ PARTS: list[Part] = [
             "tests/ops/test_two_hot.py::test_two_hot_by_hand",
             "tests/ops/test_two_hot.py::test_the_weights_sum_to_1_and_average_to_their_value_on_uneven_bins",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -57,6 +70,7 @@ PARTS: list[Part] = [
             "tests/ops/test_two_hot.py::test_masked_tokens_have_no_loss_and_no_gradient",
             "tests/ops/test_two_hot.py::test_bfloat16_is_widened",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -68,6 +82,7 @@ PARTS: list[Part] = [
             "tests/ops/test_two_hot.py::test_a_head_that_is_sure_reads_its_bin_and_the_read_out_inverts_the_target",
             "tests/ops/test_two_hot.py::test_bfloat16_is_widened",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -78,6 +93,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_two_hot.py::test_targets_out_of_range_are_told",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {
@@ -88,6 +104,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_values.py::test_explained_variance_by_hand",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
 ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -12,8 +11,8 @@ from jrl import paths
 from jrl.run.checkpoints.lock import RunIsHeld, RunLock, hold_run
 from jrl.tools.sweep import manifest
 from jrl.tools.sweep.comparison import Comparison, compare, find_variant, group, to_json
-from jrl.tools.sweep.launch import Ended, is_finished, last_words, train_members
-from jrl.tools.sweep.members import Sweep, train_arguments
+from jrl.tools.sweep.launch import Ended, Progress, is_finished, last_words
+from jrl.tools.sweep.members import Member, Sweep, train_arguments
 from jrl.tools.sweep.page import PAGE as PAGE
 from jrl.tools.sweep.page import write_page
 from jrl.tools.sweep.progress import PREEMPTED, open_progress
@@ -50,20 +49,24 @@ def train_sweep(
     sweep: Sweep,
     folder: Path,
     *,
-    commands: Mapping[str, Sequence[str]],
+    train: Callable[[Sequence[Member], Progress], dict[str, Ended]],
     jobs: int,
-    stop: threading.Event,
+    how: str,
     metric: str,
     stream: TextIO,
 ) -> tuple[dict[str, Ended], int]:
-    """Trains what is not finished and returns how those members ended, and how many of all are finished now."""
+    """Trains what is not finished and returns how those members ended, and how many of all are finished now.
+
+    Args:
+      train: trains members and tells of it. jobs: how many train at a time. how: the same in words.
+    """
     waiting = [member for member in sweep.members if not is_finished(folder, member)]
     finished = len(sweep.members) - len(waiting)
     count = f"{len(sweep.members)} members" if len(sweep.members) > 1 else "1 member"
     before = f", {finished} of them finished before" if finished else ""
-    print(f"{count} in {folder}{before}; {jobs} at a time", file=stream, flush=True)
+    print(f"{count} in {folder}{before}; {how}", file=stream, flush=True)
     progress = open_progress(folder, len(sweep.members), finished, jobs, metric, stream)
-    ended = train_members(waiting, commands, folder, jobs, stop, progress)
+    ended = train(waiting, progress)
     return ended, sum(is_finished(folder, member) for member in sweep.members)
 
 

@@ -1,0 +1,390 @@
+"""Runs that differ in floats and seeds only, trained in one program: the members of a population.
+
+Every member is open as a run is, in a folder of its own: its data, its verdicts, its metrics. What is on the device is
+one tree with a leading axis of members, and a step calls each program once. Checkpoints on the way hold all members;
+a member's own folder gets one at the end of each stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl import paths
+from jrl.device.program_cache import ProgramCache
+from jrl.device.sharding import replicated
+from jrl.experiment import Config
+from jrl.learning.learner import weights_of
+from jrl.learning.step import Minibatch, StageArrays, learn_from_sampled, prepare
+from jrl.models.pretrained.published import Published
+from jrl.plugins import Parts
+from jrl.rollout.collect import (
+    Collected,
+    Draw,
+    Submitted,
+    collect,
+    filled,
+    groups_with_signal,
+    needs_another,
+    next_visits,
+    record_outcomes,
+)
+from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
+from jrl.rollout.sampler import SamplingParams
+from jrl.run import offline, online, records
+from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
+from jrl.run.identity import PUBLISHED
+from jrl.run.job import Job, open_job
+from jrl.run.member_programs import MemberPrograms
+from jrl.run.offline import OfflineStage
+from jrl.run.online import OnlineStage
+from jrl.run.precompile import stage_at, starts, state_shape
+from jrl.run.records import Progress, Step, StopRun, draws_ahead
+from jrl.run.report.display import Display
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.stopping import Stop
+from jrl.types import Array, PyTree, Rollout, TrainState
+
+
+class PopulationProgress(NamedTuple):
+    """What a population carries from step to step besides its members' data positions."""
+
+    state: TrainState  # of all members
+    waiting: tuple[Sequence[Draw], ...]  # for each of the next steps, the completions being drawn of every member
+    stage: int  # the stage that the state belongs to; -1: none has begun
+
+
+@dataclasses.dataclass(frozen=True)
+class Population:
+    """A population that is open."""
+
+    members: MemberPrograms
+    jobs: dict[str, Job]  # name of the member -> its run
+    run_state: RunState  # checkpoints of all members
+    arrays: tuple[StageArrays, ...]  # of all members, by stage
+    temperatures: tuple[Array, ...]  # [members], by stage
+    sampling_params: SamplingParams | None  # of all members; None: nothing is sampled
+    keys: Array  # [members], the roots of every draw
+    streams: Array  # [members] uint32, TRAIN_STREAM
+    failed: dict[str, str]  # member -> why it cannot go on; its arrays stay, and are not read
+
+    @property
+    def first(self) -> Job:
+        """The run of the first member, for all that members have in common."""
+        return next(iter(self.jobs.values()))
+
+
+class PopulationStep(NamedTuple):
+    """A step of all members whose metrics are still on the device."""
+
+    metrics: dict[str, Array]  # [members] each
+    steps: list[Step]  # with the metrics that are known on the host
+    seconds: float
+
+
+@contextlib.contextmanager
+def open_population(
+    configs: Mapping[str, Config],
+    parts: Parts,
+    folder: Path,
+    stop: threading.Event,
+    show: Callable[[str], Callable[[int], Display]],
+) -> Iterator[Population]:
+    """Opens the runs of a population, new or old. Closes all of them, whatever happens.
+
+    Args:
+      configs: name of the member -> its configuration. `check_population` has found that they may train together.
+      folder: members are in folders of their names below it; checkpoints of all of them in `population/`.
+      show: name of the member -> what opens its display.
+    """
+    made: list[MemberPrograms] = []
+    first = next(iter(configs.values()))
+    shares_base = first.adapter is not None and isinstance(first.model, Published)
+
+    def programs_in(cache: ProgramCache) -> MemberPrograms:
+        made.append(MemberPrograms(cache, len(configs), shares_base))
+        return made[0]
+
+    with contextlib.ExitStack() as stack:
+        jobs: dict[str, Job] = {}
+        for name, config in configs.items():
+            beside = next(iter(jobs.values()), None)
+            opened = open_job(
+                config, parts, folder / name, stop, show=show(name), programs_in=programs_in, beside=beside
+            )
+            jobs[name] = stack.enter_context(opened)
+        members, every = made[0], list(jobs.values())
+        run_state = open_run_state(folder / FOLDER / "checkpoints", keep=first.checkpoint.keep)
+        stack.callback(run_state.close)
+        sampled = next((i for i, stage in enumerate(every[0].stages) if isinstance(stage, OnlineStage)), None)
+        stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(every[0].mesh))
+        stages = range(len(every[0].stages))
+        yield Population(
+            members=members,
+            jobs=jobs,
+            run_state=run_state,
+            arrays=tuple(members.stack([job.stages[i].arrays for job in every]) for i in stages),
+            temperatures=tuple(members.stack([job.stages[i].temperature for job in every]) for i in stages),
+            sampling_params=None
+            if sampled is None
+            else members.stack([job.stages[sampled].sampler.params for job in every]),
+            keys=members.stack([job.key for job in every]),
+            streams=members.stack([stream] * len(every)),
+            failed={},
+        )
+
+
+FOLDER = "population"  # of a sweep, what all members have together
+
+
+def restore(population: Population) -> PopulationProgress:
+    """Returns the progress of the newest intact checkpoint, or of the beginning, with every file cut to match."""
+    first, jobs = population.first, population.jobs
+    inputs = records.inputs_of(first)
+    for step in reversed(population.run_state.steps()):
+        state = state_shape(inputs, step)
+        beside = {name: records.beside_state(job, inputs, step, state) for name, job in jobs.items()}
+        try:
+            _, tree, host = population.run_state.restore(
+                {"state": population.members.shapes(state), "members": beside}, step
+            )
+        except DamagedStep as damage:
+            first.display.note(f"{damage}; trying the one before it")
+            continue
+        waiting = [records.take_up(job, tree["members"][name], host["members"][name]) for name, job in jobs.items()]
+        population.failed.update(host["failed"])
+        return PopulationProgress(tree["state"], tuple(zip(*waiting)), stage_at(first.config, first.done))
+    if population.run_state.steps():
+        raise NoIntactStep(f"no checkpoint of the population in {first.folder.parent / FOLDER} is intact; nothing was "
+                           "changed. Put a good copy of one back, or sweep into another folder")  # fmt: skip
+    for job in jobs.values():
+        records.begin_files(job)
+    state = records.beginning(first, population.keys)
+    if first.published is not None:  # all members begin with the weights that the first has read
+        weights = json.loads(paths.read_bytes(first.folder / PUBLISHED / "weights.json"))
+        for job in jobs.values():
+            records.refuse_other_weights(job, int(weights["fingerprint"], 16))
+    return PopulationProgress(state, (), stage=-1)
+
+
+def save(population: Population, progress: PopulationProgress) -> None:
+    """Writes a checkpoint of all members."""
+    trees, hosts = {}, {}
+    start = time.monotonic()
+    for i, (name, job) in enumerate(population.jobs.items()):
+        trees[name], hosts[name] = records.to_save(job, [drawn[i] for drawn in progress.waiting])
+    population.run_state.save(
+        population.first.done,
+        {"state": progress.state, "members": trees},
+        {"members": hosts, "failed": population.failed},
+        skipped=max(job.skipped for job in population.jobs.values()),
+    )
+    add_seconds(population, "checkpoint", time.monotonic() - start)
+
+
+def save_members(population: Population, progress: PopulationProgress) -> None:
+    """Writes a checkpoint into the folder of every member that has not failed."""
+    for i, (state, (name, job)) in enumerate(zip(population.members.unstack(progress.state), population.jobs.items())):
+        if name not in population.failed:
+            waiting = tuple(drawn[i] for drawn in progress.waiting)
+            records.save(job, Progress(state, waiting, progress.stage))
+
+
+def begin_stage(population: Population, state: TrainState, i: int) -> TrainState:
+    """Returns the state that stage `i` begins with."""
+    jobs = list(population.jobs.values())
+    state = jobs[0].programs.stages[i].begin(state)
+    # The floats of an objective may be where its state begins, and the program has those of the first member.
+    begun = [
+        jax.device_put(job.stages[i].objective.init_state(job.config.stages[i].objective), replicated(job.mesh))
+        for job in jobs
+    ]
+    return state.replace(objective=population.members.stack(begun))
+
+
+def take_step(
+    population: Population, progress: PopulationProgress, stop: Stop
+) -> tuple[PopulationProgress, PopulationStep]:
+    """Returns the progress after one step of all members.
+
+    Raises: StopRequested where `stop` says so; the data streams have moved.
+    """
+    i, first, jobs = progress.stage, population.first, list(population.jobs.values())
+    stages, start = [job.stages[i] for job in jobs], time.monotonic()
+    if isinstance(stages[0], OfflineStage):
+        batches, known, _ = zip(*map(offline.next_batch, stages))
+        state, metrics, _ = offline.learn(
+            stages[0], progress.state, population.members.stack(batches), population.arrays[i],
+            population.temperatures[i],
+        )  # fmt: skip
+        progress, found = progress._replace(state=state), [None] * len(jobs)
+    else:
+        progress, metrics, found, known = _online_step(population, progress, stages, stop)
+    seconds = time.monotonic() - start
+    add_seconds(population, stages[0].name, seconds)
+    steps = []
+    for job, stage, batch, values in zip(jobs, stages, found, known):
+        counts = records.stream_of(job, stage).counts
+        dropped = {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
+        step = Step(first.done + 1, stage.name, {**values, **dropped}, batch)
+        records.keep(job, step)
+        steps.append(step)
+    return progress, PopulationStep(metrics, steps, seconds)
+
+
+def _online_step(
+    population: Population, progress: PopulationProgress, stages: Sequence[OnlineStage], stop: Stop
+) -> tuple[PopulationProgress, dict[str, Array], list[Any], list[dict[str, float]]]:
+    """Returns the progress after a step of an Online stage, its metrics, what each member sampled, and the metrics
+    that each has on the host."""
+    state, first, members, i = progress.state, population.first, population.members, progress.stage
+    phase, p, config = first.display.phase, stages[0].programs, stages[0].config
+    phase("sampling")
+    newest = weights_of(state.models, "policy").params, state.models["policy"].version
+    missing = range(len(progress.waiting), 1 + draws_ahead(first.config, first.done + 1))
+    current, *following = [*progress.waiting, *(draw(population, stages, *newest) for _ in missing)]
+
+    submitted = [online.send(stage, state, drawn) for stage, drawn in zip(stages, current)]
+    rollout = members.stack([drawn.rollout for drawn in current])
+    phase("scoring")
+    temperature = population.temperatures[i]
+    minibatches = pack_and_prepare(members, stages, state, rollout, [sent.host for sent in submitted], temperature)
+    wait = lambda stage, sent: collect(sent, config.samples, stage.scorer, stage.sources, stage.sampler, stop)
+    rounds = [[wait(*pair)] for pair in zip(stages, submitted)]
+    batches = [first_round for (first_round,) in rounds]
+    if (most := stages[0].objective.refill(config.objective)) is not None:
+        batches = _refilled(population, state, stages, population.arrays[i], rollout, rounds, most, wait)
+        if any(len(of_member) > 1 for of_member in rounds):
+            rollout = members.stack([batch.rollout for batch in batches])
+            hosts = [batch.host for batch in batches]
+            minibatches = pack_and_prepare(members, stages, state, rollout, hosts, temperature)
+
+    phase("updating")
+    state, metrics, _ = learn_from_sampled(
+        p,
+        state,
+        minibatches,
+        rollout,
+        members.stack([batch.scores for batch in batches]),
+        population.arrays[i],
+        epochs=config.learner.epochs,
+        warms_up=first.done - starts(first.config)[i] < config.critic_warmup,
+    )
+    known = [
+        {**batch.metrics, **record_outcomes(stage.sampler, of_member)}
+        for stage, batch, of_member in zip(stages, batches, rounds)
+    ]
+    return progress._replace(state=state, waiting=tuple(following)), metrics, batches, known
+
+
+def pack_and_prepare(
+    members: MemberPrograms,
+    stages: Sequence[OnlineStage],
+    state: TrainState,
+    rollout: Rollout,
+    hosts: Sequence[dict[str, np.ndarray]],
+    temperature: Array,
+) -> list[Minibatch]:
+    """Returns the minibatches of all members with what the weights before the step say of them.
+
+    Args:
+      rollout: of all members. hosts: its fields on the host, of each.
+    """
+    p, plans = stages[0].programs, zip(*(online.plans_of(stage, host) for stage, host in zip(stages, hosts)))
+    return [prepare(p, state, "policy", p.pack(rollout, plan, temperature), plan) for plan in map(members.stack, plans)]
+
+
+def _refilled(
+    population: Population,
+    state: TrainState,
+    stages: Sequence[OnlineStage],
+    arrays: StageArrays,
+    rollout: Rollout,
+    rounds: list[list[Collected]],
+    most: int,
+    wait: Callable[[OnlineStage, Submitted], Collected],
+) -> list[Collected]:
+    """Returns each member's batch, as `collect.refilled` does for one run. Adds what members sample to `rounds`; one
+    that needs nothing more takes part in the others' rounds with its last prompts, which count nowhere."""
+    config, members, p = stages[0].config, population.members, stages[0].programs
+    kept: list[list[list[int]]] = [[] for _ in stages]
+
+    def note_kept(rollout: Rollout, places: Sequence[int]) -> None:
+        scores = members.stack([of_member[-1].scores for of_member in rounds])
+        keep = members.unstack(p.keep(rollout, scores, arrays.objective, arrays.shaping))
+        for m in places:
+            kept[m].append(groups_with_signal(rounds[m][-1], keep[m], config.samples))
+
+    note_kept(rollout, range(len(stages)))
+    weights = online.refill_weights(stages[0], state)
+    while short := [m for m in range(len(stages)) if needs_another(rounds[m], kept[m], most)]:
+        again = [None if m in short else of_member[-1].visits for m, of_member in enumerate(rounds)]
+        drawn = draw(population, stages, *weights, again)
+        sent = {m: online.send(stages[m], state, drawn[m]) for m in short}
+        for m in short:
+            rounds[m].append(wait(stages[m], sent[m]))
+        note_kept(members.stack([d.rollout for d in drawn]), short)
+    return [filled(*of_member, config.samples, stage.sampler) for stage, *of_member in zip(stages, rounds, kept)]
+
+
+def draw(
+    population: Population,
+    stages: Sequence[OnlineStage],
+    weights: PyTree,
+    version: Array,
+    again: Sequence[list[Visit] | None] | None = None,
+) -> list[Draw]:
+    """Dispatches one sampling call on the next prompts of every member, and returns at once.
+
+    Args:
+      again: prompts to draw in place of the next ones, for the members that have some; None: no member has.
+    """
+    samplers = [stage.sampler for stage in stages]
+    again = again or [None] * len(stages)
+    positions, visits = zip(*(next_visits(s) if old is None else ({}, old) for s, old in zip(samplers, again)))
+    prompts = population.members.stack([
+        place_prompts(some, s.prompts, s.prompt_length, s.tokenizer.pad_id, s.mesh)
+        for s, some in zip(samplers, visits)
+    ])  # fmt: skip
+    rollout = stages[0].programs.sample(
+        weights,
+        prompts,
+        population.keys,
+        population.streams,
+        version,
+        population.sampling_params,
+        samplers[0].stop_table,
+        None,
+    )
+    rollouts = population.members.unstack(rollout)
+    return [Draw(*drawn) for drawn in zip(rollouts, visits, positions)]
+
+
+def emit(population: Population, step: PopulationStep) -> None:
+    """Fetches the metrics of a step and writes each member's. One whose learning has stopped being possible has
+    failed, and the others go on."""
+    fetched = jax.device_get(step.metrics)
+    for i, (own, (name, job)) in enumerate(zip(step.steps, population.jobs.items())):
+        own.metrics = {**{metric: values[i] for metric, values in fetched.items()}, **own.metrics}
+        records.clock(job, own, step.seconds)
+        try:
+            records.emit(job, own)
+        except StopRun as error:
+            if name not in population.failed:
+                population.failed[name] = str(error)
+                job.display.note(f"jrl: {error}")
+
+
+def add_seconds(population: Population, name: str, seconds: float) -> None:
+    """Adds time that all members spent together to that of each."""
+    for job in population.jobs.values():
+        job.seconds[name] = job.seconds.get(name, 0.0) + seconds

@@ -1,0 +1,282 @@
+"""`jrl sweep --population`: members that differ in floats and seeds only train in one program, in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+
+from jrl import config as gin
+from jrl import loop, paths
+from jrl.config.errors import COMMAND_LINE, ConfigError
+from jrl.device.compile_cache import use_compile_cache
+from jrl.device.sharding import make_mesh
+from jrl.experiment import Config, Offline, Online, Tables, config_classes, optimizers
+from jrl.learning.optimizer import keeps_on_host
+from jrl.plugins import Parts, load_parts
+from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
+from jrl.rollout.evaluate import numbers
+from jrl.run import population as populations
+from jrl.run import records
+from jrl.run.checkpoints.run_state import list_steps
+from jrl.run.population import FOLDER, Population, PopulationProgress, PopulationStep
+from jrl.run.precompile import stage_at, starts
+from jrl.run.records import Preempted
+from jrl.run.report.display import open_display
+from jrl.run.report.messages import saved_message
+from jrl.tasks.stopping import StopRequested
+from jrl.tools.sweep.launch import Ended, Progress, is_finished
+from jrl.tools.sweep.manifest import LOGS
+from jrl.tools.sweep.members import Member, Sweep
+from jrl.tools.sweep.settings import SEED, settings_of_config
+from jrl.types import TrainState
+
+DONE, STOPPED, PREEMPTED = 0, 4, 75  # exit codes that members are reported with
+MEMBERS = "members.json"  # which members the checkpoints of a population are of, in their order
+
+
+def read_configs(sweep: Sweep) -> tuple[dict[str, Config], Parts]:
+    """Returns the configuration of every member by its name, and the tables of all of them."""
+    file = find_config(sweep.config)
+    parts = load_parts(part_names(file, sweep.bindings))
+    tables = config_classes(parts.tables)
+    read = lambda member: checked(
+        gin.load(file, [*sweep.bindings, *member.bindings], Config, tables, PATH_FIELDS), parts
+    )
+    return {member.name: read(member) for member in sweep.members}, parts
+
+
+def check_population(configs: Mapping[str, Config], tables: Tables, swept: Sequence[str] = ()) -> None:
+    """Raises ConfigError where members cannot train in one program: what differs, or what no population has.
+
+    Args:
+      swept: fields that are named first, of those that differ.
+    """
+    names = list(configs)
+    first = configs[names[0]]
+    for name in names[1:]:
+        ours, theirs = (settings_of_config(config, config_classes(tables))[1] for config in
+                        (first, with_traced_of(configs[name], first)))  # fmt: skip
+        differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        if differing:
+            field = next((name for name in swept if name in differing), differing[0])
+            raise ConfigError(
+                COMMAND_LINE,
+                f"--population trains members in one program, and {field} is part of the program or of the data: "
+                f"{ours.get(field)} in {names[0]}, {theirs.get(field)} in {name}. Members may differ in {SEED} and in "
+                "the floats of objectives, optimizers and the sampler; leave --population out, or sweep each value of "
+                f"{field} into a folder of its own",
+            )
+    if reason := unsupported(first):
+        raise ConfigError(COMMAND_LINE, f"--population does not support {reason}; leave --population out")
+
+
+def with_traced_of(config: Config, other: Config) -> Config:
+    """Returns `config` with the seed of `other`, and with its floats wherever programs take them as arrays."""
+
+    def floats(own: Any, theirs: Any) -> Any:
+        return theirs if jax.tree.structure(own) == jax.tree.structure(theirs) else own
+
+    def stage(own: Online | Offline, theirs: Online | Offline) -> Online | Offline:
+        if type(own) is not type(theirs):
+            return own
+        taken = {name: floats(getattr(own, name), getattr(theirs, name)) for name in ("objective", "optimizer")}
+        taken["learner"] = dataclasses.replace(own.learner, router=floats(own.learner.router, theirs.learner.router))
+        if isinstance(own, Online):
+            taken["critic_optimizer"] = floats(own.critic_optimizer, theirs.critic_optimizer)
+            taken["shaping"] = floats(own.shaping, theirs.shaping)
+        return dataclasses.replace(own, **taken)
+
+    return dataclasses.replace(
+        config,
+        run=dataclasses.replace(config.run, seed=other.run.seed),
+        sampler=floats(config.sampler, other.sampler),
+        stages=tuple(map(stage, config.stages, other.stages)) if len(config.stages) == len(other.stages)
+        else config.stages,
+    )  # fmt: skip
+
+
+def unsupported(config: Config) -> str | None:
+    """Returns what of a configuration a population does not have, None where it can train."""
+    if make_mesh(config.mesh).size > 1:
+        return "several devices (MeshShape)"
+    if config.reward is not None:
+        return "a published reward model (Config.reward)"
+    if config.judges:
+        return "judges (Config.judges)"
+    if getattr(config.model, "remat", None) == "offload":
+        return f"{type(config.model).__name__}.remat = 'offload'"
+    if getattr(config.model, "attention", "reference") != "reference" or config.sampler.attention != "reference":
+        return "attention kernels; set attention = 'reference'"
+    for stage in config.stages:
+        if any(map(keeps_on_host, optimizers(stage).values())):
+            return "AdamW.memory = 'host'"
+        if isinstance(stage, Online) and stage.rewards:
+            return "rewards of roles (Online.rewards)"
+        if isinstance(stage, Online) and stage.strategy is not None:
+            return "sampling strategies (Online.strategy)"
+    return None
+
+
+def train_population(
+    sweep: Sweep, folder: Path, configs: Mapping[str, Config], parts: Parts, stop: threading.Event, progress: Progress
+) -> dict[str, Ended]:
+    """Trains the members of a sweep that are not finished, all of them in one program; returns how each has ended.
+
+    Raises: ConfigError where a member has checkpoints of its own, which a population would not continue from.
+    """
+    use_compile_cache()
+    members = {member.name: member for member in sweep.members}
+    names = begin_together(folder, members)
+    if not names:
+        return {}
+    paths.make_dir(folder / LOGS)
+    start = time.monotonic()
+    logs: dict[str, TextIO] = {name: open(folder / LOGS / f"{name}.log", "w", encoding="utf-8") for name in names}
+    show = lambda name: lambda steps: open_display(steps, logs[name], live=False)
+    for name in names:
+        progress.began(members[name])
+    ended: dict[str, Ended] = {}
+
+    def end(name: str, code: int) -> None:
+        ended[name] = Ended(members[name], code, time.monotonic() - start)
+        progress.ended(ended[name])
+
+    try:
+        chosen = {name: configs[name] for name in names}
+        with populations.open_population(chosen, parts, folder, stop, show) as population:
+            tick = lambda: progress.tick([members[name] for name in names])
+            try:
+                run(population, stop, tick)
+            except Preempted:
+                pass
+            for name in names:
+                finished = is_finished(folder, members[name])
+                end(name, STOPPED if name in population.failed else DONE if finished else PREEMPTED)
+        if all(name in population.failed or ended[name].code == DONE for name in names):
+            paths.remove_tree(folder / FOLDER)
+    finally:
+        for log in logs.values():
+            log.close()
+        progress.close()
+    return ended
+
+
+def begin_together(folder: Path, members: Mapping[str, Member]) -> list[str]:
+    """Returns the members that train together: those of the population that was interrupted, else all that are not
+    finished. Writes them down."""
+    record = folder / FOLDER / MEMBERS
+    if paths.exists(record):
+        return paths.read_object(record)["members"]
+    names = sorted(name for name, member in members.items() if not is_finished(folder, member))
+    for name in names:
+        saved = folder / name / "checkpoints"
+        if paths.exists(saved) and list_steps(saved):
+            raise ConfigError(
+                COMMAND_LINE,
+                f"--population: {folder / name} has checkpoints of its own, from which a population cannot continue; "
+                "leave --population out, or choose another --out",
+            )
+    if names:
+        paths.make_dir(folder / FOLDER)
+        paths.write_bytes_atomic(record, json.dumps({"members": names}).encode() + b"\n")
+    return names
+
+
+def run(population: Population, stop: threading.Event, tick: Callable[[], None]) -> None:
+    """Trains an open population to the end; as `jrl.loop.steps` does one run.
+
+    Raises: Preempted where it was asked to stop, and has saved itself.
+    """
+    first, jobs = population.first, population.jobs.values()
+    expected = max(population.run_state.steps(), default=0)
+    loop.precompile(first, expected)
+    progress = populations.restore(population)
+    if first.done < expected:
+        loop.precompile(first, first.done)
+    for job in jobs:
+        job.display.note(loop.shapes(job))
+    held: PopulationStep | None = None
+    began = first.done
+
+    def save() -> None:
+        nonlocal held
+        if held is not None:
+            populations.emit(population, held)
+            held = None
+            populations.save(population, progress)
+
+    while first.done < first.total:
+        progress = begin_stage(population, progress)
+        stage = first.stages[progress.stage]
+        positions = [job.stream.get_state() for job in jobs]
+        try:
+            with jax.transfer_guard("disallow"):
+                following, step = populations.take_step(population, progress, stop.is_set)
+        except StopRequested:
+            for job, position in zip(jobs, positions):
+                job.stream.set_state(position)  # the step is given up
+            break
+        if held is not None:
+            populations.emit(population, held)
+        held, progress = step, following
+        for job in jobs:
+            job.done += 1
+        evaluate_on_the_way(population, progress, held)
+        tick()
+        first.program_cache.check()
+        if first.done == began + 2:
+            first.program_cache.freeze()
+        ended = first.done - starts(first.config)[progress.stage] == stage.config.steps
+        if first.done % first.config.checkpoint.every == 0 or ended:
+            save()
+        if ended and first.done < first.total:
+            populations.save_members(population, progress)
+        if stop.is_set():
+            break
+    save()
+    if first.done < first.total:
+        raise Preempted(saved_message(first.done, first.total) if first.done else "Stopped before the first step.")
+    evaluate_all(population, progress.state, f"after_{first.stages[-1].name}")
+    populations.save_members(population, progress)
+    for name, job in population.jobs.items():
+        if name not in population.failed:
+            records.summarize(job)
+
+
+def begin_stage(population: Population, progress: PopulationProgress) -> PopulationProgress:
+    """Returns the progress that the next step begins with; as `jrl.loop.begin_stage` does of one run."""
+    first, before = population.first, progress.stage
+    i = stage_at(first.config, first.done + 1)
+    if i == before:
+        return progress
+    if before >= 0 and isinstance(first.config.stages[before], Online):
+        evaluate_all(population, progress.state, f"after_{first.stages[before].name}")
+    if isinstance(first.config.stages[i], Online):
+        evaluate_all(population, progress.state, f"before_{first.stages[i].name}")
+    return PopulationProgress(populations.begin_stage(population, progress.state, i), (), stage=i)
+
+
+def evaluate_all(population: Population, state: TrainState, name: str) -> None:
+    """Evaluates every member under a name, one after the other."""
+    if population.first.config.eval is not None:
+        for job, own in zip(population.jobs.values(), population.members.unstack(state)):
+            loop.evaluate_once(job, own, name)
+
+
+def evaluate_on_the_way(population: Population, progress: PopulationProgress, step: PopulationStep) -> None:
+    """Adds an evaluation of every member to the metrics of a step, where it is due."""
+    first = population.first
+    every = None if first.config.eval is None else first.config.eval.every
+    in_stage = first.done - starts(first.config)[progress.stage]
+    if every is None or not isinstance(first.config.stages[progress.stage], Online) or in_stage % every:
+        return
+    states = population.members.unstack(progress.state)
+    for job, state, own in zip(population.jobs.values(), states, step.steps):
+        own.metrics |= numbers(loop.evaluate(job, state, "on the way", interruptible=False))

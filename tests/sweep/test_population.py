@@ -1,0 +1,193 @@
+"""Members of a sweep that train in one program: what they learn, in what order, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+
+import jax
+import numpy as np
+import pytest
+from short_runs import run as train_alone
+
+from jrl.config import ConfigError
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.run import population as populations
+from jrl.run.checkpoints.run_state import list_steps, restore_step
+from jrl.run.policy import open_trained
+from jrl.run.population import open_population
+from jrl.run.precompile import state_shape
+from jrl.run.records import Preempted, inputs_of
+from jrl.run.report.display import open_display
+from jrl.run.report.metrics import read_metrics
+from jrl.run.run_hash import run_fingerprint
+from jrl.tools.sweep import population as sweep_population
+from jrl.tools.sweep.launch import Progress
+from jrl.tools.sweep.members import read_sweep
+from jrl.tools.sweep.population import check_population, read_configs, train_population
+
+TINY = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=3", "Checkpoint.every=1",
+    "Sampler.slots=6", "Learner.micro_batch_tokens=128", "Log.samples=0", "Log.writers=()", "Scoring.workers=1",
+]  # fmt: skip
+SWEPT = ["AdamW.learning_rate=[1e-3,3e-2]", "Run.seed=[3,5]"]
+MEMBERS = ["learning_rate=0.001,seed=3", "learning_rate=0.001,seed=5", "learning_rate=0.03,seed=3",
+           "learning_rate=0.03,seed=5"]  # fmt: skip
+SILENT = Progress(lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None, lambda: None)
+
+pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mesh_of_the_runs():
+    with jax.set_mesh(make_mesh(MeshShape(), jax.devices()[:1])):
+        yield
+
+
+def configs_of(*bindings):
+    return read_configs(read_sweep("configs/tiny.gin", [*TINY, *bindings]))
+
+
+@contextlib.contextmanager
+def opened(folder, names=MEMBERS, stop=None):
+    configs, parts = configs_of(*SWEPT)
+    show = lambda name: lambda steps: open_display(steps, open(folder / f"{name}.log", "w"), live=False)
+    folder.mkdir(exist_ok=True)
+    chosen = {name: configs[name] for name in names}
+    with open_population(chosen, parts, folder, stop or threading.Event(), show) as population:
+        yield population
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A sweep that was trained as a population, without a stop."""
+    folder = tmp_path_factory.mktemp("population") / "sweep"
+    folder.mkdir()
+    sweep = read_sweep("configs/tiny.gin", [*TINY, *SWEPT])
+    ended = train_population(sweep, folder, *read_configs(sweep), threading.Event(), SILENT)
+    assert {name: end.code for name, end in ended.items()} == dict.fromkeys(MEMBERS, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The same members in another order, stopped after a step, and where that left them; then trained to the end."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    stop, order = threading.Event(), [MEMBERS[i] for i in (2, 0, 3, 1)]
+    with opened(folder, order, stop) as population, pytest.raises(Preempted):
+        sweep_population.run(population, stop, stop.set)
+    saved = folder / populations.FOLDER / "checkpoints"
+    assert list_steps(saved) == [1]
+    with opened(folder, order) as population:
+        target = population.members.shapes(state_shape(inputs_of(population.first), 1))
+        state = restore_step(saved, {"state": target}, 1, part=True)[1]["state"]
+        states = dict(zip(order, population.members.unstack(state)))
+        sweep_population.run(population, threading.Event(), lambda: None)
+    return folder, states
+
+
+def test_a_member_leaves_what_a_run_leaves(trained):
+    for name in MEMBERS:
+        summary = json.loads((trained / name / "summary.json").read_text())
+        assert summary["steps"] == 3 and summary["seconds"]["total"] > 0
+        rows = list(read_metrics(trained / name / "metrics.jsonl"))
+        assert [row["step"] for row in rows] == [1, 2, 3] and all("reward/mean" in row for row in rows)
+        assert list_steps(trained / name / "checkpoints") == [3]
+        assert open_trained(trained / name).step == 3
+    assert not (trained / populations.FOLDER).exists()
+    rates = [json.loads((trained / name / "config.json").read_text()) for name in MEMBERS]
+    assert len({json.dumps(rate) for rate in rates}) == 4
+
+
+def test_order_and_a_stop_change_no_bit(trained, interrupted):
+    folder, _ = interrupted
+    for name in MEMBERS:
+        assert run_fingerprint(folder / name, 3) == run_fingerprint(trained / name, 3), name
+    hashes = [run_fingerprint(trained / name, 3)["params"] for name in MEMBERS]
+    assert len(set(hashes)) == 4, "members that learn the same are no population"
+
+
+def test_the_first_update_is_that_of_the_member_alone(interrupted, tmp_path):
+    _, states = interrupted
+    name = "learning_rate=0.03,seed=5"
+    train_alone(TINY, tmp_path / "alone", "AdamW.learning_rate=3e-2", "Run.seed=5", "Online.steps=1")
+    member = states[name]
+    alone = restore_step(tmp_path / "alone" / "checkpoints", {"state": abstract(member)}, 1)[1]["state"]
+    # After one update AdamW's first moment is (1 - beta) times the gradient.
+    ours, theirs = (first_moment(state) for state in (member, alone))
+    assert np.linalg.norm(theirs) > 0
+    assert np.linalg.norm(ours - theirs) <= 1e-5 * np.linalg.norm(theirs)
+    other = first_moment(states["learning_rate=0.03,seed=3"])
+    assert np.linalg.norm(other - theirs) > 0.1 * np.linalg.norm(theirs)
+
+
+def abstract(state):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def first_moment(state):
+    leaves = jax.tree_util.tree_leaves_with_path(state.models["policy"].opt_state)
+    found = [np.asarray(leaf).ravel() for path, leaf in leaves if ".mu" in jax.tree_util.keystr(path)]
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("swept", "field"),
+    [
+        ("Sampler.completion_length=[3,4]", "Sampler.completion_length"),
+        ("Online.objective=[@GRPO(),@DrGRPO()]", "Online.objective"),
+        ("AdamW.clip_norm=[None,1.0]", "AdamW.clip_norm"),  # None is another program
+        ("Addition.digits=[1,2]", "Addition.digits"),
+        ("Regex.weight=[1.0,2.0]", "Regex.weight"),  # a float, but of the host
+    ],
+)
+def test_members_that_differ_in_more_than_floats_are_refused_by_the_fields_name(swept, field):
+    configs, parts = configs_of(swept)
+    with pytest.raises(ConfigError, match=f"one program, and {field} is part of"):
+        check_population(configs, parts.tables, [field])
+
+
+@pytest.mark.parametrize(
+    "swept", ["AdamW.weight_decay=[0.0,0.1]", "Sampler.temperature=[0.7,1.0]", "GRPO.clip_low=[0.1,0.2]"]
+)
+def test_floats_of_programs_may_differ(swept):
+    configs, parts = configs_of(swept, "Run.seed=[0,1]")
+    check_population(configs, parts.tables)
+
+
+@pytest.mark.parametrize(
+    ("binding", "what"), [("MeshShape.data=2", "several devices"), ("AdamW.memory='host'", "AdamW.memory")]
+)
+def test_what_no_population_has_is_refused_by_name(binding, what):
+    configs, parts = configs_of("Run.seed=[0,1]", binding)
+    with pytest.raises(ConfigError, match=what):
+        check_population(configs, parts.tables)
+
+
+def test_a_member_with_checkpoints_of_its_own_is_refused(tmp_path):
+    sweep = read_sweep("configs/tiny.gin", [*TINY, *SWEPT])
+    (tmp_path / MEMBERS[0] / "checkpoints" / "00000005").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="checkpoints of its own"):
+        sweep_population.begin_together(tmp_path, {member.name: member for member in sweep.members})
+
+
+@pytest.mark.slow
+def test_members_refill_and_sample_ahead_each_as_alone(tmp_path):
+    harder = [binding for binding in TINY if not binding.startswith(("Online.steps", "Checkpoint"))] + [
+        "Online.steps=4", "Checkpoint.every=2", "Online.lag=1", "Online.objective=@DAPO()", "Regex.pattern='.*[0-3].*'",
+    ]  # fmt: skip
+    sweep = read_sweep("configs/tiny.gin", [*harder, "AdamW.learning_rate=[1e-4,1e-3,3e-3]"])
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    ended = train_population(sweep, folder, *read_configs(sweep), threading.Event(), SILENT)
+    assert {end.code for end in ended.values()} == {0}
+    train_alone(harder, tmp_path / "alone", "AdamW.learning_rate=1e-3")
+    alone = list(read_metrics(tmp_path / "alone" / "metrics.jsonl"))
+    rows = {name: list(read_metrics(folder / name / "metrics.jsonl")) for name in ended}
+    for ours, theirs in zip(rows["learning_rate=0.001"], alone, strict=True):
+        for metric in ("refill/rounds", "refill/groups_drawn", "reward/mean", "loss/rows", "grad_norm"):
+            np.testing.assert_allclose(ours[metric], theirs[metric], rtol=1e-4, err_msg=f"{metric} at {ours['step']}")
+    rounds = [tuple(row["refill/rounds"] for row in of_member) for of_member in rows.values()]
+    assert sum(map(sum, rounds)) > 0 and len(set(rounds)) > 1, "the members should not all refill alike"

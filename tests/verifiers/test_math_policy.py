@@ -1,0 +1,50 @@
+"""Every row of the policy in docs/math-answers.md, by pairs that were written for it: math_policy.tsv."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers.expressions.terms import NoAnswer
+from jrl.tasks.verifiers.math_equal import MathEqual, compare
+
+HERE = pathlib.Path(__file__).parent
+PAIRS = [line.split("\t") for line in (HERE / "math_policy.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+DOCUMENT = (HERE.parents[1] / "docs" / "math-answers.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| ([a-z][a-z-]*) \| ", DOCUMENT.split("## Policy")[1].split("## How")[0], re.MULTILINE)[1:]
+
+
+def config(fields: list[str]) -> MathEqual:
+    values = dict(field.split("=") for field in fields)
+    return MathEqual(**{name: float(v) if name == "decimal_tolerance" else v for name, v in values.items()})
+
+
+def judged_equal(gold: str, answer: str, fields: list[str]) -> bool:
+    try:
+        return compare(config(fields), gold, answer).status is Status.CORRECT
+    except NoAnswer:  # the gold answer is not read
+        return False
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_of_the_policy(row):
+    pairs = [pair for pair in PAIRS if pair[0] == row]
+    assert {verdict for _, verdict, *_ in pairs} == ({"unequal"} if row == "cap" else {"equal", "unequal"})
+    wrong = [pair for pair in pairs if judged_equal(pair[2], pair[3], pair[4:]) is not (pair[1] == "equal")]
+    assert not wrong
+
+
+def test_pairs_are_of_rows_that_the_document_has():
+    assert {pair[0] for pair in PAIRS} == set(ROWS)
+    assert len(PAIRS) >= 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("units", "none"), ("decimal_tolerance", -0.1), ("decimal_tolerance", float("nan"))]
+)
+def test_a_field_out_of_range_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"MathEqual.{field}"):
+        MathEqual(**{field: value})
