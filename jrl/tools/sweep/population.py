@@ -117,6 +117,8 @@ def unsupported(config: Config) -> str | None:
     for stage in config.stages:
         if any(map(keeps_on_host, optimizers(stage).values())):
             return "AdamW.memory = 'host'"
+        if isinstance(stage, Online) and stage.strategy is not None:
+            return f"sampling strategies (Online.strategy = @{type(stage.strategy).__name__}())"
         if isinstance(stage, Online) and stage.rewards:
             return "rewards of roles (Online.rewards)"
         if isinstance(stage, Online) and stage.strategy is not None:
