@@ -390,7 +390,7 @@ def not_finite(step: Step) -> str:
     """Returns why a member whose updates are not finite has failed."""
     return (
         f"{STOP_AFTER_SKIPPED} updates in a row were not finite, the last at step {step.step}: loss "
-        f"{step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}. Train it without --population to look into "
+        f"{step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}. Train it alone to look into "
         "them, or lower its learning rate"
     )
 
