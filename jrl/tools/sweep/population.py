@@ -61,6 +61,8 @@ def check_population(configs: Mapping[str, Config], tables: Tables, swept: Seque
     names = list(configs)
     first = configs[names[0]]
     for name in names[1:]:
+        if with_traced_of(configs[name], first) == first:
+            continue
         ours, theirs = (settings_of_config(config, config_classes(tables))[1] for config in
                         (first, with_traced_of(configs[name], first)))  # fmt: skip
         differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
