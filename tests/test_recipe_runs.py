@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -25,6 +26,9 @@ SMALL = [
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
+# Where it is another one that a policy without training must satisfy.
+OWN = {"crpg": ["Scoring.verifiers=[@Regex(), @Length()]", "Regex.pattern='.*[0-9].*'", "Length.high=9"]}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def mesh_of_the_runs():
@@ -37,7 +41,9 @@ def mesh_of_the_runs():
 def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
     path = ROOT / "configs" / "algos" / f"{name}.gin"
     text = path.read_text(encoding="utf-8")
-    bindings = SMALL + ([] if "verifiers" in text else EASY)
+    bindings = SMALL + OWN.get(name, [] if "verifiers" in text else EASY)
+    scopes = set(re.findall(r"^(\w+)/Offline:", text, re.MULTILINE)) - {"warm"}
+    bindings += [f"{scope}/Offline.steps=1" for scope in sorted(scopes)]
     steps = list(jrl.steps(str(path), bindings, run=tmp_path / "run"))
     online = [step for step in steps if step.batch is not None]
     assert len(online) >= 2
