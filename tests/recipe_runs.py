@@ -24,6 +24,9 @@ SMALL = [
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
+# Where it is another one that a policy without training must satisfy.
+OWN = {"crpg": ["Scoring.verifiers=[@Regex(), @Length()]", "Regex.pattern='.*[0-9].*'", "Length.high=9"]}
+
 
 def small(name):
     """Returns the file of a recipe and the bindings that make it small."""
@@ -36,7 +39,7 @@ def small(name):
         bound.append("Learner.minibatches=2")
     if "@Regex()" in text:
         bound.append(EASY[-1])
-    return str(ROOT / "configs" / "algos" / f"{name}.gin"), [*SMALL, *bound, *([] if "verifiers" in text else EASY)]
+    return str(ROOT / "configs" / "algos" / f"{name}.gin"), [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY)]
 
 
 def check_that_it_learns_and_writes_its_summary(name, folder):
