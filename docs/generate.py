@@ -133,10 +133,9 @@ def papers() -> str:
 
 
 def shown(run: dict) -> str:
-    """Returns a run's mean rewards, first and last, and the interval of their difference."""
+    """Returns a run's mean outcomes, first and last, and the interval of their difference."""
     gain, width = run["last"] - run["first"], run["half_width"]
-    digits = 2 if run["first"] < 10 else 0
-    return f"{run['first']:.{digits}f} to {run['last']:.{digits}f} ({gain:+.{digits}f} ± {width:.{digits}f})"
+    return f"{run['first']:.2f} to {run['last']:.2f} ({gain:+.2f} ± {width:.2f})"
 
 
 def verdict(runs: list[dict]) -> str:
@@ -159,7 +158,7 @@ def measured() -> str:
         "# The recipes, measured",
         GENERATED,
         f"What `python -m benchmarks.recipes` found of {len(found)} recipes in [`configs/algos/`](../configs/algos) on"
-        " the toy task of `toy.gin`: the mean reward in the first and in the last five sampling calls, of the prompts"
+        " the toy task of `toy.gin`: the mean outcome in the first and in the last five sampling calls, of the prompts"
         " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
         " where its interval lies above 0.",
         "",
@@ -223,7 +222,7 @@ def agreement() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     introduction = AGREEMENT.format(cases=result["cases"], seed=result["seed"], versions=versions)
     out = ["# Agreement with implementations that are not ours", GENERATED, introduction]
-    figure = lambda x: "" if x is None else "0" if x == 0 else f"{x:.0e}"
+    figure = lambda x: "" if x is None else "0" if x == 0 else f"{x:.1e}"
     cells = lambda row: [figure(row["difference"]), figure(row["of_derivative"])]
     ours = lambda row: f"`{row['function'].removeprefix('jrl.').replace(':', '.')}`"
     rows = [row for row in result["rows"] if row["against"] != "loop"]

@@ -411,6 +411,15 @@ PARTS: list[Part] = [
     },
     {
         "id": "L16",
+        "function": "jrl.ops.awr:awr_weights",
+        "inputs": ["advantages", "beta", "max_weight"],
+        "output": "weights [...] float32",
+        "tests": [
+            "tests/algos/test_awr_objective.py::test_weights_grow_exponentially_with_the_advantage_and_are_cut",
+        ],
+    },
+    {
+        "id": "L16",
         "function": "jrl.ops.awr:awr",
         "inputs": ["logprobs", "advantages", "mask", "beta", "max_weight"],
         "output": "loss [...] float32",
