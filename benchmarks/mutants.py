@@ -11,8 +11,8 @@ file whose change is not possible (any more), or is killed, is an error.
 
 Everything runs in one process that collects the tests once: first all of them without a fault, to see how long each
 takes and which functions it reaches; then for every fault the part's tests that reach its function, the quickest first,
-until one fails. The code object of the function is exchanged, and compiled programs are dropped. Three seeds of one
-fault for each of 101 parts take about NN minutes on 2 cores.
+until one fails. The code object of the function is exchanged, and compiled programs are
+dropped. 385 faults in 156 functions took five minutes on 2 cores.
 """
 
 from __future__ import annotations
