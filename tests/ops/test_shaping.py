@@ -41,6 +41,8 @@ def test_kl_in_the_reward_by_hand():
     action = jnp.array([[False, True, True, False]])
     got = jax.jit(shaping.kl_in_reward)(jnp.array([1.0]), old, reference, action, beta=0.1)
     np.testing.assert_allclose(got, [[0, -0.05, 1.02, 0]], rtol=1e-6, atol=1e-7)
+    total = lambda lp: shaping.kl_in_reward(jnp.array([1.0]), lp, reference, action, beta=0.1).sum()
+    np.testing.assert_array_equal(jax.grad(total)(old), 0)
 
 
 def test_its_returns_sum_the_penalties_and_the_reward():
@@ -74,6 +76,7 @@ def test_the_last_action_is_the_last_one_sampled_even_after_tool_output():
 def test_rewards_are_clipped_by_hand():
     got = jax.jit(shaping.clip_reward)(jnp.array([-3.0, -2.0, 0.5, 7.0, NAN]), limit=2.0)
     np.testing.assert_array_equal(got, [-2, -2, 0.5, 2, NAN])
+    assert shaping.clip_reward(jnp.ones(1, jnp.bfloat16), limit=2.0).dtype == jnp.float32
 
 
 def test_whitened_rewards_keep_their_mean_by_hand():
@@ -102,6 +105,9 @@ def test_rewards_that_are_all_equal_are_not_whitened():
         shaping.whiten_rewards(jnp.array([[0.1, 0.1]]), jnp.ones((1, 2), bool)), np.float32([[0.1, 0.1]])
     )
     np.testing.assert_array_equal(shaping.whiten_rewards(jnp.full((1, 2), NAN), none), [[0, 0]])
+    # seven times 0.4 over 7 is 0.40000004 in float32
+    seven = jnp.full((1, 7), 0.4)
+    np.testing.assert_array_equal(shaping.whiten_rewards(seven, jnp.ones((1, 7), bool)), seven)
 
 
 def test_exploration_is_mixed_in_by_hand():
