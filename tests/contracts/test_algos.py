@@ -20,7 +20,9 @@ from jrl.algos.contract import Facts, Groups, Sequences, Tokens
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
 
-FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
+FACTS = Facts(
+    samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6, attempts=2
+)
 
 OPTIONS = {
     "dual_clip": 3.0,
@@ -193,7 +195,8 @@ def test_it_learns_a_word_of_two_letters(name):
             num_groups=num_groups,
             max_completion=2,
             values=jnp.zeros((rows, 2)),
-            components={"first": reward, "second": reward},
+            components={"first": reward, "second": reward, "first_attempt": jnp.zeros(rows)},
+            turn=jnp.ones((rows, 2), jnp.int8),
             old_logprobs=chosen,
             behaviour_logprobs=chosen,
             ref_logprobs=jnp.full((rows, 2), -jnp.log(3.0)),

@@ -281,6 +281,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_mix_policy.py::test_mix_policy_by_hand",
             "tests/ops/test_mix_policy.py::test_the_lower_bound_by_hand",
+            "tests/ops/test_mix_policy.py::test_the_center_carries_no_gradient",
             "tests/ops/test_mix_policy.py::test_on_fresh_rows_it_is_the_clip",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
