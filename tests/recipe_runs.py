@@ -39,7 +39,8 @@ def small(name):
         bound.append("Learner.minibatches=2")
     if "@Regex()" in text:
         bound.append(EASY[-1])
-    return str(ROOT / "configs" / "algos" / f"{name}.gin"), [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY)]
+    bindings = [*SMALL, *bound, *OWN.get(name, [] if "verifiers" in text else EASY)]
+    return str(ROOT / "configs" / "algos" / f"{name}.gin"), bindings
 
 
 def check_that_it_learns_and_writes_its_summary(name, folder):
