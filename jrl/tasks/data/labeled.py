@@ -20,8 +20,8 @@ class Labeled:
 
     completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
     label: str = "label"  # the entry of Example.info that says whether it is good: true or false, 1 or 0
-    # An answer that is known to be bad, as `completion` then is known to be good: half of the visits, by their uid, give
-    # one, the other half the other. None: the label says.
+    # An answer that is known to be bad, as `completion` then is known to be good: half of the visits, by their uid,
+    # give one, the other half the other. None: the label says.
     bad: str | None = None
 
     def __post_init__(self) -> None:
