@@ -45,7 +45,8 @@ def python_of(name: str, cache: Path, versions: Path | None = None) -> str:
     print(f"building {name}'s environment in {folder}: some minutes", file=sys.stderr, flush=True)
     commands = (
         [sys.executable, "-m", "venv", str(folder)],
-        [str(python), "-m", "pip", "install", "--quiet", "--no-input", "-r", str(versions)],
+        # The lists are complete; some packages ask for others that what is called does not need.
+        [str(python), "-m", "pip", "install", "--quiet", "--no-input", "--no-deps", "-r", str(versions)],
     )
     for command in commands:
         # nothing of this process's own packages may be seen there

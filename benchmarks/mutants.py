@@ -60,7 +60,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 def sites(tree: ast.AST) -> list[tuple[str, Callable[[], None]]]:
     """Returns what can be changed in a function's tree: (what the change is, a call that makes it in place)."""
     changes: list[tuple[str, Callable[[], None]]] = []
-    texts: list[str] = []  # the same change may be possible at several places of a line
+    texts: list[str] = []  # the same change may be possible at several places
 
     def add(parent: ast.AST, field: str, place: int | None, new: ast.AST) -> None:
         node = getattr(parent, field) if place is None else getattr(parent, field)[place]
@@ -72,7 +72,7 @@ def sites(tree: ast.AST) -> list[tuple[str, Callable[[], None]]]:
             else:
                 getattr(parent, field)[place] = new
 
-        what = f"line {node.lineno}: {ast.unparse(node)} -> {ast.unparse(new)}"
+        what = f"{ast.unparse(node)} -> {ast.unparse(new)}"
         texts.append(what)
         alike = texts.count(what)
         changes.append((what if alike == 1 else f"{what}, place {alike}", change))

@@ -6,10 +6,10 @@ it learn nothing where rewards say nothing?
     python -m benchmarks.recipes --out F.json --seeds 1           one seed each
     python -m benchmarks.recipes --out F.json --minutes 4         no new run after 4 minutes; the same call goes on
 
-For each run: the mean reward in the first and in the last five sampling calls, of the prompts sampled in both, each
-prompt alike, and the interval of the difference (95 %, paired by prompt). So it does not matter which prompts a
-recipe samples more often, or leaves out of its loss. A recipe has learned where the interval lies above 0 on every
-seed.
+For each run: the mean outcome (right or wrong, whatever else is rewarded) in the first and in the last five sampling
+calls, of the prompts sampled in both, each prompt alike, and the interval of the difference (95 %, paired by prompt).
+So it does not matter which prompts a recipe samples more often, or leaves out of its loss. A recipe has learned where
+the interval lies above 0 on every seed.
 
 The control is the same run with permuted rewards: at every step, what the completions of the batch were scored with is
 dealt out anew among them, so that the batch's statistics stay and no reward says anything of its completion.
@@ -47,7 +47,7 @@ CRITICAL = (
 )
 FEWEST = 10  # prompts in both; with fewer, the interval is of their completions, Welch's
 
-Rewards = dict[str, list[float]]  # prompt -> what its completions were scored with, in one sampling call
+Outcomes = dict[str, list[float]]  # prompt -> outcomes of its completions, in one sampling call
 
 
 def recipes() -> dict[str, Path]:
@@ -55,16 +55,16 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted((ROOT / "configs" / "algos").glob("*.gin")) if path.stem != "toy"}
 
 
-def pooled(calls: list[Rewards]) -> Rewards:
-    """Returns the rewards of several sampling calls together."""
-    together: Rewards = {}
+def pooled(calls: list[Outcomes]) -> Outcomes:
+    """Returns the outcomes of several sampling calls together."""
+    together: Outcomes = {}
     for call in calls:
         for prompt, rewards in call.items():
             together.setdefault(prompt, []).extend(rewards)
     return together
 
 
-def improvement(calls: list[Rewards]) -> tuple[float, float, float]:
+def improvement(calls: list[Outcomes]) -> tuple[float, float, float]:
     """Returns (first mean, last mean, half width of the interval of their difference)."""
     first, last = pooled(calls[:WINDOW]), pooled(calls[-WINDOW:])
     both = sorted(first.keys() & last.keys())
@@ -80,13 +80,13 @@ def improvement(calls: list[Rewards]) -> tuple[float, float, float]:
     return fmean(early), fmean(late), CRITICAL * stdev(differences) / math.sqrt(len(both))
 
 
-def rewards_of(batch: Collected) -> Rewards:
-    """Returns the rewards of a scored batch that count, by prompt."""
-    found: Rewards = {}
-    for row, (reward, valid) in enumerate(zip(batch.host_scores.reward, batch.host_scores.valid)):
+def outcomes_of(batch: Collected) -> Outcomes:
+    """Returns the outcomes of a scored batch that count, by prompt."""
+    found: Outcomes = {}
+    for row, (outcome, valid) in enumerate(zip(batch.host_scores.outcome, batch.host_scores.valid)):
         if valid:  # padding is not
             prompt = batch.visits[row // batch.samples].example.messages[-1].content
-            found.setdefault(prompt, []).append(float(reward))
+            found.setdefault(prompt, []).append(float(outcome))
     return found
 
 
@@ -101,17 +101,17 @@ def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generato
 
 
 @contextlib.contextmanager
-def observed(calls: list[Rewards], control: int | None) -> Iterator[None]:
-    """Within it, the rewards of every sampling call of this process are appended to `calls`.
+def observed(calls: list[Outcomes], control: int | None) -> Iterator[None]:
+    """Within it, the outcomes of every sampling call of this process are appended to `calls`.
 
     Args:
-      control: the seed by which they are permuted afterwards, for the run; None: they are not.
+      control: the seed by which rewards are permuted afterwards, for the run; None: they are not.
     """
     draws, collects = np.random.default_rng(control), collect.collect
 
     def observe(submitted, samples, scorer, sources, sampler, *rest):
         batch = collects(submitted, samples, scorer, sources, sampler, *rest)
-        calls.append(rewards_of(batch))
+        calls.append(outcomes_of(batch))
         return batch if control is None else permuted(batch, sampler, draws)
 
     with mock.patch.object(online, "collect", observe):
@@ -127,7 +127,7 @@ def processor_seconds() -> float:
 def run(path: Path, seed: int, *, control: bool, warm: bool) -> dict:
     """Trains one recipe and returns what came of it."""
     start, used = time.perf_counter(), processor_seconds()
-    calls: list[Rewards] = []
+    calls: list[Outcomes] = []
     with tempfile.TemporaryDirectory() as folder, observed(calls, seed if control else None):
         jrl.train(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run")
     first, last, width = improvement(calls)

@@ -1,10 +1,11 @@
-"""Writes the pages that are made from data: docs/methods.md, docs/papers.md and docs/recipes.md.
+"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md and agreement.md.
 
     python docs/generate.py
 
 What stands in them comes from the list of parts, the docstrings of the objectives, the headers of the configurations in
-configs/algos/, and what benchmarks/recipes.py measured of these (docs/recipes.json), so that they say what is there. A
-test compares them with what this program writes.
+configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what `python -m
+benchmarks.agreement` found (docs/agreement.json), so that they say what is there. A test compares them with what this
+program writes.
 """
 
 from __future__ import annotations
@@ -132,10 +133,9 @@ def papers() -> str:
 
 
 def shown(run: dict) -> str:
-    """Returns a run's mean rewards, first and last, and the interval of their difference."""
+    """Returns a run's mean outcomes, first and last, and the interval of their difference."""
     gain, width = run["last"] - run["first"], run["half_width"]
-    digits = 2 if run["first"] < 10 else 0
-    return f"{run['first']:.{digits}f} to {run['last']:.{digits}f} ({gain:+.{digits}f} ± {width:.{digits}f})"
+    return f"{run['first']:.2f} to {run['last']:.2f} ({gain:+.2f} ± {width:.2f})"
 
 
 def verdict(runs: list[dict]) -> str:
@@ -158,7 +158,7 @@ def measured() -> str:
         "# The recipes, measured",
         GENERATED,
         f"What `python -m benchmarks.recipes` found of {len(found)} recipes in [`configs/algos/`](../configs/algos) on"
-        " the toy task of `toy.gin`: the mean reward in the first and in the last five sampling calls, of the prompts"
+        " the toy task of `toy.gin`: the mean outcome in the first and in the last five sampling calls, of the prompts"
         " sampled in both, and the 95 % interval of the difference, paired by prompt. A recipe has learned on a seed"
         " where its interval lies above 0.",
         "",
@@ -193,7 +193,54 @@ def measured() -> str:
     return "\n".join(out) + "\n"
 
 
-PAGES = {"docs/methods.md": methods, "docs/papers.md": papers, "docs/recipes.md": measured}
+AGREEMENT = """\
+`python -m benchmarks.agreement --out docs/agreement.json` compares every advantage, loss, KL term, reduction and value
+on {cases:,} seeded random cases (seed {seed}): with a plain loop over rows and tokens, and with {versions} where they
+have it. A difference is |ours - theirs| / max(1, |theirs|), the largest of all entries and cases; of a loss also that
+of its derivative by the log-probs, values or logits. The bar is 1e-5.
+
+The loops were written from [algorithms.md](algorithms.md) and the names of the inputs, before the functions were read.
+Conventions that the formulas leave open were taken over afterwards: the order of axes, weights of 1 where masked, NaN
+for a baseline before the first batch, which noise Clip-Cov takes first, ties in KL-Cov, no reset before the first step,
+and the proximal log-probs of a token that the current weights drew. One comparison found a mistake, which is mended:
+the KL form of A-LoL also penalized rows with an advantage of 0 or less, which do not learn.
+
+Cases for the loops have ragged masks with gaps, rows and steps without a token, rows without a verdict, groups of one,
+equal rewards, log-ratios beyond the clamp, and NaN wherever an entry is masked. Cases for the libraries are those that
+both define alike: every row has a token and a verdict, every group two rows or more, and no log-ratio needs a clamp.
+The last column says where the two part elsewhere; E1 to E9 are the rules of algorithms.md.
+
+## Libraries
+
+| id | ours | theirs | difference | of the derivative | elsewhere |
+| --- | --- | --- | --- | --- | --- |"""
+
+
+def agreement() -> str:
+    """Returns docs/agreement.md: what each part was compared with, and the largest differences."""
+    result = json.loads((ROOT / "docs" / "agreement.json").read_text(encoding="utf-8"))
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    introduction = AGREEMENT.format(cases=result["cases"], seed=result["seed"], versions=versions)
+    out = ["# Agreement with implementations that are not ours", GENERATED, introduction]
+    figure = lambda x: "" if x is None else "0" if x == 0 else f"{x:.0e}"
+    cells = lambda row: [figure(row["difference"]), figure(row["of_derivative"])]
+    ours = lambda row: f"`{row['function'].removeprefix('jrl.').replace(':', '.')}`"
+    rows = [row for row in result["rows"] if row["against"] != "loop"]
+    for row in sorted(rows, key=lambda row: ordered({each["id"] for each in rows}).index(row["id"])):
+        out.append("| " + " | ".join([row["id"], ours(row), row["against"], *cells(row), row["note"]]) + " |")
+    out += ["", "## Loops", "", "| id | function | difference | of the derivative |", "| --- | --- | --- | --- |"]
+    for row in result["rows"]:
+        if row["against"] == "loop":
+            out.append("| " + " | ".join([row["id"], ours(row), *cells(row)]) + " |")
+    return "\n".join(out) + "\n"
+
+
+PAGES = {
+    "docs/methods.md": methods,
+    "docs/papers.md": papers,
+    "docs/recipes.md": measured,
+    "docs/agreement.md": agreement,
+}
 
 
 if __name__ == "__main__":

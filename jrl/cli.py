@@ -19,7 +19,8 @@ from jrl.device.compile_cache import ENABLED, cache_settings
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import INTERRUPTED, StopRequest, leave_on_second_interrupt, stop_on_signals
 
-DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, PREEMPTED = 0, 1, 2, 3, 4, 75
+DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, NOTHING_TO_DO = 0, 1, 2, 3, 4, 5
+CHECKPOINTS_REMOVED, PREEMPTED = 6, 75
 
 # By the full name of an exception's class or of one above it, so that nothing is imported to find out.
 EXITS: Mapping[str, int] = {
@@ -28,6 +29,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
+    "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
     "jrl.device.program_cache.CompileAfterFreeze": STOPPED,
@@ -53,6 +55,8 @@ EXIT_CODES = """exit codes:
   2   the configuration or an input is refused; the message says where
   3   the folder contains another run, or files that are not a run
   4   stopped by an error; fix the cause and rerun to continue from the last checkpoint
+  5   nothing to do: the run already has all the steps asked for
+  6   the run's checkpoints were removed; nothing was changed
   75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
   130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
 
@@ -224,12 +228,18 @@ def train(args: argparse.Namespace) -> int:
 
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.api import run_folder
-        from jrl.api import train as run
+        from jrl.api import steps as run
 
         args.run = run_folder(args.run)
-        run(args.config, args.bindings, run=args.run, stop=stop, accept_change=args.accept_change,
-            begin_from=args.begin_from)  # fmt: skip
-    return DONE
+        had = steps_summarized(args.run)
+        made = sum(1 for _ in run(args.config, args.bindings, run=args.run, stop=stop,
+                                  accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
+        return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+
+
+def steps_summarized(run: Path) -> int | None:
+    """Returns the steps of a run that has ended, by its summary.json; None for one that has not."""
+    return paths.read_object(run / "summary.json")["steps"] if paths.exists(run / "summary.json") else None
 
 
 def sweep(args: argparse.Namespace) -> int:
@@ -496,6 +506,22 @@ def fingerprint(args: argparse.Namespace) -> int:
     return DONE
 
 
+def replay(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")
+    from jrl.run.fault import replay as run
+
+    replayed = run(args.source)
+    recorded = replayed.recorded
+    print(
+        f"step {recorded['step']}, stage {recorded['stage_name']}; last good checkpoint: {recorded['last_good_step']}"
+    )
+    if replayed.fault is None:
+        print("every update is finite on this machine: the fault is not reproduced")
+        return STOPPED
+    print(f"first not finite: {replayed.fault} of the role {replayed.role}")
+    return DONE
+
+
 def show_list(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")
     from jrl.tools import catalog
@@ -740,6 +766,11 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="DIR", type=_folder, help="the folder `fault` of a run that stopped because "
+                        "its updates were not finite")  # fmt: skip
+
+
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "families", "tokenizers")
     parser.add_argument(
@@ -828,6 +859,12 @@ COMMANDS: dict[str, Command] = {
         "jrl fingerprint runs/tiny --step 30",
         _fingerprint_arguments,
         fingerprint,
+    ),
+    "replay": Command(
+        "Repeat, on a CPU, the updates that stopped a run because they were not finite.",
+        "jrl replay runs/tiny/fault",
+        _replay_arguments,
+        replay,
     ),
     "list": Command(
         "List configurations, formulas, objectives, sources, verifiers, environments, model families or tokenizers.",

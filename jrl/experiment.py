@@ -26,6 +26,14 @@ from jrl.rollout.ensembles import Ensemble
 from jrl.rollout.rewards import RewardModel
 from jrl.rollout.sampler import Sampler
 from jrl.rollout.scoring import Scoring
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.branching import Branching
+from jrl.rollout.strategies.contract import Setting
+from jrl.rollout.strategies.opponent import MixtureOpponent
+from jrl.rollout.strategies.partial import Partial, num_segments
+from jrl.rollout.strategies.reset import Reset
+from jrl.rollout.strategies.roll_in import RollIn
+from jrl.rollout.strategies.self_correction import SelfCorrection
 from jrl.run.checkpoints import Checkpoint
 from jrl.run.report import Log
 from jrl.tasks.data.curricula import (
@@ -89,6 +97,8 @@ class Online:
     lag: int = 0
     # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
     completion_length: int | None = None
+    # How the completions of a prompt come about; None: each is drawn by itself.
+    strategy: Branching | MixtureOpponent | Partial | Reset | RollIn | SelfCorrection | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: (
         Prioritized
@@ -102,6 +112,7 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
     optimizer: AdamW | Muon | Adafactor = dataclasses.field(default_factory=AdamW)  # of the role that learns
@@ -122,6 +133,10 @@ class Online:
         if self.prompts * self.samples > MOST_SEQUENCES:
             raise ValueError(f"Online.prompts * Online.samples is {self.prompts * self.samples} sequences a step; at "
                              f"most {MOST_SEQUENCES} are taken")  # fmt: skip
+        if self.reset_reference_every is not None and self.reset_reference_every < 1:
+            raise ValueError(
+                f"Online.reset_reference_every must be at least 1, or None; got {self.reset_reference_every}"
+            )
         if bad := [role for role, weight in self.rewards.items() if not abs(weight) <= LARGEST_REWARD]:
             raise ValueError(f"Online.rewards has the weight {self.rewards[bad[0]]} for {bad[0]!r}; it must be finite, "
                              "in float32 too")  # fmt: skip
@@ -167,6 +182,11 @@ def completion_length(stage: Stage, config: Config) -> int:
     """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
     own = stage.completion_length if isinstance(stage, Online) else None
     return config.sampler.completion_length if own is None else own
+
+
+def segments_of(stage: Online, config: Config) -> int:
+    """Returns in how many steps a completion is drawn."""
+    return num_segments(stage.strategy, completion_length(stage, config))
 
 
 def optimizers(stage: Stage) -> dict[str, Any]:
@@ -340,8 +360,20 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             ),
             greedy=config.sampler.temperature is None,
             max_completion=completion_length(stage, config),
+            attempts=strategy_of(stage.strategy).attempts if online else 1,
         ),
     )
+    if online:
+        longest = completion_length(stage, config)
+        roles = {*earlier, *(AVERAGE,) * (stage.optimizer.average is not None)}
+        roles |= {"reference"} if objective.needs(stage.objective).reference else set()
+        setting = Setting(stage.samples, longest, config.sampler.stop_strings, frozenset(roles))
+        strategy_of(stage.strategy).check(stage.strategy, setting)
+    if online and stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
+        raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
+                         "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
+    if online and isinstance(stage.strategy, Partial):
+        check_partial(stage, objective, config)
     if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):
         raise ValueError(
             f"Online.lag = {stage.lag}, and {name} as configured has no bound on importance weights: tokens of weights "
@@ -358,6 +390,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         raise ValueError(
             f"{name} trains a {needs.heads[0]} head, which reads the hidden states of a Decoder and not those of "
             f"{model}; use an objective without one, such as GRPO"
+        )
+    if online and stage.reset_reference_every is not None and not needs.reference:
+        raise ValueError(
+            f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
+            "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
         )
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
@@ -376,6 +413,24 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and (missing := sorted(stage.rewards.keys() - earlier)):
         raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
                          f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+
+
+def check_partial(stage: Online, objective: Objective, config: Config) -> None:
+    """Raises ValueError where completions that are drawn over several steps do not go with the rest of a stage."""
+    name, partial = type(stage.objective).__name__, stage.strategy
+    if stage.lag:
+        raise ValueError(f"Online.lag = {stage.lag} does not go with Online.strategy = @Partial(), which declares the "
+                         "version of every segment; leave it out")  # fmt: skip
+    if objective.refill(stage.objective) is not None:
+        raise ValueError(f"{name} as configured draws more prompts within a step, which @Partial() cannot: it draws "
+                         f"completions over several. Set {name}.max_refills = None")  # fmt: skip
+    oldest = segments_of(stage, config) - 1
+    if oldest > 1 and not partial.newest_only and not objective.corrects_staleness(stage.objective):
+        raise ValueError(
+            f"Partial.tokens = {partial.tokens}: the first tokens of completions are {oldest} versions old, and {name} "
+            f"as configured has no bound on importance weights; set {name}.importance = @TruncatedImportance() where it"
+            " has that field, Partial.newest_only = True, or Partial.tokens to half of Sampler.completion_length"
+        )
 
 
 def check_components(stage: Online, components: Sequence[str]) -> None:

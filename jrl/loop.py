@@ -17,15 +17,16 @@ from typing import Any
 import jax
 
 from jrl.learning.learner import weights_of
+from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.contract import num_params, split_params
 from jrl.rollout.evaluate import measure, numbers
-from jrl.run import offline, online, records
+from jrl.run import fault, offline, online, records
 from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run, stage_at, starts
-from jrl.run.records import Preempted, Progress, Step, draws_ahead
+from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
@@ -35,7 +36,8 @@ def steps(job: Job) -> Iterator[Step]:
     """Yields every step that is still to be done; a step's metrics are fetched while the next one is under way. Left
     early, it saves.
 
-    Raises: Preempted where the run was asked to stop, and has saved itself.
+    Raises: Preempted where the run was asked to stop, and has saved itself; StopRun where learning has stopped being
+      possible.
     """
     expected = max(job.run_state.steps(), default=0)
     precompile(job, expected)
@@ -51,6 +53,8 @@ def steps(job: Job) -> Iterator[Step]:
             progress = begin_stage(job, progress)
             stage, position = job.stages[progress.stage], job.stream.get_state()
             try:
+                if job.skipped == STOP_AFTER_SKIPPED - 1:
+                    fault.begin_bundle(job, progress)
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
                     progress, step = take_step(job, progress)
@@ -68,10 +72,15 @@ def steps(job: Job) -> Iterator[Step]:
             if job.done == first + 2:
                 job.program_cache.freeze()
             ended = job.done - starts(job.config)[progress.stage] == stage.config.steps
-            if job.done % job.config.checkpoint.every == 0 or ended:
+            saves = job.done % job.config.checkpoint.every == 0 or ended
+            # After an update that was not finite, the next is looked at before another is made.
+            if saves or job.skipped:
                 emitted, held = records.emit(job, held), None
-                records.save(job, progress)
-                saved = job.done
+                if job.skipped >= STOP_AFTER_SKIPPED:
+                    raise fault.stopped(job, progress, emitted)
+                if saves:
+                    records.save(job, progress)
+                    saved = job.done
                 yield emitted
             if job.stop.is_set():
                 break
@@ -159,17 +168,25 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     """Returns the progress after one step of its stage."""
     stage, state = job.stages[progress.stage], progress.state
     if not isinstance(stage, OnlineStage):
-        state, metrics = offline.step(stage, state, job.display.phase)
-        return progress._replace(state=state), Step(job.done + 1, stage.name, metrics)
+        stepped = offline.step(stage, state, job.display.phase)
+        learned = learned_if_stopping(job, stepped.learned)
+        step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
+        return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
     done = job.done - starts(job.config)[progress.stage]
     stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop.is_set)
-    step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch)
+    step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
         step.metrics |= numbers(evaluate(job, stepped.state, "on the way", interruptible=False))
     records.keep(job, step)
     return Progress(stepped.state, stepped.waiting, progress.stage), step
+
+
+def learned_if_stopping(job: Job, learned: Learned) -> Learned | None:
+    """Returns what a step learned from where the run may stop after it, which is then looked into; None elsewhere: it
+    takes memory."""
+    return learned if job.skipped == STOP_AFTER_SKIPPED - 1 else None
 
 
 def evaluate_once(job: Job, state: TrainState, name: str) -> None:

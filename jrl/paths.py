@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
 _SERIAL = itertools.count()
 MOST_OBJECT_BYTES = 16 << 20
+MOST_ROWS_BYTES = 4 << 30  # of a file of rows that is read as a whole
 TEMPORARY = ".jrl-tmp-"  # a name that starts so was never committed
 
 
@@ -74,6 +75,70 @@ def check_not_special(path: str | os.PathLike[str]) -> None:
     raise ValueError(f"{os.fspath(path)!r} is {kind}, not a file; write its contents to a file and name that")
 
 
+def read_foreign(path: str | os.PathLike[str], most: int, within: str | os.PathLike[str] | None = None) -> bytes:
+    """Returns the bytes of a file that somebody else wrote.
+
+    Nothing is opened that is not a plain file, and nothing is read that is longer than `most` bytes.
+
+    Args:
+      within: the folder that it came in. A link in it may lead to a file below it only; in the cache of a model hub
+        (FOLDER/snapshots/REVISION), to one below FOLDER. None: the file was named by the user, and may be a link.
+
+    Raises: ValueError for a link out of the folder, a folder, a pipe, a socket, a device, or too long a file.
+    """
+    target = check_foreign(path, within)
+    descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as handle:
+        state = os.fstat(descriptor)  # of what was opened: a name may lead elsewhere by now
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError(f"{os.fspath(path)!r} is not a plain file")
+        if state.st_size > most:
+            raise ValueError(f"{os.fspath(path)!r} has {state.st_size} bytes; at most {most} are read")
+        data = handle.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{os.fspath(path)!r} has more than {most} bytes, and no more are read")
+    return data
+
+
+def check_foreign(path: str | os.PathLike[str], within: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the plain file that a path leads to, without links. Arguments and errors as in `read_foreign`."""
+    check_not_special(path)
+    target = Path(os.path.realpath(local(path)))
+    if target.is_dir():
+        raise ValueError(f"{os.fspath(path)!r} is a folder, not a file")
+    if within is not None:
+        root = Path(os.path.realpath(local(within)))
+        allowed = root.parents[1] if root.parent.name == "snapshots" else root
+        if not target.is_relative_to(allowed):
+            raise ValueError(
+                f"{os.fspath(path)!r} is a link to {os.fspath(target)!r}, outside of its folder; copy the file into "
+                "the folder if you trust it"
+            )
+    return target
+
+
+def parse_json(data: bytes | str, name: str | os.PathLike[str]) -> Any:
+    """Returns the value in JSON of somebody else. Raises ValueError where it is none, or nested without end.
+
+    Args:
+      name: what the error calls it.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError(f"{os.fspath(name)} is nested too deep to be read") from error
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(name)} is not JSON: {error}") from error
+
+
+def parse_object(data: bytes | str, name: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the object in JSON of somebody else. Raises ValueError as `parse_json`, and where it is no object."""
+    value = parse_json(data, name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{os.fspath(name)} holds {type(value).__name__}, not an object")
+    return value
+
+
 def exists(path: str | os.PathLike[str]) -> bool:
     return local(path).exists()
 
@@ -111,21 +176,23 @@ def make_dir(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def make_private_dir(path: str | os.PathLike[str]) -> Path:
+    """Creates a folder that only its owner can look into, and its parents where missing, and returns it. One that is
+    there stays as it is."""
+    folder = local(path)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     return local(path).read_bytes()
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the JSON object in a file of somebody else. Raises ValueError where it is none, or too large."""
-    if size(path) > MOST_OBJECT_BYTES:
-        raise ValueError(f"{path} has {size(path)} bytes; at most {MOST_OBJECT_BYTES} are read")
-    try:
-        value = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}; it must be an object")
-    return value
+def read_object(path: str | os.PathLike[str], within: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Returns the JSON object in a file of somebody else. Raises ValueError where it is none, or too large, and as
+    `read_foreign`, whose argument `within` is."""
+    return parse_object(read_foreign(path, MOST_OBJECT_BYTES, within), path)
 
 
 def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:

@@ -46,6 +46,7 @@ class PromptBatch:
     tokens: Array  # [B, P] int32
     length: Array  # [B] int32
     uid: Array  # [B, 2] uint32, names one visit of one example; random keys derive from it
+    sample: Array | None = None  # [B] int32, the index of the prompt's first sample, for its keys; None: 0
 
 
 @struct.dataclass
@@ -62,7 +63,7 @@ class Rollout:
     group: Array  # [N] int32, prompt index
     sample: Array  # [N] int32, sample index within the prompt
     version: Array  # [N, T] int32, the update count of the weights that drew the token; -1 where not an action
-    turn: Array  # [N, T] int8, the turn a token belongs to
+    turn: Array  # [N, T] int8, the turn a token belongs to; -1 throughout a row that an opponent drew
     weights_fingerprint: Array  # [] uint32, hash of those weights, as the sampler's program is given them
 
 

@@ -46,41 +46,55 @@ def places_of(model, cfg, mesh):
     return shardings(names, mesh, TRAIN)
 
 
-def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
-    """Eight prompts of 1 to 3 tokens, two samples of 6 each, in three slots, prefilled in two rounds; `cfg`: 48 ids.
-
-    Args:
-      params: of `model`; None: fresh ones.
-    """
-    params = fresh(model, cfg) if params is None else params
+def drawn_on(shape, cfg, layers, model, params):
+    """Returns what a mesh of that shape draws: of eight prompts of 1 to 3 tokens two samples of 6 each, in three slots,
+    prefilled in two rounds; `cfg`: 48 ids."""
     rng = np.random.default_rng(0)
     prompts = PromptBatch(
         tokens=rng.integers(0, 48, (8, 3)).astype(np.int32),
         length=np.array([3, 1, 2, 3, 2, 3, 1, 2], np.int32),
         uid=rng.integers(0, 2**32, (8, 2), dtype=np.uint32),
     )
-    rollouts = []
-    for shape in (MeshShape(), MeshShape(data=2, tensor=2)):
-        mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
-        with jax.set_mesh(mesh):
-            spread = jax.device_put(params, places_of(model, cfg, mesh))
-        out = sampler.sample(
-            sampler.BehaviorPolicy(model, cfg, spread, version=0), prompts, jax.random.key(1), stream=0, mesh=mesh,
-            samples=2, stop=sampler.StopRules((7,), 0),
-            config=sampler.Sampler(completion_length=6, slots=3, layers=layers),
-        )  # fmt: skip
-        rollouts.append(jax.tree.map(np.asarray, out))
-    one, many = rollouts
-    np.testing.assert_array_equal(one.tokens, many.tokens)
-    np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
-    positions = np.broadcast_to(np.arange(9, dtype=np.int32), one.tokens.shape)
+    mesh = make_mesh(shape, jax.devices()[: shape.data * shape.tensor])
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, places_of(model, cfg, mesh))
+    out = sampler.sample(
+        sampler.BehaviorPolicy(model, cfg, spread, version=0), prompts, jax.random.key(1), stream=0, mesh=mesh,
+        samples=2, stop=sampler.StopRules((7,), 0),
+        config=sampler.Sampler(completion_length=6, slots=3, layers=layers),
+    )  # fmt: skip
+    return jax.tree.map(np.asarray, out)
+
+
+def agree_with_a_plain_forward(rollout, cfg, model, params):
+    """The sampler's log-probs are those of a forward pass over whole rows on one device."""
+    positions = np.broadcast_to(np.arange(9, dtype=np.int32), rollout.tokens.shape)
 
     @jax.jit
     def plain(params):
-        hidden, _ = model.forward(params, one.tokens, positions, None, cfg)
+        hidden, _ = model.forward(params, rollout.tokens, positions, None, cfg)
         return jax.nn.log_softmax(model.unembed(params, hidden, cfg))
 
-    sampling_params = np.asarray(plain(params))
-    expected = np.take_along_axis(sampling_params[:, :-1], one.tokens[:, 1:, None], 2)[..., 0]
-    difference = np.where(one.action_mask[:, 1:], one.sampler_logprobs[:, 1:] - expected, 0)
-    assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(sampling_params).max())
+    logprobs = np.asarray(plain(params))
+    expected = np.take_along_axis(logprobs[:, :-1], rollout.tokens[:, 1:, None], 2)[..., 0]
+    difference = np.where(rollout.action_mask[:, 1:], rollout.sampler_logprobs[:, 1:] - expected, 0)
+    assert rollout.action_mask.any(1).all()
+    assert np.abs(difference).max() <= 2e-6 * max(1, np.abs(logprobs).max())
+
+
+ON_FOUR_DEVICES = MeshShape(data=2, tensor=2)
+
+
+def agree_on_four_devices(cfg, layers, model=MODEL, params=None):
+    """`agree_with_a_plain_forward` of what four devices draw. `params`: of `model`; None: fresh ones."""
+    params = fresh(model, cfg) if params is None else params
+    agree_with_a_plain_forward(drawn_on(ON_FOUR_DEVICES, cfg, layers, model, params), cfg, model, params)
+
+
+def agree_on_every_mesh(cfg, layers, model=MODEL, params=None):
+    """One device and four draw the same tokens, with the log-probs of a plain forward. `params`: as above."""
+    params = fresh(model, cfg) if params is None else params
+    one, many = (drawn_on(shape, cfg, layers, model, params) for shape in (MeshShape(), ON_FOUR_DEVICES))
+    np.testing.assert_array_equal(one.tokens, many.tokens)
+    np.testing.assert_allclose(one.sampler_logprobs, many.sampler_logprobs, atol=1e-5)
+    agree_with_a_plain_forward(one, cfg, model, params)

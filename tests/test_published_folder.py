@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import published_forms as forms
 import pytest
+from families import golden
 from safetensors.numpy import load_file, save_file
 
 from jrl import cli
@@ -250,3 +251,13 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused_before_weights_are_rea
     change(folder / "config.json", vocab_size=200)
     assert cli.main(["sample", str(folder)]) == cli.REFUSED
     assert "has 200 rows, and the tokenizer has ids up to" in capsys.readouterr().err
+
+
+def test_a_model_with_fewer_learned_positions_than_the_usual_lengths_is_opened(tmp_path):
+    folder = golden.write(tmp_path / "model", "GPT2")  # 80 positions; usual are 128 tokens of prompt and 256 of answer
+    config = open_trained(folder).policy.config
+    assert (config.data.prompt_length, config.sampler.completion_length) == (26, 54)  # 80 / 3, and the rest
+    asked = open_trained(folder, ["Data.prompt_length=40", "Sampler.completion_length=40"]).policy.config
+    assert (asked.data.prompt_length, asked.sampler.completion_length) == (40, 40)
+    with pytest.raises(ValueError, match="80 positions"):
+        open_trained(folder, ["Data.prompt_length=40"])

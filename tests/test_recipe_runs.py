@@ -1,33 +1,16 @@
-"""Every recipe of configs/algos/ at the smallest sizes: it loads, learns for two steps and writes its summary."""
+"""The recipes with one update of a batch (tests/recipe_runs.py), and stages with settings of their own."""
 
 from __future__ import annotations
-
-import json
-import pathlib
-import re
 
 import jax
 import numpy as np
 import pytest
+from recipe_runs import ONE_UPDATE, ROOT, check_that_it_learns_and_writes_its_summary, small
 
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.run.run_hash import run_fingerprint
-
-ROOT = pathlib.Path(__file__).parents[1]
-RECIPES = sorted(path.stem for path in (ROOT / "configs" / "algos").glob("*.gin"))
-# Whatever the recipe, so that recipes share most of their programs.
-SMALL = [
-    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=2", "warm/Offline.steps=1",
-    "warm/Offline.batch_size=8", "Sampler.slots=8", "Scoring.workers=1", "Log.writers=()",
-]  # fmt: skip
-# A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
-EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
-
-# Where it is another one that a policy without training must satisfy.
-OWN = {"crpg": ["Scoring.verifiers=[@Regex(), @Length()]", "Regex.pattern='.*[0-9].*'", "Length.high=9"]}
+from jrl.run.run_hash import read_step, run_fingerprint
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,25 +20,13 @@ def mesh_of_the_runs():
         yield
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ONE_UPDATE)
 def test_a_recipe_learns_and_writes_its_summary(name, tmp_path):
-    path = ROOT / "configs" / "algos" / f"{name}.gin"
-    text = path.read_text(encoding="utf-8")
-    bindings = SMALL + OWN.get(name, [] if "verifiers" in text else EASY)
-    scopes = set(re.findall(r"^(\w+)/Offline:", text, re.MULTILINE)) - {"warm"}
-    bindings += [f"{scope}/Offline.steps=1" for scope in sorted(scopes)]
-    steps = list(jrl.steps(str(path), bindings, run=tmp_path / "run"))
-    online = [step for step in steps if step.batch is not None]
-    assert len(online) >= 2
-    assert all(np.isfinite(step.metrics["loss"]) for step in steps)
-    assert any(step.metrics["grad_norm"] > 0 for step in online)
-    found = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    assert found.keys() == {"steps", "seconds", "eval", "tokens_per_second", "peak_bytes"}
-    assert found["steps"] == len(steps)
+    check_that_it_learns_and_writes_its_summary(name, tmp_path / "run")
 
 
 def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
-    path, bindings = str(ROOT / "configs" / "algos" / "staged_length.gin"), [*SMALL, *EASY, "Checkpoint.keep=9"]
+    path, bindings = small("staged_length")
     steps = list(jrl.steps(path, bindings, run=tmp_path / "straight"))
     assert [step.batch.rollout.tokens.shape[1] for step in steps[1:]] == [8 + 3] * 2 + [8 + 4] * 2
     for step in jrl.steps(path, bindings, run=tmp_path / "cut"):
@@ -63,6 +34,24 @@ def test_a_stage_may_have_shorter_completions_and_the_next_one_longer(tmp_path):
             break
     jrl.train(path, bindings, run=tmp_path / "cut")
     assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
+
+
+def test_the_reference_becomes_the_policy_again_after_so_many_steps(tmp_path):
+    path, bindings = small("prorl")
+    further = ["Checkpoint.every=1", "Checkpoint.keep=9", "Online.reset_reference_every=2", "Online.steps=4"]
+    jrl.train(path, [b for b in bindings if not b.startswith("Online.steps")] + further, run=tmp_path)
+    models = [read_step(tmp_path, step)[0]["state"]["models"] for step in range(1, 6)]
+    same = lambda a, b: all(map(np.array_equal, jax.tree.leaves(a["params"]), jax.tree.leaves(b["params"])))
+    begun, policy = models[0]["policy"], [one["policy"] for one in models[1:]]
+    reference = [one["reference"] for one in models[1:]]
+    assert not same(policy[0], begun) and not same(policy[3], policy[1])
+    assert [same(one, begun) for one in reference] == [True, False, False, False]
+    assert same(reference[1], policy[1]) and same(reference[2], policy[1]) and same(reference[3], policy[3])
+
+
+def test_a_reference_that_nobody_reads_is_not_reset():
+    with pytest.raises(ConfigError, match="GRPO as it is configured compares with no reference"):
+        jrl.load_config(str(ROOT / "configs" / "algos" / "grpo.gin"), ["Online.reset_reference_every=5"])
 
 
 def test_a_stage_cannot_have_longer_completions_than_the_run():

@@ -86,9 +86,9 @@ def logprobs(logits, tokens, temperature):
     return np.take_along_axis(wide, tokens[..., None], -1)[..., 0]
 
 
-def assert_logprobs(out, temperature):
+def assert_logprobs(out, temperature, cfg=CFG):
     """Holds the sampler's log-probs to a plain forward's; returns its logits."""
-    logits = scores(out)
+    logits = scores(out, cfg)
     expected = np.where(out.action_mask, logprobs(logits, out.tokens, temperature), 0)
     assert np.abs(out.sampler_logprobs - expected).max() <= 2e-6 * max(1, np.abs(logits).max() / temperature)
     return logits

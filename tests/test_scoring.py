@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from jrl.rollout.scoring import Scoring, ScoringAbandoned, ScoringStopped, open_scoring
+from jrl.rollout.scoring import RewardOverflow, Scoring, ScoringAbandoned, ScoringStopped, open_scoring
+from jrl.rollout.sources import LearnedScores, add_scores
 from jrl.tasks.example import Example, Message
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, Verifier, as_verifier, merge
@@ -63,6 +64,16 @@ def test_the_reward_is_the_weighted_sum_and_the_first_verifier_gives_the_status(
     assert (scores.reward.dtype, scores.valid.dtype, scores.verdict.dtype) == (np.float32, np.bool_, np.int8)
     assert all(part.dtype == np.float32 for part in scores.components.values())
     assert scores.counts["CORRECT"] == 1 and sum(scores.counts.values()) == 4
+
+
+def test_rewards_of_spans_beyond_float32_are_an_error():
+    scores = dataclasses.replace(score(Scoring(verifiers=(Exact(),)), ["5", "4"]), token_reward=np.zeros((2, 3), "f4"))
+    learned = LearnedScores(("judge",), (1.0,), np.zeros((2, 1), np.float32), ["", ""], np.full((2, 3), 2e38, "f4"))
+    once = add_scores(scores, learned)  # 2e38 fits, twice as much does not: the largest is 3.4e38
+    with pytest.raises(RewardOverflow, match="completion 0 are beyond float32"):
+        add_scores(once, learned)
+    lost = add_scores(once, learned._replace(problems=["lost", "lost"]))  # what does not count may overflow
+    assert not lost.valid.any()
 
 
 def test_a_row_that_one_verifier_cannot_judge_is_masked_and_never_a_zero_reward():

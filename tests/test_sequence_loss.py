@@ -122,8 +122,12 @@ def placed(weights, cfg, mesh):
     return Weights(params, heads)
 
 
+# What the sum of both has says it of each: in other layouts only these are computed.
+BY_LAYOUT = ("BradleyTerry", "pairs and tokens")
+
+
 @functools.cache
-def program(mesh_shape, config, dtype):
+def program(mesh_shape, config, dtype, names):
     """Returns (mesh, jitted (weights, reference, rows, plan) -> {objective: loss, magnitude, gradient}); compiled
     once."""
     mesh = make_mesh(mesh_shape, jax.devices()[: np.prod(mesh_shape.sizes(8))])
@@ -134,7 +138,8 @@ def program(mesh_shape, config, dtype):
         packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
         recomputed = Recomputed(ref_logprobs=learner.logprobs(reference, packed, **static))
         by_name = {}
-        for name, objective in OBJECTIVES.items():
+        for name in names:
+            objective = OBJECTIVES[name]
             hyper = jax.tree.map(jnp.float32, objective.config())
             batch = finish_stored(
                 packed, recomputed, packing, rows.labels, hyper, objective=objective, max_completion=T
@@ -164,9 +169,9 @@ def planned(rows, config, shards):
 
 
 @functools.cache
-def step_sums(mesh_shape, config, dtype="float32", order=None):
+def step_sums(mesh_shape, config, dtype="float32", order=None, names=BY_LAYOUT):
     """Returns {objective: (loss, magnitude, gradient)} of one optimizer step, as numpy."""
-    mesh, run = program(mesh_shape, config, dtype)
+    mesh, run = program(mesh_shape, config, dtype, names)
     rows = stored() if order is None else in_order(stored(), order)
     cfg = model_config(dtype)
     with jax.set_mesh(mesh):
@@ -192,6 +197,11 @@ def alone(dtype, seed):
     logprobs[:, 1:] = np.take_along_axis(over[:, :-1], rows.tokens[:, 1:, None], -1)[..., 0]
     scores = (hidden @ weights.heads[REWARD][0].astype(np.float64))[..., 0]
     return logprobs, scores[np.arange(N), np.maximum(rows.length - 1, 0)]
+
+
+def in_rows_of_one_pair():
+    """Returns `step_sums` of every objective, in the layout that the others are compared with."""
+    return step_sums(*ONE_PAIR_A_ROW, names=tuple(OBJECTIVES))
 
 
 def softplus(x):
@@ -227,30 +237,31 @@ ONE_PAIR_A_ROW = MeshShape(), Learner(row_length=2 * T, sequences_per_row=2, mic
 LAYOUTS = {
     "one pair a micro-batch": (MeshShape(), Learner(row_length=2 * T, sequences_per_row=2, micro_batch_tokens=2 * T)),
     "packed, micro-batches": (MeshShape(), Learner(row_length=40, micro_batch_tokens=80, logprob_chunk=5)),
-    "data 4": (MeshShape(data=4), Learner(row_length=40, micro_batch_tokens=160)),
-    "fsdp 4": (MeshShape(fsdp=4), Learner(row_length=128)),
+    "data, fsdp": (MeshShape(data=2, fsdp=2), Learner(row_length=40, micro_batch_tokens=160)),
 }
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_loss_is_that_of_the_formula_on_rows_that_lie_alone(name):
-    loss, magnitude, _ = step_sums(*ONE_PAIR_A_ROW)[name]
+    loss, magnitude, _ = in_rows_of_one_pair()[name]
     assert abs(loss - expected()[name]) <= 1e-6 * magnitude
     assert magnitude > 0.01
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_and_gradient_of_sequences_do_not_depend_on_layout(layout):
-    one, other = step_sums(*ONE_PAIR_A_ROW), step_sums(*LAYOUTS[layout])
-    for name, (loss, magnitude, gradient) in one.items():
+    one, other = in_rows_of_one_pair(), step_sums(*LAYOUTS[layout])
+    for name in BY_LAYOUT:
+        loss, magnitude, gradient = one[name]
         assert abs(other[name][0] - loss) <= 1e-6 * magnitude, name
         assert distance(gradient, other[name][2]) <= 1e-5, name
 
 
 def test_loss_and_gradient_of_sequences_do_not_depend_on_the_order_of_pairs():
     order = (3, 0, 6, 2, 5, 1, 4, 7)  # the last is padding
-    one, other = step_sums(*ONE_PAIR_A_ROW), step_sums(*LAYOUTS["packed, micro-batches"], order=order)
-    for name, (loss, magnitude, gradient) in one.items():
+    one, other = in_rows_of_one_pair(), step_sums(*LAYOUTS["packed, micro-batches"], order=order)
+    for name in BY_LAYOUT:
+        loss, magnitude, gradient = one[name]
         assert abs(other[name][0] - loss) <= 1e-6 * magnitude, name
         assert distance(gradient, other[name][2]) <= 1e-5, name
 
@@ -258,7 +269,7 @@ def test_loss_and_gradient_of_sequences_do_not_depend_on_the_order_of_pairs():
 def test_in_float64_only_a_wrong_formula_can_differ():
     with jax.enable_x64(True):
         one, by_hand = step_sums(*ONE_PAIR_A_ROW, dtype="float64"), expected("float64")
-        other = step_sums(*LAYOUTS["data 4"], dtype="float64")
+        other = step_sums(*LAYOUTS["data, fsdp"], dtype="float64")
         for name, (loss, magnitude, gradient) in one.items():
             assert abs(loss - by_hand[name]) <= 1e-12 * magnitude, name
             assert abs(other[name][0] - loss) <= 1e-12 * magnitude, name
@@ -266,7 +277,7 @@ def test_in_float64_only_a_wrong_formula_can_differ():
 
 
 def test_terms_of_tokens_and_sequences_add_up_each_over_its_own_denominator():
-    by_name = step_sums(*ONE_PAIR_A_ROW)
+    by_name = in_rows_of_one_pair()
     (pairs, pair_size, pair_gradient), (tokens, token_size, token_gradient) = by_name["pairs"], by_name["tokens"]
     loss, magnitude, gradient = by_name["pairs and tokens"]
     assert abs(loss - (pairs + tokens)) <= 1e-6 * magnitude
@@ -277,12 +288,12 @@ def test_terms_of_tokens_and_sequences_add_up_each_over_its_own_denominator():
 
 
 def test_the_pair_loss_pulls_the_head_and_the_layers_under_it():
-    _, _, gradient = step_sums(*ONE_PAIR_A_ROW)["BradleyTerry"]
+    _, _, gradient = in_rows_of_one_pair()["BradleyTerry"]
     assert np.abs(gradient.heads[REWARD]).max() > 1e-3 and np.abs(gradient.params["layers"]["down"][0]).max() > 1e-4
-    assert not step_sums(*ONE_PAIR_A_ROW)["pairs"][2].heads[REWARD].any()  # which reads no score
+    assert not in_rows_of_one_pair()["pairs"][2].heads[REWARD].any()  # which reads no score
 
 
-@pytest.mark.parametrize("layout", ["packed, micro-batches", "data 4"])
+@pytest.mark.parametrize("layout", ["packed, micro-batches", "data, fsdp"])
 def test_a_score_is_read_at_the_last_token_of_a_sequence_among_others(layout):
     mesh_shape, config = LAYOUTS[layout]
     mesh, rows, cfg = (

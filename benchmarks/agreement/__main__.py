@@ -1,15 +1,16 @@
 """Every advantage, loss, KL term, reduction and value against implementations that are not ours.
 
-    python -m benchmarks.agreement --out F.json                        all of it, 1,000 cases each
+    python -m benchmarks.agreement --out docs/agreement.json           all of it, 1,000 cases each
     python -m benchmarks.agreement --out F.json --only gspo gae        of these functions
     python -m benchmarks.agreement --out F.json --cases 50 --seed 1    fewer, others
     python -m benchmarks.agreement --out F.json --python PYTHON        where the libraries are
 
 Each part is compared with a plain loop over tokens (advantage_loops.py, loss_loops.py), masked entries NaN, values and
-derivatives; and with TRL, verl and rlax where they have the function (rows.py), on the cases that both define alike.
+derivatives; and with TRL, verl, AReaL and rlax where they have the function (rows.py), on cases that both define alike.
 The bar is 1e-5, relative above 1. The libraries run in an environment of their own, which is built when first needed
 (benchmarks/peers/agreement.txt; some minutes); without it their rows say why they are missing. A part without a loop,
-or a difference above the bar, ends the command with 1. docs/agreement.md has the result.
+or a difference above the bar, ends the command with 1. All of it takes NN minutes on 2 cores; docs/generate.py writes
+docs/agreement.md from its result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from benchmarks.agreement import compare
 from benchmarks.agreement.rows import ROWS
 from benchmarks.environments import Missing, cache_folder, python_of
 
-LIBRARIES = ("trl", "verl", "rlax")
+LIBRARIES = ("trl", "verl", "areal", "rlax")
+
+
+def write(path: Path, result: dict) -> None:
+    """Writes the result with a comparison a line."""
+    head = ",\n".join(f" {json.dumps(key)}: {json.dumps(result[key])}" for key in ("cases", "seed", "versions"))
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in result["rows"])
+    path.write_text(f'{{\n{head},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
 
 
 def main() -> None:
@@ -40,12 +48,13 @@ def main() -> None:
     if unknown:
         parser.error(f"no part has the function {', '.join(sorted(unknown))}: see `jrl list parts`")
     rows: list[dict] = []
+    versions: dict[str, str] = {}
 
     def report(name: str, against: str, worst: tuple[float, float | None] | None, note: str = "") -> None:
         part = parts[name]
         value, slope = worst or (None, None)
         agrees = None if worst is None else max(value, slope or 0) <= compare.BAR
-        row = {"id": part["id"], "function": part["function"], "against": against, "cases": args.cases}
+        row = {"id": part["id"], "function": part["function"], "against": against}
         rows.append(row | {"difference": value, "of_derivative": slope, "agrees": agrees, "note": note})
         figures = " ".join("-" if x is None else f"{x:.1e}" for x in (value, slope))
         print(
@@ -53,7 +62,7 @@ def main() -> None:
             f"{figures} {note if worst is None else ''}",
             flush=True,
         )
-        args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        write(args.out, {"cases": args.cases, "seed": args.seed, "versions": versions, "rows": rows})
 
     for name, part in parts.items():
         if args.only and name not in args.only:
@@ -75,6 +84,7 @@ def main() -> None:
             for row in of_library:
                 report(row.part, f"{library} {row.name}", None, f"not installed: {error}")
             continue
+        versions[library] = str(answers["version"])
         for row in of_library:
             if f"{row.name}/failed" in answers:
                 report(row.part, f"{library} {row.name}", None, str(answers[f"{row.name}/failed"]))

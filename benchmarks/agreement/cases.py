@@ -69,6 +69,9 @@ NUMBERS_OF = {
 }
 # Losses of a sequence, whose advantage is one number for all of its tokens.
 ONE_ADVANTAGE = ("gspo", "sequence_clipped", "mirror_descent", "mean_mirror_descent", "gmpo", "a_lol", "near_policy")
+# Where log-ratios beyond the clamp would show the rounding of float32 alone: a sum of them that cancels, and exp(20)
+# times what float32 makes of a small k3.
+SMALL = ("mirror_descent", "mean_mirror_descent", "corrected_k3")
 
 
 def case(function: str, inputs: list[str], rng: np.random.Generator, shared: bool = False) -> Case:
@@ -95,7 +98,9 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
     bounds = NUMBERS | NUMBERS_OF.get(function, {})
     drawn |= {name: np.float32(rng.uniform(*bounds[name])) for name in inputs if name in bounds and name not in drawn}
     segment = np.sort(rng.integers(0, 1 if shared else SEGMENTS, (ROWS, COLUMNS)), axis=1)
+    small = shared or function in SMALL
     logprobs = -rng.exponential(1.0, (ROWS, COLUMNS)) - 0.01
+    logprobs -= 0 if small else 26 * (rng.random((ROWS, 1)) < 0.1)  # else nothing moves up by more than the clamp
     of_tokens = {
         "token_reward": numbers(rng, (ROWS, COLUMNS)),
         "returns": numbers(rng, (ROWS, COLUMNS)),
@@ -108,7 +113,7 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         "entropy": rng.exponential(1.0, (ROWS, COLUMNS)),
         "logprobs": logprobs,
         **{
-            name: np.minimum(logprobs + moves(rng, shared or function == "corrected_k3"), -0.001)
+            name: np.minimum(logprobs + moves(rng, small), -0.001)
             for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "sampled_logprobs")
         },
     }
@@ -125,7 +130,7 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         for name, value in of_tokens.items()
         if name in inputs and name not in drawn and not (name == "weights" and "components" in inputs)
     }
-    version = 10
+    version, old = 10, rng.integers(6, 11)
     rest = {
         "action_mask": mask,
         "mask": mask,
@@ -134,8 +139,8 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         "segment": np.where(mask, segment, SEGMENTS),
         "selected": mask & (rng.random((ROWS, COLUMNS)) < 0.3),
         "noise": rng.integers(0, 2**32, (ROWS, COLUMNS), dtype=np.uint32),
-        "behaviour_version": np.where(mask, rng.integers(0, 7, (ROWS, COLUMNS)), 0),
-        "old_version": np.int32(rng.integers(6, version)),
+        "behaviour_version": np.where(mask, rng.integers(0, old + 1, (ROWS, COLUMNS)), 0),
+        "old_version": np.int32(old),
         "version": np.int32(version),
         "valid": valid,
         "group": group,
@@ -189,9 +194,10 @@ def numbers(rng: np.random.Generator, shape: int | tuple[int, ...]) -> Array:
 def moves(rng: np.random.Generator, small: bool) -> Array:
     """Returns differences of log-probs: small, and now and then beyond the clamp of a log-ratio."""
     moved = rng.normal(scale=rng.choice([0.05, 0.5]), size=(ROWS, COLUMNS))
-    if small:  # corrected_k3: exp(20) times what float32 makes of a small k3 shows the rounding alone
+    if small:
         return moved
-    return np.where(rng.random((ROWS, COLUMNS)) < 0.01, -rng.uniform(20, 25, (ROWS, COLUMNS)), moved)
+    far = (rng.random((ROWS, COLUMNS)) < 0.01) | (rng.random((ROWS, 1)) < 0.03)
+    return np.where(far, rng.choice([-1, 1], (ROWS, 1)) * rng.uniform(20.5, 25, (ROWS, COLUMNS)), moved)
 
 
 def advantages(function: str, segment: Array, rng: np.random.Generator) -> Array:

@@ -214,6 +214,8 @@ def decoupled_clipped(logprobs, old_logprobs, behaviour_logprobs, advantages, ma
 
 def interpolated_logprobs(logprobs, behaviour_logprobs, mask, behaviour_version, old_version, version):
     def at(lp, beh, drawn):
+        if drawn == float(version):
+            return lp, 0.0  # of the weights that learn
         alpha = (float(old_version) - drawn) / (float(version) - drawn)
         return beh + alpha * (lp - beh), 0.0
 

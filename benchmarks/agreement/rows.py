@@ -35,6 +35,7 @@ FINISH = {
     "spread": spread,
     "whitened": lambda x, case: reduce.whiten(x, case["action_mask"]),
     "spread, whitened": lambda x, case: reduce.whiten(spread(x, case), case["action_mask"]),
+    "masked": lambda x, case: jnp.where(case["mask"], x, 0),
     "G1": lambda x, case: reduce.token_mean(x, case["mask"]),
     "G2": lambda x, case: reduce.sequence_mean_token_mean(x, case["mask"]),
     "G4": lambda x, case: reduce.constant_mean(x, case["mask"], rows=N, max_completion=x.shape[1]),
@@ -122,7 +123,7 @@ GROUP_OF_ONE = "a group of one: verl gives R, we 0 (E2)"
 EQUAL = "equal rewards whose float mean is not exact: verl divides the rounding by 1e-6, we give 0 (E1)"
 ROUNDING = "equal values whose float mean is not exact: the library whitens the rounding, we give 0 (E1)"
 ONE_TO_ALL = "rows without a token: TRL counts them in the mean over rows, we do not (E5)"
-NO_CLAMP = "log-ratios beyond 20: TRL does not clamp them (E9)"
+NO_CLAMP = "log-ratios beyond 20: not clamped there (E9)"
 CISPO = "the cap: ours and TRL's are absolute, verl's is 1 + high (the cases give it max_weight - 1)"
 NO_REWARD_ELSEWHERE = "a reward on a token of others: the library drops it, we give it to the sampled token before"
 
@@ -200,6 +201,25 @@ ROWS = (
     Row("sequence_clipped", "trl", "rloo", "G2", differentiate="logprobs", note=f"{NO_CLAMP}; {ONE_TO_ALL}"),
     Row("near_policy", "trl", "get_off_policy_mask"),
     Row("high_entropy", "trl", "get_high_entropy_mask"),
+    Row("clipped", "areal", "token", "G1", differentiate="logprobs", note=NO_CLAMP),
+    Row("dual_clipped", "areal", "dual clip", "G1", differentiate="logprobs", note=NO_CLAMP),
+    Row(
+        "gspo",
+        "areal",
+        "sequence",
+        "G1",
+        differentiate="logprobs",
+        note="AReaL takes the mean over tokens (the cases too), we over sequences (G2)",
+    ),
+    Row("decoupled_clipped", "areal", "decoupled", "G1", differentiate="logprobs", note=NO_CLAMP),
+    Row("accepted", "areal", "reject tokens"),
+    Row("accepted_by_sequence", "areal", "reject by product"),
+    Row("accepted_by_geometric_mean", "areal", "reject by geometric mean"),
+    Row(
+        "geometric_weights", "areal", "geometric weights", "masked", note="where masked: a weight of 0 there, of 1 here"
+    ),
+    Row("soft_gated", "areal", "sapo", "G1", differentiate="logprobs", note=NO_CLAMP),
+    Row("clipped_value_loss", "areal", "critic", "G1", differentiate="values"),
     Row("discounted_returns", "rlax", "discounted_returns"),
     Row("gae", "rlax", "truncated_generalized_advantage_estimation", prepare="rewards on actions"),
     Row("vtrace", "rlax", "vtrace targets", prepare="trace of one", output=1, note="rlax's c-bar is always 1"),

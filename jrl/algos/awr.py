@@ -60,5 +60,11 @@ def token_loss(config: AWR, tokens: Tokens, state: PyTree) -> tuple[Array, dict[
 
 
 OBJECTIVE = Objective(
-    config=AWR, check=check, keep=keep, needs=common.entropy_needs, advantages=advantages, token_loss=token_loss
+    config=AWR,
+    check=check,
+    keep=keep,
+    needs=common.entropy_needs,
+    advantages=advantages,
+    token_loss=token_loss,
+    corrects_staleness=lambda config: True,
 )

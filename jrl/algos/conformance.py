@@ -143,6 +143,7 @@ def rows_without_a_verdict_or_a_token_do_not_matter(objective: Objective, config
         sample=jnp.full(3, SAMPLES, jnp.int32),
         token_reward=jnp.array([[9.0] * WIDTH, [0.0] * WIDTH, [9.0] * WIDTH]),
         components={name: jnp.array([jnp.nan, 9.0, 9.0]) for name in groups.components},
+        turn=jnp.zeros((3, WIDTH), jnp.int8),
         **{name: jnp.full((3, WIDTH), 9.0) for name in OF_CREDIT_FIELDS if getattr(groups, name) is not None},
     )
     more = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), groups, extra)
@@ -441,12 +442,17 @@ def sample_groups() -> Groups:
         max_completion=WIDTH,
         values=jnp.asarray(rng.uniform(0, 1, (ROWS, WIDTH)), jnp.float32),
         token_reward=on_actions(rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
-        components={"right": jnp.asarray(reward), "short": jnp.where(jnp.arange(ROWS) % 3 > 0, 0.5, jnp.nan)},
+        components={
+            "right": jnp.asarray(reward),
+            "short": jnp.where(jnp.arange(ROWS) % 3 > 0, 0.5, jnp.nan),
+            "first_attempt": jnp.asarray(reward / 2),
+        },
         old_logprobs=on_actions(old),
         behaviour_logprobs=on_actions(old + rng.uniform(-0.3, 0.3, (ROWS, WIDTH))),
         ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
         old_entropy=on_actions(rng.uniform(0, 2, (ROWS, WIDTH))),
         sample=jnp.tile(jnp.arange(SAMPLES, dtype=jnp.int32), NUM_GROUPS),
+        turn=jnp.asarray(np.broadcast_to(column >= 3, (ROWS, WIDTH)), jnp.int8),
     )
 
 

@@ -49,6 +49,7 @@ class Groups:
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
     old_entropy: Array | None = None  # [N, T] float32, nats, where Needs.credit_entropy
     sample: Array | None = None  # [N] int32, the row's place among the samples of its prompt; names a draw
+    turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
 
 
 @struct.dataclass
@@ -130,6 +131,7 @@ class Facts(NamedTuple):
     truncated_sampling: bool  # top-k, top-p or min-p is on
     greedy: bool
     max_completion: int  # tokens
+    attempts: int = 1  # of a row, each scored by itself; 2: turns 0 and 1, and the component `first_attempt`
 
 
 def eligible(groups: Groups) -> Array:

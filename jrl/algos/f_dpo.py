@@ -25,7 +25,7 @@ Array = jax.Array
 @traced
 class FDPO:
     beta: float = 0.1  # strength of the tie to the reference
-    divergence: Literal["alpha", "jensen_shannon"] = "alpha"
+    divergence: Literal["alpha", "jensen_shannon"] = "alpha"  # to the reference
     alpha: float = 0.5  # a, in [0, 1], of the alpha divergence: 1 is the reverse KL, 0 the forward KL
 
 

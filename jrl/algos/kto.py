@@ -30,8 +30,8 @@ Array = jax.Array
 @traced
 class KTO:
     beta: float = 0.1  # strength of the tie to the reference: log-odds for a log-ratio of 1
-    good_weight: float = 1.0
-    bad_weight: float = 1.0
+    good_weight: float = 1.0  # of answers labeled good
+    bad_weight: float = 1.0  # of answers labeled bad
 
 
 def check(config: KTO, facts: Facts) -> None:

@@ -20,6 +20,7 @@ from jrl.algos import common, contract, ppo
 from jrl.algos.contract import Facts, Groups
 from jrl.algos.ppo import PPO
 from jrl.ops import filters
+from jrl.ops import groups as group_ops
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -38,13 +39,24 @@ def check(config: PFPPO, facts: Facts) -> None:
         raise ValueError(f"PFPPO.strategy = {config.strategy!r} must be 'best', 'best_and_worst' or 'best_and_random'.")
 
 
+def highest(value: Array, groups: Groups, rows: Array) -> Array:
+    """Returns of each group the row of the highest value, of ties the first sample whatever their order, [N] bool.
+
+    Args:
+      value: [N] float. rows: [N] bool, those that count.
+    """
+    static = {"num_groups": groups.num_groups}
+    most = group_ops.to_rows(group_ops.maximum(value, groups.group, rows, **static), groups.group)
+    return filters.best(-groups.sample, groups.group, rows & (value == most), **static)
+
+
 def keep(config: PFPPO, groups: Groups) -> Array:
-    arrays, static = (groups.reward, groups.group, contract.eligible(groups)), {"num_groups": groups.num_groups}
+    rows = contract.eligible(groups)
+    best = highest(groups.reward, groups, rows)
     if config.strategy == "best":
-        return filters.best(*arrays, **static)
-    if config.strategy == "best_and_worst":
-        return filters.best_and_worst(*arrays, **static)
-    return filters.best_and_random(*arrays, common.row_draws(groups), **static)
+        return best
+    other = -groups.reward if config.strategy == "best_and_worst" else common.row_draws(groups)
+    return best | highest(other, groups, rows & ~best)
 
 
 def chosen(config: PFPPO, groups: Groups) -> Groups:

@@ -41,5 +41,6 @@ OBJECTIVE = Objective(
     keep=lambda config, groups: contract.eligible(groups) & ~contract.greedy(groups),
     advantages=advantages,
     token_loss=common.clipped_token_loss,
+    corrects_staleness=common.has_importance,
     needs=lambda config: common.clipped_needs(config)._replace(greedy_sample=True),
 )

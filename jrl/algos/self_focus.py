@@ -66,6 +66,7 @@ OBJECTIVE = Objective(
     refill=lambda config: config.max_refills,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
+    corrects_staleness=common.has_importance,
     weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
     needs=lambda config: common.clipped_needs(config)._replace(greedy_sample=True),

@@ -56,4 +56,5 @@ OBJECTIVE = Objective(
     weights=lambda config, loss_mask, max_completion: reduce.inverse_length_weights(loss_mask),
     denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
     needs=common.entropy_needs,
+    corrects_staleness=common.has_importance,
 )

@@ -51,6 +51,7 @@ def groups_of(
         action_mask=_everywhere(rollout.action_mask),
         finish=_everywhere(rollout.finish),
         sample=_everywhere(rollout.sample),
+        turn=_everywhere(rollout.turn),
         max_completion=max_completion,
         token_reward=everywhere(scores.token_reward),
         components=everywhere(scores.components),
@@ -86,6 +87,7 @@ def credit(
     objective: Objective,
     num_groups: int,
     max_completion: int,
+    newest_only: bool = False,
 ) -> Credit:
     """Returns advantages and loss weights of every token. Group statistics see the whole batch.
 
@@ -94,6 +96,7 @@ def credit(
       before: what the weights before the updates say of every minibatch, and its PackingPlan.source.
       shaping: of rewards before the objective's own; None: they are as they were scored.
       version: [] int32, of those weights; None: the metrics do not say how old the tokens are.
+      newest_only: tokens that older weights drew do not enter the loss.
     """
     needs = objective.needs(config)
 
@@ -124,6 +127,9 @@ def credit(
         pairs = objective.pairs(config, groups, reward)
         keep = keep & (pairs.unit >= 0)
     loss_mask = action_mask & keep[:, None]
+    age = None if version is None else token_staleness(version, _everywhere(rollout.version), action_mask)
+    if newest_only:
+        loss_mask = loss_mask & (age == 0)
     weights = objective.weights(config, loss_mask, max_completion)
     length = action_mask.sum(-1)
     rows = jnp.maximum((groups.valid).sum(), 1)
@@ -134,14 +140,13 @@ def credit(
         "reward/std": jnp.sqrt(over_valid((scored - mean) ** 2)),
         "reward/shaped": over_valid(reward),
         "rollout/completion_length": length.sum() / jnp.maximum((length > 0).sum(), 1),
-        "rollout/valid_share": groups.valid.sum() / jnp.maximum((length > 0).sum(), 1),
+        "rollout/valid_share": groups.valid.sum() / jnp.maximum(((length > 0) | groups.valid).sum(), 1),
         "loss/rows": keep.sum().astype(jnp.float32),
         "loss/tokens": loss_mask.sum().astype(jnp.float32),
         **hacking_metrics(groups, scored, reward),
         **{f"advantage/{name}": value.astype(jnp.float32) for name, value in counters.items()},
     }
-    if version is not None:
-        age = token_staleness(version, _everywhere(rollout.version), action_mask)
+    if age is not None:
         metrics["rollout/staleness"] = masked_mean(age, action_mask)
     if groups.token_reward is not None:
         metrics["reward/tokens"] = over_valid(groups.token_reward.sum(-1))

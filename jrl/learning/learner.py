@@ -29,6 +29,7 @@ from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.logprobs import token_logprobs
 from jrl.ops.members import most_of_members, where_member
+from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
@@ -40,7 +41,7 @@ from jrl.types import (
 )
 
 
-def _micro_batch(batch: PyTree, i: Array) -> PyTree:
+def micro_batch(batch: PyTree, i: Array) -> PyTree:
     """Returns micro-batch `i` of a packed batch or a train batch: every [M, R, .] field as [R, .]."""
     return jax.tree.map(
         lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False) if x.ndim == 3 else x,
@@ -77,16 +78,11 @@ class Reading(NamedTuple):
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence
 
 
-def _forward(
+def reading_of(
     weights: Weights, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, needs: Needs
 ) -> Reading:
     """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`."""
-    segment = micro.segment
-    if micro.shared_prefix is not None:
-        segment = jnp.stack([micro.segment, micro.shared_prefix], axis=-1)
-    if micro.prefix_row is not None:
-        segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
-    hidden, router_logits = model.routed(weights.params, micro.tokens, micro.positions, segment, cfg)
+    hidden, router_logits = hidden_of(weights.params, micro, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
     if needs.logprobs:
@@ -105,6 +101,16 @@ def _forward(
         value_logits=value_logits,
         scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
     )
+
+
+def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tuple[Array, Array | None]:
+    """Returns the last hidden states of one micro-batch, [R, L, D], and the logits of the routers on the way."""
+    segment = micro.segment
+    if micro.shared_prefix is not None:
+        segment = jnp.stack([micro.segment, micro.shared_prefix], axis=-1)
+    if micro.prefix_row is not None:
+        segment = PrefixSegments(segment, segment < micro.sequence.shape[-1], micro.prefix_row)
+    return model.routed(params, micro.tokens, micro.positions, segment, cfg)
 
 
 def _read_scores(head: Array, hidden: Array, micro: PackedBatch) -> Array:
@@ -146,7 +152,7 @@ def recompute(
     dtype = jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype))
 
     def read(micro: PackedBatch) -> dict[str, Array]:
-        reading = _forward(weights, micro, micro.action_mask, model, cfg, chunk, needs)
+        reading = reading_of(weights, micro, micro.action_mask, model, cfg, chunk, needs)
         fields_read = {"old_logprobs": reading.logprobs, "old_entropy": reading.entropy}
         if reading.values is not None:
             fields_read["old_values"] = jnp.where(micro.action_mask, reading.values, 0)
@@ -161,7 +167,7 @@ def sequence_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg:
     needs = Needs(logprobs=False, score=True)
 
     def read(micro: PackedBatch) -> dict[str, Array]:
-        return {"score": _forward(weights, micro, micro.action_mask, model, cfg, 1, needs).scores}
+        return {"score": reading_of(weights, micro, micro.action_mask, model, cfg, 1, needs).scores}
 
     zeros = {"score": jnp.zeros_like(packed.sequence, jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype)))}
     return _over_micro_batches(packed, read, zeros)["score"]
@@ -173,7 +179,7 @@ def _over_micro_batches(
     """Returns `zeros`, [M, R, .] each, with what `read` returns of every real micro-batch in its place."""
 
     def body(i: Array, out: dict[str, Array]) -> dict[str, Array]:
-        read_fields = read(_micro_batch(packed, i))
+        read_fields = read(micro_batch(packed, i))
 
         def write(all_: Array, x: Array) -> Array:
             x = constrain(x, "batch", None).astype(all_.dtype)  # reshapes of a single row have lost its axes
@@ -220,17 +226,17 @@ def loss_sums(
 
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
-        reading = _forward(Weights(params, trainable.heads), micro.packed, micro.loss_mask, model, cfg, chunk, needs)
+        reading = reading_of(Weights(params, trainable.heads), micro.packed, micro.loss_mask, model, cfg, chunk, needs)
         if not needs.entropy_gradient and reading.entropy is not None:
             reading = reading._replace(entropy=jax.lax.stop_gradient(reading.entropy))
         loss = magnitude = jnp.zeros((), batch.denominator.dtype)
         metrics: dict[str, Array] = {}
         if objective.token_loss is not None:
-            terms, metrics = _token_terms(reading, micro, config, state, objective)
+            terms, metrics = token_terms(reading, micro, config, state, objective)
             loss, magnitude = terms.sum(), jnp.abs(terms).sum()
         sequence_metrics: dict[str, Array] = {}
         if objective.sequence_loss is not None:
-            terms, sequence_metrics = _sequence_terms(reading, micro, config, state, objective)
+            terms, sequence_metrics = sequence_terms(reading, micro, config, state, objective)
             # Said as a share of the batch's denominator, terms of sequences and tokens add up.
             terms = terms * (batch.denominator / batch.targets.denominator)
             loss, magnitude = loss + terms.sum(), magnitude + jnp.abs(terms).sum()
@@ -254,17 +260,17 @@ def loss_sums(
         (loss, rest), gradient = jax.value_and_grad(loss_fn, has_aux=True)(trainable, micro)
         return Sums(gradient, loss, *rest)
 
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, _micro_batch(batch, 0)))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, micro_batch(batch, 0)))
     zero = zero._replace(gradient=jax.tree.map(jnp.zeros_like, trainable))
 
     def add(i: Array, sums: Sums) -> Sums:
-        added = jax.tree.map(jnp.add, sums, sums_of(_micro_batch(batch, i)))
+        added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))
         return where_member(i < batch.packed.num_real, added, sums)
 
     return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
 
 
-def _token_terms(
+def token_terms(
     reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every token, [R, L], and the objective's metrics, [R, L] each."""
@@ -293,7 +299,7 @@ def _token_terms(
     return jnp.where(micro.loss_mask, micro.loss_weights * per_token, 0), metrics
 
 
-def _sequence_terms(
+def sequence_terms(
     reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
@@ -427,6 +433,7 @@ def close_step(
     *,
     roles: Sequence[str],
     objective: Objective,
+    reset_reference_every: int | None = None,
 ) -> TrainState:
     """Returns the state at the end of a step: counters advance, the objective's state only if no update was skipped.
 
@@ -435,12 +442,18 @@ def close_step(
       previous: the trained parameters that the step began with, where refills of a later step may need them.
       objective_state: as Credit has it. metrics: means over the step's updates. config: the objective's.
       skipped: [] int32, state.skipped before the step's updates.
+      reset_reference_every: steps of the stage after which the reference becomes a copy of the first role (K6).
     """
     sound = state.skipped == skipped
     following = objective.next_state(config, objective_state, metrics)
     select = lambda new, old: jnp.where(sound, new, old).astype(old.dtype)
     learned = {role: state.models[role] for role in roles}
     models = {**state.models, **{role: model.replace(version=model.version + 1) for role, model in learned.items()}}
+    if reset_reference_every is not None:
+        own = models[roles[0]]
+        due = reset_due(own.version, every=reset_reference_every)
+        moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), own.params, models["reference"].params)
+        models["reference"] = models["reference"].replace(params=moved)
     if previous is not None:
         models = with_previous(models, previous, learned[roles[0]].version)
     return state.replace(step=state.step + 1, models=models, objective=jax.tree.map(select, following, state.objective))

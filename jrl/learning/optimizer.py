@@ -116,16 +116,7 @@ def clip(config: Any) -> optax.GradientTransformation:
 
     Source: 1211.5063.
     """
-    if config.clip_norm is None:
-        return optax.identity()
-
-    def update(gradient: PyTree, state: optax.OptState, params: PyTree = None) -> tuple[PyTree, optax.OptState]:
-        # As optax.clip_by_global_norm, whose `select` cannot be under `vmap` where arrays are sharded.
-        norm = optax.tree.norm(gradient)
-        scaled = lambda g: (g / norm.astype(g.dtype)) * config.clip_norm
-        return jax.tree.map(lambda g: jnp.where(norm < config.clip_norm, g, scaled(g)), gradient), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
 
 
 def _unclipped(config: Any, leaves: PyTree) -> optax.GradientTransformation:

@@ -24,6 +24,8 @@ class StagePrograms(NamedTuple):
 
     begin: Callable[[TrainState], TrainState]  # the state before the stage -> the state that it begins with
     sample: Callable[..., Rollout] | None  # (params, prompts, key, stream, version, sampling_params, stop_table, None)
+    next_segment: Callable[..., Rollout] | None  # (params, rollout, uid, key, stream, version, sampling_params); None:
+    # a completion is drawn at once
     pack: Callable[
         ..., PackedBatch
     ]  # (rollout, plan, temperature), or of stored rows (tokens, mask, plan, temperature)
@@ -67,6 +69,14 @@ class Minibatch(NamedTuple):
     recomputed: Recomputed
 
 
+class Learned(NamedTuple):
+    """What the updates of a step learned from."""
+
+    batches: Sequence[TrainBatch]  # one for each minibatch
+    epochs: int
+    warms_up: bool  # only a critic of its own learned
+
+
 def prepare(p: StagePrograms, state: TrainState, role: str, packed: PackedBatch, plan: PackingPlan) -> Minibatch:
     """Returns a minibatch of the role that learns, before rewards are known."""
     recomputed = Recomputed()
@@ -89,8 +99,9 @@ def learn_from_sampled(
     *,
     epochs: int,
     warms_up: bool,
-) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after every update on a scored batch, and the means of their metrics, still on the device.
+) -> tuple[TrainState, dict[str, Array], Learned]:
+    """Returns the state after every update on a scored batch, the means of their metrics, still on the device, and what
+    was learned from.
 
     Args:
       warms_up: a critic of its own learns alone (V3), and the policy keeps its bits.
@@ -114,8 +125,9 @@ def learn_from_stored(
     *,
     role: str,
     epochs: int,
-) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after every update on a batch of stored rows, and the means of their metrics."""
+) -> tuple[TrainState, dict[str, Array], Learned]:
+    """Returns the state after every update on a batch of stored rows, the means of their metrics, and what was learned
+    from."""
     batches = [p.finish(m.packed, m.recomputed, m.plan, labels, arrays.objective) for m in minibatches]
     return _learn(p, state, batches, state.objective, arrays, {}, role=role, epochs=epochs, warms_up=False)
 
@@ -131,22 +143,33 @@ def _learn(
     role: str,
     epochs: int,
     warms_up: bool,
-) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after every update, and the step's metrics: `known`, and means over the updates."""
+) -> tuple[TrainState, dict[str, Array], Learned]:
+    """Returns the state after every update, the step's metrics (`known`, and means over the updates), and what was
+    learned from."""
     # Copies, since the update takes the state's own arrays for its result.
     objective_state, skipped = p.copy((objective_state, state.skipped))
     previous = p.copy(state.models[role].params) if PREVIOUS in state.models else None
+    learned = Learned(batches, epochs, warms_up)
+    state, metrics, of_critic = updates(p, state, learned, arrays)
+    together = {**known, **p.mean(metrics, of_critic)}
+    close = p.close_warmup if warms_up else p.close
+    state = close(state, previous, objective_state, together, arrays.objective, skipped)
+    return state, together, learned
+
+
+def updates(
+    p: StagePrograms, state: TrainState, learned: Learned, arrays: StageArrays
+) -> tuple[TrainState, list[dict[str, Array]], list[dict[str, Array]]]:
+    """Returns the state after every update of a step, and the metrics of each: of the role's, and of a critic's of its
+    own."""
     metrics: list[dict[str, Array]] = []
     of_critic: list[dict[str, Array]] = []
-    for _ in range(epochs):
-        for batch in batches:
-            if not warms_up:
+    for _ in range(learned.epochs):
+        for batch in learned.batches:
+            if not learned.warms_up:
                 state, update_metrics = p.update(state, batch, arrays.objective, arrays.optimizer, arrays.router)
                 metrics.append(update_metrics)
             if p.update_critic is not None:
                 state, of_this = p.update_critic(state, batch, arrays.objective, arrays.critic_optimizer, arrays.router)
                 of_critic.append(of_this)
-    together = {**known, **p.mean(metrics, of_critic)}
-    close = p.close_warmup if warms_up else p.close
-    state = close(state, previous, objective_state, together, arrays.objective, skipped)
-    return state, together
+    return state, metrics, of_critic

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.ops.categorical import logprob_and_entropy
+from jrl.ops.members import most_of_members
 from jrl.types import Array
 
 
@@ -41,7 +42,8 @@ def token_logprobs(
     before = jnp.pad(before, ((0, 0), (0, padding), (0, 0))).reshape(rows, num_chunks, chunk, width)
     targets = jnp.pad(jnp.take_along_axis(tokens, order, axis=1), ((0, 0), (0, padding)))
     targets = targets.reshape(rows, num_chunks, chunk)
-    filled = -(-mask.sum(axis=1).max() // chunk)  # chunks with a masked-in position in some row
+    # Chunks with a masked-in position in some row: of a population, in some row of any member.
+    filled = most_of_members(-(-mask.sum(axis=1).max() // chunk))
 
     def one(h: Array, t: Array) -> tuple[Array, Array]:
         return logprob_and_entropy(unembed(h), t, temperature)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import reduce
+from jrl.ops import order_statistics, reduce
 
 Array = jax.Array
 
@@ -32,12 +32,24 @@ def percentile_range(
     Returns:
       (S [], low [], high []), float32 or wider; S is 0 while there is none.
     """
-    x = jnp.where(mask, reduce.widen(returns), jnp.nan).reshape(-1)
     first, enough = jnp.isnan(low), jnp.sum(mask) >= FEWEST
-    q = jnp.nanquantile(x, jnp.array([0.05, 0.95], x.dtype))
     moved = lambda old, new: jnp.where(enough, jnp.where(first, new, decay * old + (1 - decay) * new), old)
-    low, high = moved(low, q[0]), moved(high, q[1])
+    low, high = moved(low, _quantile(returns, mask, 0.05)), moved(high, _quantile(returns, mask, 0.95))
     return jnp.where(jnp.isnan(low), 0, high - low), low, high
+
+
+def _quantile(x: Array, mask: Array, q: float) -> Array:
+    """Returns the q-quantile of the masked elements, interpolated between neighbors, []; -inf where there are none."""
+    x = reduce.masked(x, mask)
+    keys = order_statistics.order_keys(x)
+    position = jnp.maximum(q * (jnp.sum(mask) - 1), 0)
+
+    def at(rank: Array) -> Array:
+        found = order_statistics.largest_key(lambda key: jnp.sum(mask & (keys < key)) <= rank, keys.dtype)
+        return jnp.max(jnp.where(mask & (keys == found), x, -jnp.inf))
+
+    below, above = at(jnp.floor(position)), at(jnp.ceil(position))
+    return below + (position - jnp.floor(position)) * jnp.where(above > below, above - below, 0)
 
 
 def percentile_scaled(advantages: Array, scale: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,11 @@ from jax.sharding import Mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket
+from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.rollout.token_rewards import span_rewards
 from jrl.tasks.data import curricula
 from jrl.tasks.data.prompts import Visit
@@ -44,6 +47,9 @@ class PromptSampler:
     prompt_length: int
     components: tuple[str, ...] = ()  # names of the components of the reward that learning may see
     curriculum: Any = None  # its configuration; None: prompts are walked in order
+    strategy: Any = None  # its configuration; None: each completion is drawn by itself
+    segments: int = 1  # in how many calls a completion is drawn, each by its own weights
+    next_segment: Callable[..., Rollout] | None = None  # draws one of them after the first; None: there is one
 
 
 class Draw(NamedTuple):
@@ -59,8 +65,8 @@ class Submitted(NamedTuple):
 
     drawn: Draw
     host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
-    texts: list[str]  # completion of every sequence that is not padding
-    ticket: ScoringTicket
+    texts: list[str]  # completion of every sequence that is not padding, what began it included
+    ticket: ScoringTicket  # of the last attempts of all sequences, then of the first ones where there are two
     others: list[Any]  # tickets of the other sources of rewards
 
 
@@ -80,10 +86,27 @@ class Collected(NamedTuple):
 def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     """Dispatches one sampling call on the next prompts of the training stream, and returns at once."""
     position, visits = next_visits(sampler)
-    prompts = place_prompts(visits, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
+    begun = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
+    prompts = place_prompts(begun, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
     stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
     return Draw(rollout, visits, position)
+
+
+def draw_further(sampler: PromptSampler, drawn: Draw, weights: PyTree, version: Array) -> Draw:
+    """Dispatches the next segment of a draw that was begun, and returns at once."""
+    uid = np.zeros((*drawn.rollout.length.shape, 2), np.uint32)
+    uid[: len(drawn.visits) * sampler.samples] = np.repeat([visit.uid for visit in drawn.visits], sampler.samples, 0)
+    uid = jax.device_put(uid, batch_sharding(sampler.mesh, 2))
+    stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
+    rollout = sampler.next_segment(weights, drawn.rollout, uid, sampler.key, stream, version, sampler.params)
+    return drawn._replace(rollout=rollout)
+
+
+def prefix_of(sampler: PromptSampler, visit: Visit) -> tuple[int, ...]:
+    """Returns the tokens after a prompt that the policy goes on from; mostly ()."""
+    room = sampler.prompt_length - len(visit.prompt)
+    return strategy_of(sampler.strategy).prefix(sampler.strategy, visit, sampler.tokenizer, room)
 
 
 def redraw_prompts(sampler: PromptSampler, position: dict[str, Any]) -> list[Visit]:
@@ -123,7 +146,7 @@ def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict
 def submit(
     drawn: Draw,
     samples: int,
-    tokenizer: Any,
+    sampler: PromptSampler,
     scorer: Scorer,
     sources: Sequence[RewardSource],
     completions: Callable[[Draw, dict[str, np.ndarray], list[str]], Completions],
@@ -135,12 +158,33 @@ def submit(
     """
     host = jax.device_get({name: getattr(drawn.rollout, name) for name in ON_HOST})
     rows = range(len(drawn.visits) * samples)
-    texts = [completion_text(tokenizer, host, row) for row in rows]
     visits = [drawn.visits[row // samples] for row in rows]
+    text_of = lambda row, columns: sampler.tokenizer.decode(host["tokens"][row][columns].tolist())
+    attempts = strategy_of(sampler.strategy).attempts
+    scored = [scored_columns(host, row, len(visit.prompt), attempts) for row, visit in zip(rows, visits)]
+    texts = [text_of(row, slice(len(visit.prompt), host["length"][row])) for row, visit in zip(rows, visits)]
+    # The last attempts first, which is all there is of most strategies.
+    in_turn = [[text_of(row, scored[row][k]) for row in rows] for k in reversed(range(attempts))]
     keys = [(visit.uid, row % samples) for row, visit in zip(rows, visits)]
-    ticket = scorer.submit(texts, [visit.example for visit in visits], keys)
-    batch = completions(drawn, host, texts) if sources else None
+    examples = [visit.example for visit in visits]
+    ticket = scorer.submit([*itertools.chain(*in_turn)], examples * attempts, keys * attempts)
+    batch = completions(drawn, host, in_turn[0]) if sources else None
     return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources])
+
+
+def scored_columns(host: dict[str, np.ndarray], row: int, start: int, attempts: int) -> list[np.ndarray]:
+    """Returns the columns of the text of each attempt of a row, [k] int each, the first one first. Of a single attempt
+    that is all that follows the prompt, also what the policy did not write itself; of two, what it wrote in each, none
+    where the second is missing.
+
+    Args:
+      start: tokens of the prompt.
+    """
+    if attempts == 1:
+        return [np.arange(start, max(start, host["length"][row]))]
+    actions = np.flatnonzero(host["action_mask"][row])
+    parts = np.split(actions, np.flatnonzero(np.diff(actions) > 1) + 1)
+    return [*parts, *[np.arange(0)] * (attempts - len(parts))]
 
 
 def collect(
@@ -157,13 +201,22 @@ def collect(
     Args:
       stop: asked while the verifiers work. progress: called with (scored, all) completions.
 
-    Raises: StopRequested where `stop` says so.
+    Raises: StopRequested where `stop` says so; RewardOverflow where a reward of a token is beyond float32.
     """
     scores = scorer.collect(submitted.ticket, stop, progress)
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
+    attempts = strategy_of(sampler.strategy).attempts
+    if attempts > 1:
+        scores = last_of_two(scores, len(texts))
     if scores.spans is not None:
-        found = span_rewards(scores.spans, host["tokens"], host["action_mask"], sampler.tokenizer)
-        scores = dataclasses.replace(scores, token_reward=found[: len(texts)])
+        written = np.zeros(host["tokens"].shape, bool)
+        for row in range(len(texts)):
+            written[row, scored_columns(host, row, len(drawn.visits[row // samples].prompt), attempts)[-1]] = True
+        with np.errstate(over="ignore"):
+            found = span_rewards(scores.spans, host["tokens"], written, sampler.tokenizer)
+        # Of what the policy did not write itself no token is rewarded.
+        found = np.where(host["action_mask"], found, 0)[: len(texts)]
+        scores = check_range(dataclasses.replace(scores, token_reward=found))
     for source, ticket in zip(sources, submitted.others):
         scores = add_scores(scores, source.collect(ticket))
     missing = host["length"].shape[0] - len(texts)
@@ -175,8 +228,44 @@ def collect(
         scores,
         drawn.visits,
         texts + [""] * missing,
-        verdict_metrics(scores, drawn.visits, samples),
+        verdict_metrics(scores, drawn.visits, samples) | prefix_metrics(sampler, submitted, samples),
         samples,
+    )
+
+
+def prefix_metrics(sampler: PromptSampler, submitted: Submitted, samples: int) -> dict[str, float]:
+    """Returns how many tokens a strategy has put between prompts and the policy's own, a mean over the rows that have
+    some of theirs; {} without a strategy."""
+    visits = submitted.drawn.visits
+    acts = submitted.host["action_mask"][: len(visits) * samples]
+    if sampler.strategy is None or not acts.any():
+        return {}
+    prompts = np.repeat([len(visit.prompt) for visit in visits], samples)
+    return {"rollout/prefix_length": float((acts.argmax(axis=1) - prompts)[acts.any(axis=1)].mean())}
+
+
+def last_of_two(scores: HostScores, rows: int) -> HostScores:
+    """Returns the scores of the last attempts, with the rewards of the first ones as a component. A row counts where
+    both could be scored.
+
+    Args:
+      scores: of `rows` last attempts, then of the first ones in the same order.
+    """
+    last, first = ({name: getattr(scores, name)[part] for name in ("reward", "valid", "verdict", "outcome")}
+                   for part in (slice(rows), slice(rows, None)))  # fmt: skip
+    valid = last["valid"] & first["valid"]
+    verdict = np.where(last["valid"], np.where(first["valid"], last["verdict"], first["verdict"]), last["verdict"])
+    components = {name: component[:rows] for name, component in scores.components.items()}
+    return dataclasses.replace(
+        scores,
+        reward=np.where(valid, last["reward"], 0).astype(np.float32),
+        valid=valid,
+        verdict=verdict.astype(np.int8),
+        outcome=np.where(valid, last["outcome"], 0).astype(np.float32),
+        components={**components, FIRST_ATTEMPT: np.where(valid, first["reward"], np.nan).astype(np.float32)},
+        details=[a or b for a, b in zip(scores.details[:rows], scores.details[rows:])],
+        counts={status.name: int((verdict == status).sum()) for status in Status},
+        spans=None if scores.spans is None else scores.spans[:rows],
     )
 
 

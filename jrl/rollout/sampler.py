@@ -17,7 +17,7 @@ one with fewer slots: when the batch shrinks depends on the other sequences, and
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -29,13 +29,17 @@ from jax.sharding import Mesh, PartitionSpec
 from jrl.device.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
+from jrl.models.mixture import Pair, mixture
 from jrl.ops.draw import draw, greedy
 from jrl.ops.fingerprint import fingerprint
 from jrl.ops.keys import row_key, token_key
 from jrl.ops.members import any_member, most_of_members, where_member
 from jrl.ops.truncate import support
 from jrl.rollout.stop_strings import StopTable, build
+from jrl.rollout.strategies.contract import Drawing, Fields, Shard
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
+
+POLICY = "policy"
 
 
 @traced
@@ -151,6 +155,7 @@ def sample(
     mesh: Mesh,
     greedy_samples: int = 0,
     budget: Array | None = None,
+    drawing: Drawing | None = None,
 ) -> Rollout:
     """Returns `samples` completions of every prompt, rows of a prompt adjacent, sharded over the batch axes of `mesh`.
 
@@ -167,6 +172,7 @@ def sample(
       greedy_samples: so many of them, the first, are greedy; their log-probs are the policy's, as of the others.
       budget: [B * G] int32, most tokens of each completion, also capped by config.completion_length; 0 gives a row
         without an action.
+      drawing: as `program` has it, `policy.params` too.
 
     Raises:
       ValueError: B is not a multiple of the batch shards, or stop strings came without their table.
@@ -210,6 +216,7 @@ def sample(
             max_batch_compactions=config.max_batch_compactions,
             stop_ids=stop.stop_ids,
             pad_id=stop.pad_id,
+            drawing=drawing,
         )
 
 
@@ -227,6 +234,7 @@ def sample(
         "max_batch_compactions",
         "stop_ids",
         "pad_id",
+        "drawing",
     ),
 )
 def program(
@@ -250,17 +258,24 @@ def program(
     max_batch_compactions: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
+    drawing: Drawing | None = None,
 ) -> Rollout:
     """Returns what `sample` does, of arrays already on the mesh. Called under `jax.set_mesh`.
 
     The jitted entry point: each parameter is an argument of the compiled program, or part of its compile key.
+
+    Args:
+      drawing: how a sampling strategy draws the rows of a shard; None: each by itself. Where it draws with other roles'
+        weights too, `params` is {"policy": ..., and each of its roles: ...}, and `budget` is its own.
     """
+    by_role = params if drawing is not None and drawing.roles else {POLICY: params}
     # Of the weights as they are stored: the hash does not depend on their sharding, and hashing the gathered ones took
     # 16 GiB a chip more for 8B over tensor 4.
-    weights_fingerprint = fingerprint(params)
-    params, names = model.prepare_for_decode(params, model_cfg)
-    places = jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
-    params = jax.tree.map(jax.sharding.reshard, params, places)
+    weights_fingerprint = fingerprint(by_role[POLICY])
+    prepared = {role: model.prepare_for_decode(weights, model_cfg) for role, weights in by_role.items()}
+    place = lambda names: jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
+    places = {role: place(names) for role, (_, names) in prepared.items()}
+    params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)
     if budget is None:
         budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
     rows = PartitionSpec(BATCH_AXES)
@@ -278,7 +293,7 @@ def program(
         stop_ids=stop_ids,
         pad_id=pad_id,
     )
-    shard = functools.partial(_sample_shard, options=options)
+    shard = functools.partial(_draw_shard, options=options, drawing=drawing)
     # At the border of a `shard_map` over some axes, jax 0.10 gathers what is sharded over an explicit axis that stays:
     # every device would hold whole weights. An automatic axis is left alone; inside, it is explicit again.
     everywhere = PartitionSpec()
@@ -309,6 +324,7 @@ class _Options(NamedTuple):
     max_batch_compactions: int
     stop_ids: tuple[int, ...]
     pad_id: int
+    entropy: bool = False  # of the distribution that each token is drawn from is recorded
 
 
 class _Shard(NamedTuple):
@@ -363,6 +379,7 @@ class _Outputs(NamedTuple):
     logprobs: Array  # [n, T] float32 or wider
     truncated: Array | None  # [n, T] as logprobs
     support_size: Array | None  # [n, T] int32
+    entropy: Array | None  # [n, T] as logprobs
     length: Array  # [n] int32
     finish: Array  # [n] int8
 
@@ -397,6 +414,47 @@ def compaction_sizes(slots: int, max_batch_compactions: int) -> tuple[int, ...]:
     return tuple(sizes[1:])
 
 
+def _draw_shard(
+    by_role: Mapping[str, PyTree],
+    prompts: PromptBatch,
+    budget: Array,
+    key: Array,
+    stream: Array,
+    version: Array,
+    sampling_params: SamplingParams,
+    stop_table: StopTable | None,
+    *,
+    options: _Options,
+    drawing: Drawing | None,
+) -> Fields:
+    """Returns the fields of a Rollout for one batch shard, as a strategy draws them."""
+
+    def sample(
+        prompts: PromptBatch,
+        budget: Array | None = None,
+        *,
+        samples: int,
+        completion_length: int,
+        role: str = POLICY,
+        mixed_with: tuple[str, float] | None = None,
+        entropy: bool = False,
+    ) -> Fields:
+        if budget is None:
+            budget = jnp.full(prompts.tokens.shape[0] * samples, completion_length, jnp.int32)
+        own = options._replace(samples=samples, completion_length=completion_length, entropy=entropy)
+        traced, params = (key, stream, version, sampling_params, stop_table), by_role[role]
+        if mixed_with is not None:
+            other, weight = mixed_with
+            own = own._replace(model=mixture(options.model, weight))
+            params = Pair(params, by_role[other])
+        return _sample_shard(params, prompts, budget, *traced, options=own)
+
+    if drawing is None:
+        return sample(prompts, budget, samples=options.samples, completion_length=options.completion_length)
+    asked = {"samples": options.samples, "completion_length": options.completion_length, "pad_id": options.pad_id}
+    return drawing(Shard(sample=sample, prompts=prompts, key=key, stream=stream, **asked))
+
+
 def _sample_shard(
     params: PyTree,
     prompts: PromptBatch,
@@ -408,13 +466,15 @@ def _sample_shard(
     stop_table: StopTable | None,
     *,
     options: _Options,
-) -> dict[str, Array | None]:
-    """Returns the fields of a Rollout for one batch shard."""
+) -> Fields:
+    """Returns the fields of a Rollout for one batch shard, each row drawn by itself."""
     local_prompts, prompt_width = prompts.tokens.shape
     count, samples = local_prompts * options.samples, options.samples
     options = options._replace(slots=min(options.slots, count))
     prompt_of = jnp.arange(count, dtype=jnp.int32) // samples
     sample_of = jnp.arange(count, dtype=jnp.int32) % samples
+    if prompts.sample is not None:
+        sample_of += prompts.sample[prompt_of]
     prompt_length = prompts.length[prompt_of]
     budget = jnp.where(prompt_length > 0, jnp.minimum(budget, options.completion_length), 0)
     row_keys = jax.vmap(row_key, in_axes=(None, None, 0, 0))(key, stream, prompts.uid[prompt_of], sample_of)
@@ -480,6 +540,7 @@ def _start(shard: _Shard) -> _Loop:
             logprobs=_vary(jnp.zeros(shard.shape, wide)),
             truncated=_vary(jnp.zeros(shard.shape, wide)) if truncated else None,
             support_size=_vary(jnp.zeros(shard.shape, jnp.int32)) if truncated else None,
+            entropy=_vary(jnp.zeros(shard.shape, wide)) if options.entropy else None,
             length=shard.prompt_length,
             finish=_vary(jnp.full(count, Finish.LENGTH, jnp.int8)),
         ),
@@ -581,6 +642,7 @@ def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:
         logprobs=set_column(out.logprobs, logprob),
         truncated=set_column(out.truncated, truncated),
         support_size=set_column(out.support_size, support_size),
+        entropy=set_column(out.entropy, _entropy(logits, shard.sampling_params) if options.entropy else None),
         length=out.length.at[row].set(column + 1, mode="drop"),
         finish=out.finish.at[row].set(finish.astype(jnp.int8), mode="drop"),
     )
@@ -617,6 +679,7 @@ def _rollout_fields(shard: _Shard, outputs: _Outputs, version: Array) -> dict[st
     local_prompts = shard.prompts.tokens.shape[0]
     action_mask = (shard.column >= shard.prompt_length[:, None]) & (shard.column < outputs.length[:, None])
     return dict(
+        **({"entropy": outputs.entropy} if shard.options.entropy else {}),
         tokens=outputs.tokens,
         length=outputs.length,
         action_mask=action_mask,
@@ -657,6 +720,14 @@ def _draw(
     chosen = at(scaled, token)
     logprob = chosen - jax.nn.logsumexp(scaled, axis=-1)
     return token, logprob, chosen - jax.nn.logsumexp(limited, axis=-1), keep.sum(axis=-1, dtype=jnp.int32)
+
+
+def _entropy(logits: Array, sampling_params: SamplingParams) -> Array:
+    """Returns the entropy of the policy at the sampling temperature, [K] nats; of greedy sampling at temperature 1."""
+    if sampling_params.temperature is not None:
+        logits = logits / sampling_params.temperature.astype(logits.dtype)
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    return -(jnp.exp(logprobs) * logprobs).sum(axis=-1)
 
 
 def _vary(literals: PyTree) -> PyTree:

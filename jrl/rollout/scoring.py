@@ -25,7 +25,16 @@ from jrl.tasks.verifiers.journal import Journal, journal_key
 from jrl.tasks.verifiers.pool import Item, Pool, ScoringAbandoned, Ticket
 from jrl.tasks.verifiers.source import PartSource
 
-__all__ = ["HostScores", "Scorer", "Scoring", "ScoringAbandoned", "ScoringStopped", "ScoringTicket", "open_scoring"]
+__all__ = [
+    "HostScores",
+    "RewardOverflow",
+    "Scorer",
+    "Scoring",
+    "ScoringAbandoned",
+    "ScoringStopped",
+    "ScoringTicket",
+    "open_scoring",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,10 @@ class Scoring:
 
 class ScoringStopped(RuntimeError):
     """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
+
+
+class RewardOverflow(ScoringStopped):
+    """A reward of a token is beyond float32, in which it is learned from. Nothing was learned from the batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,6 +309,18 @@ class Scorer:
         counts = {kind.name: found[kind.name] for kind in Status}
         rewarded = spans if self.rewards_spans else None
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
+
+
+def check_range(scores: HostScores) -> HostScores:
+    """Returns the scores. Raises RewardOverflow where a reward of a token that counts is beyond float32."""
+    if scores.token_reward is not None:
+        bad = scores.valid & ~np.isfinite(scores.token_reward).all(1)
+        if bad.any():
+            raise RewardOverflow(
+                f"the rewards of spans of completion {int(np.argmax(bad))} are beyond float32, whose largest number is "
+                f"{LARGEST_REWARD:g}; bound what verifiers and judges return, or lower their weights"
+            )
+    return scores
 
 
 def open_scoring(

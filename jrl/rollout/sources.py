@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl.rollout.scoring import HostScores
+from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge
 from jrl.tasks.judges.judge import Ticket
@@ -51,7 +51,10 @@ class RewardSource(NamedTuple):
 
 
 def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
-    """Returns scores with the weighted sum of a model's added. A row that it could not score is masked."""
+    """Returns scores with the weighted sum of a model's added. A row that it could not score is masked.
+
+    Raises: RewardOverflow where rewards of tokens add up to more than float32 holds.
+    """
     judged = np.array([not problem for problem in learned.problems], bool)
     # In float64, so that the order of the sum is all that decides it.
     added = np.where(judged[:, None], learned.values, 0).astype(np.float64) @ np.asarray(learned.weights)
@@ -64,7 +67,9 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
     verdict = np.where(scores.valid & ~judged, lost, scores.verdict)
     source = learned.names[0].split("/")[0]
     details = ["; ".join(filter(None, (old, new and f"{source}: {new}"))) for old, new in zip(scores.details, problems)]
-    return dataclasses.replace(
+    with np.errstate(over="ignore"):
+        token_reward = _sum(scores.token_reward, learned.token_reward)
+    total = dataclasses.replace(
         scores,
         reward=np.where(valid, scores.reward + added, 0).astype(np.float32),
         valid=valid,
@@ -73,9 +78,10 @@ def add_scores(scores: HostScores, learned: LearnedScores) -> HostScores:
         components={**scores.components, **{name: learned.values[:, i] for i, name in enumerate(learned.names)}},
         details=details,
         counts={status.name: int((verdict == status).sum()) for status in Status},
-        token_reward=_sum(scores.token_reward, learned.token_reward),
+        token_reward=token_reward,
         source_metrics={**scores.source_metrics, **learned.metrics},
     )
+    return check_range(total)
 
 
 def _sum(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

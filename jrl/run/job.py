@@ -18,7 +18,17 @@ from jax.sharding import Mesh
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
-from jrl.experiment import Config, Offline, Online, Stage, check_components, optimizers, row_of, stage_names
+from jrl.experiment import (
+    Config,
+    Offline,
+    Online,
+    Stage,
+    check_components,
+    optimizers,
+    row_of,
+    segments_of,
+    stage_names,
+)
 from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.step import StageArrays, StagePrograms
@@ -35,6 +45,8 @@ from jrl.rollout.rewards import OpenClassifier, reward_model_source
 from jrl.rollout.sampler import params_on_device, stop_table_on_device, untruncated
 from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles_source
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
@@ -228,7 +240,7 @@ def open_job(
         if isinstance(config.model, Published) and begin_from is None and not paths.exists(folder / "manifest.json"):
             check_folder(config.model)
         is_new = not paths.exists(folder)
-        folder = Path(paths.make_dir(folder))
+        folder = Path(paths.make_private_dir(folder))
         lock = hold_run(folder)
         stack.callback(lock.release)
         if is_new:
@@ -371,6 +383,8 @@ def open_stages(
             continue
         sources = reward_sources(stage, own, classifier, judges)
         components = (*scorer.component_names, *(name for source in sources for name in source.names))
+        if strategy_of(stage.strategy).attempts > 1:
+            components = (*components, FIRST_ATTEMPT)
         check_components(stage, components)
         sampler = PromptSampler(
             program=own.sample,
@@ -385,6 +399,9 @@ def open_stages(
             prompt_length=config.data.prompt_length,
             components=components,
             curriculum=stage.curriculum,
+            strategy=stage.strategy,
+            segments=segments_of(stage, config),
+            next_segment=own.next_segment,
         )
         stages.append(
             OnlineStage(

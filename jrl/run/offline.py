@@ -15,7 +15,7 @@ from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Offline
 from jrl.learning.credit import StoredLabels
 from jrl.learning.pack import PackingPlan, Shape
-from jrl.learning.step import StageArrays, StagePrograms, learn_from_stored, prepare
+from jrl.learning.step import Learned, StageArrays, StagePrograms, learn_from_stored, prepare
 from jrl.run.batches import pack_plans
 from jrl.tasks.data.stored import StoredSource, padded_rows
 from jrl.tasks.data.stream import Stream
@@ -39,14 +39,21 @@ class OfflineStage:
     temperature: Array  # 1
 
 
-def step(
-    stage: OfflineStage, state: TrainState, phase: Callable[[str], None]
-) -> tuple[TrainState, dict[str, Array | float]]:
-    """Returns the state after one step on stored rows of the training split, and its metrics."""
+class Stepped(NamedTuple):
+    """What a step left behind."""
+
+    state: TrainState
+    metrics: dict[str, Array | float]
+    learned: Learned
+    examples: list[str]  # the id of every row; [] where some examples gave none
+
+
+def step(stage: OfflineStage, state: TrainState, phase: Callable[[str], None]) -> Stepped:
+    """Returns the state after one step on stored rows of the training split, with what it learned from."""
     phase("learning from stored rows")
-    batch, left_out = next_batch(stage)
-    state, metrics = learn(stage, state, batch, stage.arrays, stage.temperature)
-    return state, {**metrics, **left_out}
+    batch, left_out, examples = next_batch(stage)
+    state, metrics, learned = learn(stage, state, batch, stage.arrays, stage.temperature)
+    return Stepped(state, {**metrics, **left_out}, learned, examples)
 
 
 class StoredBatch(NamedTuple):
@@ -57,8 +64,9 @@ class StoredBatch(NamedTuple):
     plans: list[PackingPlan]  # of every minibatch
 
 
-def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float]]:
-    """Returns the next stored rows of the training split, and counts of those left out, as metrics."""
+def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
+    """Returns the next stored rows of the training split, counts of those left out, as metrics, and the id of every
+    row's example; [] where some examples gave none."""
     config = stage.config
     visits = stage.stream.next(config.batch_size)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
@@ -71,13 +79,14 @@ def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float]]:
         by_row(rows.action_mask), everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit)
     )
     counts = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
-    return StoredBatch(by_row(rows.tokens), labels, plans), counts
+    examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]
+    return StoredBatch(by_row(rows.tokens), labels, plans), counts, examples
 
 
 def learn(
     stage: OfflineStage, state: TrainState, batch: StoredBatch, arrays: StageArrays, temperature: Array
-) -> tuple[TrainState, dict[str, Array]]:
-    """Returns the state after the updates on a batch, and their metrics."""
+) -> tuple[TrainState, dict[str, Array], Learned]:
+    """Returns the state after the updates on a batch, their metrics, and what they learned from."""
     role, p = stage.config.trains, stage.programs
     packed = lambda plan: p.pack(batch.tokens, batch.labels.mask, plan, temperature)
     minibatches = [prepare(p, state, role, packed(plan), plan) for plan in batch.plans]

@@ -14,7 +14,7 @@ from jrl.experiment import Online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
-from jrl.learning.step import Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
+from jrl.learning.step import Learned, Minibatch, StageArrays, StagePrograms, learn_from_sampled, prepare
 from jrl.rollout.collect import (
     Collected,
     Draw,
@@ -22,12 +22,14 @@ from jrl.rollout.collect import (
     Submitted,
     collect,
     draw,
+    draw_further,
     record_outcomes,
     refilled,
     submit,
 )
 from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import Completions, RewardSource
+from jrl.rollout.strategies import strategy_of
 from jrl.run.batches import pack_plans
 from jrl.tasks.stopping import Stop
 from jrl.types import Array, PackedBatch, PyTree, Rollout, Scores, TrainState
@@ -61,6 +63,7 @@ class Stepped(NamedTuple):
     waiting: tuple[Draw, ...]  # completions that are being drawn for the next steps, in their order
     metrics: dict[str, Array | float]
     batch: Collected | None  # None: nothing was sampled
+    learned: Learned
 
 
 def step(
@@ -76,8 +79,7 @@ def step(
 
     Args:
       waiting: the completions to learn from and those of the steps after, as far as they are being drawn already.
-      draws_ahead: so many steps after this one have their completions drawn before this one is learned from: with
-        enough steps left, Online.lag. At the first step that is by its own weights, as version max(0, t - lag) asks.
+      draws_ahead: so many steps after this one have their completions drawn, or begun, before this one is learned from.
       done: steps of the stage before this one.
       phase: called with what the step does, and with (done, total) where that is counted.
       stop: asked while completions are scored.
@@ -85,10 +87,7 @@ def step(
     Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
     """
     phase("sampling")
-    version = state.models["policy"].version
-    missing = range(len(waiting), 1 + draws_ahead)
-    newest = lambda: draw(stage.sampler, weights_of(state.models, "policy").params, version)
-    current, *following = [*waiting, *(newest() for _ in missing)]
+    current, *following = draws(stage, state, waiting, 1 + draws_ahead)
 
     submitted = send(stage, state, current)
     phase("scoring", done=0, total=len(submitted.texts))
@@ -112,7 +111,7 @@ def step(
         batch = filled
 
     phase("updating")
-    state, metrics = learn_from_sampled(
+    state, metrics, learned = learn_from_sampled(
         stage.programs,
         state,
         minibatches,
@@ -123,7 +122,26 @@ def step(
         warms_up=done < stage.config.critic_warmup,
     )
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch)
+    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch, learned)
+
+
+def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count: int) -> list[Draw]:
+    """Returns the completions of this step and of the next ones, `count` in all: those that wait, each with its next
+    segment where completions have several, and new ones.
+
+    A first step fills the queue with its own weights, as version max(0, t - lag) asks: what the next steps would have
+    drawn before it is drawn now, segments included.
+    """
+    sampler, version = stage.sampler, state.models["policy"].version
+    weights = sampling_weights(stage.config, state)
+    further = lambda begun: draw_further(sampler, begun, weights, version)
+    queue = [further(begun) for begun in waiting] if sampler.segments > 1 else list(waiting)
+    for place in range(len(queue), count):
+        drawn = draw(sampler, weights, version)
+        for _ in range(sampler.segments - 1 - place):
+            drawn = further(drawn)
+        queue.append(drawn)
+    return queue
 
 
 def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array]:
@@ -131,8 +149,20 @@ def refill_weights(stage: OnlineStage, state: TrainState) -> tuple[PyTree, Array
     version = state.models["policy"].version
     if stage.config.lag:
         oldest = previous_roles(stage.config.lag)[-1]
-        return weights_of(state.models, oldest).params, stage.programs.before(version)
-    return weights_of(state.models, "policy").params, version
+        return sampling_weights(stage.config, state, oldest), stage.programs.before(version)
+    return sampling_weights(stage.config, state), version
+
+
+def sampling_weights(config: Online, state: TrainState, policy: str = "policy") -> PyTree:
+    """Returns the weights that completions are drawn with: the policy's, and by role those of the models that the
+    stage's strategy draws with beside it.
+
+    Args:
+      policy: the role that has the policy's weights, or an older version of them.
+    """
+    weights = lambda role: weights_of(state.models, role).params
+    others = strategy_of(config.strategy).roles(config.strategy)
+    return {"policy": weights(policy), **{role: weights(role) for role in others}} if others else weights(policy)
 
 
 def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
@@ -143,7 +173,7 @@ def send(stage: OnlineStage, state: TrainState, drawn: Draw) -> Submitted:
         return Completions(drawn.visits, texts, stage.config.samples, packed, state)
 
     sampler = stage.sampler
-    return submit(drawn, stage.config.samples, sampler.tokenizer, stage.scorer, stage.sources, completions)
+    return submit(drawn, stage.config.samples, sampler, stage.scorer, stage.sources, completions)
 
 
 def packed_minibatches(
@@ -179,7 +209,12 @@ def abstract_step(
       plan: the packing of one minibatch, as shapes.
     """
     policy = state.models["policy"]
-    rollout = p.sample(weights_of(state.models, "policy").params, *inputs.sampling(policy.version))
+    weights = sampling_weights(config, state)
+    rollout = p.sample(weights, *inputs.sampling(policy.version))
+    if p.next_segment is not None:
+        _, *named, _, _ = inputs.sampling(policy.version)
+        uid = jax.ShapeDtypeStruct((*rollout.length.shape, 2), np.uint32, sharding=rollout.tokens.sharding)
+        rollout = p.next_segment(weights, rollout, uid, *named)
     packed = p.pack(rollout, plan, inputs.temperature)
     scores_of_roles = [p.scores(weights_of(state.models, role), packed) for role in config.rewards]
     if p.combine is not None:

@@ -20,7 +20,7 @@ from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
 from jrl.models.heads import fresh_heads
-from jrl.models.pretrained.published import GENERATION, decoder_of, load, read_config
+from jrl.models.pretrained.published import GENERATION, Published, decoder_of, load, read_config
 from jrl.models.shape import Decoder
 from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
@@ -36,8 +36,9 @@ from jrl.tasks.tokenizers.published import build as build_tokenizer
 from jrl.types import Array, PyTree
 
 # What a run's configuration would say: a published folder has none, and nothing of it is scored or learned from.
-PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()", "Data.prompt_length=128",
-         "Sampler.completion_length=256")  # fmt: skip
+PLAIN_LENGTHS = {"Data.prompt_length": 128, "Sampler.completion_length": 256}
+PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()",
+         *(f"{name}={value}" for name, value in PLAIN_LENGTHS.items()))  # fmt: skip
 
 OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
 
@@ -177,7 +178,7 @@ def open_published(
     there = [name for name in VOCABULARIES if paths.exists(folder / name)]
     published_bindings = [f"Published.path={str(folder)!r}", "Config.model=@Published()"]
     if file is None:
-        published_bindings += [*PLAIN, *generation_defaults(folder)]
+        published_bindings += [*plain_bindings(folder), *generation_defaults(folder)]
     elif there:
         published_bindings += [f"HuggingFace.path={str(folder)!r}", "Config.tokenizer=@HuggingFace()"]
     bound = {name_of(binding) for binding in bindings}
@@ -199,6 +200,16 @@ def open_published(
     policy = open_policy(config, parts, tokenizer)
     key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
     return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
+
+
+def plain_bindings(folder: Path) -> list[str]:
+    """Returns PLAIN, with shorter lengths in the same proportion where the model has learned fewer positions."""
+    longest = decoder_of(Published(path=str(folder)))[1].learned_positions
+    if longest is None or longest >= sum(PLAIN_LENGTHS.values()):
+        return list(PLAIN)
+    prompt = max(1, longest * PLAIN_LENGTHS["Data.prompt_length"] // sum(PLAIN_LENGTHS.values()))
+    fitting = zip(PLAIN_LENGTHS, (prompt, longest - prompt))
+    return [*(b for b in PLAIN if name_of(b) not in PLAIN_LENGTHS), *(f"{name}={value}" for name, value in fitting)]
 
 
 def name_of(binding: str) -> str:
@@ -262,7 +273,7 @@ def unsupported_generation_options(folder: Path) -> list[str]:
 
 def generation_config(folder: Path) -> dict[str, Any]:
     """Returns generation_config.json; {} where there is none. Raises ValueError for one that is no JSON object."""
-    return paths.read_object(folder / GENERATION) if paths.exists(folder / GENERATION) else {}
+    return paths.read_object(folder / GENERATION, within=folder) if paths.exists(folder / GENERATION) else {}
 
 
 @dataclasses.dataclass(frozen=True)

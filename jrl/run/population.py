@@ -186,6 +186,7 @@ def save(population: Population, progress: PopulationProgress) -> None:
         population.first.done,
         {"state": progress.state, "members": trees},
         {"members": hosts, "failed": population.failed},
+        skipped=max(job.skipped for job in population.jobs.values()),
     )
     add_seconds(population, "checkpoint", time.monotonic() - start)
 
@@ -220,8 +221,8 @@ def take_step(
     i, first, jobs = progress.stage, population.first, list(population.jobs.values())
     stages, start = [job.stages[i] for job in jobs], time.monotonic()
     if isinstance(stages[0], OfflineStage):
-        batches, known = zip(*map(offline.next_batch, stages))
-        state, metrics = offline.learn(
+        batches, known, _ = zip(*map(offline.next_batch, stages))
+        state, metrics, _ = offline.learn(
             stages[0], progress.state, population.members.stack(batches), population.arrays[i],
             population.temperatures[i],
         )  # fmt: skip
@@ -268,7 +269,7 @@ def _online_step(
             minibatches = pack_and_prepare(members, stages, state, rollout, hosts, temperature)
 
     phase("updating")
-    state, metrics = learn_from_sampled(
+    state, metrics, _ = learn_from_sampled(
         p,
         state,
         minibatches,

@@ -70,7 +70,7 @@ def state_shape(inputs: Inputs, done: int) -> TrainState:
 def rollout_shape(inputs: Inputs, i: int, state: TrainState) -> Rollout:
     """Returns the rollout that a step of stage `i` draws, as shapes."""
     arguments = sample_arguments(inputs, inputs.config.stages[i].prompts, state.models["policy"].version)
-    return inputs.programs.stages[i].sample.shape(weights_of(state.models, "policy").params, *arguments)
+    return inputs.programs.stages[i].sample.shape(online.sampling_weights(inputs.config.stages[i], state), *arguments)
 
 
 def sample_arguments(

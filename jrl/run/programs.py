@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.algos.contract import Objective
+from jrl.algos.contract import Needs, Objective
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import BATCH_AXES, TRAIN, batch_shards, spec
 from jrl.experiment import (
@@ -43,8 +43,11 @@ from jrl.models.contract import Model, split_params, unrolled
 from jrl.models.heads import VALUE, fresh_heads
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, for_length
-from jrl.rollout import sampler
+from jrl.rollout import sampler, segments
 from jrl.rollout.ensembles import Ensemble, aggregate
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import Drawing
+from jrl.rollout.strategies.partial import Partial
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
@@ -224,8 +227,21 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
     )
 
 
+def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
+    """Returns how the stage's sampling strategy draws rows; None: each by itself."""
+    drawing = strategy_of(stage.strategy).drawing
+    return None if drawing is None else drawing(stage.strategy, tokenizer)
+
+
 def sampling(
-    config: Config, samples: int, longest: int, model: Model, cfg: Any, tokenizer: Any, greedy_samples: int = 0
+    config: Config,
+    samples: int,
+    longest: int,
+    model: Model,
+    cfg: Any,
+    tokenizer: Any,
+    greedy_samples: int = 0,
+    drawing: Drawing | None = None,
 ) -> Callable[..., Rollout]:
     """Returns the sampler's program of a run, for so many completions of each prompt, of at most `longest` tokens."""
     return functools.partial(
@@ -241,7 +257,33 @@ def sampling(
         max_batch_compactions=config.sampler.max_batch_compactions,
         stop_ids=tokenizer.end_ids,
         pad_id=tokenizer.pad_id,
+        drawing=drawing,
     )
+
+
+def stage_sampling(
+    stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any, needs: Needs
+) -> Callable[..., Rollout]:
+    """Returns the program that draws a stage's completions, or their first segments. needs: its objective's."""
+    own = {"greedy_samples": int(needs.greedy_sample), "drawing": drawing_of(stage, tokenizer)}
+    return sampling(config, stage.samples, completion_length(stage, config), model, cfg, tokenizer, **own)
+
+
+def segment_sampling(stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
+    """Returns the program that draws the further segments of a stage's completions."""
+    own, longest = ("samples", "completion_length", "drawing"), completion_length(stage, config)
+    options = sampling(config, stage.samples, longest, model, cfg, tokenizer).keywords
+    return functools.partial(
+        segments.next_segment,
+        completion_length=longest,
+        tokens=stage.strategy.tokens,
+        **{name: value for name, value in options.items() if name not in own},
+    )
+
+
+def newest_only(strategy: Any) -> bool:
+    """Whether tokens of older weights are left out of the loss."""
+    return isinstance(strategy, Partial) and strategy.newest_only
 
 
 def build_stage(
@@ -278,6 +320,8 @@ def build_stage(
         starts |= dict(critic=stage.critic, critic_optimizer=trained[CRITIC])
         check_optimizer(trained[CRITIC], Weights(*describe(model.spec(cfg), [VALUE])))
     closes = dict(roles=tuple(trained), objective=objective)
+    if online:
+        closes |= dict(reset_reference_every=stage.reset_reference_every)
 
     def program(what: str, fn: Callable, **options: Any) -> Program:
         return cache.program(f"{name}.{what}", fn, **options)
@@ -291,10 +335,9 @@ def build_stage(
             functools.partial(begin_stage, **starts, model=model, cfg=cfg, num_previous=stage.lag if refills else 0),
             donate_argnums=0,
         ),
-        sample=program(
-            "sample", sampling(config, stage.samples, longest, model, cfg, tokenizer, int(needs.greedy_sample))
-        )
-        if online
+        sample=program("sample", stage_sampling(stage, config, model, cfg, tokenizer, needs)) if online else None,
+        next_segment=program("next_segment", segment_sampling(stage, config, model, cfg, tokenizer))
+        if online and isinstance(stage.strategy, Partial)
         else None,
         pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),
         recompute=program(
@@ -315,7 +358,7 @@ def build_stage(
         combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))
         if online and stage.ensemble is not None
         else None,
-        credit=judging("credit", credit.credit) if online else None,
+        credit=judging("credit", credit.credit, newest_only=newest_only(stage.strategy)) if online else None,
         finish=program(
             "finish", functools.partial(credit.finish_sampled if online else credit.finish_stored, **judged)
         ),

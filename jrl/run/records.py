@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,8 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
-from jrl.experiment import Config, Online
+from jrl.experiment import Config, Online, segments_of
+from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
 from jrl.models.adapters.quantized import quantize
@@ -32,12 +35,13 @@ from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_sh
 from jrl.run.programs import abstract
 from jrl.run.report.messages import (
     closing_message,
+    condemned_message,
     evaluation_line,
     no_signal_warning,
     resume_message,
     scoring_warning,
 )
-from jrl.run.report.metrics import open_metrics
+from jrl.run.report.metrics import open_metrics, read_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
@@ -60,6 +64,10 @@ class StopRun(RuntimeError):
     """The run cannot go on. The message is the diagnosis; the last checkpoint is good."""
 
 
+class CheckpointsRemoved(RuntimeError):
+    """A run has done steps, and none of its checkpoints is there."""
+
+
 class Progress(NamedTuple):
     """What a run carries from step to step besides the data position. All of it is in the checkpoint."""
 
@@ -76,6 +84,8 @@ class Step:
     phase: str  # the name of its stage
     metrics: dict[str, Any]  # device scalars until the step is emitted
     batch: Collected | None = None  # None where nothing was sampled
+    learned: Learned | None = None  # held only where the run is about to stop
+    examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] where not known
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
@@ -130,6 +140,10 @@ def restore(job: Job) -> Progress:
                 f"{job.folder / 'checkpoints'}, or start a new run in another folder"
             )
     if host is None:
+        if set_aside := job.run_state.condemned():
+            job.display.note(condemned_message(set_aside))
+        else:
+            check_not_removed(job)
         begin_files(job)
         return Progress(beginning(job, job.key), (), stage=-1)
     return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
@@ -150,7 +164,9 @@ def begin_files(job: Job) -> None:
     """Opens the files of a run that begins."""
     metrics = job.folder / "metrics.jsonl"
     if paths.exists(metrics) and paths.size(metrics):
-        job.display.note(f"no checkpoint in {job.folder}: starting over; the rows of metrics.jsonl are dropped")
+        aside = unused_name(job.folder, "metrics.jsonl")
+        paths.rename(metrics, aside)
+        job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
     open_files(job, 0, 0)
 
 
@@ -171,7 +187,7 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     before = host["time"]["seconds"]
     job.seconds = before | {name: before.get(name, 0.0) + more for name, more in job.seconds.items()}
     job.sampled_tokens = host["time"]["sampled_tokens"]
-    open_files(job, host["metrics_offset"], host["rollout_rows"])
+    open_files(job, host["metrics_offset"], host["rollout_rows"], host.get("metrics_sha256"))
     for stage in job.stages:
         if isinstance(stage, OfflineStage):
             stage.stream.set_state(data["stages"][stage.name])
@@ -184,17 +200,38 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     # Refills of the last step may have moved the stream past the prompts that were under way.
     job.stream.set_state(data["train"])
     job.display.note(resume_message(job.done, job.total))
+    if set_aside := job.run_state.condemned():
+        job.display.note(condemned_message(set_aside))
     return tuple(waiting)
 
 
+def check_not_removed(job: Job) -> None:
+    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first."""
+    # One row is written before the save of its step, which may be what a kill has interrupted.
+    every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
+    first_save = min([every, *ends[:1]])
+    last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
+    if last > first_save or paths.exists(job.folder / "summary.json"):
+        raise CheckpointsRemoved(
+            f"{job.folder} has done {last} steps and holds no checkpoint: they were removed. Nothing was changed; put "
+            f"one back under {job.folder / 'checkpoints'}, or start a new run in another folder"
+        )
+
+
+def unused_name(folder: Path, name: str) -> Path:
+    """Returns a path in the folder that nothing has: NAME.1, NAME.2 ..."""
+    return next(path for n in itertools.count(1) if not paths.exists(path := folder / f"{name}.{n}"))
+
+
 def draws_ahead(config: Config, done: int) -> int:
-    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or as many as
-    the stage has left, unless it is the last stage, which may go on."""
+    """Returns how many of the next steps have their completions under way after `done` steps: Online.lag, or one less
+    than completions have segments; at most as many as the stage has left, unless it is the last, which may go on."""
     i = stage_at(config, done)
     if i < 0 or not isinstance(config.stages[i], Online):
         return 0
     stage = config.stages[i]
-    return stage.lag if i + 1 == len(config.stages) else min(stage.lag, starts(config)[i] + stage.steps - done)
+    most = stage.lag + segments_of(stage, config) - 1
+    return most if i + 1 == len(config.stages) else min(most, starts(config)[i] + stage.steps - done)
 
 
 def waiting_names(count: int) -> list[str]:
@@ -245,10 +282,10 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
         )
 
 
-def open_files(job: Job, metrics_offset: int, rollout_rows: int) -> None:
+def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256: str | None = None) -> None:
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
-        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks)
+        job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
         if job.config.log.rollouts:
             job.rollouts = open_rollouts(job.folder / "rollouts", rows=rollout_rows)
     except ValueError as error:
@@ -260,7 +297,7 @@ def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
     with job.timed("checkpoint"):
         tree, host = to_save(job, progress.waiting)
-        job.run_state.save(job.done, {"state": progress.state, **tree}, host)
+        job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
 
 
 def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
@@ -284,6 +321,7 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
         "data": data,
         "evals": job.evals,
         "metrics_offset": job.metrics.commit(),
+        "metrics_sha256": job.metrics.sha256(),
         "rollout_rows": job.rollout_rows,
         "in_a_row": {"skipped": job.skipped, "unscored": job.unscored, "without_signal": job.without_signal},
         "time": {"seconds": job.clock(), "sampled_tokens": job.sampled_tokens},
@@ -320,13 +358,6 @@ def emit(job: Job, step: Step) -> Step:
         raise StopRun(
             f"for {STOP_AFTER_SKIPPED} steps in a row no completion could be scored: {counts} at step {step.step}. "
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
-        )
-    if job.skipped >= STOP_AFTER_SKIPPED:
-        raise StopRun(
-            f"{STOP_AFTER_SKIPPED} updates in a row were skipped, the last at step {step.step}: "
-            f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}, "
-            f"{step.metrics.get('loss/tokens', 0):.0f} tokens in the loss. The last checkpoint is older; "
-            "check the learning rate and the rewards of these steps in RUN/rollouts"
         )
     return step
 

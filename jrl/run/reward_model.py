@@ -83,7 +83,8 @@ def open_reward_model(
 
 def digest_of(files: Sequence[Path]) -> str:
     """Returns the SHA-256 of a file, or of the digests of several."""
-    digests = [hashlib.sha256(paths.read_bytes(file)) for file in files]
+    read = lambda file: paths.read_foreign(file, paths.MOST_OBJECT_BYTES, file.parent)
+    digests = [hashlib.sha256(read(file)) for file in files]
     if len(digests) == 1:
         return digests[0].hexdigest()
     return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()

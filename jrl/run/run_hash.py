@@ -14,8 +14,8 @@ from jrl.run.checkpoints.run_state import DamagedStep, list_steps, restore_step,
 from jrl.run.report.metrics import read_metrics
 from jrl.types import PyTree
 
-# Of the host part of a save, what the clock or the machine decides. The offset is a length of rows that hold times.
-OUTSIDE = ("time", "metrics_offset")
+# Of the host part of a save, what the clock or the machine decides. Offset and hash are of rows that hold times.
+OUTSIDE = ("time", "metrics_offset", "metrics_sha256")
 
 
 def run_fingerprint(folder: str | Path, step: int | None = None) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def read_prompts(path: str | Path) -> list[str]:
     Raises: ValueError where the file cannot be read, is no UTF-8, or holds no prompt.
     """
     try:
-        lines = paths.read_bytes(path).decode().splitlines()
+        lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the prompts cannot be read: {path}: {error}") from error
     prompts = [_prompt(line) for line in lines if line.strip()]
@@ -143,7 +143,7 @@ def read_prompts(path: str | Path) -> list[str]:
 def _prompt(line: str) -> str:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return line
     return value if isinstance(value, str) else line
 

@@ -207,7 +207,7 @@ def read_rows(path: str | Path, tokenizer: Any, vocab_size: int, *, templated: b
 
 def _rows(path: str | Path, tokenizer: Any, vocab_size: int, templated: bool) -> Iterator[list[int]]:
     try:
-        lines = paths.read_bytes(path).split(b"\n")
+        lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).split(b"\n")
     except OSError as error:
         raise ValueError(f"the rows to score cannot be read: {error}") from error
     if lines and not lines[-1].strip():
@@ -216,7 +216,7 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int, templated: bool) ->
         place = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{place}: not JSON: {error}") from error
         if not isinstance(row, dict) or len(row.keys() & {"tokens", "text", "messages"}) != 1:
             raise ValueError(f'{place}: a row is {{"tokens": [ids]}}, {{"text": "..."}} or {{"messages": [...]}}')

@@ -37,7 +37,7 @@ def batch(mesh):
     verdict = np.array([Status.CORRECT, Status.WRONG, Status.WRONG, Status.CRASH, Status.PADDING], np.int8)
     reward, row = np.array([1.0, 0.0, 0.25, 0.0, 7.0], np.float32), np.arange(5, dtype=np.float32)
     scores = HostScores(
-        reward=reward, valid=verdict <= Status.UNPARSABLE, verdict=verdict, outcome=row, components={"row": row},
+        reward=reward, valid=verdict <= Status.UNPARSABLE, verdict=verdict, outcome=reward / 2, components={"row": row},
         details=list("abcde"), counts={}, replayed=0, token_reward=None, source_metrics={},
     )  # fmt: skip
     visits = [Visit(Example(text, (Message("user", text),)), (0, 0), (1,)) for text in ("p", "q")]
@@ -45,8 +45,8 @@ def batch(mesh):
     return Collected(None, None, {}, scores, visits, [""] * 5, {}, 2), sampler
 
 
-def test_rewards_are_read_by_prompt_without_those_that_do_not_count(mesh):
-    assert recipes.rewards_of(batch(mesh)[0]) == {"p": [1, 0], "q": [0.25]}
+def test_outcomes_are_read_by_prompt_without_those_that_do_not_count(mesh):
+    assert recipes.outcomes_of(batch(mesh)[0]) == {"p": [0.5, 0], "q": [0.125]}
 
 
 def test_permuted_scores_stay_together_and_padding_stays_where_it_is(mesh):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from families import golden
@@ -12,6 +13,7 @@ from families.published import opened
 from safetensors.numpy import load_file, save_file
 
 from jrl.models.pretrained import tensors as tensors_module
+from jrl.models.pretrained.published import num_nonfinite
 from jrl.models.pretrained.tensors import open_tensors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -142,6 +144,33 @@ def test_a_header_that_names_a_tensor_twice_is_refused(folder):
 )
 def test_a_config_of_another_shape_than_the_tensors_is_refused_by_name(tmp_path, changes, message):
     refused(golden.write(tmp_path / "model", head_dim=8, **changes), message)
+
+
+@pytest.mark.parametrize(("value", "name"), [
+    (np.nan, "model.layers.1.mlp.up_proj.weight"), (-np.inf, "model.norm.weight"),
+])  # fmt: skip
+def test_weights_that_are_not_finite_are_refused_by_name(folder, value, name):
+    def change(tensors):
+        tensors[name] = tensors[name].copy()
+        tensors[name].flat[3] = value
+
+    rewrite(folder, change)
+    refused(folder, name, "holds 1 value that is NaN or infinite")
+
+
+def test_weights_that_a_narrower_dtype_cannot_hold_are_refused(folder):
+    def change(tensors):
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float64) + 1e39
+
+    rewrite(folder, change)
+    refused(folder, "model.norm.weight holds 32 values that are NaN or infinite in float32", "published as float64")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_what_is_not_finite_is_counted_by_its_bits(dtype):
+    largest = float(jnp.finfo(dtype).max)
+    values = np.array([0, -0.0, 1, largest, -largest, np.nan, np.inf, -np.inf], jnp.dtype(dtype))
+    assert num_nonfinite(values) == 3 and num_nonfinite(values[:5]) == 0
 
 
 def test_rows_and_columns_are_read_by_ranges_and_in_pieces(folder, monkeypatch):

@@ -31,10 +31,11 @@ def chosen(table: str, name: str) -> list[str]:
         field = "Online.objective" if ALGOS[name].advantages else "warm/Offline.objective"
     pick = f"{field} = @{name}()" if field else f"Scoring.verifiers = [@{name}(), @other/{name}()]"
     remaining = [binding for binding in BASE if not (field and binding.startswith(f"{field} "))]
-    inner = (
-        ["Mixture.tasks = [@Addition(), @other/Addition()]", "other/Addition.digits = 5"] if name == "Mixture" else []
-    )
-    return [*remaining, pick, *required(CLASSES[table][name]), *inner]
+    inner = {
+        "Mixture": ["Mixture.tasks = [@Addition(), @other/Addition()]", "other/Addition.digits = 5"],
+        "Cleaned": ["Cleaned.task = @Addition()", "Cleaned.evaluation = [@other/Addition()]"],
+    }
+    return [*remaining, pick, *required(CLASSES[table][name]), *inner.get(name, [])]
 
 
 ROWS = [(table, name) for table, rows in CLASSES.items() for name in rows]

@@ -20,7 +20,9 @@ from jrl.algos.contract import Facts, Groups, Sequences, Tokens
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.plugins import load_parts
 
-FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6)
+FACTS = Facts(
+    samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6, attempts=2
+)
 
 OPTIONS = {
     "dual_clip": 3.0,
@@ -38,7 +40,11 @@ OPTIONS = {
 }
 
 # Options that a row's check refuses.
-REFUSED = {"VTracePPO": {"importance"}, "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"}}
+REFUSED = {
+    "VTracePPO": {"importance"},
+    "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"},
+    "DreamerPPO": {"value_clip"},
+}
 
 # What an answer of two letters asks for: VAPO's own lambda is 0 for it, and no values are learned here.
 SHORT = {"VAPO": {"gae_lambda": 1.0}}
@@ -58,6 +64,14 @@ def everything_on(objective):
     names = {field.name for field in dataclasses.fields(objective.config)}
     names -= REFUSED.get(objective.config.__name__, set())
     return objective.config(**{name: value for name, value in OPTIONS.items() if name in names})
+
+
+def given_tokens(objective, config):
+    """Returns the sample tokens, with the bins of the values where the objective reads them."""
+    needs, tokens = objective.needs(config), conformance.sample_tokens()
+    if needs.value_bins is None:
+        return tokens
+    return tokens.replace(value_logits=jnp.zeros((*tokens.mask.shape, needs.value_outputs)))
 
 
 WITH_OPTIONS = [name for name, row in ALGOS.items() if everything_on(row) != default_config(row)]
@@ -161,7 +175,7 @@ def test_it_learns_a_word_of_two_letters(name):
     """A policy of [2, 3] logits, rewarded where both letters are right: 1 in 9 at first, nearly always at the end."""
     objective = ALGOS[name]
     config = dataclasses.replace(default_config(objective), **SHORT.get(name, {}))
-    rows, num_groups, target = 64, 8, jnp.array([2, 0])
+    needs, rows, num_groups, target = objective.needs(config), 64, 8, jnp.array([2, 0])
     optimizer = optax.adam(0.1)
     ones = jnp.ones((rows, 2), bool)
 
@@ -181,7 +195,8 @@ def test_it_learns_a_word_of_two_letters(name):
             num_groups=num_groups,
             max_completion=2,
             values=jnp.zeros((rows, 2)),
-            components={"first": reward, "second": reward},
+            components={"first": reward, "second": reward, "first_attempt": jnp.zeros(rows)},
+            turn=jnp.ones((rows, 2), jnp.int8),
             old_logprobs=chosen,
             behaviour_logprobs=chosen,
             ref_logprobs=jnp.full((rows, 2), -jnp.log(3.0)),
@@ -208,6 +223,7 @@ def test_it_learns_a_word_of_two_letters(name):
                 segment=jnp.zeros((rows, 2), jnp.int32),
                 num_segments=1,
                 values=jnp.zeros((rows, 2)),
+                value_logits=None if needs.value_bins is None else jnp.zeros((rows, 2, needs.value_outputs)),
                 old_values=jnp.zeros((rows, 2)),
                 returns=returns,
                 selected=None if objective.select is None else objective.select(config, groups, advantages),
@@ -300,7 +316,7 @@ def test_rows_may_be_sharded_over_data(name):
     config = everything_on(objective)
     state = objective.init_state(config)
     twice = lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
-    groups, tokens = conformance.sample_groups(), twice(conformance.sample_tokens())
+    groups, tokens = conformance.sample_groups(), twice(given_tokens(objective, config))
     sequences = twice(conformance.sample_sequences(objective.unit_size))
 
     def run(groups, tokens, sequences):
@@ -336,9 +352,8 @@ def test_rows_may_be_sharded_over_data(name):
 def test_truncated_importance_weighs_the_policy_loss(name):
     """A sampler 0.1 nats off everywhere weighs exp(0.1), one 5 nats off the cap of 2."""
     objective, tokens = ALGOS[name], conformance.sample_tokens()
-    # Nothing to learn of values, no KL to the reference and no entropy: none is weighted.
-    nothing = jnp.zeros_like(tokens.values)
-    tokens = tokens.replace(values=nothing, old_values=nothing, returns=nothing, ref_logprobs=tokens.logprobs)
+    # A policy without a value head, no KL to the reference and no entropy: none is weighted.
+    tokens = tokens.replace(values=None, returns=jnp.zeros_like(tokens.returns), ref_logprobs=tokens.logprobs)
     tokens = tokens.replace(entropy=jnp.zeros_like(tokens.entropy))
     loss_of = lambda config, tokens: objective.token_loss(config, tokens, objective.init_state(config))
     plain, _ = loss_of(objective.config(), tokens)
@@ -370,6 +385,6 @@ def test_float64_stays_float64(name):
     with jax.enable_x64(True):
         wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
         sequences = conformance.sample_sequences(objective.unit_size)
-        given = conformance.sample_groups(), conformance.sample_tokens(), sequences, objective.init_state(config)
+        given = conformance.sample_groups(), given_tokens(objective, config), sequences, objective.init_state(config)
         for value in jax.eval_shape(run, *jax.tree.map(wide, given)):
             assert value.dtype == jnp.float64

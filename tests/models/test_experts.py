@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampled import agree_on_every_mesh
+from sampled import agree_on_four_devices
 
 from jrl.models import experts
 from jrl.models.contract import init, is_spec, num_params, unrolled
@@ -124,10 +124,10 @@ def test_routers_say_what_they_decided_by(cfg):
     assert MODEL.routed(params, tokens, positions, None, no_experts)[1] is None
 
 
-@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
-@pytest.mark.parametrize("cfg", [CFG, MIXED], ids=["all", "mixed"])
-def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(cfg, layers):
-    agree_on_every_mesh(cfg, layers)
+# Scanned, a mixture of sparse and dense layers is cut into runs of layers; unrolled, each layer is by itself.
+@pytest.mark.parametrize(("cfg", "layers"), [(CFG, "unrolled"), (MIXED, "scanned")], ids=["all", "mixed"])
+def test_the_samplers_logprobs_on_four_devices_are_a_plain_forwards_on_one(cfg, layers):
+    agree_on_four_devices(cfg, layers)
 
 
 @pytest.mark.parametrize("wrong", [dict(per_token=6), dict(per_token=0), dict(width=0), dict(layers=(False,))])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampled import adapted, agree_on_every_mesh, fresh, learned, one_device, places_of
+from sampled import adapted, agree_on_four_devices, fresh, learned, one_device, places_of
 
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models.adapters.lora import LoRA, merge
@@ -202,10 +202,10 @@ def test_a_mesh_changes_neither_policy_nor_gradient(config, cfg):
 
 
 @pytest.mark.parametrize(("case", "layers"), list(zip(CASES, ("unrolled", "scanned", "scanned"))), ids=IDS)
-def test_the_samplers_logprobs_are_a_plain_forwards_on_every_mesh(case, layers):
+def test_the_samplers_logprobs_on_four_devices_are_a_plain_forwards_on_one(case, layers):
     config, cfg = case
     model = adapted(MODEL, config)
-    agree_on_every_mesh(cfg, layers, model, learned(model, cfg))
+    agree_on_four_devices(cfg, layers, model, learned(model, cfg))
 
 
 # What is refused

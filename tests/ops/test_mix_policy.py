@@ -34,3 +34,11 @@ def test_on_fresh_rows_it_is_the_clip():
     got, _ = both(new, old, old, advantages)
     expected = surrogate.clipped(new, old, advantages, jnp.ones(3, bool), clip_low=0.2, clip_high=0.2)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_the_center_carries_no_gradient():
+    # on the bound of the first case above the loss is -(c + 0.2) A: it moves with c, whose policies are fixed
+    new, sampled, advantages = jnp.array([-1.0]), jnp.array([-1.5]), jnp.ones(1)
+    loss = lambda old: mix_policy.mix_policy_clipped(new, old, sampled, advantages, jnp.ones(1, bool), clip=0.2).sum()
+    assert loss(jnp.array([-1.2])) != loss(jnp.array([-1.25]))
+    np.testing.assert_array_equal(jax.grad(loss)(jnp.array([-1.2])), 0)

@@ -70,6 +70,30 @@ def test_a_table_that_is_not_the_saved_one_is_refused(tmp_path):
         open_metrics(path, 5)
 
 
+def test_a_table_with_other_rows_than_were_saved_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = open_metrics(path)
+    for step in (1, 2):
+        metrics.append({"step": step, "reward": 0.25})
+    saved, digest = metrics.commit(), metrics.sha256()
+    metrics.append({"step": 3, "reward": 0.5})
+    metrics.close()
+    sound = path.read_bytes()
+    damaged = sound.replace(b"0.25", b"0.75", 1)
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=f"other rows before byte {saved} than were saved"):
+        open_metrics(path, saved, sha256=digest)
+    assert path.read_bytes() == damaged
+    path.write_bytes(sound)
+    resumed = open_metrics(path, saved, sha256=digest)
+    resumed.append({"step": 3, "reward": 0.5})
+    assert path.read_bytes() == sound
+    resumed.commit()
+    again = resumed.sha256()
+    resumed.close()
+    open_metrics(path, len(sound), sha256=again).close()  # the hash goes on where the rows do
+
+
 def test_reading_stops_at_the_step_and_skips_a_torn_last_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')

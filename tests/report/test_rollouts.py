@@ -116,6 +116,28 @@ def test_opening_at_zero_starts_over_and_more_than_there_is_is_refused(tmp_path)
     assert_holds(tmp_path, [2])
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut", "removed"])
+def test_damage_to_any_chunk_is_an_error_of_whoever_reads_it(tmp_path, damage):
+    store = open_rollouts(tmp_path / "sound", rows=0)
+    fill(store, 1, 2)
+    store.append(*[*step_of(3)[:1], {**step_of(3)[1], "reward": np.zeros(4, np.float32)}, *step_of(3)[2:]])
+    store.close()
+    chunks = sorted(path.relative_to(tmp_path / "sound") for path in (tmp_path / "sound").glob("*/c/**/*"))
+    chunks = [chunk for chunk in chunks if (tmp_path / "sound" / chunk).is_file()]
+    assert len(chunks) == 15  # step, uid, 7 fields, 3 texts and where each of them ends
+    for number, chunk in enumerate(chunks):
+        folder = shutil.copytree(tmp_path / "sound", tmp_path / str(number))
+        data = bytearray((folder / chunk).read_bytes())
+        if damage == "flipped":
+            data[len(data) // 2] ^= 1
+        if damage == "removed":
+            (folder / chunk).unlink()
+        else:
+            (folder / chunk).write_bytes(data if damage == "flipped" else data[:-1])
+        with pytest.raises(ValueError, match=chunk.parts[0]):
+            read_rollouts(folder)
+
+
 def test_padding_rows_are_not_kept(tmp_path):
     store = open_rollouts(tmp_path, rows=0)
     number, fields, prompts, completions, ids, uids = step_of(1)

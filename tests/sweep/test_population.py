@@ -136,7 +136,7 @@ def first_moment(state):
 @pytest.mark.parametrize(
     ("swept", "field"),
     [
-        ("Online.samples=[2,4]", "Online.samples"),
+        ("Sampler.completion_length=[3,4]", "Sampler.completion_length"),
         ("Online.objective=[@GRPO(),@DrGRPO()]", "Online.objective"),
         ("AdamW.clip_norm=[None,1.0]", "AdamW.clip_norm"),  # None is another program
         ("Addition.digits=[1,2]", "Addition.digits"),
@@ -171,3 +171,23 @@ def test_a_member_with_checkpoints_of_its_own_is_refused(tmp_path):
     (tmp_path / MEMBERS[0] / "checkpoints" / "00000005").mkdir(parents=True)
     with pytest.raises(ConfigError, match="checkpoints of its own"):
         sweep_population.begin_together(tmp_path, {member.name: member for member in sweep.members})
+
+
+@pytest.mark.slow
+def test_members_refill_and_sample_ahead_each_as_alone(tmp_path):
+    harder = [binding for binding in TINY if not binding.startswith(("Online.steps", "Checkpoint"))] + [
+        "Online.steps=4", "Checkpoint.every=2", "Online.lag=1", "Online.objective=@DAPO()", "Regex.pattern='.*[0-3].*'",
+    ]  # fmt: skip
+    sweep = read_sweep("configs/tiny.gin", [*harder, "AdamW.learning_rate=[1e-4,1e-3,3e-3]"])
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    ended = train_population(sweep, folder, *read_configs(sweep), threading.Event(), SILENT)
+    assert {end.code for end in ended.values()} == {0}
+    train_alone(harder, tmp_path / "alone", "AdamW.learning_rate=1e-3")
+    alone = list(read_metrics(tmp_path / "alone" / "metrics.jsonl"))
+    rows = {name: list(read_metrics(folder / name / "metrics.jsonl")) for name in ended}
+    for ours, theirs in zip(rows["learning_rate=0.001"], alone, strict=True):
+        for metric in ("refill/rounds", "refill/groups_drawn", "reward/mean", "loss/rows", "grad_norm"):
+            np.testing.assert_allclose(ours[metric], theirs[metric], rtol=1e-4, err_msg=f"{metric} at {ours['step']}")
+    rounds = [tuple(row["refill/rounds"] for row in of_member) for of_member in rows.values()]
+    assert sum(map(sum, rounds)) > 0 and len(set(rounds)) > 1, "the members should not all refill alike"

@@ -12,6 +12,7 @@ from mpmath import libmp
 from benchmarks import math_answers
 from jrl.tasks.verifiers.expressions import equality
 from jrl.tasks.verifiers.expressions.balls import WORK, Undecided, Work, evaluate
+from jrl.tasks.verifiers.expressions.forms import Reader, read_answer
 from jrl.tasks.verifiers.expressions.parser import parse
 from jrl.tasks.verifiers.expressions.terms import MAX_TERMS, NoAnswer, Terms, separation_bits
 from jrl.tasks.verifiers.expressions.tokens import tokenize
@@ -27,6 +28,9 @@ def test_the_separation_bound_of_a_difference_of_a_root_and_a_number():
     # log2(1 / (sqrt(2) - 1)) = log2(sqrt(2) + 1) = 1.27155..., which the bound meets.
     terms, (place,) = build(r"\sqrt{2}-1")
     assert separation_bits(terms, place) == pytest.approx(math.log2(math.sqrt(2) + 1), abs=1e-12)
+    # sqrt(3/2) - 1 = (sqrt(6) - 2) / 2 with the conjugate (-sqrt(6) - 2) / 2
+    terms, (place,) = build(r"\sqrt{\frac{3}{2}}-1")
+    assert separation_bits(terms, place) == pytest.approx(math.log2(2) + math.log2(math.sqrt(6) + 2), abs=1e-12)
     # 1 / 3 - sqrt(2) / 5 = (5 - 3 sqrt(2)) / 15: the conjugate's numerator is at most 5 + 3 sqrt(2), the norm 7 / 225.
     terms, (place,) = build(r"\frac{1}{3}-\frac{\sqrt{2}}{5}")
     assert separation_bits(terms, place) == pytest.approx(math.log2(15) + math.log2(5 + 3 * math.sqrt(2)), abs=1e-12)
@@ -107,6 +111,25 @@ def test_roots_are_exact_or_stay_roots():
 def test_what_is_too_large_is_refused_before_it_is_built(text):
     with pytest.raises(NoAnswer, match="bits"):
         parse(tokenize(text), Terms(), frozenset("x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1+" * 600 + "1", "tokens"),
+        ("x_{1" + "+1" * 9 + "}", "subscript"),
+        (r"5\%\%\%", "units"),
+        ("1," * 300 + "1", "elements"),
+        ("5" * 5000, "characters"),
+        ("1" * 1001, "digits"),
+        ("(" * 33 + "1" + ")" * 33, "deep"),
+        (r"\sqrt" * 200 + "1", "deep"),
+        ("|" * 17 + "1" + "|" * 17, "absolute values"),
+    ],
+)
+def test_a_cap_is_named_in_the_refusal(text, message):
+    with pytest.raises(NoAnswer, match=message):
+        read_answer(text, Reader(Terms(), frozenset()))
 
 
 def test_the_number_of_operations_is_bounded():

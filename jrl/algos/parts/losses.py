@@ -281,6 +281,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_mix_policy.py::test_mix_policy_by_hand",
             "tests/ops/test_mix_policy.py::test_the_lower_bound_by_hand",
+            "tests/ops/test_mix_policy.py::test_the_center_carries_no_gradient",
             "tests/ops/test_mix_policy.py::test_on_fresh_rows_it_is_the_clip",
             "tests/ops/test_policy_losses.py::test_masked_tokens_give_no_loss_and_no_gradient",
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
@@ -406,6 +407,15 @@ PARTS: list[Part] = [
             "tests/ops/test_policy_losses.py::test_what_is_given_carries_no_gradient",
             "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
             "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
+        ],
+    },
+    {
+        "id": "L16",
+        "function": "jrl.ops.awr:awr_weights",
+        "inputs": ["advantages", "beta", "max_weight"],
+        "output": "weights [...] float32",
+        "tests": [
+            "tests/algos/test_awr_objective.py::test_weights_grow_exponentially_with_the_advantage_and_are_cut",
         ],
     },
     {

@@ -161,6 +161,16 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "P18",
+        "function": "jrl.ops.win_rate:win_probability",
+        "inputs": ["reward", "group", "players", "opponents"],
+        "output": "probability [N] float32",
+        "tests": [
+            "tests/algos/test_nash_md.py::test_the_win_rate_by_hand",
+            "tests/algos/test_nash_md.py::test_the_gradient_is_that_of_the_published_loss",
+        ],
+    },
+    {
         "id": "P19",
         "function": "jrl.ops.pair_losses:inpo",
         "inputs": ["margin", "ref_margin", "previous_margin", "eta", "tau"],

@@ -19,6 +19,15 @@ PARTS: list[Part] = [
     },
     {
         "id": "V2",
+        "function": "jrl.ops.two_hot:bins_of",
+        "inputs": ["count", "limit"],
+        "output": "bins [count] float32",
+        "tests": [
+            "tests/algos/test_dreamer_ppo.py::test_a_head_of_bins_begins_at_0_and_is_read_before_every_token",
+        ],
+    },
+    {
+        "id": "V2",
         "function": "jrl.ops.two_hot:symlog",
         "inputs": ["x"],
         "output": "x [...] float32",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import reshape
+from jrl.ops.members import any_member
 from jrl.types import Array
 
 # Columns of the first block, and of the second; each further one is as wide as all before it. A CPU adds up products
@@ -99,7 +100,10 @@ def attend_cached(
         seen = mask[:, 0, start : start + v_block.shape[-2]]
         start += v_block.shape[-2]
         block = (q, k_block, v_block, seen)
-        total = sums(*block) if total is None else jax.lax.cond(seen.any(), add, lambda total, *_: total, total, *block)
+        if total is None:
+            total = sums(*block)
+        else:
+            total = jax.lax.cond(any_member(seen.any()), add, lambda total, *_: total, total, *block)
     if sinks is not None:  # one more score, which adds its weight and no value
         sink = reshape(sinks.astype(wide), grouped[1:3], "kv_heads", None)[None]
         total = _add_sink(total, sink)

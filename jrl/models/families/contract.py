@@ -4,11 +4,15 @@ tensors."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.models.rope import LongRope
-from jrl.models.shape import Decoder
+from jrl.models.shape import LARGEST, Decoder
+
+LAYER_COUNTS = ("num_hidden_layers", "n_layer")
+MOST = 1 << 30  # the largest count that a config.json may hold
 
 
 class Pick(NamedTuple):
@@ -115,13 +119,17 @@ class Keys:
     def count(self, name: str, default: Any = REQUIRED) -> int:
         value = self.take(name, default)
         if type(value) is not int or value < 1:
-            raise ValueError(f"{self.where}: {name} is {value!r}; it must be a whole number of at least 1")
+            raise ValueError(f"{self.where}: {name} is {value!r:.200}; it must be a whole number of at least 1")
+        # Before anything is counted out: lists have an entry for every layer.
+        most = LARGEST["layers"] if name in LAYER_COUNTS else MOST
+        if value > most:
+            raise ValueError(f"{self.where}: {name} is {value}; at most {most} can be read")
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
         value = self.take(name, default)
-        if type(value) not in (int, float) or not value > 0:
-            raise ValueError(f"{self.where}: {name} is {value!r}; it must be a number above 0")
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ValueError(f"{self.where}: {name} is {value!r:.200}; it must be a finite number above 0")
         return float(value)
 
     def flag(self, name: str, default: Any = REQUIRED) -> bool:
@@ -178,7 +186,10 @@ def read(family: Family, config: Mapping[str, Any], where: str = "config.json") 
     keys = Keys(config, where)
     for name, allowed in EVERY.items():
         keys.expect(name, *allowed)
-    cfg = family.read(keys)
+    try:
+        cfg = family.read(keys)
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise ValueError(f"{where}: a value is of a kind that {family.model_type} does not have: {error}") from error
     keys.close(HARMLESS | set(family.harmless))
     return cfg
 

@@ -43,6 +43,9 @@ COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config
               "chat_template.json")  # fmt: skip
 
 
+MAX_COMPANION_BYTES = 1 << 28  # of one of them
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:
     """A policy that starts from published weights: a folder with config.json and safetensors."""
@@ -88,7 +91,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     path = paths.local(folder) / "config.json"
     if not paths.exists(path):
         raise ValueError(f"{folder} is not a published model: it has no config.json")
-    return paths.read_object(path)
+    return paths.read_object(path, within=folder)
 
 
 def decoder_of(published: Published) -> tuple[Family, Decoder]:
@@ -347,19 +350,49 @@ def _block(
     count: Callable[[int], None],
 ) -> np.ndarray:
     """Returns a box of a leaf, read from the tensors that hold it and merged with its adapter. `count` is called with
-    the bytes of each read."""
+    the bytes of each read.
+
+    Raises: ValueError for a value that is not finite.
+    """
     apart = len(next(iter(where)))
     if apart == 0:
-        out = _read(tensors, *where[()], shape, box).astype(dtype, copy=False)
+        out = _finite(_read(tensors, *where[()], shape, box), where[()][0], tensors, dtype)
         count(out.nbytes)
         return out
     out = np.empty([s.stop - s.start for s in box], dtype)
     for row in np.ndindex(out.shape[:apart]):
         at = tuple(s.start + i for s, i in zip(box, row))
-        data = _read(tensors, *where[at], shape[apart:], box[apart:]).astype(dtype, copy=False)
+        data = _finite(_read(tensors, *where[at], shape[apart:], box[apart:]), where[at][0], tensors, dtype)
         out.view(bits_of(dtype))[row] = data.view(bits_of(dtype))
         count(data.nbytes)
     return out
+
+
+def _finite(data: np.ndarray, name: str, tensors: Tensors, dtype: np.dtype) -> np.ndarray:
+    """Returns a box of a published tensor in `dtype`. Raises ValueError for a value that is not finite in it."""
+    with np.errstate(over="ignore"):
+        cast = data.astype(dtype, copy=False)
+    if bad := num_nonfinite(cast):
+        values = "value that is" if bad == 1 else "values that are"
+        raise ValueError(
+            f"{tensors.folder}: {name} holds {bad} {values} NaN or infinite in {dtype} (published as {data.dtype}); "
+            "such weights can be neither trained nor sampled from"
+        )
+    return cast
+
+
+def num_nonfinite(data: np.ndarray) -> int:
+    """Returns how many values of a float array are NaN or infinite: those whose exponent is all ones. Works on the
+    bits: numpy looks at bfloat16 one element at a time."""
+    exponent = {"float64": 0x7FF << 52, "float32": 0xFF << 23, "bfloat16": 0xFF << 7, "float16": 0x1F << 10}
+    kind = bits_of(data.dtype)
+    mask = kind.type(exponent[data.dtype.name])
+    flat = data.reshape(-1).view(kind)
+    pieces = (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
+    return sum(int(np.count_nonzero((piece & mask) == mask)) for piece in pieces)
+
+
+_PIECE = 1 << 18  # values looked at together: they stay in a core's cache
 
 
 def _read(
@@ -492,4 +525,5 @@ def published_tensors(params: PyTree, cfg: Decoder, family: Family, dtype: str) 
 def companions_of(folder: str | Path) -> dict[str, bytes]:
     """Returns name -> contents of the files of COMPANIONS in a published folder."""
     folder = paths.local(folder)
-    return {name: paths.read_bytes(folder / name) for name in COMPANIONS if paths.exists(folder / name)}
+    read = lambda name: paths.read_foreign(folder / name, MAX_COMPANION_BYTES, within=folder)
+    return {name: read(name) for name in COMPANIONS if paths.exists(folder / name)}

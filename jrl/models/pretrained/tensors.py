@@ -84,6 +84,7 @@ class Tensors:
 
     def _open(self, path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
         """Maps a file. Returns name -> (shape, dtype) of its tensors, once safetensors has checked its header."""
+        paths.check_foreign(path, within=self.folder)
         try:
             with safetensors.safe_open(str(path), "np"):
                 pass
@@ -146,6 +147,7 @@ def open_file(path: str | Path) -> Tensors:
     if safetensors is None:
         raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
     path = paths.local(path)
+    paths.check_foreign(path, within=path.parent)
     try:
         with safetensors.safe_open(str(path), "np") as handle:
             names = list(handle.keys())
@@ -163,10 +165,9 @@ def write_file(path: str | Path, tensors: dict[str, np.ndarray]) -> None:
 
 def _indexed(folder: Path) -> dict[str, Path]:
     place = folder / INDEX
-    if paths.size(place) > MAX_INDEX_BYTES:
-        raise ValueError(f"{place} has {paths.size(place)} bytes; an index has at most {MAX_INDEX_BYTES}")
+    data = paths.read_foreign(place, MAX_INDEX_BYTES, within=folder)
     try:
-        names = json.loads(paths.read_bytes(place))["weight_map"]
+        names = json.loads(data)["weight_map"]
         pairs = list(names.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{place} is not an index of tensors: {type(error).__name__}: {error}") from error

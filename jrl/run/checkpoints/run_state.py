@@ -3,6 +3,7 @@
     ROOT/00000005/state/...        the array leaves, written by orbax
     ROOT/00000005/host.json        what is not an array: data position, counters, offsets
     ROOT/00000005/manifest.json    sha256 of every file above, and path, dtype, shape and sha256 of every leaf
+    ROOT/00000005.condemned/       a step that a later one condemned: its updates were not finite. Nothing reads it
 
 Orbax survives a killed save but restores damaged bytes without a word and does not fall back, so the manifest is ours:
 it is verified before any byte is used, the leaves are hashed again after they are read, and a damaged step is named and
@@ -37,6 +38,7 @@ PyTree = Any
 FORMAT = 1
 _READ_BACK_BYTES = 256 << 20
 _SAVING, _REPLACED, _REMOVED = (f"{paths.TEMPORARY}{what}-" for what in ("saving", "replaced", "removed"))
+CONDEMNED = ".condemned"  # behind the name of a step that is set aside
 _log = logging.getLogger(__name__)
 
 
@@ -64,8 +66,10 @@ class StateMismatch(ValueError):
 class RunState:
     """An open folder of saves. Hold the run's lock while it is open: it sweeps what a killed save left."""
 
-    save: Callable[[int, PyTree, Mapping[str, Any]], None]
+    save: Callable[..., None]
     steps: Callable[[], list[int]]
+    condemn: Callable[[int], list[int]]
+    condemned: Callable[[], list[int]]
     restore: Callable[..., tuple[int, PyTree, dict[str, Any]]]
     skipped: list[tuple[int, str]]  # damaged steps that restore() passed over, with the reason
     close: Callable[[], None]
@@ -74,8 +78,12 @@ class RunState:
 def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collection[int] = ()) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
-    `save(step, state, host)` returns when the step is on disk, read back and renamed into place; only then are older
-    steps beyond the newest `keep` removed, but for `pinned` ones, and later ones, which a run that went back has left.
+    `save(step, state, host, skipped=0)` returns when the step is on disk, read back and renamed into place; only then
+    are older steps beyond the newest `keep` removed, but for `pinned` ones and the newest that is known to be good,
+    and later ones, which a run that went back has left. `skipped` counts the steps up to `step` in a row whose updates
+    were not finite: a saved step is known to be good once a later step has learned from it.
+    `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
+    removes them. `condemned()` returns those that are set aside.
     `restore(abstract_state, step=None)` is `restore_step` below.
     Raises ValueError for keep < 1 or a run of several processes.
     """
@@ -94,13 +102,25 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
         if closed:
             raise ValueError(f"the saves in {folder} were closed; open them again")
 
-    def save(step: int, state: PyTree, host: Mapping[str, Any]) -> None:
+    def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
         check_open()
         save_step(folder, step, state, host)
-        for other in superseded(list_steps(folder), step, keep, pinned):
+        present = list_steps(folder)
+        good = known_good(present, step, skipped)
+        for other in superseded(present, step, keep, [*pinned, *([] if good is None else [good])]):
             if other > step:
                 _log.warning("removed the save of step %d in %s: step %d was saved after it", other, folder, step)
             _remove(folder, other)
+        for other in list_condemned(folder):
+            paths.remove_tree(condemned_dir(folder, other))
+
+    def condemn(first: int) -> list[int]:
+        check_open()
+        bad = [step for step in list_steps(folder) if step >= first]
+        for step in bad:
+            paths.remove_tree(condemned_dir(folder, step))
+            paths.rename(step_dir(folder, step), condemned_dir(folder, step))
+        return bad
 
     def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
@@ -110,7 +130,24 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
         nonlocal closed
         closed = True
 
-    return RunState(save=save, steps=lambda: list_steps(folder), restore=restore, skipped=skipped, close=close)
+    return RunState(
+        save=save,
+        steps=lambda: list_steps(folder),
+        condemn=condemn,
+        condemned=lambda: list_condemned(folder),
+        restore=restore,
+        skipped=skipped,
+        close=close,
+    )
+
+
+def known_good(present: Collection[int], step: int, skipped: int) -> int | None:
+    """Returns the newest saved step that a later one has learned from; None where there is none.
+
+    Args:
+      step: the last that was done. skipped: how many steps up to it, in a row, had updates that were not finite.
+    """
+    return max((saved for saved in present if saved < step - skipped), default=None)
 
 
 def superseded(present: list[int], saved: int, keep: int, pinned: Collection[int] = ()) -> list[int]:
@@ -128,6 +165,16 @@ def step_dir(root: str | os.PathLike[str], step: int) -> Path:
 def list_steps(root: str | os.PathLike[str]) -> list[int]:
     """Returns the committed steps, oldest first. Changes nothing, so a reader may call it while a run saves."""
     return sorted(int(name) for name in paths.list_dir(root) if name.isascii() and name.isdigit())
+
+
+def condemned_dir(root: str | os.PathLike[str], step: int) -> Path:
+    return step_dir(root, step).with_name(f"{step:08d}{CONDEMNED}")
+
+
+def list_condemned(root: str | os.PathLike[str]) -> list[int]:
+    """Returns the steps that are set aside, oldest first."""
+    names = [name.removesuffix(CONDEMNED) for name in paths.list_dir(root) if name.endswith(CONDEMNED)]
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapping[str, Any]) -> None:

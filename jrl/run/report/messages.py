@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jrl.run.report.text import duration, percent, printable
@@ -21,6 +21,48 @@ def resume_message(done: int, total: int) -> str:
     if done == total:
         return f"This run already has all {total} steps. Nothing to do."
     return f"This run already has {done} steps; you asked for {total}. Nothing to do."
+
+
+def condemned_message(steps: Sequence[int]) -> str:
+    """Returns which checkpoints a run passes over because later updates were not finite."""
+    return (
+        f"Passed over: the checkpoint{'s' if len(steps) > 1 else ''} of step {', '.join(map(str, steps))}, after which "
+        "no update was finite (RUN/checkpoints/*.condemned)."
+    )
+
+
+def not_finite_message(
+    run: str | os.PathLike[str],
+    *,
+    first: int,
+    last: int,
+    stage: str,
+    losses: str,
+    fault: str,
+    examples: Sequence[str],
+    good: int | None,
+    condemned: Sequence[int],
+    bundle: str,
+) -> str:
+    """Returns why a run stopped whose updates were not finite, and how it can go on.
+
+    Args:
+      first, last: the steps that were skipped. losses: loss and gradient norm of the last.
+      fault: where it was not finite first. examples: ids of those that it concerns; () where that is not known.
+      good: the newest checkpoint that a later step has learned from. condemned: those that were set aside.
+      bundle: how to replay it, or why that is not possible.
+    """
+    shown = ", ".join(printable(repr(name), 80) for name in examples[:4])
+    more = f" and {len(examples) - 4} more" if len(examples) > 4 else ""
+    of_examples = f", in rows of the examples {shown}{more}" if examples else ""
+    aside = f" Checkpoints of step {', '.join(map(str, condemned))} are set aside as *.condemned." if condemned else ""
+    rerun = f"Last good checkpoint: step {good}" if good is not None else "No checkpoint is good"
+    again = "a rerun continues from it" if good is not None else "a rerun begins anew"
+    return (
+        f"{last - first + 1} updates in a row were not finite: steps {first} to {last} of stage {stage} ({losses}). "
+        f"First not finite: {fault}{of_examples}. {rerun}; {again}, and meets the same fault where nothing is changed: "
+        f"see the learning rate, the rewards and the data, and continue with --accept-change.{aside} {bundle}"
+    )
 
 
 def saved_message(done: int, total: int) -> str:

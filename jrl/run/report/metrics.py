@@ -8,6 +8,7 @@ they are written as the strings "NaN", "Infinity" and "-Infinity", which float()
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import math
@@ -35,20 +36,32 @@ class Sink:
 @dataclasses.dataclass(frozen=True)
 class Metrics:
     """An open metrics.jsonl. `append(row)` hands the row to the system before it returns. `offset()` is the length so
-    far in bytes; `commit()` forces it to disk and returns it: what a checkpoint records."""
+    far in bytes; `commit()` forces it to disk and returns it, and `sha256()` is the hash (hex) of as much: what a
+    checkpoint records."""
 
     append: Callable[[Mapping[str, Any]], None]
     offset: Callable[[], int]
     commit: Callable[[], int]
+    sha256: Callable[[], str]
     failures: dict[str, int]  # sink name -> rows it did not take
     close: Callable[[], None]
 
 
-def open_metrics(path: str | os.PathLike[str], offset: int = 0, sinks: Sequence[Sink] = ()) -> Metrics:
+def open_metrics(
+    path: str | os.PathLike[str], offset: int = 0, sinks: Sequence[Sink] = (), sha256: str | None = None
+) -> Metrics:
     """Opens metrics.jsonl for appending after cutting it to `offset` bytes (0 for a new run).
 
-    Raises ValueError where the file is shorter than `offset`, or where `offset` is not at the end of a row.
+    Args:
+      sha256: of those bytes, as a checkpoint recorded it; None: a checkpoint of a version that did not.
+
+    Raises ValueError where the file is shorter than `offset`, where `offset` is not at the end of a row, or where the
+      rows before it are not those that were saved. The file is then as it was.
     """
+    digest = _digest(path, offset)
+    cut = offset and (not paths.exists(path) or paths.size(path) < offset)  # which opening it says
+    if sha256 is not None and not cut and digest.hexdigest() != sha256:
+        raise ValueError(f"{path} has other rows before byte {offset} than were saved; it is damaged")
     handle = paths.open_append(path, offset)
     if offset:
         with open(path, "rb") as reader:
@@ -65,6 +78,7 @@ def open_metrics(path: str | os.PathLike[str], offset: int = 0, sinks: Sequence[
         line = row_line(row)
         handle.write(line)
         handle.flush()
+        digest.update(line)
         position += len(line)
         for sink in sinks:
             if in_a_row[sink.name] < FAILURES_IN_A_ROW:
@@ -99,7 +113,26 @@ def open_metrics(path: str | os.PathLike[str], offset: int = 0, sinks: Sequence[
             for sink in sinks:
                 attempt(sink, sink.close)
 
-    return Metrics(append=append, offset=lambda: position, commit=commit, failures=failures, close=close)
+    return Metrics(
+        append=append,
+        offset=lambda: position,
+        commit=commit,
+        sha256=digest.hexdigest,
+        failures=failures,
+        close=close,
+    )
+
+
+def _digest(path: str | os.PathLike[str], offset: int) -> Any:
+    """Returns the hash of the first `offset` bytes of a file, to be updated; of none where it is shorter."""
+    digest = hashlib.sha256()
+    if offset and paths.exists(path) and paths.size(path) >= offset:
+        with open(path, "rb") as reader:
+            rest = offset
+            while part := reader.read(min(rest, 1 << 20)):
+                digest.update(part)
+                rest -= len(part)
+    return digest
 
 
 def row_line(row: Mapping[str, Any]) -> bytes:

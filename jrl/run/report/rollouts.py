@@ -53,7 +53,7 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
     root = paths.local(folder)
     if rows == 0:
         paths.remove_tree(root)
-        index: dict[str, Any] = {"format": FORMAT, "rows": 0, "fields": {}}
+        index: dict[str, Any] = {"format": FORMAT, "rows": 0, "fields": {}, "complete": True}
     else:
         index = _read_index(root)
         if index["rows"] < rows:
@@ -62,7 +62,7 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
     remove_locks(root)
     index["rows"] = rows
     _write_index(root, index)
-    arrays = {name: _open(root, name) for name in _array_names(index)} if rows else {}
+    arrays = {name: _open(root, name, index) for name in _array_names(index)} if rows else {}
     ends = {name: int(arrays[f"{name}.end"][rows - 1].read().result()) if rows else 0 for name in TEXTS}
     arrays = _resized(arrays, rows, ends)
     waiting: list[tuple[dict[str, np.ndarray], dict[str, list[bytes]]]] = []
@@ -134,7 +134,7 @@ def count_rollouts(folder: str | os.PathLike[str]) -> int:
 def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> dict[str, Any]:
     """Returns rows `start` to `stop` (None: all): arrays by field, and lists of str for prompt, completion, example_id.
 
-    Raises ValueError where there is no store or the rows are not in it.
+    Raises ValueError where there is no store, the rows are not in it, or a chunk of them is damaged or missing.
     """
     root = paths.local(folder)
     index = _read_index(root)
@@ -144,7 +144,7 @@ def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | No
     if start == stop:
         empty = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in index["fields"].items()}
         return {**empty, **{name: [] for name in TEXTS}}
-    arrays = {name: _open(root, name) for name in _array_names(index)}
+    arrays = {name: _open(root, name, index) for name in _array_names(index)}
     fields = {name: arrays[name][start:stop].read() for name in index["fields"]}
     result: dict[str, Any] = {name: value.result() for name, value in fields.items()}
     for name in TEXTS:
@@ -252,15 +252,24 @@ def _create(root: Path, index: dict[str, Any]) -> dict[str, Any]:
             "shape": [0, *shape],
             "data_type": dtype,
             "chunk_grid": grid,
-            "codecs": [{"name": "zstd", "configuration": {"level": 1}}],
+            # The last one's checksum makes a damaged chunk an error of whoever reads it.
+            "codecs": [{"name": "zstd", "configuration": {"level": 1}}, {"name": "crc32c"}],
         }
-        spec = {"driver": "zarr3", "kvstore": _kvstore(root, name), "metadata": metadata}
+        spec = {"driver": "zarr3", "kvstore": _kvstore(root, name), "metadata": metadata, **_EVERY_CHUNK}
         futures[name] = ts.open(spec, create=True, delete_existing=True)
     return {name: future.result() for name, future in futures.items()}
 
 
-def _open(root: Path, name: str):
-    return ts.open({"driver": "zarr3", "kvstore": _kvstore(root, name)}).result()
+_EVERY_CHUNK = {"store_data_equal_to_fill_value": True}  # also one of zeros, so that a missing one is noticed
+
+
+def _open(root: Path, name: str, index: dict[str, Any]):
+    spec = {"driver": "zarr3", "kvstore": _kvstore(root, name), **_EVERY_CHUNK}
+    array = ts.open(spec).result()
+    widened = array.ndim > 1 and array.shape[1] > array.chunk_layout.read_chunk.shape[1]
+    if widened or not index.get("complete"):  # rows of before lie in fewer chunks; older stores leave out zeros
+        return array
+    return ts.open({**spec, "fill_missing_data_reads": False}).result()
 
 
 def _kvstore(root: Path, name: str) -> dict[str, str]:

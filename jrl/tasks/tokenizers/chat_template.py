@@ -8,23 +8,15 @@ no text of the conversation has, and is taken out again once the template's own 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import re
-import select
-import subprocess
-import sys
-import threading
-import time
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jrl.tasks.example import ROLES, Message
+from jrl.tasks.tokenizers.child import Child, ChildDied, ChildStuck
 from jrl.tasks.tokenizers.contract import utf8
 from jrl.tasks.tokenizers.spelling import one_of
 
@@ -56,72 +48,29 @@ class Renderer:
     """The process that renders, started when first asked and again after it was killed. Closed with its owner."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen | None = None
-        self._lock = threading.Lock()
+        self._child = Child("render.py", CPU_SECONDS, MEMORY_MB, MAX_TEXT_CHARACTERS)
 
-    def render(self, template: str, context: Mapping[str, Any], date: str) -> str:
-        """Returns what `template` makes of `context`. Raises TemplateError."""
-        request = json.dumps({"template": template, "context": context, "date": date}).encode() + b"\n"
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            try:
-                reply = json.loads(self._exchange(request))
-            except BaseException:
-                self.close()
-                raise
-        if "failed" in reply:
-            raise (BrokenTemplate if reply.get("broken") else TemplateError)(
-                f"the chat template does not render: {reply['failed']}"
-            )
-        return reply["text"]
-
-    def close(self) -> None:
-        if self._process is not None:
-            _end(self._process)
-            self._process = None
-
-    def _start(self) -> None:
+    def render(self, template: str, contexts: Sequence[Mapping[str, Any]], date: str) -> list[str]:
+        """Returns what `template` makes of each context. Raises TemplateError where it makes nothing of one."""
         if importlib.util.find_spec("jinja2") is None:
             raise ValueError("a chat template needs jinja2: pip install 'jrl-jax[hf]'")
-        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-        entries = os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("render.py")),
-             str(CPU_SECONDS), str(MEMORY_MB), str(MAX_TEXT_CHARACTERS)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            env={**inherited, "PYTHONPATH": entries, "PYTHONUTF8": "1"}, start_new_session=True,
-        )  # fmt: skip
-        weakref.finalize(self, _end, self._process)
+        try:
+            reply = self._child.ask({"template": template, "contexts": contexts, "date": date}, WALL_SECONDS)
+        except ChildStuck as error:
+            raise BrokenTemplate(f"the chat template does not end: stopped after {WALL_SECONDS:.0f} seconds") from error
+        except ChildDied as error:
+            raise BrokenTemplate(
+                f"the chat template does not end: killed at {CPU_SECONDS} seconds of processor time or {MEMORY_MB} MB "
+                "of memory"
+            ) from error
+        for answer in reply["answers"]:
+            if "failed" in answer:
+                kind = BrokenTemplate if answer.get("broken") else TemplateError
+                raise kind(f"the chat template does not render: {answer['failed']}")
+        return [answer["text"] for answer in reply["answers"]]
 
-    def _exchange(self, request: bytes) -> bytes:
-        """Sends a line and returns the line that answers it."""
-        deadline = time.monotonic() + WALL_SECONDS
-        with contextlib.suppress(BrokenPipeError):  # it died; reading says so
-            rest = memoryview(request)
-            while rest:
-                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
-        out, answer = self._process.stdout.fileno(), bytearray()
-        while not answer.endswith(b"\n"):
-            ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
-                raise BrokenTemplate(f"the chat template does not end: stopped after {WALL_SECONDS:.0f} seconds")
-            part = os.read(out, 1 << 16)
-            if not part:
-                raise BrokenTemplate(
-                    f"the chat template does not end: killed at {CPU_SECONDS} seconds of processor time or "
-                    f"{MEMORY_MB} MB of memory"
-                )
-            answer += part
-        return bytes(answer)
-
-
-def _end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            pipe.close()
+    def close(self) -> None:
+        self._child.close()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,15 +90,28 @@ class ChatTemplate:
 
         Raises: TemplateError where the template refuses the conversation, fails, or does not end in time.
         """
-        source = self.tool_source if tools and self.tool_source is not None else self.source
-        context = {
-            **self.variables,
-            "messages": list(messages),
-            "tools": list(tools) or None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        return self.renderer.render(source, context, self.date)
+        return self.render_each([(messages, tools)], add_generation_prompt=add_generation_prompt)[0]
+
+    def render_each(
+        self,
+        conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
+        *,
+        add_generation_prompt: bool,
+    ) -> list[str]:
+        """Returns the texts of conversations, messages and tools each, all with tools or all without. Raises
+        TemplateError as `render` does."""
+        source = self.tool_source if conversations[0][1] and self.tool_source is not None else self.source
+        contexts = [
+            {
+                **self.variables,
+                "messages": list(messages),
+                "tools": list(tools) or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            for messages, tools in conversations
+        ]
+        return self.renderer.render(source, contexts, self.date)
 
 
 def plain_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -271,7 +233,114 @@ def guarded(
     """Returns the messages guarded: messages of the assistant by one guard, all others by the other."""
     rows = []
     for message in messages:
-        guard = by_assistant if message["role"] in ("assistant", "model") else by_others
+        guard = by_assistant if message["role"] in ASSISTANTS else by_others
         rest = guard.tree({name: value for name, value in message.items() if name != "role"}, mark)
         rows.append({"role": message["role"], **rest})
     return rows
+
+
+class Neutral:
+    """Rewrites texts from data so that no control token can be made of them, whatever a template does to them: every
+    letter and digit becomes one letter that no spelling has. What a template looks for in a text (its own literals,
+    such as "</think>") stays, so that it takes the same branches.
+
+    A template that takes texts apart and joins the pieces, or changes their case, may make a spelling of a text that
+    holds none. The control tokens of the two renderings then differ.
+    """
+
+    def __init__(self, spellings: Collection[str], tags: Collection[str], sources: Iterable[str]):
+        used = {char for text in spellings for char in text + text.lower() + text.upper()}
+        self._letter = next(char for char in _NEUTRAL_LETTERS if char not in used and char.lower() not in used)
+        bare = {char for text in spellings if not _WORD.search(text) for char in text.strip()}
+        self._replaced = re.compile(f"[^\\W_]|[{re.escape(''.join(sorted(bare)))}]" if bare else r"[^\W_]")
+        words = [set(_WORD.findall(text.lower())) for text in spellings]
+        literals = {
+            literal
+            for source in sources
+            for literal in _literals(source)
+            if _WORD.search(literal)
+            and re.search(r"[^\w\s]", literal)
+            and not any(literal in spelling for spelling in spellings)
+            and not any(of_spelling <= set(_WORD.findall(literal.lower())) for of_spelling in words if of_spelling)
+        }
+        self._kept = {False: one_of(literals), True: one_of({*literals, *tags})}
+        self._tags = one_of(tags)
+        self._compared = {literal for source in sources for literal in _literals(source)} | STRUCTURE
+
+    def rows(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Returns guarded messages with neutral texts."""
+        return self._map(messages, lambda text, by_assistant: self._text(text, by_assistant))
+
+    def broken(self, messages: Sequence[Mapping[str, Any]], mark: str) -> list[dict[str, Any]]:
+        """Returns guarded messages whose free texts have a mark behind every character: whatever a template cuts out
+        and joins, nothing of it is a spelling. It finds its own literals in them no more."""
+        return self._map(
+            messages, lambda text, by_assistant: self._broken_text(text, mark, by_assistant), only_free=True
+        )
+
+    def tree(self, value: Any) -> Any:
+        """Returns guarded JSON, such as tools, with neutral texts."""
+        return self._walk(value, self._plain, None, only_free=False)
+
+    def broken_tree(self, value: Any, mark: str) -> Any:
+        """Returns guarded JSON with a mark behind every character of its free texts."""
+        return self._walk(value, lambda text: self._broken_text(text, mark, False), None, only_free=True)
+
+    def _plain(self, text: str) -> str:
+        return self._text(text, False)
+
+    def _map(
+        self, messages: Sequence[Mapping[str, Any]], change: Any, *, only_free: bool = False
+    ) -> list[dict[str, Any]]:
+        rows = []
+        for message in messages:
+            by_assistant = message["role"] in ASSISTANTS
+            rest = {name: value for name, value in message.items() if name != "role"}
+            changed = self._walk(rest, lambda text, said=by_assistant: change(text, said), None, only_free=only_free)
+            rows.append({"role": message["role"], **changed})
+        return rows
+
+    def _walk(self, value: Any, change: Any, field: str | None, *, only_free: bool) -> Any:
+        if isinstance(value, str):
+            compared = field not in FREE_FIELDS and (only_free or value in self._compared)
+            return value if compared else change(value)
+        if isinstance(value, Mapping):
+            out: dict[str, Any] = {}
+            for key, inner in value.items():
+                name = key if only_free or key.isidentifier() else change(key)
+                while name in out:
+                    name += self._letter
+                out[name] = self._walk(inner, change, key, only_free=only_free)
+            return out
+        if isinstance(value, list):
+            return [self._walk(inner, change, field, only_free=only_free) for inner in value]
+        return value
+
+    def _text(self, text: str, by_assistant: bool) -> str:
+        return _between(self._kept[by_assistant], text, lambda part: self._replaced.sub(self._letter, part))
+
+    def _broken_text(self, text: str, mark: str, by_assistant: bool) -> str:
+        spread = lambda part: re.sub("(?s)(.)", lambda match: match[0] + mark, part)
+        return _between(self._tags, text, spread) if by_assistant else spread(text)
+
+
+ASSISTANTS = ("assistant", "model")
+_NEUTRAL_LETTERS = "QXZJKVWYBFGHCDLMNPRSTUAEIO\u0416\u0429\u042e\u05d0\u05e9\u3042"
+_WORD = re.compile(r"[^\W_]+")
+_LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+def _literals(source: str) -> set[str]:
+    """The texts that stand between quotes in a template."""
+    texts = (match[1] if match[1] is not None else match[2] for match in _LITERAL.finditer(source))
+    return {re.sub(r"(?s)\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text) for text in texts} - {""}
+
+
+def _between(kept: re.Pattern[str], text: str, change: Any) -> str:
+    """Returns `text` with `change` of every part between the matches of `kept`."""
+    out, at = [], 0
+    for match in kept.finditer(text):
+        out += [change(text[at : match.start()]), match[0]]
+        at = match.end()
+    return "".join([*out, change(text[at:])])

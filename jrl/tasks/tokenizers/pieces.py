@@ -32,8 +32,10 @@ from jrl.tasks.tokenizers.contract import (
     utf8,
     without_lead,
 )
+from jrl.tasks.tokenizers.spelling import check_opens
 
 MODEL_SAVED_AS = "tokenizer.model"
+MAX_FILE_BYTES = 1 << 28
 BLANK = "\u2581"
 _LONGEST_WORD, _LONGEST_PHRASE = 16, 96  # characters of a piece; the first is the library's own default
 _PROBES = ("  a\n\tb ", "\u00e9 \u65e5\u672c \U0001f389", "x" + BLANK + "y", "\u2585\x00\ufeff", "007 + 1")
@@ -105,9 +107,10 @@ def build(config: SentencePiece, texts: Iterable[str]) -> PieceTokenizer:
     """
     if config.path is not None:
         try:
-            model = paths.read_bytes(config.path)
+            model = paths.read_foreign(config.path, MAX_FILE_BYTES)
         except OSError as error:
             raise ValueError(f"SentencePiece.path: {config.path!r} cannot be read: {error.strerror}") from error
+        check_opens("model", model, config.path)
         return from_model(model, config.path)
     return from_model(train(config, texts), "the trained model")
 
@@ -199,7 +202,9 @@ def load(folder: Path, layout: dict) -> PieceTokenizer:
     model = folder / MODEL_SAVED_AS
     if not paths.exists(model):
         raise ValueError(f"{folder / SAVED_AS} needs {MODEL_SAVED_AS} in the same folder")
-    tokenizer = from_model(paths.read_bytes(model), str(model))
+    data = paths.read_foreign(model, MAX_FILE_BYTES, within=folder)
+    check_opens("model", data, str(model))
+    tokenizer = from_model(data, str(model))
     if layout != tokenizer._layout():
         raise ValueError(f"{folder / SAVED_AS}: laid out as {layout}, but {MODEL_SAVED_AS} gives {tokenizer._layout()}")
     return tokenizer

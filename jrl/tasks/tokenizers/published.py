@@ -30,6 +30,7 @@ from jrl.tasks.tokenizers.chat_template import (
     BrokenTemplate,
     ChatTemplate,
     Guard,
+    Neutral,
     TemplateError,
     free_mark,
     guarded,
@@ -148,12 +149,23 @@ class PublishedTokenizer:
         by_assistant, by_others = self._guards
         every, _ = self._patterns
         rows, tools = guarded(rows, mark, by_assistant=by_assistant, by_others=by_others), by_others.tree(tools, mark)
-        text = self.chat.render(rows, tools, add_generation_prompt=add_generation_prompt)
-        if words := by_others.words([[{**row, "role": ""} for row in rows], tools]):
-            others = [{**renamed(row, words), "role": row["role"]} for row in rows]
-            other = self.chat.render(others, renamed(tools, words), add_generation_prompt=add_generation_prompt)
-            if len(every.findall(text)) > len(every.findall(other)):
-                raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
+        neutral = self._neutral
+
+        def rendered(rows: Any, tools: Any, *others: Any) -> list[str]:
+            twin = neutral.rows(rows), neutral.tree(tools)
+            conversations = [(rows, tools), twin, *others]
+            return self.chat.render_each(conversations, add_generation_prompt=add_generation_prompt)
+
+        words = by_others.words([[{**row, "role": ""} for row in rows], tools])
+        others = [{**renamed(row, words), "role": row["role"]} for row in rows]
+        text, of_twin, *of_renamed = rendered(rows, tools, *([(others, renamed(tools, words))] if words else []))
+        if any(len(every.findall(text)) > len(every.findall(other)) for other in of_renamed):
+            raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
+        if every.findall(text) != every.findall(of_twin):
+            # Some were made of what the messages say. Spelled out they are text.
+            text, of_twin = rendered(neutral.broken(rows, mark), neutral.broken_tree(tools, mark))
+            if every.findall(text) != every.findall(of_twin):
+                raise TemplateError("the chat template makes control tokens of what a message says")
         return self._ids(without_mark(self.speller.spell(self._clean(text), every), mark))
 
     def render(
@@ -180,6 +192,11 @@ class PublishedTokenizer:
     def _guards(self) -> tuple[Guard, Guard]:
         """For what an assistant says, and for what it is shown."""
         return Guard(self.speller.spelling.keys() - self.tags), Guard(self.speller.spelling)
+
+    @functools.cached_property
+    def _neutral(self) -> Neutral:
+        sources = [source for source in (self.chat.source, self.chat.tool_source) if source is not None]
+        return Neutral(self.speller.spelling, self.tags, sources)
 
     def _clean(self, text: str) -> str:
         if self.speller.nonce in text:
@@ -234,7 +251,7 @@ def read_files(path: str | Path) -> dict[str, bytes]:
     folder, chosen = (at, None) if at.is_dir() else (at.parent, at.name)
     if chosen is not None and not at.exists():
         raise ValueError(f"HuggingFace.path: {str(path)!r} is not there")
-    files = {name: _read(folder / name, "HuggingFace.path") for name in FILES if (folder / name).is_file()}
+    files = {name: _read(folder / name, "HuggingFace.path", folder) for name in FILES if (folder / name).exists()}
     if chosen is not None:
         for name in VOCABULARIES:
             files.pop(name, None)
@@ -246,7 +263,9 @@ def read_files(path: str | Path) -> dict[str, bytes]:
 
 def load(folder: Path, layout: dict) -> PublishedTokenizer:
     """Returns the tokenizer saved in `folder`. Raises ValueError when its files do not belong together."""
-    files = {name: _read(folder / SAVED_IN / name, SAVED_IN) for name in layout.get("files", ()) if name in FILES}
+    files = {
+        name: _read(folder / SAVED_IN / name, SAVED_IN, folder) for name in layout.get("files", ()) if name in FILES
+    }
     date, options = layout.get("date", "2000-01-01"), tuple(layout.get("options", ()))
     tokenizer = from_files(files, str(folder / SAVED_IN), options=options, date=date)
     tokenizer = fit_to_embedding(tokenizer, layout.get("vocab_size", 0))
@@ -274,6 +293,15 @@ def from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str],
 
     Raises: ValueError naming the file that is wrong, and how.
     """
+    try:
+        return _from_files(files, name, options=options, date=date)
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{name}: a value in its files is not of the kind that it should be: {error!r:.300}"
+        ) from error
+
+
+def _from_files(files: Mapping[str, bytes], name: str, *, options: Sequence[str], date: str) -> PublishedTokenizer:
     settings = {file: _json(files, file, name) for file in FILES if file.endswith(".json") and file != VOCABULARIES[0]}
     config = settings["tokenizer_config.json"]
     more = _declared(config, settings["added_tokens.json"])
@@ -398,24 +426,18 @@ def _role(message: Message | Mapping[str, Any]) -> str:
     return message.role if isinstance(message, Message) else message["role"]
 
 
-def _read(path: Path, field: str) -> bytes:
+def _read(path: Path, field: str, within: Path | None = None) -> bytes:
     try:
-        if paths.size(path) > MAX_FILE_BYTES:
-            raise ValueError(f"{field}: {path} has {paths.size(path)} bytes; at most {MAX_FILE_BYTES} are read")
-        return paths.read_bytes(path)
+        return paths.read_foreign(path, MAX_FILE_BYTES, within)
     except OSError as error:
         raise ValueError(f"{field}: {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
 
 
 def _json(files: Mapping[str, bytes], file: str, name: str) -> dict[str, Any]:
     """The object in a file; {} where there is no such file."""
-    try:
-        content = json.loads(files.get(file, b"{}"))
-    except ValueError as error:
-        raise ValueError(f"{name}/{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{name}/{file} holds {type(content).__name__}, not an object")
-    return content
+    return paths.parse_object(files.get(file, b"{}"), f"{name}/{file}")
 
 
 def _declared(config: Mapping[str, Any], beside: Mapping[str, Any]) -> list[Added]:
@@ -469,6 +491,8 @@ def _templates(files: Mapping[str, bytes], settings: Mapping[str, Any], name: st
     sources = (
         {"default": templates} if isinstance(templates, str) else {row["name"]: row["template"] for row in templates}
     )
+    if strange := [key for key, source in sources.items() if not (isinstance(key, str) and isinstance(source, str))]:
+        raise ValueError(f"{name}: the chat template {strange[0]!r:.80} is not a text with a name")
     if long := [key for key, source in sources.items() if len(source) > MAX_TEMPLATE_CHARACTERS]:
         raise ValueError(f"{name}: the chat template {long[0]!r} is longer than {MAX_TEMPLATE_CHARACTERS} characters")
     return sources

@@ -11,16 +11,21 @@ template) writes its new spelling. Everything else is the library's own work, so
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import math
 import re
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import sentencepiece
 
+from jrl.tasks.tokenizers.child import Child, ChildDied, ChildStuck
 from jrl.tasks.tokenizers.contract import utf8
 
+MAX_IDS = 1 << 24  # of a vocabulary, as of a Decoder
+MAX_EXPANSION = 256  # characters that a normalizer may make of one
 BLANK = "\u2581"  # how sentencepiece, and files converted from it, write a space
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -87,10 +92,15 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         layout = json.loads(data)
         model, kind = layout["model"], layout["model"].get("type", "BPE")
         listed = [_added(row) for row in layout.get("added_tokens") or ()]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{name} is not a valid tokenizer.json: {error!r}") from error
     if kind not in ("BPE", "Unigram"):
         raise ValueError(f"{name}: a {kind} vocabulary loses text that it has no word for; jrl reads BPE and Unigram")
+    words = _words(model, kind, name)
+    check_ids([*(i for _, i in words), *(one.id for one in listed), *(one.id for one in more)], name)
+    if (growth := expansion(layout.get("normalizer"))) > MAX_EXPANSION:
+        raise ValueError(f"{name}: its normalizer may make {growth} characters of one; at most {MAX_EXPANSION} are "
+                         "allowed")  # fmt: skip
     by_id = {added.id: added for added in listed}
     for added in more:
         known = by_id.get(added.id)
@@ -100,6 +110,7 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
         raise ValueError(f"{name}: the special tokens {short} are single characters, which any text may hold")
     model["dropout"] = None  # of merges, drawn anew at every call: for training a vocabulary's users, not for ids
     layout |= {"truncation": None, "padding": None, "added_tokens": [_row(one) for one in added]}
+    check_opens("json", json.dumps(layout).encode(), name)
     try:
         with_added = tokenizers.Tokenizer.from_str(json.dumps(layout))
     except Exception as error:  # the library raises Exception itself
@@ -107,7 +118,6 @@ def open_json(data: bytes, name: str, more: Collection[Added] = ()) -> Vocabular
     if moved := [one.text for one in added if with_added.token_to_id(one.text) != one.id]:
         raise ValueError(f"{name}: the added tokens {moved[:5]} do not get the ids that the file gives them")
     style = _style(layout.get("decoder"), name)
-    words = list(model["vocab"].items()) if kind == "BPE" else [(w, i) for i, (w, _) in enumerate(model["vocab"])]
     pieces = [b""] * (1 + max(i for i in (*(i for _, i in words), *by_id)))
     for word, i in words:
         pieces[i] = style.to_bytes(word)
@@ -138,6 +148,8 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
       legacy: the blank in front of a text also goes in front of the text after every added token.
     Raises: ValueError where it is not such a file, or has no bytes to fall back to and so would lose text.
     """
+    check_opens("model", data, name)
+    check_ids([added.id for added in more], name)
     try:
         # The library needs protobuf for this module only; orbax brings it.
         from sentencepiece import sentencepiece_model_pb2 as pb2
@@ -204,6 +216,72 @@ def open_model(data: bytes, name: str, more: Collection[Added] = (), *, legacy: 
     says = {"bos_token_id": trainer.bos_id, "eos_token_id": trainer.eos_id, "pad_token_id": trainer.pad_id}
     added = tuple(by_id[i] for i in sorted(by_id))
     return Vocabulary(added, tuple(pieces), (trainer.bos_id,) if trainer.bos_id >= 0 else (), leads, says, opened)
+
+
+def check_opens(form: str, data: bytes, name: str) -> None:
+    """Raises ValueError where a vocabulary takes its library down, or does not end on a few texts. It is opened in
+    another process, which can be killed.
+
+    Args:
+      form: "json" or "model".
+    """
+    digest = form, hashlib.sha256(data).digest()
+    if digest in _SOUND:
+        return
+    try:
+        reply = _TRIALS.ask({"form": form, "bytes": len(data)}, TRIAL_SECONDS + WALL_SECONDS, data)
+    except ChildStuck as error:
+        raise ValueError(f"{name} cannot be opened: {error}") from error
+    except ChildDied as error:
+        raise ValueError(f"{name} cannot be opened: the process that tried it ended") from error
+    if reply["problem"]:
+        raise ValueError(f"{name} cannot be opened: {reply['problem']}")
+    _SOUND.add(digest)
+
+
+TRIAL_SECONDS, TRIAL_MB, WALL_SECONDS = 60, 4096, 120.0
+_TRIALS = Child("trial.py", TRIAL_SECONDS, TRIAL_MB)
+_SOUND: set[tuple[str, bytes]] = set()  # what this process has tried: a digest each
+
+
+def check_ids(ids: Iterable[Any], name: str) -> None:
+    """Raises ValueError for an id that is none, or far beyond every vocabulary: there is an entry for each id up to the
+    largest."""
+    for i in ids:
+        if type(i) is not int or not 0 <= i < MAX_IDS:
+            raise ValueError(f"{name}: the id {i!r:.80} is not one of 0 to {MAX_IDS - 1}")
+
+
+def expansion(normalizer: Any) -> int:
+    """Returns how many characters a normalizer of a tokenizer.json may make of one. A step that is not known, or not as
+    it should be, counts as 1: the library refuses it."""
+    if not isinstance(normalizer, Mapping):
+        return 1
+    steps = normalizer.get("normalizers")
+    if normalizer.get("type") == "Sequence" and isinstance(steps, list):
+        return math.prod(expansion(step) for step in steps)
+    if normalizer.get("type") == "Replace":
+        pattern, content = normalizer.get("pattern"), normalizer.get("content")
+        found = pattern.get("String") if isinstance(pattern, Mapping) else None
+        if not isinstance(content, str):
+            return 1
+        if isinstance(found, str) and found:
+            return max(1, -(-len(content) // len(found)))
+        return 1 + len(content)  # a regular expression may match between any two characters
+    # The longest compatibility decomposition has 18 characters; a byte is written as one of 256 letters.
+    return {"NFD": 4, "NFKD": 18, "NFKC": 18, "NFC": 3, "Lowercase": 3, "BertNormalizer": 12, "Precompiled": 18,
+            "Nmt": 1, "ByteLevel": 4}.get(normalizer.get("type"), 1)  # fmt: skip
+
+
+def _words(model: Mapping[str, Any], kind: str, name: str) -> list[tuple[str, int]]:
+    """The words of a vocabulary with their ids. Raises ValueError where it is not of the form that its kind has."""
+    vocab = model.get("vocab")
+    if kind == "BPE" and isinstance(vocab, Mapping):
+        return list(vocab.items())
+    if kind == "Unigram" and isinstance(vocab, list):
+        if all(isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in vocab):
+            return [(word, i) for i, (word, _) in enumerate(vocab)]
+    raise ValueError(f"{name}: the vocabulary of a {kind} model is not of the form that it should have")
 
 
 def _find(long: list[int], short: list[int]) -> int:

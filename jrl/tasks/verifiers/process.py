@@ -18,6 +18,7 @@ from jrl.tasks.verifiers import Row, frames
 from jrl.tasks.verifiers.source import PartSource
 
 START_SECONDS = 120.0  # the slowest preload there is takes about 3 s on an idle machine
+STARTS = 3  # how often a template that dies on its way is started
 ANSWER_SECONDS = 30.0
 
 
@@ -33,6 +34,23 @@ class Template:
     """The template process and the socket to it. Must be closed. Used from one thread, the one that made it."""
 
     def __init__(self, parts: Sequence[PartSource], rows: Sequence[Row], *, memory_mb: int, cpu_seconds: float):
+        start = {
+            "path": [entry for entry in sys.path if os.path.isabs(entry)],
+            "parts": [part.to_json() for part in parts],
+            "rows": [{"name": row.name, "fields": row.fields} for row in rows],
+            "memory_mb": memory_mb,
+            "cpu_seconds": cpu_seconds,
+        }
+        for left in reversed(range(STARTS)):
+            try:
+                self._start(start)
+                return
+            except TemplateLost:  # by what the machine did to it: a plugin that raises is refused
+                if not left:
+                    raise
+
+    def _start(self, start: dict) -> None:
+        """Starts the process and has it load what workers need. Raises TemplateLost or TemplateRefused."""
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._errors = tempfile.TemporaryFile()
@@ -46,13 +64,6 @@ class Template:
             start_new_session=True,  # Ctrl-C at the terminal is the trainer's to handle
         )
         theirs.close()
-        start = {
-            "path": [entry for entry in sys.path if os.path.isabs(entry)],
-            "parts": [part.to_json() for part in parts],
-            "rows": [{"name": row.name, "fields": row.fields} for row in rows],
-            "memory_mb": memory_mb,
-            "cpu_seconds": cpu_seconds,
-        }
         try:
             self._ask(start, START_SECONDS)
         except BaseException:

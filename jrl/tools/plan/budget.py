@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.device.sharding import GATHERED, TRAIN
-from jrl.experiment import Online, optimizers
+from jrl.experiment import Online, optimizers, segments_of
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES
@@ -134,14 +134,15 @@ def on_host(case: Case) -> HostMemory:
 
 
 def queue_bytes(case: Case) -> int:
-    """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, each the
-    fields of Rollout by token. Those by sequence are left out."""
+    """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, or one less
+    than completions have segments, each the fields of Rollout by token. Those by sequence are left out."""
     if not isinstance(case.stage, Online):
         return 0
     sampler = case.config.sampler
     truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
     by_token = 3 * 4 + 2 * 1 + 2 * 4 * truncated  # token, log-prob, version; mask, turn; log-prob and size of a support
-    return case.stage.lag * case.sequences // case.shards * case.width * by_token
+    draws = case.stage.lag + segments_of(case.stage, case.config) - 1
+    return draws * case.sequences // case.shards * case.width * by_token
 
 
 def frozen(case: Case) -> int:

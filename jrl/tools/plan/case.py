@@ -120,6 +120,8 @@ def uncounted(config: Config) -> str | None:
     """Returns a note about the parts of a run that are not counted; None where everything is."""
     notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
+    strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
+    notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
     return "; ".join(notes) or None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -20,9 +21,12 @@ from jrl.rollout.sampler import SamplingParams
 from jrl.rollout.scoring import component_names, rewards_spans
 from jrl.rollout.sources import ROLE_ENSEMBLE
 from jrl.rollout.stop_strings import StopTable
+from jrl.rollout.strategies import strategy_of
+from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import precompile, programs
 from jrl.run.job import stage_arrays
 from jrl.run.precompile import Inputs
+from jrl.tasks.example import Message
 from jrl.tasks.judges import score_names
 from jrl.tools.plan.case import decoder_of_run, evaluates
 
@@ -48,12 +52,19 @@ class Lowering(ProgramCache):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer fields that programs read. The end and pad ids change no shape."""
+    """The tokenizer fields that programs read. The end and pad ids change no shape; a text has a token for each of its
+    bytes, which is the most that it may have."""
 
     vocab_size: int
     filled: int = 0  # ids in use; the embedding may have more rows
     end_ids: tuple[int, ...] = (1,)
     pad_id: int = 0
+
+    def encode_prompt(self, messages: Iterable[Message]) -> list[int]:
+        return [id for message in messages for id in (*message.content.encode(), *self.end_ids)]
+
+    def token_bytes(self) -> list[bytes]:
+        return [b""] * self.vocab_size
 
 
 def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) -> dict[str, Any]:
@@ -112,8 +123,9 @@ def components_of(config: Config, stage: Stage) -> tuple[str, ...]:
     if isinstance(stage, Online) and stage.ensemble is not None:
         roles = (ROLE_ENSEMBLE,)
     judged = itertools.chain.from_iterable(map(score_names, config.judges))
+    first = [FIRST_ATTEMPT] if isinstance(stage, Online) and strategy_of(stage.strategy).attempts > 1 else []
     read = components_read(stage.shaping) if isinstance(stage, Online) else ()
-    return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *read)))
+    return tuple(dict.fromkeys((*component_names(config.scoring), *labels, *judged, *roles, *read, *first)))
 
 
 def sampling_params_shape(config: Config) -> SamplingParams:

@@ -119,6 +119,8 @@ def unsupported(config: Config) -> str | None:
             return "AdamW.memory = 'host'"
         if isinstance(stage, Online) and stage.rewards:
             return "rewards of roles (Online.rewards)"
+        if isinstance(stage, Online) and stage.strategy is not None:
+            return "sampling strategies (Online.strategy)"
     return None
 
 

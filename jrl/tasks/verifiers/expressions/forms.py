@@ -255,12 +255,15 @@ def _relation(tokens: list[Token], reader: Reader) -> Form:
     if sign in _DOWNWARD:
         sign, left, right = _DOWNWARD[sign], right, left
     if sign == r"\in":
-        return Form("member", _name(left) or _raise(r"\in without a name"), (_one(right, reader),))
+        name = _name(left)
+        if name is None:
+            raise NoAnswer(r"\in without a name")
+        return Form("member", name, (_one(right, reader),))
     if sign == "=":
         for name, value in ((_name(left), right), (_name(right), left)):
             if name is None:
                 continue
-            form = _list(value, reader) if not _relations(value) else _raise("a chain of relations")
+            form = _list(value, reader)
             if name not in _symbols(form, reader.terms):
                 symbol = form.kind == "scalar" and re.fullmatch(_ATOM, name)
                 term = reader.terms.subtract(reader.terms.symbol(name), form.term) if symbol else -1
@@ -268,10 +271,6 @@ def _relation(tokens: list[Token], reader: Reader) -> Form:
     parts = (_one(left, reader), _one(right, reader))
     scalars = all(part.kind == "scalar" for part in parts)
     return Form("relation", sign, parts, reader.terms.subtract(parts[0].term, parts[1].term) if scalars else -1)
-
-
-def _raise(message: str):
-    raise NoAnswer(message)
 
 
 def _name(tokens: list[Token]) -> str | None:

@@ -1,0 +1,71 @@
+"""Nash-MD: win against a mixture of yourself and the reference.
+
+    P_i = mean over the prompt's opponents j of 1[R_i > R_j] + 1[R_i = R_j] / 2              S14, P18
+    l_t = max(-rho_t * (P_i - 1/2), -clip(rho_t, 1 - clip_low, 1 + clip_high) * (P_i - 1/2)) + kl * k2_t     L2 (L3), K2
+    L   = mean over sequences of the sum over their tokens                                   G3
+
+The reward says who wins and no more, so that its scale does not matter. `Online.strategy = @MixtureOpponent()` draws
+the opponents, which are not learned from. Where a prompt has none, its completions are compared with each other.
+
+Source: Munos et al. 2312.00886: mixture 1/2, KL 0.1; there a model of preferences gives P. TRL multiplies log-ratios by
+log-probs token by token, which loses what tokens share; k2 does not.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, contract
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
+from jrl.ops import advantages as advantage_ops
+from jrl.ops import groups as group_ops
+from jrl.ops import kl, reduce
+from jrl.ops.win_rate import win_probability
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class NashMD(common.Clipped):
+    kl: float = 0.1  # coefficient of the KL to the reference
+
+
+def check(config: NashMD, facts: Facts) -> None:
+    common.check_clipped(config, facts)
+    common.check_positive(config, {"kl": "without a tie the policy leaves half of its opponent behind. 0.1 is usual."})
+
+
+def opponents(groups: Groups) -> Array:
+    """Returns the rows with a verdict that the mixture drew, [N] bool."""
+    return groups.valid & (groups.turn[:, 0] < 0)
+
+
+def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    players, mixed = contract.eligible(groups), opponents(groups)
+    counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
+    alone = group_ops.to_rows(counted, groups.group) == 0
+    wins = win_probability(reward, groups.group, players, mixed | (players & alone))
+    counters = common.count_groups(groups, reward)
+    counters |= {
+        "win_rate": reduce.masked_mean(wins, players),
+        "aborted": counters["aborted"] - jnp.sum(mixed),  # which have no action either
+    }
+    return advantage_ops.spread(jnp.where(players, wins - 0.5, 0), groups.action_mask), state, counters
+
+
+def token_loss(config: NashMD, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    loss, metrics = common.clipped_token_loss(config, tokens, state)
+    return loss + config.kl * kl.k2(tokens.logprobs, tokens.ref_logprobs, tokens.mask), metrics
+
+
+OBJECTIVE = Objective(
+    config=NashMD,
+    check=check,
+    corrects_staleness=common.has_importance,
+    advantages=advantages,
+    token_loss=token_loss,
+    denominator=lambda config, loss_mask, rows, max_completion: reduce.count_sequences(loss_mask),
+    needs=lambda config: Needs(reference=True, entropy_gradient=config.entropy_bonus is not None),
+)

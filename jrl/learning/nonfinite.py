@@ -1,0 +1,214 @@
+"""Where a step stopped being finite: in the weights, the batch, a layer, the loss or the gradient.
+
+Looked for once, after a run has stopped. Nothing of it is part of a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jrl.algos.contract import Objective
+from jrl.learning.layout import RouterLoss
+from jrl.learning.learner import (
+    Weights,
+    frozen_of,
+    hidden_of,
+    loss_sums,
+    micro_batch,
+    reading_of,
+    sequence_terms,
+    token_terms,
+)
+from jrl.models.contract import Model, merge_params
+from jrl.models.leaves import layers_of
+from jrl.models.shape import Decoder
+from jrl.types import Array, PyTree, TrainBatch, TrainState
+
+PLACES = ("activations", "log-probs", "values", "scores", "loss", "loss of sequences")  # of a forward pass, in order
+
+
+class Fault(NamedTuple):
+    """The first place, in the order of computation, that holds a value which is not finite."""
+
+    place: str  # "weights", "optimizer", "batch", one of PLACES, "gradient"
+    name: str = ""  # the leaf or the field; "" where the place says it all
+    layer: int | None = None  # counted from 0; None: no layer, or not known
+    sequences: tuple[int, ...] = ()  # among the step's; (): not of single sequences
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f" of layer {self.layer}"
+        return f"{self.place}{f' ({self.name})' if self.name else ''}{layer}"
+
+
+def find_fault(
+    state: TrainState,
+    batches: Sequence[TrainBatch],
+    config: PyTree,
+    router: RouterLoss | None = None,
+    *,
+    role: str,
+    objective: Objective,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+) -> Fault | None:
+    """Returns where the first update of the model in `role` that is not finite stops being so, with the weights in
+    `state`; None where all of them are finite.
+
+    Args:
+      config: the objective's, floats as arrays; router: what a mixture of experts adds to the loss.
+    """
+    own, frozen = state.models[role], frozen_of(state.models, role)
+    weights = Weights(merge_params(frozen, own.params), own.heads)
+    for place, tree in (("weights", weights), ("optimizer", own.opt_state)):
+        for name, layer in _bad_leaves(tree, cfg):
+            return Fault(place, name, layer)
+    read, sums = _compiled(objective, model, cfg, chunk)
+    for batch in batches:
+        if (fault := _bad_field(batch)) is not None:
+            return fault
+        for i in range(int(batch.packed.num_real)):
+            flags = read(weights, batch, config, state.objective, i)
+            for place in (place for place in PLACES if place in flags):
+                flag = np.asarray(flags[place])
+                if flag.any():
+                    layer = None
+                    if place == "activations":
+                        layer = _first_bad_layer(weights.params, batch, i, model, cfg)
+                    return Fault(place, "", layer, _sequences(batch, i, flag))
+        trainable = Weights(own.params, own.heads)
+        total = sums(trainable, batch, config, state.objective, router, frozen=frozen)
+        if not np.isfinite(np.asarray(total.loss)):
+            return Fault("loss", "sum")
+        bad = list(_bad_leaves(total.gradient, cfg))
+        if bad:  # it runs from the last layer to the first
+            name, layer = max(bad, key=lambda leaf: -1 if leaf[1] is None else leaf[1])
+            return Fault("gradient", name, layer)
+        # As the update takes it: the squares of a finite gradient may overflow.
+        norm = optax.tree.norm(jax.tree.map(lambda g, by=batch.denominator: g / by, total.gradient))
+        if not np.isfinite(np.asarray(norm)):
+            return Fault("gradient", "norm")
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(objective: Objective, model: Model, cfg: Any, chunk: int) -> tuple[Callable, Callable]:
+    """Returns what reads a micro-batch and what sums the loss, compiled once for the batches of a step."""
+    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
+    return jax.jit(functools.partial(_read, **static)), jax.jit(functools.partial(loss_sums, **static))
+
+
+def _read(
+    weights: Weights, batch: TrainBatch, config: PyTree, state: PyTree, i: Array, *, objective: Objective, model: Model,
+    cfg: Any, chunk: int,
+) -> dict[str, Array]:  # fmt: skip
+    """Returns where micro-batch `i` is not finite, [R, L] or [R, S] bool each, by PLACES."""
+    micro, needs = micro_batch(batch, i), objective.needs(config)
+    places = micro.packed.sequence.shape[-1]
+    hidden, _ = hidden_of(weights.params, micro.packed, model, cfg)
+    reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs)
+    flags = {"activations": ~jnp.isfinite(hidden).all(-1) & (micro.packed.segment < places)}
+    for name, value in (("log-probs", reading.logprobs), ("values", reading.values)):
+        if value is not None:
+            flags[name] = ~jnp.isfinite(value) & micro.loss_mask
+    if reading.scores is not None:
+        flags["scores"] = ~jnp.isfinite(reading.scores) & micro.targets.counts
+    if objective.token_loss is not None:
+        flags["loss"] = ~jnp.isfinite(token_terms(reading, micro, config, state, objective)[0])
+    if objective.sequence_loss is not None:
+        of_sequences = ~jnp.isfinite(sequence_terms(reading, micro, config, state, objective)[0])
+        flags["loss of sequences"] = of_sequences
+    return flags
+
+
+def _bad_field(batch: TrainBatch) -> Fault | None:
+    """Returns the first field of a batch that is not finite where the loss reads it."""
+    packed, before = batch.packed, batch.recomputed
+    of_tokens = {
+        "behaviour_logprobs": packed.behaviour_logprobs,
+        "old_logprobs": before.old_logprobs,
+        "old_values": before.old_values,
+        "old_entropy": before.old_entropy,
+        "ref_logprobs": before.ref_logprobs,
+        "loss_weights": batch.loss_weights,
+        "advantages": batch.advantages,
+        "returns": batch.returns,
+    }
+    masked = [(name, value, batch.loss_mask) for name, value in of_tokens.items()]
+    if batch.targets is not None:
+        masked += [(name, getattr(batch.targets, name), batch.targets.counts) for name in ("label", "weight")]
+    for name, value, mask in masked:
+        if value is None:
+            continue
+        flag = ~np.isfinite(np.asarray(value)) & np.asarray(mask)
+        for i in np.flatnonzero(flag.any(axis=(1, 2))):
+            return Fault("batch", name, None, _sequences(batch, int(i), flag[i]))
+    if not np.isfinite(np.asarray(batch.denominator)):
+        return Fault("batch", "denominator")
+    return None
+
+
+def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
+    """Returns the sequences of micro-batch `i` that a flag of its tokens, [R, L], or of its places, [R, S], marks."""
+    sequence, segment = np.asarray(batch.packed.sequence)[i], np.asarray(batch.packed.segment)[i]
+    rows, columns = np.nonzero(flag)
+    places = segment[rows, columns] if flag.shape == segment.shape else columns
+    inside = places < sequence.shape[-1]
+    return tuple(sorted({int(n) for n in sequence[rows[inside], places[inside]]}))
+
+
+def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
+    """Yields (name, first layer that is not finite) of every leaf that holds such a value. One is on the host at a
+    time."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        bad = ~np.isfinite(np.asarray(jax.device_get(leaf)))
+        if bad.any():
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            *above, last = name.split("/")
+            stacked = "layers" in above and bad.ndim > 1
+            row = int(np.flatnonzero(bad.reshape(len(bad), -1).any(1))[0]) if stacked else None
+            yield name, row if row is None else _layer_of(last, row, cfg)
+
+
+def _layer_of(name: str, row: int, cfg: Any) -> int:
+    """Returns the layer whose weights are a row of a stacked leaf: not all layers have every leaf."""
+    having = layers_of(cfg, name) if isinstance(cfg, Decoder) else ()
+    return having[row] if row < len(having) else row
+
+
+def _first_bad_layer(params: PyTree, batch: TrainBatch, i: int, model: Model, cfg: Any) -> int | None:
+    """Returns the first layer whose output is not finite, by bisection over how many layers are run; None where the
+    embedding already is not, or where layers differ and cannot be left out."""
+    depth = getattr(cfg, "layers", 0)
+    stacked = jax.tree.leaves(params["layers"]) if isinstance(params, dict) and "layers" in params else []
+    cut = isinstance(cfg, Decoder) and not cfg.shared_layers and cfg.layer_inputs is None
+    if not cut or any(leaf.shape[0] != depth for leaf in stacked):
+        return None
+
+    def is_bad(layers: int) -> bool:
+        bad = jax.jit(functools.partial(_bad_hidden, model=model, cfg=dataclasses.replace(cfg, layers=layers)))
+        return bool(bad(params, batch, i))
+
+    low, high = 1, depth
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_bad(middle) else (middle + 1, high)
+    return low - 1
+
+
+def _bad_hidden(params: PyTree, batch: TrainBatch, i: Array, *, model: Model, cfg: Any) -> Array:
+    """Returns whether the hidden states behind the first `cfg.layers` layers are not finite, [] bool."""
+    packed = micro_batch(batch, i).packed
+    first = jax.tree.map(lambda leaf: leaf[: cfg.layers], params["layers"])
+    hidden, _ = hidden_of({**params, "layers": first}, packed, model, cfg)
+    return (~jnp.isfinite(hidden).all(-1) & (packed.segment < packed.sequence.shape[-1])).any()

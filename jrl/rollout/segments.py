@@ -1,0 +1,44 @@
+"""Draws completions in segments, each by other weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from jrl.rollout import sampler
+from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.strategies.rows import continued, widened
+from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout
+
+
+def next_segment(
+    params: PyTree,
+    rollout: Rollout,
+    uid: Array,
+    key: Array,
+    stream: Array,
+    version: Array,
+    sampling_params: SamplingParams,
+    *,
+    completion_length: int,
+    tokens: int,
+    **options: Any,
+) -> Rollout:
+    """Returns S5's rows with up to `tokens` more tokens; those that have ended are as they were.
+
+    A token has the noise of its place, so that segments of the same weights are together what one call draws.
+
+    Args:
+      rollout: rows [N, P + C], of which each has drawn a segment or more. uid: [N, 2] uint32, of their visits.
+      version: [] int32, of `params`. completion_length: C. options: of `sampler.program`.
+    """
+    drawn = rollout.action_mask.sum(axis=-1, dtype=jnp.int32)
+    goes_on = (rollout.finish == jnp.int8(Finish.LENGTH)) & (drawn > 0) & (drawn < completion_length)
+    begun = PromptBatch(rollout.tokens, jnp.where(goes_on, rollout.length, 0), uid, rollout.sample)
+    left = jnp.minimum(tokens, completion_length - drawn)
+    more = sampler.program(
+        params, begun, key, stream, version, sampling_params, None, left, samples=1, completion_length=tokens, **options
+    )
+    first, second = vars(rollout), widened(vars(more), rollout.tokens.shape[1], options["pad_id"])
+    return rollout.replace(**{**continued(first, second), "weights_fingerprint": more.weights_fingerprint})

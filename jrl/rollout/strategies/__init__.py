@@ -1,0 +1,24 @@
+"""The sampling strategies: one file each, one row here, by the class of their configuration."""
+
+from __future__ import annotations
+
+from jrl.rollout.strategies import branching, opponent, partial, reset, roll_in, self_correction
+from jrl.rollout.strategies.contract import PLAIN, Strategy
+
+STRATEGIES: dict[type, Strategy] = {
+    row.config: row
+    for row in (
+        PLAIN,
+        branching.STRATEGY,
+        opponent.STRATEGY,
+        partial.STRATEGY,
+        reset.STRATEGY,
+        roll_in.STRATEGY,
+        self_correction.STRATEGY,
+    )
+}
+
+
+def strategy_of(config: object) -> Strategy:
+    """Returns the row of a strategy's configuration; of None, plain sampling."""
+    return STRATEGIES[type(config)]

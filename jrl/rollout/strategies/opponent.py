@@ -1,0 +1,69 @@
+"""Opponents: some of a prompt's completions are drawn from a mixture of the policy and the reference (S14).
+
+They are scored like the others, and what they are worth is what the policy's own are compared with; they hold no
+actions, so that nothing is learned from their tokens.
+
+Source: Nash-MD, 2312.00886, whose opponent is the geometric mixture, and TRL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.rows import EMPTY, interleaved
+
+REFERENCE = "reference"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixtureOpponent:
+    """Completions of a mixture of policy and reference, beside the policy's."""
+
+    opponents: int = 1  # of a prompt's completions, the last ones
+    weight: float = 0.5  # of the reference's logits; 0: the policy plays itself, 1: the reference. Compiled in
+
+    def __post_init__(self) -> None:
+        if self.opponents < 1:
+            raise ValueError(f"MixtureOpponent.opponents must be at least 1; got {self.opponents}")
+        if not 0 <= self.weight <= 1:
+            raise ValueError(f"MixtureOpponent.weight must be 0 to 1; got {self.weight}")
+
+
+def check(config: MixtureOpponent, setting: Setting) -> None:
+    if config.opponents >= setting.samples:
+        raise ValueError(
+            f"MixtureOpponent.opponents = {config.opponents} of Online.samples = {setting.samples} completions leaves "
+            "the policy none of its own; 1 of 2 is usual"
+        )
+    if REFERENCE not in setting.roles:
+        raise ValueError("MixtureOpponent mixes the policy with the reference, which this objective has none of; use "
+                         "NashMD, or an objective with a KL to the reference")  # fmt: skip
+
+
+class OpponentDrawing(NamedTuple):
+    """Opponents on the device."""
+
+    config: MixtureOpponent
+    roles: tuple[str, ...] = (REFERENCE,)
+
+    def __call__(self, shard: Shard) -> Fields:
+        own, asked = shard.samples - self.config.opponents, {"completion_length": shard.completion_length}
+        policy = shard.sample(shard.prompts, samples=own, **asked)
+        after = shard.prompts.replace(sample=jnp.full_like(shard.prompts.length, own))
+        mixed = shard.sample(after, samples=self.config.opponents, mixed_with=(REFERENCE, self.config.weight), **asked)
+        blank = {name: None if mixed[name] is None else jnp.full_like(mixed[name], EMPTY[name]) for name in EMPTY}
+        theirs = {**mixed, **blank, "turn": jnp.full_like(mixed["turn"], -1)}
+        return interleaved([policy, theirs], shard.prompts.length.shape[0])
+
+
+STRATEGY = Strategy(
+    config=MixtureOpponent,
+    check=check,
+    drawing=lambda config, tokenizer: OpponentDrawing(config),
+    roles=lambda config: (REFERENCE,),
+    shares_prompt=False,
+)

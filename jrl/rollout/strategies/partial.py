@@ -1,0 +1,63 @@
+"""Partial rollouts: long completions are drawn in segments, one a step, each by the weights of its step (S5).
+
+A completion of the longest length has K segments. The batch that update t learns from was begun K - 1 steps before;
+segment i of it was drawn by version max(0, t - (K - 1) + i), by index and not by arrival. A completion that has ended
+waits for its batch. So only the last segment is of the weights that learn, and a step draws at most `tokens` tokens
+after one another, however long completions get.
+
+Source: Kimi k1.5, 2501.12599 section 2.6.2. There a row is learned from as soon as it has ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Partial:
+    """Completions that are drawn over several steps."""
+
+    tokens: int  # most tokens of a completion that a step draws; a quarter of the longest is usual
+    newest_only: bool = False  # tokens of older weights do not enter the loss, in the place of importance weights
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"Partial.tokens must be at least 1; got {self.tokens}")
+
+
+def num_segments(config: object, completion_length: int) -> int:
+    """Returns K: in how many steps the longest completion is drawn."""
+    return -(-completion_length // config.tokens) if isinstance(config, Partial) else 1
+
+
+def check(config: Partial, setting: Setting) -> None:
+    if config.tokens >= setting.completion_length:
+        raise ValueError(
+            f"Partial.tokens = {config.tokens} draws every completion at once: Sampler.completion_length is "
+            f"{setting.completion_length}. A quarter of it is usual"
+        )
+    if setting.stop_strings:
+        raise ValueError(
+            "Partial does not look for stop strings across segments, and Sampler.stop_strings = "
+            f"{setting.stop_strings!r}; leave them out"
+        )
+
+
+class FirstSegment(NamedTuple):
+    """The first segment of every completion, on the device; `jrl.rollout.segments` draws the others."""
+
+    tokens: int
+    roles: tuple[str, ...] = ()
+
+    def __call__(self, shard: Shard) -> Fields:
+        budget = jnp.full(shard.prompts.tokens.shape[0] * shard.samples, self.tokens, jnp.int32)
+        asked = {"samples": shard.samples, "completion_length": shard.completion_length}
+        return shard.sample(shard.prompts, budget, **asked)
+
+
+STRATEGY = Strategy(config=Partial, check=check, drawing=lambda config, tokenizer: FirstSegment(config.tokens))

@@ -1,0 +1,55 @@
+"""Resets to prefixes of the data's own answers (S6).
+
+With `probability` a visit begins with the prompt and the first h tokens of the answer, h from 1 to all but one of them;
+its completions go on from there. The prefix is prompt to the policy: it is scored with the whole text, and not learned
+from. Prompt and prefix together have at most Data.prompt_length tokens; where they would have more, h is smaller.
+
+Source: DR-PO, 2404.08495, and the code of its authors, which resets every visit. There each rollout has a prefix of its
+own; here the completions of a prompt share one, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jrl.rollout.strategies.contract import Strategy
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import Template
+
+RESET = 6  # names this draw among those of a visit
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reset:
+    """Completions that begin as the data's answer does."""
+
+    template: str = (
+        "{answer}"  # the text to begin with: {answer}, or {solution} and other texts of Example.info by name
+    )
+    probability: float = 1.0  # share of the visits that are reset
+
+    def __post_init__(self) -> None:
+        Template(self.template, "Reset.template")
+        if not 0 < self.probability <= 1:
+            raise ValueError(f"Reset.probability must be above 0 and at most 1; got {self.probability}")
+
+
+def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int, ...]:
+    """Returns S6's tokens after the prompt: () where the visit is not reset, its example has no such text, or that has
+    fewer than 2 tokens. Drawn by the visit's name.
+
+    Args:
+      room: most of them.
+    """
+    text, missing = Template(config.template, "Reset.template").fill(visit)
+    ids = [] if missing else tokenizer.encode(text)
+    draw = np.random.default_rng([*visit.uid, RESET])
+    if draw.random() >= config.probability or len(ids) < 2:
+        return ()
+    return tuple(ids[: min(int(draw.integers(1, len(ids))), room)])
+
+
+STRATEGY = Strategy(config=Reset, prefix=prefix)

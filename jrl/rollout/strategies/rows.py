@@ -1,0 +1,78 @@
+"""Rows of a Rollout that are drawn in several calls: cut, continued and put together. Arrays of one batch shard."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jrl.rollout.strategies.contract import Fields
+from jrl.types import Array
+
+BY_TOKEN = ("tokens", "action_mask", "sampler_logprobs", "truncated_logprobs", "support_size", "version", "turn")
+EMPTY = {"action_mask": False, "sampler_logprobs": 0, "truncated_logprobs": 0, "support_size": 0, "version": -1,
+         "turn": 0}  # fmt: skip
+
+
+def widened(fields: Fields, width: int, pad_id: int) -> Fields:
+    """Returns rows of `width` columns: columns are cut off, which must be empty, or empty ones are added."""
+    fill = {**EMPTY, "tokens": pad_id}
+
+    def change(name: str, array: Array | None) -> Array | None:
+        if array is None or name not in BY_TOKEN:
+            return array
+        missing = max(0, width - array.shape[1])
+        return jnp.pad(array, ((0, 0), (0, missing)), constant_values=fill[name])[:, :width]
+
+    return {name: change(name, array) for name, array in fields.items()}
+
+
+def appended(tokens: Array, length: Array, more: Array, pad_id: int) -> tuple[Array, Array]:
+    """Returns the rows with the same tokens after each, [n, T + k] int32, and their lengths.
+
+    Args:
+      tokens: [n, T] int32. length: [n] int32. more: [k] int32.
+    """
+    wide = jnp.pad(tokens, ((0, 0), (0, more.shape[0])), constant_values=pad_id)
+    place = jnp.arange(wide.shape[1])[None, :] - length[:, None]
+    added = more[jnp.clip(place, 0, more.shape[0] - 1)]
+    wide = jnp.where((place >= 0) & (place < more.shape[0]), added, jnp.where(place < 0, wide, pad_id))
+    return wide, length + more.shape[0]
+
+
+def continued(first: Fields, second: Fields) -> Fields:
+    """Returns rows whose actions are those of both calls. Where the second drew nothing, the first is the row.
+
+    Args:
+      first, second: rows of the same width; the second begins with all tokens of the first.
+    """
+    own = second["action_mask"]
+    went_on = own.any(axis=-1)
+    by_token = {
+        name: None if first[name] is None else jnp.where(own, second[name], first[name])
+        for name in BY_TOKEN
+        if name not in ("tokens", "turn")
+    }
+    tokens = jnp.where(went_on[:, None], second["tokens"], first["tokens"])
+    by_row = {name: jnp.where(went_on, second[name], first[name]) for name in ("length", "finish")}
+    return {**first, **by_token, "tokens": tokens, **by_row}
+
+
+def second_turn(first: Fields, second: Fields) -> Fields:
+    """Returns S17's rows: `continued`, the first's actions of turn 0 and the second's of turn 1."""
+    turn = jnp.where(second["action_mask"], 1, 0).astype(first["turn"].dtype)
+    return {**continued(first, second), "turn": turn}
+
+
+def interleaved(parts: list[Fields], prompts: int) -> Fields:
+    """Returns the rows of several calls on the same prompts, those of a prompt adjacent, in the order of the calls.
+
+    Args:
+      parts: rows of the same width, [prompts * samples of the call, ...]. prompts: of the shard.
+    """
+    grouped = lambda array: array.reshape(prompts, -1, *array.shape[1:])
+    joined = {
+        name: None if parts[0][name] is None else jnp.concatenate([grouped(part[name]) for part in parts], axis=1)
+        for name in parts[0]
+    }
+    rows = {name: None if x is None else x.reshape(-1, *x.shape[2:]) for name, x in joined.items()}
+    group = grouped(parts[0]["group"])[:, :1]
+    return {**rows, "group": jnp.broadcast_to(group, joined["group"].shape).reshape(-1)}

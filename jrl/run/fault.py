@@ -1,0 +1,288 @@
+"""A run whose updates stop being finite: which checkpoint is good, where the fault is, and a bundle that replays it.
+
+    RUN/fault/checkpoints/00000051   the state before the last step
+    RUN/fault/batches.npz            what that step learned from
+    RUN/fault/fault.json             what was found
+    RUN/fault/config.gin ...         the run's configuration, parts and tokenizer, and the shape of a published model
+
+The bundle needs neither the run's devices nor its data: `jrl replay RUN/fault` repeats the step's updates on a CPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrl import paths
+from jrl.algos.contract import Objective
+from jrl.device.sharding import BATCH_AXES, MeshShape, batch_shards, replicated
+from jrl.experiment import Config, Stage, optimizers, row_of
+from jrl.learning.critic import CRITIC, of_critic, of_policy
+from jrl.learning.nonfinite import Fault, find_fault
+from jrl.learning.step import Learned, StageArrays, StagePrograms
+from jrl.plugins import saved_parts
+from jrl.resolve import load_config
+from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, save_step
+from jrl.run.identity import PUBLISHED, with_saved_model
+from jrl.run.job import Job, Policy, open_policy, stage_arrays
+from jrl.run.policy import on_this_machine
+from jrl.run.programs import abstract
+from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
+from jrl.run.report.messages import not_finite_message
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch, TrainState
+
+FOLDER = "fault"
+FILES = ("manifest.json", "config.gin", "config.json")
+FOLDERS = ("tokenizer", "parts", PUBLISHED)
+
+
+class Replayed(NamedTuple):
+    """What a bundle did on this machine."""
+
+    recorded: dict[str, Any]  # fault.json
+    fault: Fault | None  # None: every update was finite
+    role: str | None  # the model whose update it was
+
+
+def begin_bundle(job: Job, progress: Progress) -> None:
+    """Saves the state before the step that may be the last. What cannot be saved is told when the run stops."""
+    folder = _unfinished(job)
+    paths.remove_tree(folder)
+    job.display.phase("saving the state before a step that may not be finite")
+    try:
+        save_step(folder / "checkpoints", job.done, {"state": progress.state}, {})
+    except SaveFailed as error:
+        job.display.note(str(error))
+        paths.remove_tree(folder)
+
+
+def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
+    """Returns the error that ends a run whose updates are not finite, once the checkpoints that led to them are set
+    aside and the bundle is written."""
+    stage = job.stages[progress.stage]
+    first = step.step - STOP_AFTER_SKIPPED + 1
+    good = known_good(job.run_state.steps(), step.step, STOP_AFTER_SKIPPED)
+    condemned = job.run_state.condemn(first - 1)
+    job.display.phase("looking for the first value that is not finite")
+    fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
+    ids = step.examples
+    if step.batch is not None:
+        ids = [visit.example.id for visit in step.batch.visits for _ in range(step.batch.samples)]
+    sequences = () if fault is None else fault.sequences
+    examples = list(dict.fromkeys(ids[n] for n in sequences if n < len(ids)))
+    where = "nothing any more, with the weights after the step" if fault is None else f"{fault} of the role {role}"
+    report = {
+        "step": step.step,
+        "first_skipped": first,
+        "stage": progress.stage,
+        "stage_name": stage.name,
+        "role": role,
+        "fault": None if fault is None else {**fault._asdict(), "sequences": list(fault.sequences)},
+        "examples": examples,
+        "last_good_step": good,
+        "condemned": condemned,
+        "epochs": step.learned.epochs,
+        "warms_up": step.learned.warms_up,
+        "shards": batch_shards(job.mesh),
+        "metrics": {name: str(value) for name, value in sorted(step.metrics.items())},
+    }
+    return StopRun(
+        not_finite_message(
+            job.folder,
+            first=first,
+            last=step.step,
+            stage=stage.name,
+            losses=f"loss {step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}",
+            fault=where,
+            examples=examples,
+            good=good,
+            condemned=condemned,
+            bundle=_finish_bundle(job, step.learned, report),
+        )
+    )
+
+
+def learners(stage: Stage, objective: Objective, warms_up: bool) -> Iterator[tuple[str, Objective]]:
+    """Yields the roles that a step updates, in order, each with the objective it is updated by."""
+    with_critic = CRITIC in optimizers(stage)
+    if not warms_up:
+        yield stage.trains, of_policy(objective) if with_critic else objective
+    if with_critic:
+        yield CRITIC, of_critic(objective)
+
+
+def locate(
+    policy: Policy, stage: Stage, state: TrainState, learned: Learned, arrays: StageArrays
+) -> tuple[Fault | None, str | None]:
+    """Returns the first fault of a step's updates with the weights in `state`, and the role it belongs to."""
+    objective = row_of(policy.parts.tables, "algos", stage.objective)
+    for batch in learned.batches:
+        for role, updated_by in learners(stage, objective, learned.warms_up):
+            if (fault := _fault_of(policy, stage, state, batch, arrays, role, updated_by)) is not None:
+                return fault, role
+    return None, None
+
+
+def replay(folder: str | Path) -> Replayed:
+    """Repeats the updates of a bundle on one device of this machine, one after the other, up to the first that is not
+    finite.
+
+    Raises: ValueError for a folder that holds no bundle; DamagedStep where its state is not what was saved.
+    """
+    folder = Path(folder)
+    if not paths.exists(folder / "fault.json"):
+        raise ValueError(
+            f"{folder} holds no fault.json; give the folder RUN/{FOLDER} of a run that stopped because its updates "
+            "were not finite"
+        )
+    report = paths.read_object(folder / "fault.json")
+    config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
+    config = with_saved_model(_on_one_device(on_this_machine(config, ())), folder)
+    policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]))
+    try:
+        return _replay(folder, report, policy)
+    finally:
+        policy.program_cache.close()
+
+
+def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed:
+    everywhere = replicated(policy.mesh)
+    key = jax.device_put(jax.random.key(policy.config.run.seed), everywhere)
+    target = policy.programs.init.shape(abstract(key, policy.mesh))
+    number = report["stage"]
+    for stage, programs in zip(policy.config.stages[: number + 1], policy.programs.stages):
+        if stage.steps:
+            target = programs.begin.shape(target)
+    _, tree, _ = restore_step(folder / "checkpoints", {"state": target})
+    state, stage, programs = tree["state"], policy.config.stages[number], policy.programs.stages[number]
+    arrays = stage_arrays(stage, lambda x: jax.device_put(np.float32(x), everywhere))
+    learned = Learned(_read_batches(folder, report["shards"], policy.mesh), report["epochs"], report["warms_up"])
+    objective = row_of(policy.parts.tables, "algos", stage.objective)
+    for _ in range(learned.epochs):
+        for batch in learned.batches:
+            for role, updated_by in learners(stage, objective, learned.warms_up):
+                fault = _fault_of(policy, stage, state, batch, arrays, role, updated_by)
+                if fault is not None:
+                    return Replayed(dict(report), fault, role)
+                state = _updated(programs, state, batch, arrays, is_critic=role == CRITIC)
+    return Replayed(dict(report), None, None)
+
+
+def _updated(
+    programs: StagePrograms, state: TrainState, batch: TrainBatch, arrays: StageArrays, *, is_critic: bool
+) -> TrainState:
+    update = programs.update_critic if is_critic else programs.update
+    optimizer = arrays.critic_optimizer if is_critic else arrays.optimizer
+    return update(state, batch, arrays.objective, optimizer, arrays.router)[0]
+
+
+def _fault_of(
+    policy: Policy,
+    stage: Stage,
+    state: TrainState,
+    batch: TrainBatch,
+    arrays: StageArrays,
+    role: str,
+    objective: Objective,
+) -> Fault | None:
+    static = dict(model=policy.model, cfg=policy.cfg, chunk=stage.learner.logprob_chunk)
+    router = arrays.router
+    return find_fault(state, [batch], arrays.objective, router, role=role, objective=objective, **static)
+
+
+def _finish_bundle(job: Job, learned: Learned, report: Mapping[str, Any]) -> str:
+    """Completes the bundle. Returns how to replay it, or why there is none."""
+    folder, final = _unfinished(job), job.folder / FOLDER
+    if not paths.exists(folder):
+        return "The state before the step could not be saved, so there is nothing to replay."
+    try:
+        _write_batches(folder, learned)
+        for name in FILES:
+            paths.write_bytes_atomic(folder / name, paths.read_bytes(job.folder / name))
+        for above in FOLDERS:
+            for name in paths.files_below(job.folder / above):
+                paths.make_dir((folder / above / name).parent)
+                paths.write_bytes_atomic(folder / above / name, paths.read_bytes(job.folder / above / name))
+        paths.write_bytes_atomic(folder / "fault.json", json.dumps(report, indent=1).encode() + b"\n")
+        paths.remove_tree(final)
+        paths.rename(folder, final)
+    except OSError as error:
+        return f"What would replay it could not be written ({error})."
+    return f"`jrl replay {final}` repeats the last step's updates on a CPU."
+
+
+def _unfinished(job: Job) -> Path:
+    return job.folder / f"{paths.TEMPORARY}{FOLDER}"
+
+
+def _write_batches(folder: Path, learned: Learned) -> None:
+    arrays = {}
+    for i, batch in enumerate(learned.batches):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+            arrays[f"{i}/{jax.tree_util.keystr(path, simple=True, separator='/')}"] = np.asarray(jax.device_get(leaf))
+    with open(folder / "batches.npz", "wb") as file:
+        np.savez(file, **arrays)
+
+
+def _read_batches(folder: Path, shards: int, mesh: Mesh) -> list[TrainBatch]:
+    """Returns the batches of a bundle on `mesh`, of one device.
+
+    Args:
+      shards: the batch shards of the run's mesh.
+    """
+    with np.load(folder / "batches.npz", allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+    place = lambda x: jax.device_put(x, by_row if np.ndim(x) == 3 else replicated(mesh))
+
+    def fields(record: type, at: str) -> dict[str, Any]:
+        return {field.name: arrays.get(f"{at}/{field.name}") for field in dataclasses.fields(record)}
+
+    batches = []
+    for i in range(len({name.split("/")[0] for name in arrays})):
+        packed = fields(PackedBatch, f"{i}/packed")
+        if packed["prefix_row"] is not None:
+            packed["prefix_row"] = _global_rows(packed["prefix_row"], shards)
+        targets = fields(SequenceTargets, f"{i}/targets")
+        parts = {
+            "packed": PackedBatch(**packed),
+            "recomputed": Recomputed(**fields(Recomputed, f"{i}/recomputed")),
+            "targets": None if targets["counts"] is None else SequenceTargets(**targets),
+        }
+        batches.append(jax.tree.map(place, TrainBatch(**{**fields(TrainBatch, f"{i}"), **parts})))
+    return batches
+
+
+def _global_rows(prefix_row: np.ndarray, shards: int) -> np.ndarray:
+    """Returns rows counted in the micro-batch in place of rows counted in their shard; -1 stays."""
+    rows = prefix_row.shape[1]
+    of_shard = rows // shards
+    first = (np.arange(rows) // of_shard * of_shard)[None, :, None]
+    return np.where(prefix_row < 0, prefix_row, prefix_row + first).astype(prefix_row.dtype)
+
+
+def _on_one_device(config: Config) -> Config:
+    """Returns a configuration for one device without memory of the host's: a CPU has none beside its own."""
+    model = config.model
+    if getattr(model, "remat", None) == "offload":
+        model = dataclasses.replace(model, remat="layer")
+    stages = tuple(_with_moments_on_device(stage) for stage in config.stages)
+    return dataclasses.replace(config, mesh=MeshShape(), model=model, stages=stages)
+
+
+def _with_moments_on_device(stage: Stage) -> Stage:
+    on_host = [
+        name
+        for name in ("optimizer", "critic_optimizer")
+        if getattr(getattr(stage, name, None), "memory", None) == "host"
+    ]
+    changed = {name: dataclasses.replace(getattr(stage, name), memory="device") for name in on_host}
+    return dataclasses.replace(stage, **changed)

@@ -1,0 +1,89 @@
+"""A process of jrl's own that does for another what may not end: it is asked by a line of JSON and can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class ChildStuck(RuntimeError):
+    """It did not answer in time, and was killed."""
+
+
+class ChildDied(RuntimeError):
+    """It ended before it had answered."""
+
+
+class Child:
+    """A script beside this file, started when first asked and again after it has ended. Any thread may ask."""
+
+    def __init__(self, script: str, *arguments: Any) -> None:
+        self._command = [sys.executable, "-P", str(Path(__file__).with_name(script)), *map(str, arguments)]
+        self._process: subprocess.Popen | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, request: Mapping[str, Any], seconds: float, data: bytes = b"") -> dict[str, Any]:
+        """Returns its answer to a request, which `data` follows. Raises ChildStuck or ChildDied."""
+        line = json.dumps(request).encode() + b"\n"
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                return json.loads(self._exchange(line + data, seconds))
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+    def _start(self) -> None:
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+        entries = os.pathsep.join(entry for entry in sys.path if os.path.isabs(entry))
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            env={**inherited, "PYTHONPATH": entries, "PYTHONUTF8": "1"}, start_new_session=True,
+        )  # fmt: skip
+        weakref.finalize(self, _end, self._process)
+
+    def _exchange(self, request: bytes, seconds: float) -> bytes:
+        """Sends a request and returns the line that answers it."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(BrokenPipeError):  # it died; reading says so
+            rest = memoryview(request)
+            while rest:
+                rest = rest[os.write(self._process.stdin.fileno(), rest) :]
+        out, answer = self._process.stdout.fileno(), bytearray()
+        while not answer.endswith(b"\n"):
+            ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise ChildStuck(f"no answer in {seconds:.0f} seconds")
+            part = os.read(out, 1 << 16)
+            if not part:
+                raise ChildDied("it ended without an answer")
+            answer += part
+        return bytes(answer)
+
+
+def _end(process: subprocess.Popen) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # with what it has forked
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            pipe.close()

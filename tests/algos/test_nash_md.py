@@ -1,0 +1,87 @@
+"""Nash-MD: who wins against the mixture, and what is learned from it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.algos import ALGOS
+from jrl.algos.contract import Facts, Groups, Tokens
+from jrl.algos.nash_md import NashMD
+from jrl.ops.win_rate import win_probability
+
+NAN = jnp.nan
+OBJECTIVE = ALGOS["NashMD"]
+
+
+def test_the_win_rate_by_hand():
+    reward = jnp.array([0.7, 0.2, 0.7, 0.1, 0.5, 0.7, NAN, NAN])
+    group = jnp.array([0, 0, 0, 0, 0, 1, 1, 0])
+    players = jnp.array([True, True, False, False, False, True, False, False])
+    opponents = jnp.array([False, False, True, True, True, False, False, False])
+    # 0.7 ties with 0.7 and beats 0.1 and 0.5: 2.5 / 3; 0.2 beats 0.1 alone: 1/3. The other prompt has no opponent.
+    found = jax.jit(win_probability)(reward, group, players, opponents)
+    np.testing.assert_allclose(found, [2.5 / 3, 1 / 3, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], rtol=1e-6)
+    # Among themselves: 0.7 beats 0.2, and nobody plays against itself.
+    np.testing.assert_allclose(win_probability(reward, group, players, players)[:2], [1, 0])
+
+
+def played():
+    """Two prompts: two rows of the policy and two of the mixture, one of them without a verdict; then no opponent at
+    all, and a row that was aborted."""
+    reward = jnp.array([1.0, 0.0, 0.0, NAN, 3.0, 2.0, 9.0])
+    mixed = jnp.array([False, False, True, True, False, False, False])
+    empty = mixed | (jnp.arange(7) == 6)
+    return Groups(
+        reward=reward,
+        outcome=reward,
+        valid=~jnp.isnan(reward),
+        group=jnp.array([0, 0, 0, 0, 1, 1, 1]),
+        action_mask=jnp.ones((7, 2), bool) & ~empty[:, None],
+        finish=jnp.zeros(7, jnp.int8),
+        num_groups=2,
+        max_completion=2,
+        turn=jnp.where(mixed[:, None], -1, jnp.zeros((7, 2), jnp.int8)).astype(jnp.int8),
+    )
+
+
+def test_rows_are_compared_with_the_opponents_of_their_prompt():
+    groups = played()
+    found, state, counters = jax.jit(lambda g: OBJECTIVE.advantages(NashMD(), g, g.reward, ()))(groups)
+    # Against 0: 1 wins, 0 ties. Without opponents, 3 beats 2.
+    np.testing.assert_allclose(found[:, 0], [0.5, 0, 0, 0, 0.5, -0.5, 0])
+    np.testing.assert_array_equal(found[:, 0], found[:, 1])
+    assert state == () and counters["win_rate"] == pytest.approx((1 + 0.5 + 1 + 0) / 4)
+    assert int(counters["aborted"]) == 1 + 1  # the empty one, and the opponent without a verdict
+    assert OBJECTIVE.keep(NashMD(), groups).tolist() == [True, True, False, False, True, True, False]
+
+
+def test_the_gradient_is_that_of_the_published_loss():
+    # P = 0.7 and log-probs that add up to -5: -(0.7 - 0.5) * -5 = 1, whose gradient by each log-prob is -0.2.
+    new = jnp.array([-2.0, -3.0, NAN])
+    batch = Tokens(
+        logprobs=new, old_logprobs=new, behaviour_logprobs=new, ref_logprobs=jnp.array([-2.0, -4.0, NAN]),
+        entropy=jnp.ones(3), advantages=jnp.full(3, 0.2), mask=jnp.array([True, True, False]),
+        segment=jnp.zeros(3, jnp.int32), num_segments=1,
+    )  # fmt: skip
+    loss = lambda lp, kl: OBJECTIVE.token_loss(NashMD(kl=kl), batch.replace(logprobs=lp), ())[0].sum()
+    published = lambda lp: -(0.7 - 0.5) * lp[:2].sum()
+    assert published(new) == pytest.approx(1.0)
+    np.testing.assert_allclose(jax.grad(loss)(new, 1e-9), jax.grad(published)(new), atol=1e-6)
+    # And the tie: k2 of the second token is 1 / 2, its gradient 1.
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(new, 0.1), [-0.2, -0.2 + 0.1, 0], atol=1e-6)
+    assert loss(new, 0.1) - loss(new, 1e-9) == pytest.approx(0.1 / 2, abs=1e-6)
+
+
+def test_the_loss_of_a_sequence_is_a_sum():
+    mask = jnp.array([[True, True, True], [True, False, False], [False] * 3])
+    assert OBJECTIVE.denominator(NashMD(), mask, 3, 3) == 2
+    np.testing.assert_array_equal(OBJECTIVE.weights(NashMD(), mask, 3), mask)
+
+
+def test_without_a_tie_it_is_refused():
+    facts = Facts(samples=4, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=4)
+    with pytest.raises(ValueError, match=r"NashMD.kl = 0.0 must be above 0"):
+        OBJECTIVE.check(NashMD(kl=0.0), facts)

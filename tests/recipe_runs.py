@@ -1,0 +1,55 @@
+"""Every recipe of configs/algos/ at the smallest sizes: it loads, learns for two steps and writes its summary."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import numpy as np
+
+import jrl
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECIPES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "configs" / "algos").glob("*.gin"))}
+# Two halves for two workers, each with one shape of packed rows.
+SEVERAL_UPDATES = [name for name, text in RECIPES.items() if "Learner.minibatches" in text]
+ONE_UPDATE = [name for name in RECIPES if name not in SEVERAL_UPDATES]
+# Whatever the recipe, so that recipes share most of their programs.
+SMALL = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=8", "Online.steps=2", "Sampler.slots=8",
+    "Scoring.workers=1", "Log.writers=()",
+]  # fmt: skip
+# A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
+EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
+
+# Where it is another one.
+OWN = {"crpg": ["Scoring.verifiers=[@Regex(), @Length()]", EASY[-1], "Length.high=9"]}
+
+
+def small(name):
+    """Returns the file of a recipe and the bindings that make it small."""
+    text = RECIPES[name]
+    offline = {"warm", *re.findall(r"^(\w+)/Offline", text, re.MULTILINE)}
+    bound = [f"{stage}/Offline.{field}" for stage in sorted(offline) for field in ("steps=1", "batch_size=8")]
+    for stage in re.findall(r"^(\w+)/Online:\n(?:  .*\n)*?  samples = ", text, re.MULTILINE):
+        bound += [f"{stage}/Online.prompts=4", f"{stage}/Online.samples=8"]
+    if "Learner.minibatches = 4" in text:
+        bound.append("Learner.minibatches=2")
+    if "@Regex()" in text:
+        bound.append(EASY[-1])
+    bound += OWN.get(name, [])
+    return str(ROOT / "configs" / "algos" / f"{name}.gin"), [*SMALL, *bound, *([] if "verifiers" in text else EASY)]
+
+
+def check_that_it_learns_and_writes_its_summary(name, folder):
+    path, bindings = small(name)
+    steps = list(jrl.steps(path, bindings, run=folder))
+    online = [step for step in steps if step.batch is not None]
+    assert len(online) >= 2
+    assert all(np.isfinite(step.metrics["loss"]) for step in steps)
+    assert any(step.metrics["grad_norm"] > 0 for step in online)
+    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    assert found.keys() == {"steps", "seconds", "eval", "tokens_per_second", "peak_bytes"}
+    assert found["steps"] == len(steps)

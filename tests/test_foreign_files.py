@@ -1,0 +1,220 @@
+"""Folders of somebody else: nothing in them hangs, exhausts the machine, or leads out of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import published_forms as forms
+import pytest
+from families import golden
+
+from jrl import paths
+from jrl.models.pretrained.published import Published, check_folder, decoder_of
+from jrl.tasks.tokenizers.child import Child
+from jrl.tasks.tokenizers.pieces import SentencePiece
+from jrl.tasks.tokenizers.pieces import build as build_pieces
+from jrl.tasks.tokenizers.published import HuggingFace, build
+from jrl.tasks.tokenizers.spelling import MAX_EXPANSION, expansion
+from jrl.tools import chat, score
+
+DEEP = "[" * 100_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    return forms.byte_level("gpt2", tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def model(tmp_path):
+    return golden.write(tmp_path / "model", files=2)
+
+
+@pytest.fixture
+def copied(tokenizer_folder, tmp_path):
+    return shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+
+
+def open_model(folder):
+    check_folder(Published(path=str(folder)))
+
+
+def open_tokenizer(folder):
+    return build(HuggingFace(path=str(folder)), [])
+
+
+def fifo(path, outside):
+    os.mkfifo(path)
+
+
+def device(path, outside):
+    path.symlink_to("/dev/zero")
+
+
+def link_out(path, outside):
+    shutil.copy(outside, path.parents[1] / "outside")
+    path.symlink_to(path.parents[1] / "outside")
+
+
+def directory(path, outside):
+    path.mkdir()
+
+
+@pytest.mark.parametrize("put", [fifo, device, link_out, directory])
+@pytest.mark.parametrize("name", ["config.json", "model-00002-of-00002.safetensors", "model.safetensors.index.json"])
+def test_only_plain_files_of_the_folder_are_read_as_a_model(model, tmp_path, put, name):
+    (model / name).rename(tmp_path / "was")
+    put(model / name, tmp_path / "was")
+    with pytest.raises(ValueError, match=r"named pipe|device|outside of its folder|is a folder"):
+        open_model(model)
+
+
+@pytest.mark.parametrize("put", [fifo, device, link_out])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_only_plain_files_of_the_folder_are_read_as_a_tokenizer(copied, tmp_path, put, name):
+    (tmp_path / "was").write_bytes((copied / name).read_bytes() if (copied / name).exists() else b"{}")
+    (copied / name).unlink(missing_ok=True)
+    put(copied / name, tmp_path / "was")
+    with pytest.raises(ValueError, match=r"named pipe|device|outside of its folder"):
+        open_tokenizer(copied)
+
+
+def test_a_link_inside_the_folder_is_followed_and_so_is_the_cache_of_a_hub(model, tmp_path):
+    (model / "config.json").rename(model / "real.json")
+    (model / "config.json").symlink_to("real.json")
+    open_model(model)
+    cache = tmp_path / "models--mine"
+    snapshot = cache / "snapshots" / "revision"
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for i, name in enumerate(sorted(set(os.listdir(model)) - {"real.json"})):
+        shutil.copy(model / name, cache / "blobs" / str(i))
+        (snapshot / name).symlink_to(f"../../blobs/{i}")
+    open_model(snapshot)
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(tmp_path / "model" / "real.json")
+    with pytest.raises(ValueError, match="outside of its folder"):
+        open_model(snapshot)
+
+
+def test_a_file_longer_than_may_be_read_is_refused_before_it_is(tmp_path):
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ValueError, match="1099511627776 bytes; at most 16777216"):
+        paths.read_object(tmp_path / "sparse")
+
+
+@pytest.mark.parametrize("layers", [2**40, 2**12 + 1])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPT2"])
+def test_a_number_of_layers_beyond_all_is_refused_before_they_are_counted_out(tmp_path, family, layers):
+    key = "n_layer" if family == "GPT2" else "num_hidden_layers"
+    folder = golden.write(tmp_path / "model", family, **{key: layers})
+    with pytest.raises(ValueError, match=f"{key} is {layers}; at most 4096"):
+        decoder_of(Published(path=str(folder)))
+
+
+@pytest.mark.parametrize(("family", "changes"), [
+    ("Gemma2", {"layer_types": [[]]}), ("SmolLM3", {"no_rope_layers": [{}]}),
+    ("Gemma3", {"_sliding_window_pattern": 0, "layer_types": None}),
+    ("GPTNeoX", {"layer_norm_eps": 1e400}), ("Llama", {"hidden_size": "x"}), ("Llama", {"rms_norm_eps": 1e400}),
+])  # fmt: skip
+def test_values_of_another_kind_are_refused_by_file(tmp_path, family, changes):
+    folder = golden.write(tmp_path / "model", family, **changes)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        decoder_of(Published(path=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_without_an_end_of_its_depth_is_refused(model, name):
+    (model / name).write_text(DEEP)
+    with pytest.raises(ValueError, match="model"):
+        open_model(model)
+
+
+def change(folder, name, edit):
+    layout = json.loads((folder / name).read_text())
+    edit(layout)
+    (folder / name).write_text(json.dumps(layout))
+
+
+TWO_BILLION = 2_000_000_000
+TOKENIZER_FAULTS = [
+    (lambda x: x["model"]["vocab"].update({"zzz": TWO_BILLION}), "the id 2000000000 is not one of"),
+    (lambda x: x["added_tokens"][0].update(id=TWO_BILLION), "the id 2000000000 is not one of"),
+    (lambda x: x["model"]["vocab"].update({"zzz": -1}), "the id -1 is not one of"),
+    (lambda x: x["model"].update(vocab=[]), "vocabulary of a BPE model"),
+    (lambda x: x.update(added_tokens=["x"]), "not a valid tokenizer.json"),
+    (lambda x: x.update(normalizer={"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}] * 20}), "normalizer may make"),
+    (lambda x: x.update(normalizer={"type": "Replace", "pattern": {"Regex": ""}, "content": "a" * 999}),
+     "normalizer may make 1000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "message"), TOKENIZER_FAULTS)
+def test_vocabularies_that_would_exhaust_the_machine_are_refused(copied, edit, message):
+    change(copied, "tokenizer.json", edit)
+    with pytest.raises(ValueError, match=message):
+        open_tokenizer(copied)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("added_tokens_decoder", {"3": "text"}), ("added_tokens_decoder", {"3": {"special": True}}),
+    ("added_tokens_decoder", {str(TWO_BILLION): {"content": "<x>"}}), ("added_tokens_decoder", [1]),
+    ("chat_template", [1]), ("chat_template", [{"name": "default", "template": [1]}]), ("chat_template", {"a": 1}),
+])  # fmt: skip
+def test_settings_of_another_kind_are_refused(copied, name, value):
+    change(copied, "tokenizer_config.json", lambda config: config.update({name: value}))
+    with pytest.raises(ValueError, match="tokenizer"):
+        open_tokenizer(copied)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_tokenizers_json_without_an_end_of_its_depth_is_refused(copied, name):
+    (copied / name).write_text(DEEP)
+    with pytest.raises(ValueError, match=r"too deep|not a valid tokenizer"):
+        open_tokenizer(copied)
+
+
+def test_the_expansion_of_a_normalizer_is_that_of_all_its_steps():
+    replace = lambda pattern, content: {"type": "Replace", "pattern": pattern, "content": content}
+    steps = [replace({"String": "ab"}, "abcde"), {"type": "NFKC"}, replace({"Regex": " {2,}"}, "_")]
+    assert expansion({"type": "Sequence", "normalizers": steps}) == 3 * 18 * 2  # ceil(5 / 2), 18, 1 + 1
+    assert expansion(None) == 1 and expansion({"type": "Prepend", "prepend": "_"}) == 1
+    assert expansion({"type": "Sequence", "normalizers": [{"type": "NFKC"}] * 2}) > MAX_EXPANSION
+
+
+def test_a_vocabulary_that_takes_all_memory_ends_its_own_process_only(tokenizer_folder):
+    layout = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    grows = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaa"}
+    layout["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 20}
+    trials = Child("trial.py", 5, 256)
+    ask = lambda data: trials.ask({"form": "json", "bytes": len(data)}, 60, data)["problem"]
+    try:
+        assert ask(json.dumps(layout).encode()).startswith("opening it ")
+        assert ask((tokenizer_folder / "tokenizer.json").read_bytes()) == ""  # and the next is tried as before
+    finally:
+        trials.close()
+
+
+def test_rows_and_prompts_come_from_plain_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (chat.read_prompts, lambda path: score.read_rows(path, None, 8)):
+        for name in (tmp_path / "pipe", "/dev/zero"):
+            with pytest.raises(ValueError, match=r"named pipe|device"):
+                read(name)
+    (tmp_path / "deep").write_text(DEEP)
+    assert chat.read_prompts(tmp_path / "deep") == [DEEP]
+    with pytest.raises(ValueError, match="line 1: not JSON"):
+        score.read_rows(tmp_path / "deep", None, 8)
+
+
+def test_a_sentencepiece_model_that_is_none_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="named pipe"):
+        build_pieces(SentencePiece(path=str(tmp_path / "pipe")), [])
+    (tmp_path / "x.model").write_bytes(os.urandom(4096))
+    with pytest.raises(ValueError, match=r"sentencepiece model|cannot be opened"):
+        build_pieces(SentencePiece(path=str(tmp_path / "x.model")), [])

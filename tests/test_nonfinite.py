@@ -1,0 +1,92 @@
+"""Where an update stopped being finite: each fault is planted at one place and found there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_learner import model_config, update_program
+
+from jrl.algos import ALGOS
+from jrl.learning.nonfinite import Fault, find_fault
+from jrl.models.decoder import MODEL
+
+
+@pytest.fixture
+def found(mesh):
+    """(change of the weights, change of the batch) -> the fault of an update on them."""
+
+    def find(weights=lambda params: params, batch=lambda batch: batch):
+        state, sound, _ = update_program()
+        policy = state.models["policy"]
+        policy = policy.replace(params=weights(policy.params))
+        hyper = jax.tree.map(jnp.float32, ALGOS["GRPO"].config())
+        return find_fault(
+            state.replace(models={"policy": policy}), [batch(sound)], hyper, role="policy", objective=ALGOS["GRPO"],
+            model=MODEL, cfg=model_config("float32"), chunk=16,
+        )  # fmt: skip
+
+    return find
+
+
+def layer(name, index, factor):
+    """Multiplies a matrix of one layer."""
+    by = np.ones(2, np.float32)
+    by[index] = factor
+    scaled = lambda leaf: leaf * by.reshape(2, *[1] * (leaf.ndim - 1))
+    return lambda params: {**params, "layers": {**params["layers"], name: scaled(params["layers"][name])}}
+
+
+def of_first_token(field, value):
+    """Sets a field at the first token that is learned from; returns (change, the sequence of that token)."""
+
+    def change(batch):
+        values = np.array(getattr(batch, field))
+        values[tuple(np.argwhere(np.asarray(batch.loss_mask))[0])] = value
+        return batch.replace(**{field: jnp.asarray(values)})
+
+    _, batch, _ = update_program()
+    m, r, column = np.argwhere(np.asarray(batch.loss_mask))[0]
+    return change, int(batch.packed.sequence[m, r, batch.packed.segment[m, r, column]])
+
+
+def test_a_sound_update_has_no_fault(found):
+    assert found() is None
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_weight_is_named_with_its_layer(found, index):
+    assert found(layer("q", index, np.nan)) == Fault("weights", "params/layers/q", index)
+
+
+@pytest.mark.parametrize("field", ["advantages", "loss_weights"])
+def test_a_field_of_the_batch_is_named_with_its_sequence(found, field):
+    change, sequence = of_first_token(field, np.inf)
+    assert found(batch=change) == Fault("batch", field, None, (sequence,))
+
+
+def test_what_the_loss_does_not_read_is_no_fault(found):
+    def change(batch):
+        return batch.replace(advantages=jnp.where(batch.loss_mask, batch.advantages, jnp.nan))
+
+    assert found(batch=change) is None
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_activations_that_overflow_are_found_in_their_layer(found, index):
+    weights = lambda params: layer("gate", index, 1e25)(layer("up", index, 1e25)(params))  # 1e25 * 1e25 overflows
+    fault = found(weights)
+    assert (fault.place, fault.layer) == ("activations", index) and fault.sequences
+
+
+def test_a_sum_that_overflows_is_the_loss(found):
+    def change(batch):
+        huge = jnp.where(batch.loss_mask, 3e38, 0).astype(jnp.float32)
+        return batch.replace(loss_weights=huge, advantages=jnp.ones_like(batch.advantages))
+
+    assert found(batch=change) == Fault("loss", "sum")
+
+
+def test_a_gradient_is_found_where_the_loss_is_finite(found):
+    change, _ = of_first_token("advantages", 1e37)
+    head = lambda params: {**params, "embed": params["embed"] * 1e4}
+    assert found(head, change).place == "gradient"

@@ -1,0 +1,93 @@
+"""A run whose weights stop being finite: it stops, says why and from where to go on, and leaves what replays it."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from short_runs import run
+
+from jrl import cli, loop
+from jrl.run.checkpoints.run_state import list_condemned, list_steps
+from jrl.run.fault import replay
+from jrl.run.records import StopRun
+
+TINY = [
+    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=12", "Checkpoint.every=2",
+    "Checkpoint.keep=1", "Log.samples=0", "Scoring.workers=1",
+]  # fmt: skip
+FAULTY = 4  # the step whose weights are poisoned before it
+
+
+def poisoned(monkeypatch):
+    """A run loses an element of a matrix of layer 1 before a step, as a device with a fault would."""
+    sound = loop.take_step
+
+    def take_step(job, progress):
+        if job.done + 1 == FAULTY:
+            policy = progress.state.models["policy"]
+            down = policy.params["layers"]["down"]
+            values = np.array(jax.device_get(down))
+            values[1, 0, 0] = np.nan
+            layers = {**policy.params["layers"], "down": jax.device_put(values, down.sharding)}
+            policy = policy.replace(params={**policy.params, "layers": layers})
+            progress = progress._replace(
+                state=progress.state.replace(models={**progress.state.models, "policy": policy})
+            )
+        return sound(job, progress)
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """(the folder of a run that stopped, its message)."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        poisoned(patch)
+        with pytest.raises(StopRun) as error:
+            run(TINY, folder)
+    return folder, str(error.value)
+
+
+def test_the_last_save_that_a_sound_step_learned_from_is_never_pruned(stopped):
+    folder, _ = stopped
+    # Steps 4 to 8 were not finite. Checkpoint.keep is 1, and the save of step 6 holds the poisoned weights.
+    assert list_steps(folder / "checkpoints") == [2]
+    assert list_condemned(folder / "checkpoints") == [6]
+
+
+def test_the_message_names_the_good_step_and_the_cause(stopped):
+    folder, message = stopped
+    assert "steps 4 to 8 of stage rl" in message
+    assert "weights (params/layers/down) of layer 1 of the role policy" in message
+    assert "Last good checkpoint: step 2" in message and "Checkpoints of step 6 are set aside" in message
+    assert f"jrl replay {folder / 'fault'}" in message
+
+
+def test_a_rerun_goes_on_from_the_good_step_and_ends(stopped, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0], folder)
+    seen = run(TINY, folder)
+    assert [step.step for step in seen] == list(range(3, 13))
+    assert all(step.metrics["update/skipped_nonfinite"] == 0 for step in seen)
+    assert list_condemned(folder / "checkpoints") == []
+    rows = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == list(range(1, 13))
+
+
+def test_the_bundle_replays_the_fault_away_from_its_run(stopped, tmp_path, capsys):
+    bundle = tmp_path / "elsewhere"
+    shutil.copytree(stopped[0] / "fault", bundle)
+    replayed = replay(bundle)
+    assert (replayed.fault.place, replayed.fault.name, replayed.fault.layer) == ("weights", "params/layers/down", 1)
+    assert replayed.role == "policy" and replayed.recorded["last_good_step"] == 2
+    assert cli.main(["replay", str(bundle)]) == 0
+    assert "weights (params/layers/down) of layer 1 of the role policy" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_bundle_is_refused(tmp_path, capsys):
+    assert cli.main(["replay", str(tmp_path)]) == 2
+    assert "holds no fault.json" in capsys.readouterr().err

@@ -1,0 +1,412 @@
+"""Sampling strategies: rows that begin in other rows, in a guide's words or in the data's, and second attempts."""
+
+import dataclasses
+import functools
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_sampler as sampling
+from short_runs import run
+
+from jrl.config.errors import ConfigError
+from jrl.device.sharding import MeshShape, make_mesh
+from jrl.ops.draw import draw
+from jrl.ops.keys import row_key, token_key
+from jrl.ops.mixture import mixed_logits
+from jrl.rollout.collect import last_of_two, scored_columns
+from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.scoring import HostScores
+from jrl.rollout.segments import next_segment
+from jrl.rollout.strategies import branching, reset, rows, self_correction
+from jrl.rollout.strategies.branching import BranchDrawing, Branching
+from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
+from jrl.rollout.strategies.partial import FirstSegment
+from jrl.rollout.strategies.reset import Reset
+from jrl.rollout.strategies.roll_in import RollIn, RollInDrawing, taken_of_guide
+from jrl.rollout.strategies.self_correction import AttemptDrawing
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Example, Message, visit_uid
+from jrl.tasks.tokenizers.bytes import ByteTokenizer
+from jrl.tasks.verdict import Status
+from jrl.types import Finish
+
+CFG = dataclasses.replace(sampling.CFG, layers=1)
+CONFIG = sampling.BASE  # 9 tokens
+LONGEST, WIDTH = 9, sampling.WIDTH + 9
+PROMPTS = sampling.prompts(4, seed=3)
+
+
+SMALL = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=1", "Log.samples=0",
+    "Scoring.workers=1",
+]  # fmt: skip
+
+
+def rows_of(folder):
+    """Returns the metrics of a run without what depends on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "host/"))} for row in rows]
+
+
+sample = functools.partial(sampling.run, cfg=CFG)
+
+
+def starts(out):
+    """Returns the first column of each row that the policy drew."""
+    return np.where(out.action_mask.any(1), out.action_mask.argmax(1), out.length)
+
+
+def assert_rows_are_whole(out, samples):
+    """Shapes and names as those of plain sampling, and one run of actions that ends the row."""
+    assert out.tokens.shape == (4 * samples, WIDTH)
+    np.testing.assert_array_equal(out.group, np.repeat(np.arange(4), samples))
+    np.testing.assert_array_equal(out.sample, np.tile(np.arange(samples), 4))
+    columns, given = np.arange(WIDTH), np.repeat(PROMPTS.length, samples)
+    np.testing.assert_array_equal(out.action_mask, (columns >= starts(out)[:, None]) & (columns < out.length[:, None]))
+    assert (out.length <= given + LONGEST).all() and (starts(out) >= given).all()
+    assert (out.tokens[columns >= out.length[:, None]] == sampling.PAD).all()
+    np.testing.assert_array_equal(out.version, np.where(out.action_mask, 4, -1))
+    for row, prompt in enumerate(np.repeat(PROMPTS.tokens, samples, axis=0)):
+        np.testing.assert_array_equal(out.tokens[row, : given[row]], prompt[: given[row]])
+
+
+# Branching (S8)
+
+EVERY_THIRD = bytes(int(token % 3 > 0) for token in range(96))
+
+
+def test_branches_go_on_from_within_the_first_rows():
+    drawing = BranchDrawing(Branching(first=2, continuations=2, candidates=2), EVERY_THIRD)
+    mesh = make_mesh(MeshShape(data=2, tensor=2), jax.devices()[:4])
+    branched = sample(PROMPTS, CONFIG, samples=6, drawing=drawing, mesh=mesh)
+    assert_rows_are_whole(branched, 6)
+    plain, by_prompt = sample(PROMPTS, CONFIG, samples=2), np.arange(24).reshape(4, 6)
+    firsts = jax.tree.map(lambda x: x[by_prompt[:, :2].ravel()] if x.ndim else x, branched)
+    sampling.assert_same(plain, firsts, fields=("tokens", "length", "action_mask", "finish"))
+    logits = sampling.assert_logprobs(branched, 1.0, CFG)
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    entropy, seen, different = -(np.exp(logp) * logp).sum(-1), 0, 0
+    for prompt in range(4):
+        for i in range(2):
+            parent, start = by_prompt[prompt, i], PROMPTS.length[prompt]
+            drawn = np.arange(start + 1, branched.length[parent])  # not the first token
+            drawn = drawn[branched.tokens[parent, drawn] % 3 > 0]
+            best = drawn[np.argsort(-entropy[parent, drawn])][:2]
+            pair = by_prompt[prompt, 2 + 2 * i : 4 + 2 * i]
+            column, other = starts(branched)[pair]
+            assert column == other and (column in best if len(best) else column == start)
+            seen += len(best) > 0
+            for row in pair:
+                np.testing.assert_array_equal(branched.tokens[row, :column], branched.tokens[parent, :column])
+            texts = {tuple(branched.tokens[row, column : branched.length[row]]) for row in [parent, *pair]}
+            different += len(texts) > 1
+    assert seen >= 4 and different >= 4  # each has noise of its own
+
+
+def test_a_group_has_as_many_rows_as_branching_draws():
+    setting = types.SimpleNamespace(samples=8)
+    with pytest.raises(ValueError, match=r"4 \* \(1 \+ 3\) = 16 .* Online.samples is 8"):
+        branching.check(Branching(), setting)
+    setting.samples = 16
+    branching.check(Branching(), setting)
+    short, long, control = (branching.drawing(Branching(min_characters=n), ByteTokenizer()).eligible for n in (1, 2, 1))
+    assert short[ord("a")] == 1 and long[ord("a")] == 0 and control[ByteTokenizer().end_id] == 0
+
+
+# Roll-in (S7)
+
+
+def test_a_guide_begins_and_the_policy_goes_on():
+    guide = sampling.weights(CFG, seed=1)
+    params = {"policy": sampling.weights(CFG), "guide": guide}
+    out = sample(PROMPTS, CONFIG, samples=3, drawing=RollInDrawing(RollIn(guide="guide", tokens=4)), params=params)
+    assert_rows_are_whole(out, 3)
+    sampling.assert_logprobs(out, 1.0, CFG)
+    # The guide's draw is that of a fourth sample of the prompt with its weights.
+    said = sample(PROMPTS, CONFIG, samples=4, params=guide)
+    for prompt in range(4):
+        first, *others = starts(out)[3 * prompt : 3 * prompt + 3]
+        begun, words = first - PROMPTS.length[prompt], said.length[4 * prompt + 3] - PROMPTS.length[prompt]
+        most = min(4, words - (said.finish[4 * prompt + 3] == Finish.STOP_TOKEN and words <= 4))
+        assert others == [first, first] and min(1, most) <= begun <= most
+        np.testing.assert_array_equal(out.tokens[3 * prompt, :first], said.tokens[4 * prompt + 3, :first])
+    assert (starts(out) > np.repeat(PROMPTS.length, 3)).any()
+
+
+def test_what_is_taken_of_a_guide_by_hand():
+    words = jnp.array([4, 4, 4, 4, 0, 1])
+    chance = jnp.array([0.1, 0.1, 0.1, 0.6, 0.1, 0.1])
+    place = jnp.array([0.0, 0.5, 0.999, 0.5, 0.5, 0.999])
+    # 1 + floor(place * words): 1, 3, 4; by chance none; nothing was said; all of one word.
+    taken = jax.jit(taken_of_guide, static_argnames="probability")(words, chance, place, probability=0.5)
+    assert taken.tolist() == [1, 3, 4, 0, 0, 1]
+
+
+def test_a_guide_that_is_not_there_is_refused(tmp_path):
+    bindings = ["Online.strategy=@RollIn()", "RollIn.guide='guide'", "RollIn.tokens=1"]
+    with pytest.raises(ConfigError, match=r"RollIn.guide names the role 'guide', which no earlier stage trains"):
+        run([], tmp_path, *bindings)
+    with pytest.raises(ConfigError, match=r"RollIn.tokens = 99 leaves the policy nothing"):
+        run([], tmp_path, *bindings[:2], "RollIn.tokens=99")
+
+
+# Opponents (S14)
+
+
+def test_opponents_are_drawn_from_the_mixture():
+    params = {"policy": sampling.weights(CFG), "reference": sampling.weights(CFG, seed=1)}
+    drawing = OpponentDrawing(MixtureOpponent(opponents=1, weight=0.25))
+    out = sample(PROMPTS, CONFIG, samples=3, drawing=drawing, params=params)
+    mixed = np.arange(12) % 3 == 2
+    plain = sample(PROMPTS, CONFIG, samples=2)
+    own = jax.tree.map(lambda x: x[~mixed] if x.ndim else x, out)
+    sampling.assert_same(plain, own, fields=("tokens", "length", "action_mask", "finish", "sampler_logprobs", "group"))
+    assert not out.action_mask[mixed].any() and (out.turn[mixed] == -1).all() and (out.turn[~mixed] == 0).all()
+    np.testing.assert_array_equal(out.sample, np.tile(np.arange(3), 4))
+    # Its tokens are those of the race that the mixture's logits run, with the noise of a third sample.
+    logits = mixed_logits(*(sampling.scores(out, CFG, params[role]) for role in ("policy", "reference")), weight=0.25)
+    seen = 0
+    for row in np.flatnonzero(mixed):
+        start, end = PROMPTS.length[row // 3], out.length[row]
+        key = row_key(jax.random.key(11), 0, PROMPTS.uid[row // 3], 2)
+        for column in range(start, end):
+            assert draw(token_key(key, column), logits[row, column]) == out.tokens[row, column]
+            seen += 1
+    assert seen > 8
+
+
+def test_an_opponent_needs_a_reference_and_a_player(tmp_path):
+    bindings = ["Online.strategy=@MixtureOpponent()"]
+    with pytest.raises(ConfigError, match="begin differently, which cannot share a prefix"):
+        run(SMALL, tmp_path, *bindings, "Online.objective=@NashMD()", "Learner.prefix_sharing='in_row'")
+    with pytest.raises(ConfigError, match="mixes the policy with the reference"):
+        run(SMALL, tmp_path, *bindings)
+    with pytest.raises(ConfigError, match=r"opponents = 4 of Online.samples = 4"):
+        run(SMALL, tmp_path, *bindings, "Online.objective=@NashMD()", "MixtureOpponent.opponents=4")
+
+
+# Resets (S6)
+
+
+def visit(answer, name="x"):
+    return Visit(Example(name, (Message("user", "?"),), answer=answer), visit_uid(name, 0), (1, 2))
+
+
+def test_a_reset_keeps_a_part_of_the_answer():
+    tokenizer, found = ByteTokenizer(), []
+    for i in range(200):
+        ids = reset.prefix(Reset(), visit("abcde", f"x{i}"), tokenizer, 99)
+        assert bytes(ids) == b"abcde"[: len(ids)]
+        found.append(len(ids))
+    # h is 1 to 4 of 5 tokens, each about as often.
+    counts = np.bincount(found)
+    assert counts[0] == 0 and len(counts) == 5 and counts[1:].min() > 30
+    assert reset.prefix(Reset(), visit("abcde", "x7"), tokenizer, 99) == tuple(b"abcde"[: found[7]])  # by name
+    assert len(reset.prefix(Reset(), visit("abcde" * 9), tokenizer, 1)) == 1  # what is left of Data.prompt_length
+
+
+def test_answers_without_two_tokens_and_visits_by_chance_are_not_reset():
+    tokenizer = ByteTokenizer()
+    assert [reset.prefix(Reset(), visit(answer), tokenizer, 9) for answer in ("a", "", None)] == [()] * 3
+    half = [len(reset.prefix(Reset(probability=0.5), visit("abc", f"x{i}"), tokenizer, 9)) > 0 for i in range(400)]
+    assert 150 < sum(half) < 250
+    with pytest.raises(ValueError, match="must be above 0 and at most 1"):
+        Reset(probability=0.0)
+
+
+# Two attempts (S17)
+
+
+def test_turns_by_hand():
+    # y1 has 3 tokens, the instruction 2, y2 2: gen = 1 1 1 0 0 1 1, turns 1 1 1 - - 2 2, counted from 0 here.
+    field = lambda mask, number: {
+        "tokens": jnp.where(mask, number, 50)[None], "action_mask": mask[None], "turn": jnp.zeros((1, 8), jnp.int8),
+        "sampler_logprobs": jnp.where(mask, -number, 0)[None], "truncated_logprobs": None, "support_size": None,
+        "version": jnp.where(mask, 9, -1)[None], "length": mask.nonzero()[0].max(keepdims=True) + 1,
+        "finish": jnp.array([number]), "group": jnp.array([0]), "sample": jnp.array([0]),
+    }  # fmt: skip
+    columns = np.arange(8)
+    first, second = field((columns > 0) & (columns < 4), 1), field((columns > 5), 2)
+    both = rows.second_turn(first, second)
+    assert both["action_mask"][0].tolist() == [False, True, True, True, False, False, True, True]
+    assert both["turn"][0].tolist() == [0, 0, 0, 0, 0, 0, 1, 1] and both["length"].tolist() == [8]
+    assert both["sampler_logprobs"][0].tolist() == [0, -1, -1, -1, 0, 0, -2, -2] and both["finish"].tolist() == [2]
+    nothing = {**second, "action_mask": jnp.zeros((1, 8), bool)}
+    alone = rows.second_turn(first, nothing)
+    assert alone["length"].tolist() == [4] and alone["finish"].tolist() == [1] and alone["turn"].sum() == 0
+    np.testing.assert_array_equal(alone["tokens"], first["tokens"])
+
+
+def test_the_same_tokens_come_after_every_row():
+    tokens, length = rows.appended(jnp.array([[1, 2, 9], [3, 9, 9]]), jnp.array([2, 1]), jnp.array([7, 8]), 9)
+    assert tokens.tolist() == [[1, 2, 7, 8, 9], [3, 7, 8, 9, 9]] and length.tolist() == [4, 3]
+
+
+def test_a_second_attempt_follows_the_first_and_the_instruction():
+    out = sample(PROMPTS, CONFIG, samples=3, drawing=AttemptDrawing((11, 12, 13)))  # 3 and twice 3 tokens
+    plain = sample(PROMPTS, dataclasses.replace(CONFIG, completion_length=3), samples=3)
+    sampling.assert_logprobs(out, 1.0, CFG)
+    assert out.tokens.shape == (12, WIDTH) and out.sample.tolist() == [0, 1, 2] * 4
+    answered = plain.finish == Finish.STOP_TOKEN
+    assert 0 < answered.sum() < 12
+    for row in range(12):
+        start, end = PROMPTS.length[row // 3], plain.length[row]
+        np.testing.assert_array_equal(out.tokens[row, :end], plain.tokens[row, :end])
+        np.testing.assert_array_equal(out.sampler_logprobs[row, start:end], plain.sampler_logprobs[row, start:end])
+        actions = np.arange(start, end)
+        if answered[row]:
+            np.testing.assert_array_equal(out.tokens[row, end : end + 3], [11, 12, 13])
+            actions = np.concatenate([actions, np.arange(end + 3, out.length[row])])
+            assert 1 <= out.length[row] - (end + 3) <= 3
+        else:  # cut: no second attempt
+            assert out.length[row] == end
+        np.testing.assert_array_equal(np.flatnonzero(out.action_mask[row]), actions)
+        np.testing.assert_array_equal(out.turn[row, actions], (actions >= end).astype(int))
+
+
+def test_what_stands_between_attempts_is_a_turn_of_the_user():
+    t = ByteTokenizer()
+    ids = self_correction.between(t, "Again.")
+    assert ids == (t.role_ids["user"], *b"Again.", t.end_id, t.role_ids["assistant"])
+
+
+def test_each_attempt_is_scored():
+    host = {"action_mask": np.array([[0, 1, 1, 0, 0, 1, 0], [0, 1, 1, 1, 0, 0, 0], [0] * 7], bool), "length": [6, 4, 1]}
+    columns = lambda row, attempts: [part.tolist() for part in scored_columns(host, row, 1, attempts)]
+    assert columns(0, 2) == [[1, 2], [5]] and columns(1, 2) == [[1, 2, 3], []] and columns(2, 2) == [[], []]
+    assert columns(0, 1) == [[1, 2, 3, 4, 5]] and columns(2, 1) == [[]]
+    right, wrong, lost = Status.CORRECT, Status.WRONG, Status.INFRA_ERROR
+    scores = HostScores(
+        reward=np.array([1, 0.5, 9, 1, 0.25, 9, 0, 9], np.float32),
+        valid=np.array([True, True, False, True, True, True, True, False]),
+        verdict=np.array([right, wrong, lost, right, wrong, right, wrong, lost], np.int8),
+        outcome=np.array([1, 0, 0, 1, 0, 1, 0, 0], np.float32),
+        components={"Exact": np.arange(8, dtype=np.float32)},
+        details=["", "", "a", "", "", "", "", "b"],
+        counts={},
+        replayed=0,
+    )
+    found = last_of_two(scores, 4)
+    assert found.reward.tolist() == [1, 0.5, 0, 0] and found.valid.tolist() == [True, True, False, False]
+    assert found.verdict.tolist() == [right, wrong, lost, lost] and found.details == ["", "", "a", "b"]
+    np.testing.assert_array_equal(found.components["first_attempt"], [0.25, 9, np.nan, np.nan])
+    assert found.components["Exact"].tolist() == [0, 1, 2, 3] and found.counts["INFRA_ERROR"] == 2
+
+
+# Segments (S5)
+
+
+def test_segments_of_the_same_weights_are_what_one_call_draws():
+    whole = sample(PROMPTS, CONFIG, samples=3)
+    parts = sample(PROMPTS, CONFIG, samples=3, drawing=FirstSegment(4))
+    assert parts.tokens.shape == (12, WIDTH) and (parts.length - np.repeat(PROMPTS.length, 3) <= 4).all()
+    mesh = sampling.one_device()
+    options = dict(
+        model=sampling.decoder.MODEL, model_cfg=CFG, slots=5, layers="unrolled", layout="token_major",
+        max_batch_compactions=0, stop_ids=sampling.STOP_IDS, pad_id=sampling.PAD, completion_length=LONGEST, tokens=4,
+    )  # fmt: skip
+    further = jax.jit(functools.partial(next_segment, **options))
+    uid = jnp.repeat(PROMPTS.uid, 3, axis=0)
+    params = SamplingParams(jnp.float32(1.0), None, None, None)
+    expected = np.where(whole.action_mask, 4, -1)
+    place = np.arange(WIDTH) - np.repeat(PROMPTS.length, 3)[:, None]
+    for version in (5, 6):  # 4, 4 and the last token
+        with jax.set_mesh(mesh):
+            parts = further(
+                sampling.weights(CFG), parts, uid, jax.random.key(11), np.uint32(0), np.int32(version), params
+            )
+        parts = jax.tree.map(np.asarray, parts)
+        expected = np.where(whole.action_mask & (place >= 4 * (version - 4)), version, expected)
+    sampling.assert_same(
+        whole, parts, fields=("tokens", "length", "action_mask", "finish", "sampler_logprobs", "group")
+    )
+    np.testing.assert_array_equal(parts.version, expected)
+    assert (expected == 6).any() and (expected[place == 3] == 4).any()
+
+
+@pytest.fixture(scope="module")
+def in_segments(tmp_path_factory):
+    bindings = [
+        "Online.strategy=@Partial()", "Partial.tokens=2", "Sampler.completion_length=6", "Online.steps=5",
+        "Partial.newest_only=True",
+    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("segments")
+    return bindings, folder, run(SMALL, folder, *bindings)
+
+
+def test_segments_are_of_the_versions_of_their_steps(in_segments):
+    _, _, steps = in_segments
+    for t, step in enumerate(steps):
+        version, acts = step.rollout["version"], step.rollout["action_mask"]
+        place = np.cumsum(acts, axis=1) - 1
+        # K = 3 segments of 2 tokens: segment i of what update t learns from is of version max(0, t - 2 + i).
+        np.testing.assert_array_equal(version[acts], np.maximum(0, t - 2 + place // 2)[acts])
+        newest = acts & (version == t)
+        assert step.metrics["loss/tokens"] == newest[step.rollout["valid"]].sum()
+        assert step.metrics["rollout/staleness"] == pytest.approx((t - version[acts]).mean())
+    assert (np.concatenate([step.rollout["action_mask"].sum(1) for step in steps]) == 6).any()
+
+
+def test_a_run_in_segments_is_left_and_resumed(in_segments, tmp_path):
+    bindings, folder, _ = in_segments
+    run(SMALL, tmp_path, *bindings, stop_after=2)  # one batch with 2 segments, one with 1
+    run(SMALL, tmp_path, *bindings)
+    assert rows_of(tmp_path) == rows_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["Partial.tokens=6"], "draws every completion at once"),
+        (["Online.lag=1"], "declares the version of every segment"),
+        (["Online.objective=@DAPO()"], "DAPO.max_refills = None"),
+        ([], r"2 versions old, and GRPO as configured has no bound"),
+        (["Sampler.stop_strings=('.',)"], "does not look for stop strings"),
+    ],
+)
+def test_what_does_not_go_with_segments_is_refused(tmp_path, more, reason):
+    bindings = ["Online.strategy=@Partial()", "Partial.tokens=2", "Sampler.completion_length=6"]
+    with pytest.raises(ConfigError, match=reason):
+        run(SMALL, tmp_path, *bindings, *more)
+
+
+# Whole runs
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["Online.strategy=@SelfCorrection()", "SelfCorrection.instruction='!'", "Online.objective=@SCoRe()",
+         "Sampler.completion_length=12"],
+        ["Online.strategy=@MixtureOpponent()", "Online.objective=@NashMD()", "MixtureOpponent.opponents=2"],
+        ["Online.strategy=@RollIn()", "RollIn.guide='guide'", "RollIn.tokens=2",
+         "Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()", "warm/Offline.steps=1",
+         "warm/Offline.objective=@SFT()", "warm/Offline.trains='guide'"],
+    ],
+    ids=["self-correction", "opponents", "roll-in"],
+)  # fmt: skip
+def test_a_run_learns_with_a_strategy(tmp_path, bindings):
+    step = run(SMALL, tmp_path, *bindings)[-1]
+    assert step.metrics["rollout/valid_share"] == 1
+    if "Online.objective=@SCoRe()" in bindings:
+        assert {"reward_component/first_attempt", "advantage/progress"} <= step.metrics.keys()
+
+
+def test_what_waits_in_the_queue_begins_alike_after_a_resume(tmp_path):
+    bindings = ["Online.strategy=@Reset()", "Online.lag=1", "Online.steps=3", "Data.prompt_length=10"]
+    run(SMALL, tmp_path / "whole", *bindings)
+    run(SMALL, tmp_path / "cut", *bindings, stop_after=1)
+    steps = run(SMALL, tmp_path / "cut", *bindings)
+    assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
+    # An answer of two digits has begun with its first one, which the text that is scored and stored has too.
+    texts = [text for step in steps for _, text in step.texts]
+    given = [step.rollout["action_mask"].argmax(1) for step in steps]
+    assert len({start for row in given for start in row}) > 1 and any(text[:1].isdigit() for text in texts)
+    for step, starts in zip(steps, given):
+        prompts = np.repeat([len(visit.prompt) for visit in step.batch.visits], 4)
+        assert step.metrics["rollout/prefix_length"] == pytest.approx((starts - prompts).mean())
