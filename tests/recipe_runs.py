@@ -24,9 +24,6 @@ SMALL = [
 # A verifier that a policy without training satisfies now and then, where the recipe has none of its own.
 EASY = ["Addition.verifiers=()", "Scoring.verifiers=[@Regex()]", "Regex.pattern='.*[0-9].*'"]
 
-# Where it is another one.
-OWN = {"crpg": ["Scoring.verifiers=[@Regex(), @Length()]", EASY[-1], "Length.high=9"]}
-
 
 def small(name):
     """Returns the file of a recipe and the bindings that make it small."""
@@ -39,7 +36,6 @@ def small(name):
         bound.append("Learner.minibatches=2")
     if "@Regex()" in text:
         bound.append(EASY[-1])
-    bound += OWN.get(name, [])
     return str(ROOT / "configs" / "algos" / f"{name}.gin"), [*SMALL, *bound, *([] if "verifiers" in text else EASY)]
 
 
