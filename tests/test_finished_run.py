@@ -9,7 +9,7 @@ from jrl import cli
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
-    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=2", "Online.steps=2", "Checkpoint.every=1",
+    "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=2", "Checkpoint.every=1",
     "Log.samples=0", "Scoring.workers=1",
 ]  # fmt: skip
 
@@ -23,8 +23,8 @@ def finished(tmp_path_factory):
         yield folder
 
 
-def train(folder, *bindings):
-    return cli.main(["train", "configs/tiny.gin", *TINY, *bindings, "--run", str(folder)])
+def train(folder, steps=2):
+    return cli.main(["train", "configs/tiny.gin", *TINY, f"Online.steps={steps}", "--run", str(folder)])
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_nothing_to_do_has_an_exit_code_of_its_own(copied, capsys):
     assert train(copied) == 5
     assert "already has all 2 steps" in capsys.readouterr().out
     assert (copied / "metrics.jsonl").read_bytes() == before
-    assert train(copied, "Online.steps=3") == 0  # and further steps are something
+    assert train(copied, steps=3) == 0  # and further steps are something
 
 
 def test_removed_checkpoints_have_an_exit_code_of_their_own_and_no_row_is_lost(copied, capsys):
@@ -70,6 +70,6 @@ def test_damaged_metrics_are_noticed(copied, capsys):
     path = copied / "metrics.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"phase": "rl"', b'"phase": "xx"', 1))
     damaged = path.read_bytes()
-    assert train(copied, "Online.steps=3") == 2
+    assert train(copied, steps=3) == 2
     assert "has other rows before byte" in capsys.readouterr().err
     assert path.read_bytes() == damaged

@@ -196,9 +196,8 @@ def _first_bad_layer(params: PyTree, batch: TrainBatch, i: int, model: Model, cf
         return None
 
     def is_bad(layers: int) -> bool:
-        some = {**params, "layers": jax.tree.map(lambda leaf: leaf[:layers], params["layers"])}
         bad = jax.jit(functools.partial(_bad_hidden, model=model, cfg=dataclasses.replace(cfg, layers=layers)))
-        return bool(bad(some, batch, i))
+        return bool(bad(params, batch, i))
 
     low, high = 1, depth
     while low < high:
@@ -208,6 +207,8 @@ def _first_bad_layer(params: PyTree, batch: TrainBatch, i: int, model: Model, cf
 
 
 def _bad_hidden(params: PyTree, batch: TrainBatch, i: Array, *, model: Model, cfg: Any) -> Array:
+    """Returns whether the hidden states behind the first `cfg.layers` layers are not finite, [] bool."""
     packed = micro_batch(batch, i).packed
-    hidden, _ = hidden_of(params, packed, model, cfg)
+    first = jax.tree.map(lambda leaf: leaf[: cfg.layers], params["layers"])
+    hidden, _ = hidden_of({**params, "layers": first}, packed, model, cfg)
     return (~jnp.isfinite(hidden).all(-1) & (packed.segment < packed.sequence.shape[-1])).any()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from narrow_inputs import check_widens
 
 from jrl.ops import advantages, shaping
 
@@ -113,12 +114,15 @@ def test_exploration_is_mixed_in_by_hand():
     # 0.8 * 1 + 0.2 * 0.5 = 0.9. What explores beyond 1 or below 0 counts as 1 or 0.
     got = jax.jit(shaping.exploration_mix)(jnp.array([1.0, 0.0, 1.0]), jnp.array([0.5, 3.0, -1.0]), share=0.8)
     np.testing.assert_allclose(got, [0.9, 0.2, 0.8], rtol=1e-6)
+    mix = lambda r, e: shaping.exploration_mix(r, e, share=0.8)
+    check_widens(mix, jnp.array([0.9, 0.3]), jnp.array([0.7, 0.1]))
 
 
 def test_a_progress_bonus_by_hand():
     # wrong, right: 1 + 10 * 1 = 11; right, wrong: 0 + 10 * -1 = -10; right, right: 1; wrong, wrong: 0
     first, second = jnp.array([0.0, 1.0, 1.0, 0.0]), jnp.array([1.0, 0.0, 1.0, 0.0])
     np.testing.assert_allclose(jax.jit(shaping.progress_bonus)(first, second, coefficient=10.0), [11, -10, 1, 0])
+    check_widens(lambda a, b: shaping.progress_bonus(a, b, coefficient=0.3), jnp.array([0.9]), jnp.array([0.7]))
 
 
 def test_rewards_of_attempts_are_on_the_last_token_of_each():
@@ -160,5 +164,10 @@ def test_a_row_whose_potential_is_unknown_is_not_shaped_and_there_is_no_gradient
     potential = jnp.array([[0.5, NAN], [0.5, 0.25]])
     got = shaping.potential_shaping(jnp.ones((2, 2)), potential, action, discount=1.0)
     np.testing.assert_allclose(got, [[1, 1], [0.75, 0.75]])
+    check_widens(
+        lambda r, phi: shaping.potential_shaping(r, phi, action[:1], discount=0.9),
+        jnp.array([[0.9, 0.3]]),
+        jnp.array([[0.7, 0.1]]),
+    )
     total = lambda phi: shaping.potential_shaping(jnp.ones((2, 2)), phi, action, discount=1.0).sum()
     np.testing.assert_array_equal(jax.grad(total)(potential), 0)

@@ -91,8 +91,8 @@ def test_a_hostile_template_is_refused_and_the_next_one_renders(renderer, name):
 
 def test_a_renderer_that_is_closed_leaves_no_process():
     opened = chat_template.Renderer()
-    assert opened.render("x", {}, "2026-11-20") == "x"
-    process = opened._process
+    assert opened.render("x", [{}, {}], "2026-11-20") == ["x", "x"]
+    process = opened._child._process
     opened.close()
     assert process.returncode is not None
 

@@ -50,12 +50,12 @@ class Renderer:
     def __init__(self) -> None:
         self._child = Child("render.py", CPU_SECONDS, MEMORY_MB, MAX_TEXT_CHARACTERS)
 
-    def render(self, template: str, context: Mapping[str, Any], date: str) -> str:
-        """Returns what `template` makes of `context`. Raises TemplateError."""
+    def render(self, template: str, contexts: Sequence[Mapping[str, Any]], date: str) -> list[str]:
+        """Returns what `template` makes of each context. Raises TemplateError where it makes nothing of one."""
         if importlib.util.find_spec("jinja2") is None:
             raise ValueError("a chat template needs jinja2: pip install 'jrl-jax[hf]'")
         try:
-            reply = self._child.ask({"template": template, "context": context, "date": date}, WALL_SECONDS)
+            reply = self._child.ask({"template": template, "contexts": contexts, "date": date}, WALL_SECONDS)
         except ChildStuck as error:
             raise BrokenTemplate(f"the chat template does not end: stopped after {WALL_SECONDS:.0f} seconds") from error
         except ChildDied as error:
@@ -63,11 +63,11 @@ class Renderer:
                 f"the chat template does not end: killed at {CPU_SECONDS} seconds of processor time or {MEMORY_MB} MB "
                 "of memory"
             ) from error
-        if "failed" in reply:
-            raise (BrokenTemplate if reply.get("broken") else TemplateError)(
-                f"the chat template does not render: {reply['failed']}"
-            )
-        return reply["text"]
+        for answer in reply["answers"]:
+            if "failed" in answer:
+                kind = BrokenTemplate if answer.get("broken") else TemplateError
+                raise kind(f"the chat template does not render: {answer['failed']}")
+        return [answer["text"] for answer in reply["answers"]]
 
     def close(self) -> None:
         self._child.close()
@@ -90,15 +90,28 @@ class ChatTemplate:
 
         Raises: TemplateError where the template refuses the conversation, fails, or does not end in time.
         """
-        source = self.tool_source if tools and self.tool_source is not None else self.source
-        context = {
-            **self.variables,
-            "messages": list(messages),
-            "tools": list(tools) or None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        return self.renderer.render(source, context, self.date)
+        return self.render_each([(messages, tools)], add_generation_prompt=add_generation_prompt)[0]
+
+    def render_each(
+        self,
+        conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
+        *,
+        add_generation_prompt: bool,
+    ) -> list[str]:
+        """Returns the texts of conversations, messages and tools each, all with tools or all without. Raises
+        TemplateError as `render` does."""
+        source = self.tool_source if conversations[0][1] and self.tool_source is not None else self.source
+        contexts = [
+            {
+                **self.variables,
+                "messages": list(messages),
+                "tools": list(tools) or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            for messages, tools in conversations
+        ]
+        return self.renderer.render(source, contexts, self.date)
 
 
 def plain_messages(messages: Iterable[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:

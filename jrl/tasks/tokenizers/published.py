@@ -149,18 +149,22 @@ class PublishedTokenizer:
         by_assistant, by_others = self._guards
         every, _ = self._patterns
         rows, tools = guarded(rows, mark, by_assistant=by_assistant, by_others=by_others), by_others.tree(tools, mark)
-        render = lambda rows, tools: self.chat.render(rows, tools, add_generation_prompt=add_generation_prompt)
-        text = render(rows, tools)
-        if words := by_others.words([[{**row, "role": ""} for row in rows], tools]):
-            others = [{**renamed(row, words), "role": row["role"]} for row in rows]
-            if len(every.findall(text)) > len(every.findall(render(others, renamed(tools, words)))):
-                raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
         neutral = self._neutral
-        if every.findall(text) != every.findall(render(neutral.rows(rows), neutral.tree(tools))):
+
+        def rendered(rows: Any, tools: Any, *others: Any) -> list[str]:
+            twin = neutral.rows(rows), neutral.tree(tools)
+            conversations = [(rows, tools), twin, *others]
+            return self.chat.render_each(conversations, add_generation_prompt=add_generation_prompt)
+
+        words = by_others.words([[{**row, "role": ""} for row in rows], tools])
+        others = [{**renamed(row, words), "role": row["role"]} for row in rows]
+        text, of_twin, *of_renamed = rendered(rows, tools, *([(others, renamed(tools, words))] if words else []))
+        if any(len(every.findall(text)) > len(every.findall(other)) for other in of_renamed):
+            raise TemplateError(f"the chat template makes control tokens of names in the data: {sorted(words)}")
+        if every.findall(text) != every.findall(of_twin):
             # Some were made of what the messages say. Spelled out they are text.
-            rows, tools = neutral.broken(rows, mark), neutral.broken_tree(tools, mark)
-            text = render(rows, tools)
-            if every.findall(text) != every.findall(render(neutral.rows(rows), neutral.tree(tools))):
+            text, of_twin = rendered(neutral.broken(rows, mark), neutral.broken_tree(tools, mark))
+            if every.findall(text) != every.findall(of_twin):
                 raise TemplateError("the chat template makes control tokens of what a message says")
         return self._ids(without_mark(self.speller.spell(self._clean(text), every), mark))
 

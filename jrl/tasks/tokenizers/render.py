@@ -77,9 +77,9 @@ def render(source, context, date, most):
     return "".join(pieces)
 
 
-def answer(request, most):
+def answer(template, context, date, most):
     try:
-        return {"text": render(request["template"], request["context"], request["date"], most)}
+        return {"text": render(template, context, date, most)}
     except Broken as error:
         return {"failed": str(error)[:2000], "broken": True}
     except Refused as error:
@@ -113,9 +113,11 @@ def main():
     seconds, megabytes, most = (int(word) for word in sys.argv[1:])
     confine(megabytes)
     for line in sys.stdin.buffer:
-        allow(seconds)
-        reply = json.dumps(answer(json.loads(line), most)).encode()
-        sys.stdout.buffer.write(reply + b"\n")
+        request, answers = json.loads(line), []
+        for context in request["contexts"]:
+            allow(seconds)
+            answers.append(answer(request["template"], context, request["date"], most))
+        sys.stdout.buffer.write(json.dumps({"answers": answers}).encode() + b"\n")
         sys.stdout.buffer.flush()
 
 

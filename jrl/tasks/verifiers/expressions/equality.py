@@ -9,8 +9,9 @@
 | other expressions | as constants, at random rational points of both signs where the first one is real |
 
 M is the largest |log2| of the values that the constants are made of, F the number of their functions and roots.
-Unequal is always proved. Equal is proved in the first and third row, and true but for a chance below 2^-40 in the
-second. No bound is known for the fourth: what agrees to so many bits is equal.
+Unequal is always proved, or the answer has no value where the gold one has. Equal is proved for folded constants and
+in the third row; modulo primes it is true but for a chance below 2^-40. No bound is known for the fourth row: what
+agrees to so many bits is equal.
 """
 
 from __future__ import annotations
@@ -245,16 +246,16 @@ def _constants_equal(terms: Terms, gold: int, answer: int, work: Work, *, is_fir
 
 def _equal_at_points(terms: Terms, gold: int, answer: int, draw: random.Random, work: Work) -> bool:
     names = sorted(terms.bounds[gold].symbols | terms.bounds[answer].symbols)
-    whole = _integer_symbols(terms, gold)
+    naturals = _integer_symbols(terms, gold)
     if terms.bounds[gold].kind == RATIONAL:
-        whole |= _integer_symbols(terms, answer)
+        naturals |= _integer_symbols(terms, answer)
     agreed = 0
     size = len(terms.reachable(gold, answer))
     complex_points: list[Callable[[bool], bool]] = []
     for attempt in range(TRIES):
         here = Terms(MAX_BITS_OF_GOLD)
         work.spend(4 * size)
-        values = {name: _value(draw, attempt >> place, name in whole) for place, name in enumerate(names)}
+        values = {name: _value(draw, attempt >> place, name in naturals) for place, name in enumerate(names)}
         try:
             (g,) = here.substitute(terms, [gold], values)
             is_real = here.constant(g) is not None or _evaluated(here, g, work).imag == EXACT_ZERO

@@ -50,10 +50,10 @@ def parse(tokens: Sequence[Token], terms: Terms, letters: frozenset[str]) -> int
 def read_decimal(text: str) -> Fraction:
     """Returns the value of a number token."""
     mantissa, _, scale = text.replace(",", "").lower().partition("e")
-    whole, _, decimals = mantissa.partition(".")
+    integer, _, decimals = mantissa.partition(".")
     if abs(int(scale or 0)) > MAX_SCALE:
         raise NoAnswer(f"a power of ten beyond {MAX_SCALE}")
-    return Fraction(int((whole + decimals) or "0")) * Fraction(10) ** (int(scale or 0) - len(decimals))
+    return Fraction(int((integer + decimals) or "0")) * Fraction(10) ** (int(scale or 0) - len(decimals))
 
 
 def _with_names(tokens: Sequence[Token], letters: frozenset[str]) -> list[Token]:
