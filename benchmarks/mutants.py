@@ -90,7 +90,7 @@ def sites(tree: ast.AST) -> list[tuple[str, Callable[[], None]]]:
                     add(parent, field, place, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))
                 elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
                     other = COMPARISONS[type(node.ops[0])]()
-                    add(parent, field, place, ast.Compare(node.left, [other], node.comparators))
+                    add(parent, field, place, ast.Compare(node.left, [other, *node.ops[1:]], node.comparators))
                 elif isinstance(node, ast.BoolOp):
                     other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
                     add(parent, field, place, ast.BoolOp(other, node.values))

@@ -42,6 +42,7 @@ def test_rank_correlation_by_hand():
     # Ranks 0, 1.5, 1.5, 3 and 0, 1, 2, 3: cov 4.5; 4.5 / sqrt(4.5 * 5) = 0.948683
     np.testing.assert_allclose(run(jnp.array([0.0, 4.0, 4.0, 9.0]), jnp.arange(4.0)), 0.948683, atol=1e-6)
     assert float(run(jnp.ones(3), jnp.arange(3.0))) == 0
+    assert float(run(jnp.array([1.0, 5.0]), jnp.array([2.0, 3.0]))) == 1  # ranks -0.5 and 0.5: 0.5 / 0.5
     assert gated_reward.spearman(jnp.ones(3, jnp.bfloat16), jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32
 
 
