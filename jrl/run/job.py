@@ -312,7 +312,7 @@ def open_job(
             evaluator=None if config.eval is None else open_evaluator(policy, key),
             run_state=run_state,
             display=display,
-            memory=PeakMemory(),
+            memory=PeakMemory() if beside is None else beside.memory,  # of one process
             stop=stop,
             key=key,
             opened=opened,

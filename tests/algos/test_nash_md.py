@@ -54,7 +54,7 @@ def test_rows_are_compared_with_the_opponents_of_their_prompt():
     np.testing.assert_allclose(found[:, 0], [0.5, 0, 0, 0, 0.5, -0.5, 0])
     np.testing.assert_array_equal(found[:, 0], found[:, 1])
     assert state == () and counters["win_rate"] == pytest.approx((1 + 0.5 + 1 + 0) / 4)
-    assert int(counters["aborted"]) == 1 + 1  # the empty one, and the opponent without a verdict
+    assert int(counters["aborted"]) == 1  # the empty one; opponents are not
     assert OBJECTIVE.keep(NashMD(), groups).tolist() == [True, True, False, False, True, True, False]
 
 

@@ -339,7 +339,11 @@ PARTS: list[Part] = [
         "function": "jrl.rollout.token_rewards:span_rewards",
         "inputs": ["spans", "tokens", "action_mask", "tokenizer"],
         "output": "token_reward [N, T] float32",
-        "tests": ["tests/test_token_rewards.py::test_rewards_of_spans_by_hand"],
+        "tests": [
+            "tests/test_token_rewards.py::test_rewards_of_spans_by_hand",
+            "tests/test_token_rewards.py::test_a_character_of_several_tokens_is_completed_by_its_last_one",
+            "tests/test_token_rewards.py::test_bytes_that_complete_no_character_leave_the_reward_on_the_last_token",
+        ],
     },
     {
         "id": "R17",
