@@ -320,7 +320,8 @@ def open_job(
             origin=origin,
         )
         if not paths.exists(folder / "manifest.json"):
-            preflight_data(job)
+            if beside is None:  # another member has looked at the same data
+                preflight_data(job)
             write_run_metadata(started, parts, folder, manifest)
         elif changes:
             job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)

@@ -48,7 +48,7 @@ from jrl.run.member_programs import MemberPrograms
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import stage_at, starts, state_shape
-from jrl.run.records import Progress, Step, StopRun, draws_ahead
+from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun, draws_ahead
 from jrl.run.report.display import Display
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop
@@ -378,10 +378,21 @@ def emit(population: Population, step: PopulationStep) -> None:
         records.clock(job, own, step.seconds)
         try:
             records.emit(job, own)
+            why = not_finite(own) if job.skipped >= STOP_AFTER_SKIPPED else ""
         except StopRun as error:
-            if name not in population.failed:
-                population.failed[name] = str(error)
-                job.display.note(f"jrl: {error}")
+            why = str(error)
+        if why and name not in population.failed:
+            population.failed[name] = why
+            job.display.note(f"jrl: {why}")
+
+
+def not_finite(step: Step) -> str:
+    """Returns why a member whose updates are not finite has failed."""
+    return (
+        f"{STOP_AFTER_SKIPPED} updates in a row were not finite, the last at step {step.step}: loss "
+        f"{step.metrics['loss']}, gradient norm {step.metrics['grad_norm']}. Train it alone to look into "
+        "them, or lower its learning rate"
+    )
 
 
 def add_seconds(population: Population, name: str, seconds: float) -> None:

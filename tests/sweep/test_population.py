@@ -191,3 +191,16 @@ def test_members_refill_and_sample_ahead_each_as_alone(tmp_path):
             np.testing.assert_allclose(ours[metric], theirs[metric], rtol=1e-4, err_msg=f"{metric} at {ours['step']}")
     rounds = [tuple(row["refill/rounds"] for row in of_member) for of_member in rows.values()]
     assert sum(map(sum, rounds)) > 0 and len(set(rounds)) > 1, "the members should not all refill alike"
+
+
+@pytest.mark.slow
+def test_a_member_that_diverges_fails_and_the_others_go_on(tmp_path):
+    longer = [binding for binding in TINY if not binding.startswith("Online.steps")] + ["Online.steps=8"]
+    sweep = read_sweep("configs/tiny.gin", [*longer, "AdamW.learning_rate=[1e-3,1e30]"])
+    (tmp_path / "sweep").mkdir()
+    ended = train_population(sweep, tmp_path / "sweep", *read_configs(sweep), threading.Event(), SILENT)
+    assert {name: end.code for name, end in ended.items()} == {"learning_rate=0.001": 0, "learning_rate=1e+30": 4}
+    log = (tmp_path / "sweep" / "logs" / "learning_rate=1e+30.log").read_text()
+    assert "5 updates in a row were not finite" in log
+    assert not (tmp_path / "sweep" / "learning_rate=1e+30" / "summary.json").exists()
+    assert not (tmp_path / "sweep" / populations.FOLDER).exists()

@@ -61,6 +61,8 @@ def check_population(configs: Mapping[str, Config], tables: Tables, swept: Seque
     names = list(configs)
     first = configs[names[0]]
     for name in names[1:]:
+        if with_traced_of(configs[name], first) == first:
+            continue
         ours, theirs = (settings_of_config(config, config_classes(tables))[1] for config in
                         (first, with_traced_of(configs[name], first)))  # fmt: skip
         differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
@@ -117,6 +119,8 @@ def unsupported(config: Config) -> str | None:
     for stage in config.stages:
         if any(map(keeps_on_host, optimizers(stage).values())):
             return "AdamW.memory = 'host'"
+        if isinstance(stage, Online) and stage.strategy is not None:
+            return f"sampling strategies (Online.strategy = @{type(stage.strategy).__name__}())"
         if isinstance(stage, Online) and stage.rewards:
             return "rewards of roles (Online.rewards)"
         if isinstance(stage, Online) and stage.strategy is not None:
