@@ -11,8 +11,8 @@ file whose change is not possible (any more), or is killed, is an error.
 
 Everything runs in one process that collects the tests once: first all of them without a fault, to see how long each
 takes and which functions it reaches; then for every fault the part's tests that reach its function, the quickest first,
-until one fails. The code object of the function is exchanged, and compiled programs are dropped. Three seeds of one
-fault for each of 101 parts take about NN minutes on 2 cores.
+until one fails. The code object of the function is exchanged, and compiled programs are dropped. Where a function only
+calls others, the first of these in which something can be changed is. 385 faults took five minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ OPERATORS = {
 }
 COMPARISONS = {ast.Gt: ast.Lt, ast.Lt: ast.Gt, ast.GtE: ast.Lt, ast.LtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 CALLS = {"minimum": "maximum", "maximum": "minimum", "mean": "sum", "sum": "mean", "exp": "expm1", "cumsum": "cumprod"}
+BUILTINS = {"all": "any", "any": "all", "min": "max", "max": "min"}
 # Calls that hand on their first argument where they are dropped.
 DROPPED = ("stop_gradient", "masked", "clip", "clamp", "abs", "sqrt", "log1p", "widen")
 # A test that takes longer than this hangs: a fault may make a loop endless. The process ends with its traceback.
@@ -89,7 +90,10 @@ def sites(tree: ast.AST) -> list[tuple[str, Callable[[], None]]]:
                     add(parent, field, place, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))
                 elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
                     other = COMPARISONS[type(node.ops[0])]()
-                    add(parent, field, place, ast.Compare(node.left, [other], node.comparators))
+                    add(parent, field, place, ast.Compare(node.left, [other, *node.ops[1:]], node.comparators))
+                elif isinstance(node, ast.BoolOp):
+                    other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+                    add(parent, field, place, ast.BoolOp(other, node.values))
                 elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert):
                     add(parent, field, place, copy.copy(node.operand))
                 elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and field != "slice":
@@ -99,6 +103,10 @@ def sites(tree: ast.AST) -> list[tuple[str, Callable[[], None]]]:
                     if name in CALLS and isinstance(node.func, ast.Attribute):
                         new = copy.deepcopy(node)
                         new.func.attr = CALLS[name]
+                        add(parent, field, place, new)
+                    elif name in BUILTINS and isinstance(node.func, ast.Name):
+                        new = copy.deepcopy(node)
+                        new.func.id = BUILTINS[name]
                         add(parent, field, place, new)
                     elif name in DROPPED and node.args:
                         add(parent, field, place, copy.copy(node.args[0]))
@@ -128,10 +136,29 @@ def mutant(function: types.FunctionType, place: int) -> tuple[str, types.CodeTyp
     return what, space[function.__name__].__code__
 
 
+def changeable(function: types.FunctionType) -> types.FunctionType:
+    """Returns the function itself, or where it only calls others the first of these with something to change."""
+    tree, changes = parsed(function)
+    if changes:
+        return function
+    known = vars(importlib.import_module(function.__module__))
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+            called = getattr(known.get(called.value.id), called.attr, None)
+        elif isinstance(called, ast.Name):
+            called = known.get(called.id)
+        if isinstance(called, types.FunctionType) and called.__module__.startswith("jrl."):
+            inner = changeable(inspect.unwrap(called))
+            if parsed(inner)[1]:
+                return inner
+    return function
+
+
 def function_of(part: Part) -> types.FunctionType:
-    """Returns the function of a part, without its decorators."""
+    """Returns the function of a part, without its decorators, or what it calls: where a fault can be planted."""
     module, name = part["function"].split(":")
-    return inspect.unwrap(vars(importlib.import_module(module))[name])
+    return changeable(inspect.unwrap(vars(importlib.import_module(module))[name]))
 
 
 def equivalent_mutants(path: Path = EQUIVALENT) -> dict[tuple[str, str], str]:

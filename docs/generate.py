@@ -222,7 +222,7 @@ def agreement() -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     introduction = AGREEMENT.format(cases=result["cases"], seed=result["seed"], versions=versions)
     out = ["# Agreement with implementations that are not ours", GENERATED, introduction]
-    figure = lambda x: "" if x is None else "0" if x == 0 else f"{x:.0e}"
+    figure = lambda x: "" if x is None else "0" if x == 0 else f"{x:.1e}"
     cells = lambda row: [figure(row["difference"]), figure(row["of_derivative"])]
     ours = lambda row: f"`{row['function'].removeprefix('jrl.').replace(':', '.')}`"
     rows = [row for row in result["rows"] if row["against"] != "loop"]

@@ -370,6 +370,15 @@ def test_members_of_an_ensemble_are_read_along_a_leading_axis_and_say_what_each_
     assert len({np.asarray(values).tobytes() for values in by_hand.values()}) == 3
 
 
+def test_an_ensemble_says_the_same_on_every_mesh(ensemble):
+    config = RewardModel(path=str(ensemble[0]), members=(str(ensemble[1]),), weights=(1.0, 0.5), length=32, batch=2)
+    mesh = make_mesh(MeshShape(data=2, fsdp=2), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        spread = open_classifier(config, mesh, lambda name, fn: jax.jit(fn))
+        found = classify(spread, ROWS)
+    np.testing.assert_allclose(found, classify(together(ensemble[:2]), ROWS), atol=1e-5)
+
+
 def test_an_ensemble_of_one_member_is_that_member(folder):
     expected = classify(opened(folder), ROWS)
     np.testing.assert_allclose(classify(opened(folder, ensemble=VariancePenalty()), ROWS), expected, atol=1e-6)

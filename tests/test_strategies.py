@@ -1,4 +1,5 @@
-"""Sampling strategies: rows that begin in other rows, in a guide's words or in the data's, and second attempts."""
+"""Sampling strategies: rows that begin in other rows, in a guide's words or in the data's, and second attempts. Whole
+runs of each are those of its recipe (tests/recipe_runs.py)."""
 
 import dataclasses
 import functools
@@ -376,25 +377,6 @@ def test_what_does_not_go_with_segments_is_refused(tmp_path, more, reason):
 
 
 # Whole runs
-
-
-@pytest.mark.parametrize(
-    "bindings",
-    [
-        ["Online.strategy=@SelfCorrection()", "SelfCorrection.instruction='!'", "Online.objective=@SCoRe()",
-         "Sampler.completion_length=12"],
-        ["Online.strategy=@MixtureOpponent()", "Online.objective=@NashMD()", "MixtureOpponent.opponents=2"],
-        ["Online.strategy=@RollIn()", "RollIn.guide='guide'", "RollIn.tokens=2",
-         "Config.stages=[@warm/Offline(), @Online()]", "warm/Offline.source=@Demonstrations()", "warm/Offline.steps=1",
-         "warm/Offline.objective=@SFT()", "warm/Offline.trains='guide'"],
-    ],
-    ids=["self-correction", "opponents", "roll-in"],
-)  # fmt: skip
-def test_a_run_learns_with_a_strategy(tmp_path, bindings):
-    step = run(SMALL, tmp_path, *bindings)[-1]
-    assert step.metrics["rollout/valid_share"] == 1
-    if "Online.objective=@SCoRe()" in bindings:
-        assert {"reward_component/first_attempt", "advantage/progress"} <= step.metrics.keys()
 
 
 def test_what_waits_in_the_queue_begins_alike_after_a_resume(tmp_path):

@@ -9,8 +9,8 @@ Each part is compared with a plain loop over tokens (advantage_loops.py, loss_lo
 derivatives; and with TRL, verl, AReaL and rlax where they have the function (rows.py), on cases that both define alike.
 The bar is 1e-5, relative above 1. The libraries run in an environment of their own, which is built when first needed
 (benchmarks/peers/agreement.txt; some minutes); without it their rows say why they are missing. A part without a loop,
-or a difference above the bar, ends the command with 1. All of it takes NN minutes on 2 cores; docs/generate.py writes
-docs/agreement.md from its result.
+or a difference above the bar, ends the command with 1. All of it takes three minutes on 2 cores; docs/generate.py
+writes docs/agreement.md from its result.
 """
 
 from __future__ import annotations

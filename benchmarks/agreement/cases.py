@@ -21,6 +21,7 @@ STATIC = {
     "max_kept": 2,
     "rows": ROWS,
     "max_completion": COLUMNS,
+    "count": BINS,
 }
 # Inputs that are numbers, uniform between two bounds.
 NUMBERS = {
@@ -125,8 +126,9 @@ def case(function: str, inputs: list[str], rng: np.random.Generator, shared: boo
         "probability": probability,
         "sum_squared": probability**2 + (1 - probability) ** 2 * rng.random((ROWS, COLUMNS)),
     }
+    counts = mask if {"mask", "action_mask"} & set(inputs) else np.ones_like(mask)
     drawn |= {
-        name: np.where(mask, value, np.nan).astype(np.float32)
+        name: np.where(counts, value, np.nan).astype(np.float32)
         for name, value in of_tokens.items()
         if name in inputs and name not in drawn and not (name == "weights" and "components" in inputs)
     }

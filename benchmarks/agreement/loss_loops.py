@@ -301,6 +301,11 @@ def r_gold(logprobs, advantages, mask, floor):
     return by_token(mask, lambda lp, a: weighted(lp, a, max(math.exp(lp), floor)), logprobs, advantages)
 
 
+def awr_weights(advantages, beta, max_weight):
+    weights = [min(math.exp(min(float(a) / beta, 700.0)), max_weight) for a in advantages.ravel()]
+    return np.array(weights).reshape(advantages.shape)
+
+
 def awr(logprobs, advantages, mask, beta, max_weight):
     def at(lp, a):
         weight = min(math.exp(min(a / beta, 700.0)), max_weight)
@@ -525,6 +530,10 @@ def weights_of_bins(x: float, bins: Array) -> list[float]:
             out[j], out[j + 1] = (high - x) / (high - low), (x - low) / (high - low)
             break
     return out
+
+
+def bins_of(count, limit):
+    return np.array([-float(limit) + 2 * float(limit) * j / (count - 1) for j in range(count)])
 
 
 def two_hot(x, bins):

@@ -16,6 +16,7 @@ from jrl.algos import (
     conservative_dpo,
     cpl,
     cpo,
+    crpg,
     dapo,
     decoupled_ppo,
     dft,
@@ -148,4 +149,5 @@ ALGOS: dict[str, Objective] = {
     "TwoSidedGRPO": two_sided_grpo.OBJECTIVE,
     "AWR": awr.OBJECTIVE,
     "ReMix": remix.OBJECTIVE,
+    "CRPG": crpg.OBJECTIVE,
 }

@@ -46,7 +46,8 @@ def advantages(config: NashMD, groups: Groups, reward: Array, state: PyTree) -> 
     players, mixed = contract.eligible(groups), opponents(groups)
     counted = group_ops.count(groups.group, mixed, num_groups=groups.num_groups)
     alone = group_ops.to_rows(counted, groups.group) == 0
-    wins = win_probability(reward, groups.group, players, mixed | (players & alone))
+    against = mixed | (players & alone)
+    wins = win_probability(reward, groups.group, players, against, num_groups=groups.num_groups)
     counters = common.count_groups(groups, reward)
     counters |= {
         "win_rate": reduce.masked_mean(wins, players),

@@ -14,6 +14,8 @@ Source: Williams 1992; the baseline as in prime-rl, which starts it at 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -44,10 +46,16 @@ def check(config: Reinforce, facts: Facts) -> None:
             f"Reinforce.baseline_decay = {config.baseline_decay} must lie in [0, 1): the share of the old baseline "
             "that stays at each step. 0.95 is usual; at 1 it would never move."
         )
+    check_one_update(config, facts)
+
+
+def check_one_update(config: Any, facts: Facts) -> None:
+    """Raises ValueError where a loss without a ratio would take several updates of a batch."""
     if facts.updates_per_batch > 1:
         raise ValueError(
-            f"Reinforce takes one update a batch, got updates_per_batch={facts.updates_per_batch}: its loss has no "
-            "ratio, so from the second update on it would follow samples of another policy. Use GRPO, DrGRPO or DAPO."
+            f"{type(config).__name__} takes one update a batch, got updates_per_batch={facts.updates_per_batch}: its "
+            "loss has no ratio, so from the second update on it would follow samples of another policy. Use GRPO, "
+            "DrGRPO or DAPO."
         )
 
 

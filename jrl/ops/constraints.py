@@ -35,7 +35,7 @@ def calibrated_reward(score: Array, baseline_score: Array) -> Array:
     Args:
       score: [N] float. baseline_score: [N] float, of the baseline answer to the same prompt.
     """
-    return jax.nn.sigmoid(reduce.widen(score) - reduce.widen(baseline_score))
+    return jax.nn.sigmoid(reduce.widen(score) - baseline_score)
 
 
 def constrained_reward(reward: Array, feasible: Array, *, infeasible_reward: float) -> Array:
@@ -62,5 +62,5 @@ def kl_bounded_reward(
     Returns: [N] float32 or wider, without gradient.
     """
     ratio = reduce.masked(old_logprobs, action_mask) - reduce.masked(ref_logprobs, action_mask)
-    bound = jnp.maximum(1 - ratio.sum(-1) / limit, 0)
-    return jax.lax.stop_gradient(bound * reduce.widen(reward))
+    bound = jnp.maximum(1 - ratio.sum(axis=1) / limit, 0)
+    return jax.lax.stop_gradient(bound * reward)

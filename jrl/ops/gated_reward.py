@@ -32,7 +32,7 @@ def ridge_head(hidden: Array, labels: Array, *, penalty: float) -> tuple[Array, 
         mean_x, mean_y = jnp.where(counts[:, None], x, 0).sum(0) / rows, y.sum() / rows
         centered = jnp.where(counts[:, None], x - mean_x[None], 0)
         gram = centered.T @ centered + penalty * jnp.eye(x.shape[1], dtype=x.dtype)
-        w = jnp.linalg.solve(gram, centered.T @ (y - mean_y))
+        w = jnp.linalg.solve(gram, centered.T @ y)
         return w, mean_y - mean_x @ w
 
     w, b = jax.vmap(fit, in_axes=1)(labels, known)
@@ -46,13 +46,11 @@ def spearman(a: Array, b: Array) -> Array:
     """
 
     def ranks(x: Array) -> Array:
-        below = (x[None, :] < x[:, None]).sum(1)
-        return reduce.widen(below) + ((x[None, :] == x[:, None]).sum(1) - 1) / 2
+        """Returns those below less those above: twice the rank, less its mean."""
+        return jnp.sign(reduce.widen(x)[:, None] - reduce.widen(x)[None, :]).sum(1)
 
     x, y = ranks(a), ranks(b)
-    x, y = x - x.mean(), y - y.mean()
-    norm = jnp.sqrt((x * x).sum() * (y * y).sum())
-    return jnp.where(norm > 0, (x * y).sum() / jnp.where(norm > 0, norm, 1), 0)
+    return jnp.nan_to_num((x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum()))
 
 
 def verbosity_coefficients(objectives: Array, candidates: Array, *, verbosity: int, threshold: float) -> Array:
@@ -89,9 +87,9 @@ def gate_weights(logits: Array, *, temperature: float) -> Array:
 
     Source: ArmoRM divides by 10.
     """
-    return jax.nn.softmax(reduce.widen(logits) / temperature, axis=-1)
+    return jax.nn.softmax(reduce.widen(logits) / temperature, axis=1)
 
 
 def gated_reward(objectives: Array, gate: Array) -> Array:
     """Returns R12's reward, the sum of objectives times their gate. [N, K], [N, K] -> [N] float32 or wider."""
-    return jnp.sum(reduce.widen(objectives) * reduce.widen(gate), axis=-1)
+    return jnp.sum(reduce.widen(objectives) * gate, axis=1)

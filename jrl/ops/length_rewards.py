@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import groups, reduce
+from jrl.ops import groups
 
 Array = jax.Array
 
@@ -27,15 +27,12 @@ def group_length_reward(length: Array, correct: Array, group: Array, valid: Arra
 
     Source: Kimi k1.5, 2501.12599 section 2.3.3, which begins training without it.
     """
-    x = reduce.masked(length, valid)
-    shortest = groups.minimum(x, group, valid, num_groups=num_groups)
-    longest = groups.maximum(x, group, valid, num_groups=num_groups)
-    varied = longest > shortest
-    span = jnp.where(varied, longest - shortest, 1)
-    shortest = jnp.where(varied, shortest, 0)
-    lam = 0.5 - (x - groups.to_rows(shortest, group)) / groups.to_rows(span, group)
+    shortest = groups.minimum(length, group, valid, num_groups=num_groups)
+    longest = groups.maximum(length, group, valid, num_groups=num_groups)
+    span = groups.to_rows(longest - shortest, group)
+    lam = 0.5 - (length - groups.to_rows(shortest, group)) / span  # not a number where it is masked below
     lam = jnp.where(correct, lam, jnp.minimum(lam, 0))
-    return jnp.where(valid & groups.to_rows(varied, group), lam, 0)
+    return jnp.where(valid & groups.to_rows(longest > shortest, group), lam, 0)
 
 
 def conciseness_reward(length: Array, correct: Array, group: Array, valid: Array, *, num_groups: int) -> Array:
@@ -59,4 +56,4 @@ def length_penalty(length: Array, *, target: float) -> Array:
 
     Source: prime-rl.
     """
-    return -jnp.maximum(reduce.widen(length) - target, 0) / target
+    return -jnp.maximum(length - target, 0) / target

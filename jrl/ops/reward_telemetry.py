@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import groups, reduce
+from jrl.ops import reduce
 
 Array = jax.Array
 
@@ -26,8 +26,8 @@ def length_bucket_means(
     bucket = jnp.clip((length * num_buckets - 1) // max_completion, 0, num_buckets - 1)
     member = valid[:, None] & (bucket[:, None] == jnp.arange(num_buckets)[None, :])
     count = member.sum(0)
-    total = jnp.where(member, reduce.masked(reward, valid)[:, None], 0).sum(0)
-    return total / jnp.maximum(count, 1), reduce.widen(count) / jnp.maximum(valid.sum(), 1)
+    total = jnp.where(member, reduce.widen(reward)[:, None], 0).sum(0)
+    return total / jnp.maximum(count, 1), count / jnp.maximum(valid.sum(), 1)
 
 
 def order_flipped(before: Array, after: Array, group: Array, valid: Array) -> Array:
@@ -38,10 +38,9 @@ def order_flipped(before: Array, after: Array, group: Array, valid: Array) -> Ar
       before, after: [N] float, rewards without and with shaping; may be NaN where not valid. group: [N] int32.
       valid: [N] bool.
     """
-    a, b = reduce.masked(before, valid), reduce.masked(after, valid)
     pair = (group[:, None] == group[None, :]) & valid[:, None] & valid[None, :]
     sign = lambda x: jnp.sign(x[:, None] - x[None, :])
-    return jnp.any(pair & (sign(a) * sign(b) < 0), axis=1)
+    return jnp.any(pair & (sign(before) * sign(after) < 0), axis=1)
 
 
 def correlation(a: Array, b: Array, valid: Array) -> Array:
@@ -52,10 +51,8 @@ def correlation(a: Array, b: Array, valid: Array) -> Array:
     Args:
       a, b: [N] float; may be NaN where not valid. valid: [N] bool.
     """
-    group = jnp.zeros(valid.shape, jnp.int32)
-    varied = lambda x: groups.varied(x, group, valid, num_groups=1)[0]
-    center = lambda x: jnp.where(valid, reduce.masked(x, valid) - reduce.masked_mean(x, valid), 0)
+    varied = lambda x: jnp.max(jnp.where(valid, x, -jnp.inf)) > jnp.min(jnp.where(valid, x, jnp.inf))  # exactly (E1)
+    center = lambda x: jnp.where(valid, reduce.widen(x) - reduce.masked_mean(x, valid), 0)
     x, y = center(a), center(b)
-    norm = jnp.sqrt((x * x).sum() * (y * y).sum())
-    there = varied(a) & varied(b) & (norm > 0)
-    return jnp.where(there, (x * y).sum() / jnp.where(there, norm, 1), 0)
+    norm = jnp.sqrt((x * x).sum()) * jnp.sqrt((y * y).sum())
+    return jnp.where(varied(a) & varied(b), (x * y).sum() / norm, 0)

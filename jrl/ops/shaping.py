@@ -113,7 +113,8 @@ def progress_bonus(first: Array, second: Array, *, coefficient: float) -> Array:
 
     Source: SCoRe, 2409.12917 section 4.2.
     """
-    return reduce.widen(second) + coefficient * (reduce.widen(second) - reduce.widen(first))
+    second = reduce.widen(second)
+    return second + coefficient * (second - first)
 
 
 def attempt_rewards(first: Array, second: Array, action_mask: Array, turn: Array, *, coefficient: float) -> Array:
@@ -121,16 +122,14 @@ def attempt_rewards(first: Array, second: Array, action_mask: Array, turn: Array
     turn 1. No return may flow from the second attempt to the first: returns are taken of each turn alone.
 
     Args:
-      first, second: [N] float; `second` is not read where turn 1 has no sampled token, and counts as 0. Without such a
-        token, a bonus has no place and the row keeps `first` alone.
+      first, second: [N] float; a second attempt without a sampled token has no place for a reward, and is not read.
       action_mask: [N, T] bool. turn: [N, T] int, 0 and 1; anything where not an action.
 
     Returns: [N, T] float32 or wider, 0 elsewhere, without gradient.
     """
     before, after = action_mask & (turn == 0), action_mask & (turn == 1)
-    second = jnp.where(after.any(-1), reduce.widen(second), 0)
     bonus = progress_bonus(first, second, coefficient=coefficient)
-    placed = jnp.where(last_action(before), reduce.widen(first)[:, None], 0)
+    placed = jnp.where(last_action(before), first[:, None], 0)
     return jax.lax.stop_gradient(placed + jnp.where(last_action(after), bonus[:, None], 0))
 
 
@@ -149,15 +148,15 @@ def potential_shaping(token_reward: Array, potential: Array, action_mask: Array,
 
     Source: Ng, Harada and Russell 1999.
     """
-    known = ~jnp.any(action_mask & jnp.isnan(potential), axis=-1, keepdims=True)
+    known = ~jnp.any(action_mask & jnp.isnan(potential), axis=1, keepdims=True)
     here = jnp.where(action_mask & known, reduce.widen(potential), 0)
 
     def back(following: Array, column: tuple[Array, Array]) -> tuple[Array, Array]:
         phi, acts = column
         return jnp.where(acts, phi, following), following
 
-    start = jnp.zeros_like(here[:, 0])
-    _, following = jax.lax.scan(back, start, (here.T, action_mask.T), reverse=True)
+    end = jnp.zeros(len(here), here.dtype)
+    _, following = jax.lax.scan(back, end, (here.T, action_mask.T), reverse=True)
     shaped = reduce.masked(token_reward, action_mask) + jnp.where(action_mask, discount * following.T - here, 0)
     return jax.lax.stop_gradient(shaped)
 

@@ -42,6 +42,7 @@ def two_hot(x: Array, bins: Array) -> Array:
 
     Source: Hafner et al. 2301.04104 section "critic learning"; rlax.
     """
+    bins = reduce.widen(bins)
     x = jnp.clip(reduce.widen(x), bins[0], bins[-1])[..., None]
     bins = bins.reshape((1,) * (x.ndim - 1) + bins.shape)
     width = bins[..., 1:] - bins[..., :-1]

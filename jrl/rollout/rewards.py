@@ -122,30 +122,27 @@ def open_classifier(
     params = stacked([load_classifier(published, mesh, announce) for published in config.published], mesh)
     batch = -(-config.batch // batch_shards(mesh)) * batch_shards(mesh)
     each = functools.partial(member_rewards, members=len(config.published), cfg=cfg, pad_id=pad_id)
-    together = lambda *arrays: aggregate(config.ensemble, each(*arrays))
-    run, of_members = program("reward", together), program("reward_members", each)
-    names = [f"RewardModel/{label}" for label in labels] if len(labels) > 1 else ["RewardModel"]
-    weights = config.weights
-    if config.gate is not None:
+    names = tuple(f"RewardModel/{label}" for label in labels)
+    if config.gate is None:
+        together = lambda *arrays: aggregate(config.ensemble, each(*arrays))
+        names, weights = names if len(labels) > 1 else ("RewardModel",), config.weights
+    else:
         place = lambda x: jax.device_put(x, replicated(mesh))
         params = {**params, GATE: jax.tree.map(place, load_gate(config.gate, labels, cfg.width))}
-        run = program("reward", functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id))
-        names, weights = (
-            ["RewardModel", *(f"RewardModel/{label}" for label in labels)],
-            (*weights, *(0.0 for _ in labels)),
-        )
+        together = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
+        names, weights = ("RewardModel", *names), (*config.weights, *(0.0 for _ in labels))
     tokenizer = build_tokenizer(HuggingFace(path=config.path), ()) if tokenizer is None else tokenizer
     return OpenClassifier(
         labels=labels,
         cfg=cfg,
         tokenizer=tokenizer,
         params=params,
-        program=run,
-        of_members=of_members,
+        program=program("reward", together),
+        of_members=program("reward_members", each),
         mesh=mesh,
         batch=batch,
         width=width or config.length,
-        names=tuple(names),
+        names=names,
         weights=weights,
         gated=config.gate is not None,
     )

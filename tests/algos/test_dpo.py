@@ -42,6 +42,10 @@ def test_the_running_example_by_hand():
     np.testing.assert_allclose(metrics["dpo/preferred"], [[1, 0]], 1e-6)
     np.testing.assert_allclose(metrics["dpo/other"], [[-1, 0]], 1e-6)
     np.testing.assert_array_equal(metrics["dpo/accuracy"], [[1, 0]])
+    tie = sequence_loss(DPO(beta=0.1), pairs([-10.0, -10.0], [-11.0, -11.0]), ())[1]
+    np.testing.assert_array_equal(tie["dpo/accuracy"], [[0.5, 0]])
+    margin = lambda lp: sequence_loss(DPO(), dataclasses.replace(RUNNING, logprob=lp), ())[1]["dpo/margin"].sum()
+    np.testing.assert_array_equal(jax.grad(margin)(RUNNING.logprob), 0)
 
 
 def test_the_gradient_pulls_both_answers_apart_with_one_weight():

@@ -22,10 +22,20 @@ def test_the_win_rate_by_hand():
     players = jnp.array([True, True, False, False, False, True, False, False])
     opponents = jnp.array([False, False, True, True, True, False, False, False])
     # 0.7 ties with 0.7 and beats 0.1 and 0.5: 2.5 / 3; 0.2 beats 0.1 alone: 1/3. The other prompt has no opponent.
-    found = jax.jit(win_probability)(reward, group, players, opponents)
+    wins = jax.jit(win_probability, static_argnames="num_groups")
+    found = wins(reward, group, players, opponents, num_groups=2)
     np.testing.assert_allclose(found, [2.5 / 3, 1 / 3, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], rtol=1e-6)
     # Among themselves: 0.7 beats 0.2, and nobody plays against itself.
-    np.testing.assert_allclose(win_probability(reward, group, players, players)[:2], [1, 0])
+    np.testing.assert_allclose(wins(reward, group, players, players, num_groups=2)[:2], [1, 0])
+    # As every row compared with every opponent says, whatever ties there are.
+    rng = np.random.default_rng(0)
+    reward, group = rng.integers(-2, 3, 24).astype(np.float32), rng.integers(0, 3, 24)
+    met = (group[:, None] == group[None, :]) & ~np.eye(24, dtype=bool)
+    beats = (reward[:, None] > reward[None, :]) + 0.5 * (reward[:, None] == reward[None, :])
+    everyone = np.ones(24, bool)
+    np.testing.assert_allclose(
+        wins(reward, group, everyone, everyone, num_groups=3), (beats * met).sum(1) / met.sum(1), rtol=1e-6
+    )
 
 
 def played():
@@ -54,7 +64,7 @@ def test_rows_are_compared_with_the_opponents_of_their_prompt():
     np.testing.assert_allclose(found[:, 0], [0.5, 0, 0, 0, 0.5, -0.5, 0])
     np.testing.assert_array_equal(found[:, 0], found[:, 1])
     assert state == () and counters["win_rate"] == pytest.approx((1 + 0.5 + 1 + 0) / 4)
-    assert int(counters["aborted"]) == 1 + 1  # the empty one, and the opponent without a verdict
+    assert int(counters["aborted"]) == 1  # the empty one; opponents are not
     assert OBJECTIVE.keep(NashMD(), groups).tolist() == [True, True, False, False, True, True, False]
 
 

@@ -45,6 +45,13 @@ def test_what_cannot_be_used_is_counted_by_cause():
     assert rows.label.tolist() == [1, 1] and rows.weight.tolist() == [1, 0]
 
 
+def test_good_and_bad_answers_of_pairs_by_the_visit():
+    visits = [visit("a", "yes", rejected="no")._replace(uid=(uid, 0)) for uid in (2, 3)]
+    rows, counts = SOURCE.rows(Labeled(bad="{rejected}"), visits, TOKENIZER, 8)
+    assert [TOKENIZER.decode(t[m]) for t, m in zip(rows.tokens, rows.action_mask)] == ["yes", "no", "no", "yes"]
+    assert rows.label.tolist() == [1, -1, 0, -1] and counts == {}
+
+
 def test_a_mismatch_that_does_not_fit_is_left_out():
     rows, _, texts = rows_of([visit("a", "y", (1,) * 6, label=1), visit("b", "wide", label=0)])
     assert texts == ["y", "y", "wide", "y"]
@@ -59,3 +66,5 @@ def test_the_contract_of_sources():
 def test_a_template_without_a_place_is_refused():
     with pytest.raises(ValueError, match=r"Labeled\.completion is 'answer'"):
         Labeled(completion="answer")
+    with pytest.raises(ValueError, match=r"Labeled\.bad is 'rejected'"):
+        Labeled(bad="rejected")

@@ -34,6 +34,9 @@ def test_prompts_are_sampled_by_what_they_miss():
     np.testing.assert_allclose(new, [6 / 7, 1 / 7], atol=1e-12)
     solved = selection.sampling_weights(np.ones(4), EVERY, exponent=1.0, floor=0.0)
     np.testing.assert_allclose(solved, 0.25)
+    # estimates outside [0, 1] count as the nearest rate: 0 and 1
+    outside = selection.sampling_weights(np.array([-0.5, 1.5]), EVERY[:2], exponent=1.0, floor=0.0)
+    np.testing.assert_array_equal(outside, [1, 0])
 
 
 def test_the_hardest_are_kept_also_those_never_solved():
@@ -66,6 +69,7 @@ def test_missing_epochs_take_the_next_one_known():
     np.testing.assert_array_equal(filled, [[0.5, 0.5, 1, 1, 1], [0] * 5, [0, 0, 0, 0, 1]])
     np.testing.assert_array_equal(enough, [True, False, True])
     assert np.isnan(rates[0, 0])  # the input is as it was
+    np.testing.assert_array_equal(selection.fill_epochs(np.array([[0.5, NAN, NAN]]), fewest=1)[0], [[0.5, 0.5, 0.5]])
     assert selection.fill_epochs(rates, fewest=3)[1].tolist() == [False, False, True]
     assert selection.fill_epochs(rates, fewest=0)[1].tolist() == [True, False, True]
 
@@ -110,6 +114,7 @@ def test_tasks_are_mixed_by_a_power_of_their_sizes():
     np.testing.assert_allclose(size_shares(np.array([100, 900]), alpha=0.5), [0.25, 0.75])
     np.testing.assert_allclose(size_shares(np.array([100, 900]), alpha=1.0), [0.1, 0.9])
     np.testing.assert_allclose(size_shares(np.array([100, 900, 0]), alpha=0.0), [0.5, 0.5, 0])
+    np.testing.assert_allclose(size_shares(np.array([1, 3]), alpha=1.0), [0.25, 0.75])
     with pytest.raises(ValueError, match="no task has an example"):
         size_shares(np.array([0, 0]), alpha=0.5)
 
@@ -128,5 +133,6 @@ def test_a_task_is_drawn_by_its_share():
     shares = np.array([0.25, 0.0, 0.75])
     assert [draw_task(shares, u) for u in (0.0, 0.2499, 0.25, 0.999)] == [0, 0, 2, 2]
     assert draw_task(np.array([1.0, 0.0]), 1 - 1e-17) == 0
+    assert [draw_task(np.array([1.0, 3.0]), u) for u in (0.2, 0.3)] == [0, 1]  # shares of any sum
     draws = [draw_task(shares, (i + 0.5) / 400) for i in range(400)]
     assert [draws.count(task) for task in range(3)] == [100, 0, 300]

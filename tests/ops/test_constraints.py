@@ -3,6 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from narrow_inputs import check_widens
 
 from jrl.ops import constraints
 
@@ -26,6 +27,8 @@ def test_a_calibrated_and_constrained_reward_by_hand():
     # What an infeasible answer scored does not matter, and may be NaN.
     got = constraints.constrained_reward(jnp.array([NAN, 1.0]), jnp.array([False, True]), infeasible_reward=-1.0)
     np.testing.assert_array_equal(got, [-1, 1])
+    check_widens(constraints.calibrated_reward, jnp.array([1.3, 0.7]), jnp.array([0.1, 0.9]))
+    check_widens(lambda r: constraints.constrained_reward(r, feasible[:2], infeasible_reward=0.1), jnp.ones(2))
 
 
 def test_a_kl_bounded_reward_by_hand():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from narrow_inputs import check_widens
 
 from jrl.ops import ensembles
 
@@ -35,6 +36,7 @@ def test_a_missing_member_is_missing_and_one_member_is_itself(way):
     found = WAYS[way](SCORES)
     assert np.isfinite(found[0]) and np.isnan(found[1])
     np.testing.assert_array_equal(WAYS[way](SCORES[:1]), SCORES[0])
+    check_widens(WAYS[way], jnp.array([[0.7], [0.3], [0.1]]))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -56,6 +58,7 @@ def test_scores_are_standardized_by_hand():
     raw, center = jnp.array([[2.5, 25.0], [1.0, 20.0]]), jnp.array([2.0, 20.0])
     found = jax.jit(ensembles.standardized)(raw, center, jnp.array([1.0, 10.0]))
     np.testing.assert_allclose(found, [[0.5, 0.5], [-1, 0]])
+    check_widens(ensembles.standardized, raw / 7, center / 7, jnp.array([0.3, 0.7]))
 
 
 def test_a_member_that_scored_all_demonstrations_alike_is_not_divided_by_zero():

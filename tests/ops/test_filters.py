@@ -60,6 +60,7 @@ def test_only_prompts_without_a_right_greedy_answer_are_sampled():
         unsolved(jnp.array([1.0, 0.0, 0.0, 1.0]), jnp.ones(4, bool)), [False, True, True, False]
     )
     np.testing.assert_array_equal(unsolved(jnp.array([1.0, NAN]), jnp.array([True, False])), [False, True])
+    np.testing.assert_array_equal(unsolved(jnp.array([1.0, 1.0]), jnp.array([True, False])), [False, True])
 
 
 def test_policy_filtration_keeps_the_best_and_its_partner():
@@ -67,6 +68,8 @@ def test_policy_filtration_keeps_the_best_and_its_partner():
     reward, group = [0.2, 0.9, 0.5, 0.1], [0, 0, 0, 0]
     assert rows(filters.best, reward, group) == [1]
     assert rows(filters.best_and_worst, reward, group) == [1, 3]
+    assert rows(filters.best_and_worst, reward, group, [True, True, True, False]) == [0, 1]  # 0.1 has no verdict
+    assert rows(filters.best_and_worst, [0.5, 0.5], [0, 0]) == [0, 1]  # the worst of the others
     for other in (0, 2, 3):
         draw = jnp.zeros(4).at[other].set(0.5).at[1].set(0.9)  # that of the best row does not count
         assert rows(filters.best_and_random, reward, group, None, draw) == sorted([1, other])
@@ -104,6 +107,8 @@ def test_the_agreement_of_scores_with_the_truth_is_r_squared():
     line = agreement(jnp.array([0.0, 1.0, 2.0, 9.0]), jnp.array([5.0, 3.0, 1.0, 0.0]), keep)  # falls, and is exact
     np.testing.assert_allclose(line, 1, rtol=1e-6)
     assert agreement(jnp.ones(4), jnp.arange(4.0), keep) == 0
+    small = agreement(jnp.array([0.0, 0.1, 0.2, NAN]), jnp.array([0.0, 0.2, 0.1, NAN]), keep)  # the scale is nothing
+    np.testing.assert_allclose(small, 0.25, rtol=1e-5)
 
 
 def test_rows_whose_oldest_token_is_too_old_are_filtered():

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from narrow_inputs import check_widens
 
 from jrl.ops import reward_telemetry
 
@@ -20,6 +21,13 @@ def test_reward_by_length_by_hand():
     means, shares = run(reward, length, valid)
     np.testing.assert_allclose(means, [2, 2, 0, 2])  # (1 + 0 + 5) / 3; 2; none; (4 + 0) / 2
     np.testing.assert_allclose(shares, [3 / 6, 1 / 6, 0, 2 / 6], rtol=1e-6)
+    # Of at most 5 tokens 1.25, 2.5, 3.75 and 5 end the buckets.
+    uneven = functools.partial(reward_telemetry.length_bucket_means, num_buckets=4, max_completion=5)
+    shares = jax.jit(uneven)(jnp.ones(5), jnp.arange(1, 6), jnp.ones(5, bool))[1]
+    np.testing.assert_allclose(shares, [1 / 5, 1 / 5, 1 / 5, 2 / 5], rtol=1e-6)
+    np.testing.assert_array_equal(uneven(jnp.full(1, 7.0), jnp.ones(1, jnp.int32), jnp.ones(1, bool)),
+                                  [[7, 0, 0, 0], [1, 0, 0, 0]])  # fmt: skip
+    check_widens(lambda r: uneven(r, jnp.ones(3, jnp.int32), jnp.ones(3, bool))[0], jnp.array([0.9, 0.3, 0.1]))
     none = run(reward, length, jnp.zeros(7, bool))
     np.testing.assert_array_equal(none, np.zeros((2, 4)))
 
@@ -50,8 +58,12 @@ def test_a_shift_and_a_positive_scale_change_no_places_and_a_sign_all():
 def test_correlation_by_hand():
     run = jax.jit(reward_telemetry.correlation)
     valid = jnp.array([True, True, True, False])
-    np.testing.assert_allclose(run(jnp.array([1.0, 2.0, 3.0, NAN]), jnp.array([6.0, 4.0, 2.0, 0.0]), valid), -1)
+    opposed = run(jnp.array([1.0, 2.0, 3.0, NAN]), jnp.array([6.0, 4.0, 2.0, 0.0]), valid)
+    np.testing.assert_allclose(opposed, -1, rtol=1e-6)
     # Deviations -1, 0, 1 and -1, 2, -1: orthogonal.
     assert abs(float(run(jnp.array([1.0, 2.0, 3.0, 9.0]), jnp.array([0.0, 3.0, 0.0, 9.0]), valid))) < 1e-6
-    assert float(run(jnp.full(4, 0.1), jnp.arange(4.0), valid)) == 0
+    # The mean of seven times 0.3 misses it by a rounding, which is no spread.
+    steady, seven = jnp.full(7, 0.3), jnp.ones(7, bool)
+    assert float(run(steady, jnp.arange(7.0), seven)) == float(run(jnp.arange(7.0), steady, seven)) == 0
+    check_widens(lambda a, b: reward_telemetry.correlation(a, b, seven), jnp.arange(7.0) / 7, jnp.arange(7.0) ** 2 / 7)
     assert float(run(jnp.arange(4.0), jnp.arange(4.0), jnp.zeros(4, bool))) == 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from narrow_inputs import check_widens
 
 from jrl.ops import robust_scale
 
@@ -14,6 +15,7 @@ def test_percentile_scaling_by_hand():
     run = jax.jit(robust_scale.percentile_scaled)
     np.testing.assert_allclose(run(jnp.array([2.0, -4.0]), 4.0), [0.5, -1])
     np.testing.assert_allclose(run(jnp.array([2.0]), 0.1), [2])
+    check_widens(lambda a: robust_scale.percentile_scaled(a, 3.0), jnp.array([1.3, 0.7]))
 
 
 def test_percentiles_move_by_hand():
@@ -26,6 +28,7 @@ def test_percentiles_move_by_hand():
     # 0.75 * 1 + 0.25 * 2 = 1.25; 0.75 * 19 + 0.25 * 38 = 23.75
     scale, low, high = run(2 * returns, mask, low, high, decay=0.75)
     np.testing.assert_allclose([scale, low, high], [22.5, 1.25, 23.75], rtol=1e-6)
+    check_widens(lambda x: robust_scale.percentile_range(x, mask, NAN, NAN, decay=0.75)[0], returns / 7)
 
 
 def test_fewer_than_twenty_returns_move_nothing():
@@ -42,6 +45,7 @@ def test_unimix_by_hand():
     # V = 2, p = 1 and 0: 0.99 * 1 + 0.01 / 2 = 0.995, and 0.005
     got = jax.jit(robust_scale.unimix)(jnp.array([0.0, -jnp.inf]), share=0.01)
     np.testing.assert_allclose(jnp.exp(got), [0.995, 0.005], rtol=1e-5)
+    check_widens(lambda lp: robust_scale.unimix(lp, share=0.01), jnp.array([-0.7, -0.7]))
 
 
 def test_unimix_sums_to_one_and_its_gradient_is_finite():

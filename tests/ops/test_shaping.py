@@ -3,6 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from narrow_inputs import check_widens
 
 from jrl.ops import advantages, shaping
 
@@ -40,6 +41,8 @@ def test_kl_in_the_reward_by_hand():
     action = jnp.array([[False, True, True, False]])
     got = jax.jit(shaping.kl_in_reward)(jnp.array([1.0]), old, reference, action, beta=0.1)
     np.testing.assert_allclose(got, [[0, -0.05, 1.02, 0]], rtol=1e-6, atol=1e-7)
+    total = lambda lp: shaping.kl_in_reward(jnp.array([1.0]), lp, reference, action, beta=0.1).sum()
+    np.testing.assert_array_equal(jax.grad(total)(old), 0)
 
 
 def test_its_returns_sum_the_penalties_and_the_reward():
@@ -73,6 +76,7 @@ def test_the_last_action_is_the_last_one_sampled_even_after_tool_output():
 def test_rewards_are_clipped_by_hand():
     got = jax.jit(shaping.clip_reward)(jnp.array([-3.0, -2.0, 0.5, 7.0, NAN]), limit=2.0)
     np.testing.assert_array_equal(got, [-2, -2, 0.5, 2, NAN])
+    assert shaping.clip_reward(jnp.ones(1, jnp.bfloat16), limit=2.0).dtype == jnp.float32
 
 
 def test_whitened_rewards_keep_their_mean_by_hand():
@@ -101,18 +105,24 @@ def test_rewards_that_are_all_equal_are_not_whitened():
         shaping.whiten_rewards(jnp.array([[0.1, 0.1]]), jnp.ones((1, 2), bool)), np.float32([[0.1, 0.1]])
     )
     np.testing.assert_array_equal(shaping.whiten_rewards(jnp.full((1, 2), NAN), none), [[0, 0]])
+    # seven times 0.4 over 7 is 0.40000004 in float32
+    seven = jnp.full((1, 7), 0.4)
+    np.testing.assert_array_equal(shaping.whiten_rewards(seven, jnp.ones((1, 7), bool)), seven)
 
 
 def test_exploration_is_mixed_in_by_hand():
     # 0.8 * 1 + 0.2 * 0.5 = 0.9. What explores beyond 1 or below 0 counts as 1 or 0.
     got = jax.jit(shaping.exploration_mix)(jnp.array([1.0, 0.0, 1.0]), jnp.array([0.5, 3.0, -1.0]), share=0.8)
     np.testing.assert_allclose(got, [0.9, 0.2, 0.8], rtol=1e-6)
+    mix = lambda r, e: shaping.exploration_mix(r, e, share=0.8)
+    check_widens(mix, jnp.array([0.9, 0.3]), jnp.array([0.7, 0.1]))
 
 
 def test_a_progress_bonus_by_hand():
     # wrong, right: 1 + 10 * 1 = 11; right, wrong: 0 + 10 * -1 = -10; right, right: 1; wrong, wrong: 0
     first, second = jnp.array([0.0, 1.0, 1.0, 0.0]), jnp.array([1.0, 0.0, 1.0, 0.0])
     np.testing.assert_allclose(jax.jit(shaping.progress_bonus)(first, second, coefficient=10.0), [11, -10, 1, 0])
+    check_widens(lambda a, b: shaping.progress_bonus(a, b, coefficient=0.3), jnp.array([0.9]), jnp.array([0.7]))
 
 
 def test_rewards_of_attempts_are_on_the_last_token_of_each():
@@ -154,5 +164,10 @@ def test_a_row_whose_potential_is_unknown_is_not_shaped_and_there_is_no_gradient
     potential = jnp.array([[0.5, NAN], [0.5, 0.25]])
     got = shaping.potential_shaping(jnp.ones((2, 2)), potential, action, discount=1.0)
     np.testing.assert_allclose(got, [[1, 1], [0.75, 0.75]])
+    check_widens(
+        lambda r, phi: shaping.potential_shaping(r, phi, action[:1], discount=0.9),
+        jnp.array([[0.9, 0.3]]),
+        jnp.array([[0.7, 0.1]]),
+    )
     total = lambda phi: shaping.potential_shaping(jnp.ones((2, 2)), phi, action, discount=1.0).sum()
     np.testing.assert_array_equal(jax.grad(total)(potential), 0)

@@ -317,6 +317,7 @@ def test_probability_of_improvement_by_hand():
     found = probability_of_improvement([[1, 3], [5, 6]], [[2, 2], [4]])
     assert found.mean == 0.75 and found.n == 4 and math.isnan(found.low)
     assert probability_of_improvement([[5, 6]], [[1, 2]]) == (1.0, 1.0, 1.0, 2)
+    assert probability_of_improvement([[5, 6], [1, 2]], [[1, 2], [5, 6]], draws=9) == (0.5, 0.5, 0.5, 4)
 
 
 def test_probability_of_improvement_and_of_the_opposite_sum_to_one():

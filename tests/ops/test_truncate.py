@@ -39,6 +39,15 @@ CASES = [
 ]
 
 
+def test_top_p_is_of_probabilities_whatever_the_logits_scale_and_1_keeps_all():
+    # exp(200) is not finite in float32; 0.731 of the mass is the first's
+    logits = jnp.array([200.0, 199.0, 0.0])
+    np.testing.assert_array_equal(support(logits, top_p=jnp.array(0.7)), [True, False, False])
+    np.testing.assert_array_equal(support(logits, top_p=jnp.array(0.8)), [True, True, False])
+    # exp(-50) is lost in a sum with 1
+    np.testing.assert_array_equal(support(jnp.array([0.0, -50.0]), top_p=jnp.array(1.0)), [True, True])
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_support_equals_sorting(case):
     rng = np.random.default_rng(0)

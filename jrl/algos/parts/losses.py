@@ -416,6 +416,8 @@ PARTS: list[Part] = [
         "output": "weights [...] float32",
         "tests": [
             "tests/algos/test_awr_objective.py::test_weights_grow_exponentially_with_the_advantage_and_are_cut",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
+            "tests/ops/test_plain_loops.py::test_bfloat16_is_widened",
         ],
     },
     {

@@ -163,7 +163,7 @@ PARTS: list[Part] = [
     {
         "id": "P18",
         "function": "jrl.ops.win_rate:win_probability",
-        "inputs": ["reward", "group", "players", "opponents"],
+        "inputs": ["reward", "group", "players", "opponents", "num_groups"],
         "output": "probability [N] float32",
         "tests": [
             "tests/algos/test_nash_md.py::test_the_win_rate_by_hand",

@@ -128,6 +128,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_missing_stop.py::test_a_missing_stop_scales_by_hand",
             "tests/ops/test_missing_stop.py::test_replacing_by_zero_is_scaling_by_zero",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
         ],
     },
     {
@@ -155,6 +156,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_ensembles.py::test_ensembles_by_hand",
             "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
         ],
     },
     {
@@ -165,6 +167,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_ensembles.py::test_ensembles_by_hand",
             "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
         ],
     },
     {
@@ -185,6 +188,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_ensembles.py::test_ensembles_by_hand",
             "tests/ops/test_ensembles.py::test_a_missing_member_is_missing_and_one_member_is_itself",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
         ],
     },
     {
@@ -251,14 +255,20 @@ PARTS: list[Part] = [
         "function": "jrl.ops.constraints:calibrated_reward",
         "inputs": ["score", "baseline_score"],
         "output": "reward [N] float32",
-        "tests": ["tests/ops/test_constraints.py::test_a_calibrated_and_constrained_reward_by_hand"],
+        "tests": [
+            "tests/ops/test_constraints.py::test_a_calibrated_and_constrained_reward_by_hand",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
+        ],
     },
     {
         "id": "R13",
         "function": "jrl.ops.constraints:constrained_reward",
         "inputs": ["reward", "feasible", "infeasible_reward"],
         "output": "reward [N] float32",
-        "tests": ["tests/ops/test_constraints.py::test_a_calibrated_and_constrained_reward_by_hand"],
+        "tests": [
+            "tests/ops/test_constraints.py::test_a_calibrated_and_constrained_reward_by_hand",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
+        ],
     },
     {
         "id": "R13",
@@ -339,7 +349,11 @@ PARTS: list[Part] = [
         "function": "jrl.rollout.token_rewards:span_rewards",
         "inputs": ["spans", "tokens", "action_mask", "tokenizer"],
         "output": "token_reward [N, T] float32",
-        "tests": ["tests/test_token_rewards.py::test_rewards_of_spans_by_hand"],
+        "tests": [
+            "tests/test_token_rewards.py::test_rewards_of_spans_by_hand",
+            "tests/test_token_rewards.py::test_a_character_of_several_tokens_is_completed_by_its_last_one",
+            "tests/test_token_rewards.py::test_bytes_that_complete_no_character_leave_the_reward_on_the_last_token",
+        ],
     },
     {
         "id": "R17",
@@ -380,7 +394,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.robust_scale:percentile_scaled",
         "inputs": ["advantages", "scale"],
         "output": "advantages [...] float32",
-        "tests": ["tests/ops/test_robust_scale.py::test_percentile_scaling_by_hand"],
+        "tests": [
+            "tests/ops/test_robust_scale.py::test_percentile_scaling_by_hand",
+            "tests/ops/test_reward_dtypes.py::test_rewards_in_bfloat16_are_widened",
+        ],
     },
     {
         "id": "R19",

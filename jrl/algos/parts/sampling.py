@@ -12,6 +12,7 @@ PARTS: list[Part] = [
         "output": "mask [..., V] bool",
         "tests": [
             "tests/ops/test_truncate.py::test_hand_numbers",
+            "tests/ops/test_truncate.py::test_top_p_is_of_probabilities_whatever_the_logits_scale_and_1_keeps_all",
             "tests/ops/test_truncate.py::test_support_equals_sorting",
         ],
     },

@@ -24,6 +24,7 @@ PARTS: list[Part] = [
         "output": "bins [count] float32",
         "tests": [
             "tests/algos/test_dreamer_ppo.py::test_a_head_of_bins_begins_at_0_and_is_read_before_every_token",
+            "tests/ops/test_plain_loops.py::test_it_equals_a_plain_loop",
         ],
     },
     {

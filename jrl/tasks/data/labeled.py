@@ -20,9 +20,14 @@ class Labeled:
 
     completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
     label: str = "label"  # the entry of Example.info that says whether it is good: true or false, 1 or 0
+    # An answer that is known to be bad, as `completion` then is known to be good: half of the visits, by their uid,
+    # give one, the other half the other. None: the label says.
+    bad: str | None = None
 
     def __post_init__(self) -> None:
-        Template(self.completion, "Labeled.completion")
+        for name in ("completion", "bad"):
+            if getattr(self, name) is not None:
+                Template(getattr(self, name), f"Labeled.{name}")
 
 
 def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
@@ -34,11 +39,13 @@ def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -
     left, the answer stands twice and no baseline is taken of it.
     """
     template = Template(config.completion, "Labeled.completion")
+    bad = None if config.bad is None else Template(config.bad, "Labeled.bad")
     counts: dict[str, int] = {}
     answers: list[tuple[Sequence[int], list[int], float]] = []
     for visit in visits:
-        text, cause = template.fill(visit)
-        label = visit.example.info.get(config.label)
+        is_bad = bad is not None and visit.uid[0] % 2 == 1
+        text, cause = bad.fill(visit) if is_bad else template.fill(visit)
+        label = visit.example.info.get(config.label) if bad is None else not is_bad
         if cause is None and not (isinstance(label, bool | int | float) and label in (0, 1)):
             cause = "no_label"
         if cause is None:
