@@ -55,6 +55,9 @@ def test_whiten_by_hand():
     x, mask = jnp.array([1.0, 1.0, 0.0, 0.0, NAN]), jnp.array([True, True, True, True, False])
     expected = [0.8660254, 0.8660254, -0.8660254, -0.8660254, 0.0]
     np.testing.assert_allclose(jax.jit(reduce.whiten)(x, mask), expected, atol=1e-6)
+    # seven times 0.4 over 7 is 0.40000004 in float32, and still all are equal; the eighth is masked
+    equal = reduce.whiten(jnp.full(8, 0.4), jnp.arange(8) < 7)
+    np.testing.assert_array_equal(equal, 0)
 
 
 def test_whiten_gives_mean_zero_and_variance_one():
