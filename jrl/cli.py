@@ -491,6 +491,27 @@ def doctor(args: argparse.Namespace) -> int:
     return STOPPED if any(line.good is False for line in lines) else DONE
 
 
+def rollouts(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")  # the store is read by tensorstore alone; a device may be held by the run
+    from jrl.tools import browse_rollouts as browse
+
+    folder = args.source / "rollouts"
+    conditions = browse.parse_where(args.where)
+    known = browse.columns_of(folder)
+    columns = browse.chosen_columns(known, args.columns and [name.strip() for name in args.columns.split(",")])
+    if args.out is not None:
+        count = browse.export(browse.select(folder, conditions, columns, args.most), columns, args.out)
+        print(f"{count} rows with {', '.join(columns)} are in {args.out}")
+        return DONE
+    most, shown = 20 if args.most is None else args.most, 0
+    for row in browse.select(folder, conditions, columns, most):
+        print(browse.show(row), end="\n\n")
+        shown += 1
+    print(f"{shown} rows shown{'; --most N shows more, --out FILE writes all' if shown == most else ''}. "
+          f"Columns: {', '.join(sorted(known))}")  # fmt: skip
+    return DONE
+
+
 def fingerprint(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
     from jrl.run.run_hash import run_fingerprint
@@ -766,6 +787,15 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
+    parser.add_argument("--where", metavar="CONDITION", default="",
+                        help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
+    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts)")
+    parser.add_argument("--most", type=int, metavar="N", help="rows at most (default: 20 on the screen, all in a file)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the rows to a file, .jsonl or .csv")
+
+
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DIR", type=_folder, help="the folder `fault` of a run that stopped because "
                         "its updates were not finite")  # fmt: skip
@@ -853,6 +883,12 @@ COMMANDS: dict[str, Command] = {
         "jrl doctor runs/tiny",
         _doctor_arguments,
         doctor,
+    ),
+    "rollouts": Command(
+        "Show or export what a run sampled, row by row, by conditions on its columns.",
+        "jrl rollouts runs/tiny --where 'reward < 0.5' --columns step,reward,completion",
+        _rollouts_arguments,
+        rollouts,
     ),
     "fingerprint": Command(
         "Print content hashes of a run: equal hashes, equal runs, bit for bit.",
