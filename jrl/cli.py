@@ -491,6 +491,19 @@ def doctor(args: argparse.Namespace) -> int:
     return STOPPED if any(line.good is False for line in lines) else DONE
 
 
+def data(args: argparse.Namespace) -> int:
+    prepare_jax(args, platform="cpu")  # a configuration's parts may import it
+    from jrl.resolve import load_config
+    from jrl.tools import inspect_data
+
+    config, parts = (None, None) if args.config is None else load_config(args.config, args.bindings)
+    tables = None if parts is None else parts.tables
+    opened = inspect_data.open_file(str(args.file), config, tables, args.source)
+    for line in inspect_data.lines(opened, args.rows, args.most, color=sys.stdout.isatty()):
+        print(line)
+    return DONE
+
+
 def rollouts(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # the store is read by tensorstore alone; a device may be held by the run
     from jrl.tools import browse_rollouts as browse
@@ -787,6 +800,20 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("inspect",), help="inspect: show rows as the model will see them")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a data file: .jsonl, .jsonl.gz or .parquet")
+    _bindings(parser, "--config")
+    parser.add_argument("--config", metavar="CONFIG", type=Path,
+                        help="whose tokenizer, columns and lengths are used: a .gin file, or a name out of "
+                             "`jrl list configs` (default: bytes)")  # fmt: skip
+    parser.add_argument("--as", dest="source", metavar="SOURCE",
+                        help="what rows become: Demonstrations, Preferences, Labeled (default: prompts)")  # fmt: skip
+    parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows to show (default: 3)")
+    parser.add_argument("--most", type=int, default=10_000, metavar="N",
+                        help="rows that the statistics look at (default: 10000)")  # fmt: skip
+
+
 def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     parser.add_argument("--where", metavar="CONDITION", default="",
@@ -883,6 +910,12 @@ COMMANDS: dict[str, Command] = {
         "jrl doctor runs/tiny",
         _doctor_arguments,
         doctor,
+    ),
+    "data": Command(
+        "Show rows of a data file as the model will see them: tokens, which are learned from, lengths, duplicates.",
+        "jrl data inspect pairs.jsonl --as Preferences --config gsm8k/qwen3-0.6b",
+        _data_arguments,
+        data,
     ),
     "rollouts": Command(
         "Show or export what a run sampled, row by row, by conditions on its columns.",

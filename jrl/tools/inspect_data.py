@@ -1,0 +1,161 @@
+"""A data file as the model will see it: `jrl data inspect`. Each row's tokens, which of them are learned from, and
+statistics of all rows. No JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.config.errors import nearest
+from jrl.experiment import Config, row_of
+from jrl.run.report.text import printable
+from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out
+from jrl.tasks.data.sources import SOURCES
+from jrl.tasks.data.stored import StoredSource
+from jrl.tasks.data.survey import texts_of
+from jrl.tasks.envs.contract import Source
+from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.example import visit_uid
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.bytes import Bytes
+
+LONGEST = 1 << 20  # tokens of a row, where no configuration says
+LEARNED, PLAIN = "\x1b[32m", "\x1b[0m"
+TOKENIZER_TEXTS = 4096  # most examples that a tokenizer of the file's own texts is trained on, as in a run
+
+
+class Inspected(NamedTuple):
+    """A data file that is open."""
+
+    source: Source
+    tokenizer: Any
+    data: Data
+    rows: StoredSource | None  # what becomes of an example; None: its prompt alone
+    width: int  # most tokens of a row
+
+
+class TokenRow(NamedTuple):
+    """One row of tokens."""
+
+    label: str  # what it is: "prompt", "preferred", "not preferred" ...
+    tokens: list[int]
+    learned: list[bool]
+
+
+def open_file(path: str, config: Config | None, tables: dict[str, Any] | None, name: str | None) -> Inspected:
+    """Returns the file, read and checked as a run would.
+
+    Args:
+      config: whose tokenizer, prompt length and, where its task is a file, columns are used. None: bytes, any length.
+      tables: of that configuration's parts.
+      name: of SOURCES, what rows become; None: prompts.
+
+    Raises: ValueError where the file is refused, or there is no such source.
+    """
+    sources = SOURCES if tables is None else tables["sources"]
+    if name is not None and name not in sources:
+        guess = nearest(name, sources)
+        hint = f"; did you mean {guess}?" if guess else "."
+        raise ValueError(f"--as: unknown source {name!r}{hint} Available: {', '.join(sources)}")
+    if config is None:
+        source = open_jsonl(Jsonl(path=path, needs_answer=False))
+        data = Data(prompt_length=LONGEST, held_out_every=None)
+        tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
+    else:
+        task = config.task if isinstance(config.task, Jsonl) else Jsonl(path=path, needs_answer=False)
+        source, data = open_jsonl(dataclasses.replace(task, path=path)), config.data
+        texts = texts_of(source, data, TOKENIZER_TEXTS)
+        tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
+        width = data.prompt_length + config.sampler.completion_length
+    return Inspected(source, tokenizer, data, None if name is None else sources[name], width)
+
+
+def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow], str | None]:
+    """Returns an example's id, the rows that it becomes, and why it becomes none (None where it does)."""
+    example = inspected.source[index]
+    prompt, cause = encode_prompt(example, inspected.tokenizer, inspected.data)
+    if cause is not None:
+        return example.id, [], cause
+    if inspected.rows is None:
+        return example.id, [TokenRow("prompt", list(prompt), [False] * len(prompt))], None
+    visit = Visit(example, visit_uid(example.id, 0), prompt, index)
+    config = inspected.rows.config()
+    width = min(inspected.width, len(prompt) + LONGEST)
+    stored, causes = inspected.rows.rows(config, [visit], inspected.tokenizer, _narrow(inspected, example, width))
+    found = [
+        TokenRow(_label(float(label), inspected.rows.unit_size), tokens[:n].tolist(), mask[:n].tolist())
+        for tokens, n, mask, label in zip(stored.tokens, stored.length, stored.action_mask, stored.label)
+    ]
+    return example.id, found, next(iter(causes), None)
+
+
+def _narrow(inspected: Inspected, example: Any, width: int) -> int:
+    """Returns a width that holds whatever of the example fits `width`: arrays are as wide as they are asked to be."""
+    texts = [message.content for message in example.messages]
+    texts += [text for text in (example.answer, *example.info.values()) if isinstance(text, str)]
+    # A text has at most as many tokens as bytes; markers of roles and the end are few.
+    return min(width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
+
+
+def _label(label: float, unit_size: int) -> str:
+    if unit_size == 1:
+        return "learned"
+    if label < 0:
+        return "mismatched"
+    return f"label {label:g}"
+
+
+def show(inspected: Inspected, count: int, color: bool) -> Iterator[str]:
+    """Yields lines on the first `count` examples: every token as text, what is learned from in green or in brackets."""
+    for index in range(min(count, len(inspected.source))):
+        name, sequences, cause = sequences_of(inspected, index)
+        held_out = " (held out)" if is_held_out(inspected.source[index], inspected.data) else ""
+        yield f"{printable(name, 80)}{held_out}" + (f": left out, {cause}" if cause else "")
+        for sequence in sequences:
+            learned = sum(sequence.learned)
+            yield f"  {sequence.label}: {len(sequence.tokens)} tokens, {learned} learned from"
+            yield "    " + "".join(_token(inspected.tokenizer, *pair, color) for pair in
+                                   zip(sequence.tokens, sequence.learned))  # fmt: skip
+
+
+def _token(tokenizer: Any, token: int, learned: bool, color: bool) -> str:
+    text = printable(tokenizer.decode([token]), 200) or f"<{token}>"
+    if not learned:
+        return f"{text}|"
+    return f"{LEARNED}{text}{PLAIN}|" if color else f"[{text}]"
+
+
+def statistics(inspected: Inspected, most: int) -> Iterator[str]:
+    """Yields lines on the first `most` examples: lengths in tokens, what is left out, duplicates."""
+    looked_at = min(most, len(inspected.source))
+    lengths: dict[str, list[int]] = {"prompt": [], "learned": []}
+    causes: dict[str, int] = {}
+    seen: set[bytes] = set()
+    duplicates = 0
+    for index in range(looked_at):
+        _, sequences, cause = sequences_of(inspected, index)
+        if cause is not None:
+            causes[cause] = causes.get(cause, 0) + 1
+        for sequence in sequences:
+            lengths["prompt"].append(len(sequence.tokens) - sum(sequence.learned))
+            lengths["learned"].append(sum(sequence.learned))
+        digest = inspected.source[index].prompt_digest()
+        duplicates += digest in seen
+        seen.add(digest)
+    yield f"{looked_at} of {len(inspected.source)} rows, {duplicates} of them with a prompt met before"
+    for name, found in lengths.items():
+        if any(found):
+            low, middle, high, top = np.percentile(found, [0, 50, 95, 100])
+            yield f"{name} tokens: {low:.0f} to {top:.0f}, half up to {middle:.0f}, 95 % up to {high:.0f}"
+    for cause, count in sorted(causes.items()):
+        yield f"left out, {cause}: {count}"
+    for cause, count in sorted(inspected.source.counts.items()):
+        yield f"noticed in the file, {cause}: {count}"
+
+
+def lines(inspected: Inspected, count: int, most: int, color: bool) -> Sequence[str]:
+    """Returns all that the command prints."""
+    return [*show(inspected, count, color), "", *statistics(inspected, most)]

@@ -1,0 +1,68 @@
+"""`jrl data inspect`: tokens and what is learned of them, by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jrl import cli
+
+pytestmark = pytest.mark.fast
+
+ROWS = [
+    {"id": "a", "prompt": "1+1=", "answer": "2", "rejected": "3", "label": 1},
+    {"id": "b", "prompt": "1+2=", "answer": "3", "rejected": "33\x1b", "label": 0},
+    {"id": "c", "prompt": "1+1=", "answer": "2", "rejected": "2", "label": 1},
+    {"id": "d", "prompt": "2+2=", "answer": "4"},
+]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def output(capsys, *arguments):
+    code = cli.main(["data", "inspect", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err
+
+
+def test_pairs_token_by_token(file, capsys):
+    code, out, _ = output(capsys, file, "--as", "Preferences", "--rows", "4")
+    assert code == 0
+    first = out[: out.index("b")]
+    assert first[0] == "a" and first[1].startswith("  label 1: ") and first[3].startswith("  label 0: ")
+    # role markers and the prompt are read, the answer and the end token are learned
+    assert "1|+|1|=|" in first[2] and "[2][" in first[2] and "[3][" in first[4]
+    assert "[3][3][\\x1b][" in "".join(out) and "\x1b" not in "".join(out)
+    assert "c: left out, same_answers" in out and "d: left out, no_rejected" in out
+    tail = out[out.index("") + 1 :]
+    assert tail[0] == "4 of 4 rows, 1 of them with a prompt met before"
+    assert "left out, no_rejected: 1" in tail and "left out, same_answers: 1" in tail
+    assert any(line.startswith("learned tokens: 2 to 4, half up to 2") for line in tail)
+
+
+def test_prompts_alone_and_fewer_rows(file, capsys):
+    code, out, _ = output(capsys, file, "--rows", "1")
+    assert code == 0 and out[0] == "a" and "prompt: " in out[1] and ", 0 learned from" in out[1]
+    assert "b" not in out and "[" not in out[2]
+
+
+def test_the_lengths_of_a_configuration(file, capsys):
+    code, out, _ = output(capsys, file, "--config", "tiny", "--as", "Demonstrations", "Data.prompt_length=4",
+                          "Data.on_bad_prompt='drop'")  # fmt: skip
+    assert code == 0 and any("left out, too_long" in line for line in out)
+
+
+def test_what_is_not_there_is_said(file, tmp_path, capsys):
+    code, _, err = output(capsys, file, "--as", "Preference")
+    assert code == 2 and "did you mean Preferences?" in err
+    code, _, err = output(capsys, tmp_path / "none.jsonl")
+    assert code == 2 and "none.jsonl" in err
+    file.write_text('{"prompt": "1"}\n{"prompt": 2}\n')
+    code, _, err = output(capsys, file)
+    assert code == 2 and "rows.jsonl, line 2" in err and "Traceback" not in err
