@@ -47,14 +47,20 @@ def steps(job: Job) -> Iterator[Step]:
     job.display.note(shapes(job))
     held: Step | None = None
     first = saved = job.done
+    fault.discard(job)
+    bundled = False
     try:
         while job.done < job.total:
             start = time.monotonic()
             progress = begin_stage(job, progress)
             stage, position = job.stages[progress.stage], job.stream.get_state()
             try:
+                if bundled and not job.skipped:
+                    fault.discard(job)
+                    bundled = False
                 if job.skipped == STOP_AFTER_SKIPPED - 1:
                     fault.begin_bundle(job, progress)
+                    bundled = True
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
                     progress, step = take_step(job, progress)
@@ -84,10 +90,13 @@ def steps(job: Job) -> Iterator[Step]:
                 yield emitted
             if job.stop.is_set():
                 break
+        emitted = None
         if held is not None:
             emitted, held = records.emit(job, held), None
+        if saved != job.done:  # a skipped step is emitted at once and not saved
             records.save(job, progress)
             saved = job.done
+        if emitted is not None:
             yield emitted
     except GeneratorExit:  # the caller has left the loop
         if held is not None:

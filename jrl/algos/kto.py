@@ -45,8 +45,8 @@ def gains(sequences: Sequences) -> Array:
 
 
 def sequence_baseline(config: KTO, sequences: Sequences) -> Array:
-    """Returns z of P10, max(0, mean gain of the mismatched answers, those of a label below 0), []; 0 without any."""
-    mismatched = sequences.mask & (sequences.label < 0)
+    """Returns z of P10, max(0, mean gain of the mismatched answers, those of label -1), []; 0 without any."""
+    mismatched = sequences.mask & (sequences.label == -1)
     return jnp.maximum(reduce.masked_mean(gains(sequences), mismatched), 0)
 
 

@@ -228,16 +228,18 @@ def collect(
         scores,
         drawn.visits,
         texts + [""] * missing,
-        verdict_metrics(scores, drawn.visits, samples) | prefix_metrics(sampler, submitted, samples),
+        verdict_metrics(scores, drawn.visits, samples)
+        | prefix_metrics(sampler, drawn.visits, host["action_mask"], samples),
         samples,
     )
 
 
-def prefix_metrics(sampler: PromptSampler, submitted: Submitted, samples: int) -> dict[str, float]:
+def prefix_metrics(
+    sampler: PromptSampler, visits: Sequence[Visit], action_mask: np.ndarray, samples: int
+) -> dict[str, float]:
     """Returns how many tokens a strategy has put between prompts and the policy's own, a mean over the rows that have
     some of theirs; {} without a strategy."""
-    visits = submitted.drawn.visits
-    acts = submitted.host["action_mask"][: len(visits) * samples]
+    acts = action_mask[: len(visits) * samples]
     if sampler.strategy is None or not acts.any():
         return {}
     prompts = np.repeat([len(visit.prompt) for visit in visits], samples)
@@ -340,7 +342,8 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
         host_scores=scores,
         visits=visits,
         texts=[rounds[r].texts[i] for r, i in rows],
-        metrics=verdict_metrics(scores, visits, samples),
+        metrics=verdict_metrics(scores, visits, samples)
+        | prefix_metrics(sampler, visits, taken["action_mask"], samples),
         samples=samples,
     )
 

@@ -272,10 +272,11 @@ class Scorer:
                              "to Scoring.verifiers, so that a run knows of such rewards from its start")  # fmt: skip
         row = row_of(config)
         index = self.pool.add_row(row)
-        if index == len(self._rows):
-            self._rows.append(row)
-            self._weights.append(_weight(config))
-            self._names = _component_names(self._rows)
+        while index >= len(self._rows):  # others that share the pool may have added rows before this one
+            self._rows.append(self.pool.row(len(self._rows)))
+            self._weights.append(1.0)
+        self._weights[index] = _weight(config)
+        self._names = _component_names(self._rows)
         self._by_name[name] = index
         return index
 

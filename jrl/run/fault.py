@@ -64,6 +64,11 @@ def begin_bundle(job: Job, progress: Progress) -> None:
         paths.remove_tree(folder)
 
 
+def discard(job: Job) -> None:
+    """Removes what `begin_bundle` saved, where the run goes on or begins again."""
+    paths.remove_tree(_unfinished(job))
+
+
 def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     """Returns the error that ends a run whose updates are not finite, once the checkpoints that led to them are set
     aside and the bundle is written."""
@@ -72,13 +77,17 @@ def stopped(job: Job, progress: Progress, step: Step) -> StopRun:
     good = known_good(job.run_state.steps(), step.step, STOP_AFTER_SKIPPED)
     condemned = job.run_state.condemn(first - 1)
     job.display.phase("looking for the first value that is not finite")
-    fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
+    try:
+        fault, role = locate(job.policy, stage.config, progress.state, step.learned, stage.arrays)
+        where = "nothing any more, with the weights after the step" if fault is None else f"{fault} of the role {role}"
+    except Exception as error:  # no memory for it, say: the run still ends with all else that is known
+        fault, role = None, None
+        where = f"unknown, since looking for it failed ({type(error).__name__}: {error})"
     ids = step.examples
     if step.batch is not None:
         ids = [visit.example.id for visit in step.batch.visits for _ in range(step.batch.samples)]
     sequences = () if fault is None else fault.sequences
     examples = list(dict.fromkeys(ids[n] for n in sequences if n < len(ids)))
-    where = "nothing any more, with the weights after the step" if fault is None else f"{fault} of the role {role}"
     report = {
         "step": step.step,
         "first_skipped": first,

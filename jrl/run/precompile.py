@@ -167,7 +167,10 @@ def compile_reward(classifier: OpenClassifier) -> None:
     by_row = lambda *dims: jax.ShapeDtypeStruct(
         (classifier.batch, *dims), np.int32, sharding=batch_sharding(classifier.mesh, 1 + len(dims))
     )
-    classifier.program.compile(abstract(classifier.params, classifier.mesh), by_row(classifier.width), by_row())
+    prompt_length = [by_row()] if classifier.gated else []
+    classifier.program.compile(
+        abstract(classifier.params, classifier.mesh), by_row(classifier.width), by_row(), *prompt_length
+    )
 
 
 def _scalar(mesh: Mesh, dtype: type) -> jax.ShapeDtypeStruct:

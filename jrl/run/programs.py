@@ -269,10 +269,13 @@ def stage_sampling(
     return sampling(config, stage.samples, completion_length(stage, config), model, cfg, tokenizer, **own)
 
 
-def segment_sampling(stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any) -> Callable[..., Rollout]:
-    """Returns the program that draws the further segments of a stage's completions."""
+def segment_sampling(
+    stage: Online, config: Config, model: Model, cfg: Any, tokenizer: Any, needs: Needs
+) -> Callable[..., Rollout]:
+    """Returns the program that draws the further segments of a stage's completions. needs: its objective's."""
     own, longest = ("samples", "completion_length", "drawing"), completion_length(stage, config)
-    options = sampling(config, stage.samples, longest, model, cfg, tokenizer).keywords
+    greedy = int(needs.greedy_sample)
+    options = sampling(config, stage.samples, longest, model, cfg, tokenizer, greedy_samples=greedy).keywords
     return functools.partial(
         segments.next_segment,
         completion_length=longest,
@@ -336,7 +339,7 @@ def build_stage(
             donate_argnums=0,
         ),
         sample=program("sample", stage_sampling(stage, config, model, cfg, tokenizer, needs)) if online else None,
-        next_segment=program("next_segment", segment_sampling(stage, config, model, cfg, tokenizer))
+        next_segment=program("next_segment", segment_sampling(stage, config, model, cfg, tokenizer, needs))
         if online and isinstance(stage.strategy, Partial)
         else None,
         pack=program("pack", pack.pack_rollout if online else pack.pack_tokens),

@@ -213,8 +213,9 @@ def check_not_removed(job: Job) -> None:
     last = max((row["step"] for row in read_metrics(job.folder / "metrics.jsonl")), default=0)
     if last > first_save or paths.exists(job.folder / "summary.json"):
         raise CheckpointsRemoved(
-            f"{job.folder} has done {last} steps and holds no checkpoint: they were removed. Nothing was changed; put "
-            f"one back under {job.folder / 'checkpoints'}, or start a new run in another folder"
+            f"{job.folder} has done {last} steps and holds no checkpoint: they were removed, or it is a member of a "
+            f"population (`jrl sweep --population` continues that). Nothing was changed; put one back under "
+            f"{job.folder / 'checkpoints'}, or start a new run in another folder"
         )
 
 

@@ -42,7 +42,7 @@ def test_what_cannot_be_used_is_counted_by_cause():
     rows, counts, texts = rows_of(visits)
     assert counts == {"no_answer": 1, "no_label": 3, "too_long": 1}
     assert texts == ["2", "2"]  # alone: no mismatch
-    assert rows.label.tolist() == [1, 1] and rows.weight.tolist() == [1, 0]
+    assert rows.label.tolist() == [1, -2] and rows.weight.tolist() == [1, 0]
 
 
 def test_good_and_bad_answers_of_pairs_by_the_visit():
@@ -55,7 +55,7 @@ def test_good_and_bad_answers_of_pairs_by_the_visit():
 def test_a_mismatch_that_does_not_fit_is_left_out():
     rows, _, texts = rows_of([visit("a", "y", (1,) * 6, label=1), visit("b", "wide", label=0)])
     assert texts == ["y", "y", "wide", "y"]
-    assert rows.label.tolist() == [1, 1, 0, -1]
+    assert rows.label.tolist() == [1, -2, 0, -1]
 
 
 def test_the_contract_of_sources():

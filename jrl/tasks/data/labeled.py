@@ -12,6 +12,7 @@ from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
 
 MISMATCHED = -1.0  # label of a prompt with another prompt's answer
+NEITHER = -2.0  # label of a row that only fills its unit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -
 
     Left out are visits whose example lacks a text ("no_answer") or a label ("no_label", also where it is no label), and
     answers that do not fit `width` ("too_long"). Where the mismatched sequence does not fit, or where no other visit is
-    left, the answer stands twice and no baseline is taken of it.
+    left, the answer stands twice, the second time as NEITHER, and no baseline is taken of it.
     """
     template = Template(config.completion, "Labeled.completion")
     bad = None if config.bad is None else Template(config.bad, "Labeled.bad")
@@ -60,7 +61,10 @@ def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -
     for i, (prompt, completion, label) in enumerate(answers):
         other = answers[(i + 1) % len(answers)][1]
         fits = len(answers) > 1 and len(prompt) + len(other) <= width
-        sequences += [(prompt, completion, label), (prompt, other, MISMATCHED) if fits else (prompt, completion, label)]
+        sequences += [
+            (prompt, completion, label),
+            (prompt, other, MISMATCHED) if fits else (prompt, completion, NEITHER),
+        ]
     stored = stack(sequences, 2, tokenizer.pad_id, width)
     weight = np.tile(np.array([1, 0], np.float32), len(answers))
     return stored._replace(weight=weight), counts

@@ -50,6 +50,8 @@ def attempt(form, data):
     opens it next."""
     try:
         encode = ids_of(form, data)
+    except MemoryError:
+        return "it takes more memory than a vocabulary should"
     except Exception:
         return ""
     except BaseException as error:  # a panic of the library
@@ -57,6 +59,8 @@ def attempt(form, data):
     for probe in PROBES:
         try:
             count = len(encode(probe))
+        except MemoryError:
+            return f"it takes more memory than {len(probe)} characters should"
         except Exception:
             continue
         except BaseException as error:
@@ -72,12 +76,13 @@ def forked(form, data, seconds, megabytes):
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        confine(seconds, megabytes, len(data))
         try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            confine(seconds, megabytes, len(data))
             os.write(writing, attempt(form, data)[:2000].encode())
-        finally:
             os._exit(0)
+        finally:
+            os._exit(1)
     os.close(writing)
     with open(reading, "rb") as answer:
         problem = answer.read().decode()
@@ -86,7 +91,7 @@ def forked(form, data, seconds, megabytes):
         number = os.WTERMSIG(status)
         why = f"{seconds} seconds of processor time" if number in (signal.SIGXCPU, signal.SIGKILL) else None
         return f"opening it was stopped at {why}" if why else f"opening it ended in {signal.Signals(number).name}"
-    return problem
+    return problem or ("opening it could not be tried" if status else "")
 
 
 def main():

@@ -179,6 +179,10 @@ class Pool:
     def worker_pids(self) -> list[int]:
         return [child.pid for child in list(self._children)]
 
+    def row(self, index: int) -> Row:
+        """Returns the row of an index that `add_row` has given, to whomever it gave it."""
+        return self._rows[index]
+
     def add_row(self, row: Row) -> int:
         """Returns the index of `row`, which the template has loaded by then.
 

@@ -123,8 +123,6 @@ def unsupported(config: Config) -> str | None:
             return f"sampling strategies (Online.strategy = @{type(stage.strategy).__name__}())"
         if isinstance(stage, Online) and stage.rewards:
             return "rewards of roles (Online.rewards)"
-        if isinstance(stage, Online) and stage.strategy is not None:
-            return "sampling strategies (Online.strategy)"
     return None
 
 
@@ -164,6 +162,7 @@ def train_population(
                 finished = is_finished(folder, members[name])
                 end(name, STOPPED if name in population.failed else DONE if finished else PREEMPTED)
         if all(name in population.failed or ended[name].code == DONE for name in names):
+            paths.remove_file(folder / FOLDER / MEMBERS)  # first: without it the folder is nobody's
             paths.remove_tree(folder / FOLDER)
     finally:
         for log in logs.values():
