@@ -89,15 +89,22 @@ def test_training_starts_from_published_weights_and_needs_the_folder_no_more(run
     assert export_policy(tmp_path / "run", tmp_path / "out")[0] == 2
 
 
+def before_its_first_save(run):
+    """Leaves of a run what a kill before its first save does."""
+    shutil.rmtree(run / "checkpoints")
+    for name in ("metrics.jsonl", "summary.json"):
+        (run / name).unlink()
+
+
 def test_a_run_that_begins_anew_finds_the_weights_it_began_with(published, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(published, folder)
     gin = published_gin(tmp_path, folder)
     few = ("Online.prompts=4", "Online.samples=2", "Log.writers=()", "Online.steps=1")
     jrl.train(str(gin), few, run=tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before_its_first_save(tmp_path / "run")
     jrl.train(str(gin), few, run=tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before_its_first_save(tmp_path / "run")
     tensors = sorted(folder.glob("*.safetensors"))[0]
     data = bytearray(tensors.read_bytes())
     data[-2] ^= 1  # a bit of the last number

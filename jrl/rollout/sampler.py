@@ -582,7 +582,7 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
         # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read
         # before they are written.
         row = jax.lax.dynamic_slice_in_dim(prefilled, prompt - resident.first, 1, dimension)
-        start = [0] * cache.ndim
+        start = [jnp.zeros_like(slot)] * cache.ndim
         start[dimension] = slot
         before = jax.lax.dynamic_slice(cache, start, row.shape)
         return jax.lax.dynamic_update_slice_in_dim(cache, where_member(admits, row, before), slot, dimension)

@@ -16,7 +16,7 @@ FACTS = Facts(samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, g
 # With the options that leave the clip alone in the loss.
 CLIPPED = {
     "GDPO": {}, "LitePPO": {}, "MaxRL": {}, "OPO": {}, "PassAtK": {}, "ReinforcePlusPlus": {},
-    "ReinforcePlusPlusBaseline": {"kl": None}, "RLOO": {},
+    "ReinforcePlusPlusBaseline": {"kl": None}, "RLOO": {}, "ReMax": {}, "SELF": {},
 }  # fmt: skip
 GROUPED = sorted(set(CLIPPED) - {"ReinforcePlusPlus"})
 

@@ -41,9 +41,9 @@ def test_a_gather_in_the_decode_loop_is_flagged(monkeypatch):
     assert waste.gathers_in_loop("sample", case, rows) == []
     usual = sampler._draw
 
-    def wasteful(keys, logits, sampling_params):
+    def wasteful(keys, logits, sampling_params, is_greedy):
         gathered = jax.lax.all_gather(logits, "fsdp").sum() * 0
-        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * gathered, sampling_params)
+        token, *rest = usual(keys, logits + jnp.zeros_like(logits) * gathered, sampling_params, is_greedy)
         return token, *rest
 
     monkeypatch.setattr(sampler, "_draw", wasteful)

@@ -144,8 +144,8 @@ PARTS: list[Part] = [
         "inputs": ["logits", "reference_logits", "weight"],
         "output": "logits [..., V]",
         "tests": [
-            "tests/ops/test_mixture.py::test_the_mixture_by_hand",
-            "tests/ops/test_mixture.py::test_at_the_ends_it_is_one_of_the_two",
+            "tests/ops/test_mixture_logprobs.py::test_the_mixture_by_hand",
+            "tests/ops/test_mixture_logprobs.py::test_at_the_ends_it_is_one_of_the_two",
             "tests/test_strategies.py::test_opponents_are_drawn_from_the_mixture",
         ],
     },
