@@ -349,6 +349,13 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
                 f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
                 f"{takes[source.unit_size]}"
             )
+        if source.mismatched != (objective.sequence_baseline is not None):
+            raise ValueError(f"{name} learns from {'single answers' if objective.sequence_baseline else 'pairs'}, and "
+                             f"{type(stage.source).__name__} gives {'single answers' if source.mismatched else 'pairs'}"
+                             "; Labeled gives single answers, Preferences pairs")  # fmt: skip
+        if getattr(stage.source, "strength", None) is not None and not objective.strengths:
+            raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
+                             "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
     objective.check(
         stage.objective,
         Facts(
@@ -372,6 +379,12 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and stage.learner.prefix_sharing != "none" and not strategy_of(stage.strategy).shares_prompt:
         raise ValueError(f"{type(stage.strategy).__name__} draws rows of a prompt that begin differently, which cannot "
                          "share a prefix; set Learner.prefix_sharing = 'none'")  # fmt: skip
+    if online and stage.shaping is not None and strategy_of(stage.strategy).attempts > 1:
+        raise ValueError("Online.shaping changes the reward of a row; with two attempts in it (SelfCorrection) the "
+                         "first one would be compared unshaped; set Online.shaping = None")  # fmt: skip
+    if online and stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
+        raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
+                         "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
     if online and isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
     if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):

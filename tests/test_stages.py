@@ -97,6 +97,9 @@ def test_a_role_and_a_stage_of_a_run_can_be_opened(straight):
     [
         ("Online.rewards={'critic': 1.0}", "names the role 'critic', which no earlier stage trains"),
         ("judge/Offline.objective=@SFT()", "SFT takes single rows, and Preferences gives pairs"),
+        ("judge/Offline.objective=@KTO()", "KTO learns from single answers, and Preferences gives pairs"),
+        ("judge/Offline.source=@Labeled()", "BradleyTerry learns from pairs, and Labeled gives single answers"),
+        ("Preferences.strength='sure'", "BradleyTerry takes every preference for certain"),
         ("judge/Offline.objective=@GRPO()", "GRPO learns from sampled rows; use it in an Online stage"),
         ("Online.objective=@BradleyTerry()", "BradleyTerry learns from stored rows"),
         ("judge/Offline.trains='reference'", "Offline.trains is 'reference'"),

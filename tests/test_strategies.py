@@ -13,6 +13,7 @@ import pytest
 import test_sampler as sampling
 from short_runs import run
 
+import jrl
 from jrl.config.errors import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.ops.draw import draw
@@ -392,3 +393,9 @@ def test_what_waits_in_the_queue_begins_alike_after_a_resume(tmp_path):
     for step, starts in zip(steps, given):
         prompts = np.repeat([len(visit.prompt) for visit in step.batch.visits], 4)
         assert step.metrics["rollout/prefix_length"] == pytest.approx((starts - prompts).mean())
+
+
+@pytest.mark.parametrize(("name", "message"), [("score", "two attempts in it"), ("nash_md", "an opponent's tokens")])
+def test_rewards_that_a_strategy_compares_are_not_shaped(name, message):
+    with pytest.raises(ConfigError, match=message):
+        jrl.load_config(f"configs/algos/{name}.gin", ["Online.shaping=@Shaping()"])

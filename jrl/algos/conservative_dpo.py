@@ -5,7 +5,8 @@
     L   = mean over the pairs of the step
 
 With hard labels (1) this is cDPO; with a judge's preference strengths as labels (Preferences.strength) and no noise it
-is the loss of OSP. Peers: TRL's "sigmoid" ignores its `label_smoothing`; open-instruct and OpenRLHF have this form.
+is the loss of OSP. A pair without a preference (0.5) is left out by its source. Peers: TRL's "sigmoid" ignores its
+`label_smoothing`; open-instruct and OpenRLHF have this form.
 
 Sources: Mitchell, "A note on DPO with noisy preferences" (2023); OSP 2405.14103.
 """
@@ -39,4 +40,4 @@ def loss(config: ConservativeDPO, pair: Pair) -> Array:
     return pair_losses.soft_preference(config.beta * pair.margin, p)
 
 
-OBJECTIVE = pair_objective(ConservativeDPO, loss, check)
+OBJECTIVE = pair_objective(ConservativeDPO, loss, check)._replace(strengths=True)

@@ -207,6 +207,8 @@ class Objective(NamedTuple):
     sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
     # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)
     unit_size: int = 1
+    # a label between 0.5 and 1 is the strength of a preference; where False, a source that gives strengths is refused
+    strengths: bool = False
     # (config, state, metrics {name: []}) -> state after the updates of a step; metrics are the means that it logs, and
     # of sampled rows "loss/rows" and "loss/tokens"
     next_state: Callable[[Any, PyTree, dict[str, Array]], PyTree] = lambda config, state, metrics: state

@@ -6,6 +6,8 @@
     bad:   l = bad_weight * (1 - sigmoid(beta (z - u)))
     L    = mean over the labeled answers of the step
 
+The metrics kto/good and kto/bad are sums of u over all labeled answers: a mean times the share of its class.
+
 z is of the whole optimizer step, under the weights before it, so that it depends on no layout. A step of one answer has
 no mismatch and z = 0. Peers: TRL takes z of every micro-batch.
 

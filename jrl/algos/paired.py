@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ class Pair:
 def pairs_of(sequences: Sequences) -> Pair:
     """Returns the pairs (P0): a sequence is preferred where its label is above 0.5, and a pair needs both of its
     sequences, with a token each."""
-    clean = lambda x: jnp.where(sequences.mask, x, 0)
+    clean = lambda x: reduce.masked(x, sequences.mask)
     logprob = clean(sequences.logprob)
     gain = logprob if sequences.ref_logprob is None else logprob - clean(sequences.ref_logprob)
     length = clean(sequences.length).astype(logprob.dtype)
@@ -117,8 +118,8 @@ def pair_objective(
 
 def positive(name: str, value: float, usual: float) -> None:
     """Raises ValueError where a coefficient is not above 0, naming it and a usual value."""
-    if not value > 0:
-        raise ValueError(f"{name} = {value} must be above 0: at 0 the loss is constant. {usual} is usual.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} = {value} must be above 0 and finite: at 0 the loss is constant. {usual} is usual.")
 
 
 def share(name: str, value: float, usual: float, below: float = 0.5) -> None:

@@ -18,6 +18,7 @@ from jrl.algos import common, contract
 from jrl.algos.contract import Groups, Objective
 from jrl.ops import advantages as advantage_ops
 from jrl.ops import baselines
+from jrl.ops import groups as group_ops
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -35,10 +36,17 @@ def advantages(config: ReMax, groups: Groups, reward: Array, state: PyTree) -> t
     return advantage_ops.spread(row, groups.action_mask), state, common.count_groups(groups, reward)
 
 
+def keep(config: ReMax, groups: Groups) -> Array:
+    """Returns the sampled rows whose prompt's greedy answer was judged, [N] bool: else there is no baseline."""
+    eligible, greedy = contract.eligible(groups), contract.greedy(groups)
+    judged = group_ops.count(groups.group, eligible & greedy, num_groups=groups.num_groups) > 0
+    return eligible & ~greedy & group_ops.to_rows(judged, groups.group)
+
+
 OBJECTIVE = Objective(
     config=ReMax,
     check=common.check_clipped,
-    keep=lambda config, groups: contract.eligible(groups) & ~contract.greedy(groups),
+    keep=keep,
     advantages=advantages,
     token_loss=common.clipped_token_loss,
     corrects_staleness=common.has_importance,

@@ -5,8 +5,8 @@
     l_t = -min(rho_t * A_i, clip(rho_t, c_t - clip, c_t + clip) * A_i)                        L12
     L   = mean over all tokens of the step                                                   G1
 
-Its use is a lag of 1 or more; on its own samples c = 1, and it is PPO's clip. The ratio is to the policy that drew the
-token, so that no importance weight comes on top.
+Its use is a lag of 1, since nothing bounds the ratio of what should become less likely; on its own samples c = 1, and
+it is PPO's clip. The ratio is to the policy that drew the token, so that no importance weight comes on top.
 
 Source: ReMix, 2507.06892: a share of 0.4 of the rows is from the last 2 policies, 2 updates a batch, and learning ends
 with fresh rows alone. Here all rows are of the version `lag` before.

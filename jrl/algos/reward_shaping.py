@@ -101,6 +101,9 @@ def check_shaping(config: Shaping) -> None:
     if stop is not None and stop.how == "subtract" and not stop.value > 0:
         raise ValueError(f"MissingStop.value = {stop.value} is subtracted, which would reward what was cut; use a "
                          "value above 0, such as 1.0, or MissingStop.how = 'replace'")  # fmt: skip
+    if stop is not None and stop.how == "scale" and not 0 <= stop.value <= 1:
+        raise ValueError(f"MissingStop.value = {stop.value} is the factor of the reward of what was cut; it must lie "
+                         "in [0, 1], such as 0.5")  # fmt: skip
 
 
 def components_read(config: Shaping | None) -> tuple[str, ...]:

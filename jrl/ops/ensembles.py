@@ -30,7 +30,7 @@ def standardized(scores: Array, center: Array, scale: Array) -> Array:
 
     Source: the bias N+, 2403.17031, and Stiennon et al. 2009.01325.
     """
-    scale = jnp.where(scale > SMALLEST_SPREAD, reduce.widen(scale), 1)
+    scale = jnp.where(scale <= SMALLEST_SPREAD, 1, reduce.widen(scale))  # an unknown one stays NaN, and so do scores
     return (reduce.widen(scores) - reduce.widen(center)[None]) / scale[None]
 
 

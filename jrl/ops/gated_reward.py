@@ -50,7 +50,8 @@ def spearman(a: Array, b: Array) -> Array:
         return jnp.sign(reduce.widen(x)[:, None] - reduce.widen(x)[None, :]).sum(1)
 
     x, y = ranks(a), ranks(b)
-    return jnp.nan_to_num((x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum()))
+    norm = jnp.sqrt((x * x).sum() * (y * y).sum())
+    return jnp.where(norm == 0, 0, (x * y).sum() / jnp.where(norm == 0, 1, norm))  # of NaN: NaN, which is below nothing
 
 
 def verbosity_coefficients(objectives: Array, candidates: Array, *, verbosity: int, threshold: float) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrl.ops import reduce
+
 Array = jax.Array
 
 
@@ -26,7 +28,7 @@ def pro(mean_logprob: Array, reward: Array, mask: Array) -> Array:
 
     Source: Song et al. 2306.17492 eq. 7, as released: the temperature of the best is the largest difference.
     """
-    s, r = jnp.where(mask, mean_logprob, 0), jnp.where(mask, reward, 0)
+    s, r = reduce.masked(mean_logprob, mask), reduce.masked(reward, mask)
     gap = r[..., :, None] - r[..., None, :]  # [..., k, i], T_ki
     below = mask[..., :, None] & mask[..., None, :] & (gap > 0)
     gap = jnp.where(below, gap, 0)
@@ -44,6 +46,6 @@ def rrhf(mean_logprob: Array, reward: Array, mask: Array) -> Array:
 
     Source: Yuan et al. 2304.05302 eq. 2; the paper adds the NLL of the best answer.
     """
-    s, r = jnp.where(mask, mean_logprob, 0), jnp.where(mask, reward, 0)
+    s, r = reduce.masked(mean_logprob, mask), reduce.masked(reward, mask)
     worse = mask[..., :, None] & mask[..., None, :] & (r[..., :, None] < r[..., None, :])
     return jnp.sum(jnp.where(worse, jax.nn.relu(s[..., :, None] - s[..., None, :]), 0), axis=(-2, -1))

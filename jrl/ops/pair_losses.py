@@ -2,7 +2,7 @@
 
 u = LP(y) - LP_ref(y), the log-ratio to the reference summed over an answer's tokens; D = u_w - u_l, the margin of the
 preferred answer (w) over the other one (l). beta is in 1 / nats. Arguments broadcast; each function returns one loss a
-pair, in the wider of its arguments' dtypes.
+pair. Objectives give float32 or wider (`jrl.algos.paired.pairs_of`).
 
 Where peers differ: TRL, open-instruct and OpenRLHF have most of these as values of one `loss_type`, and TRL averages u
 over the answer's length in IPO (here `jrl.ops.pair_losses.ipo` takes whatever margin it is given).

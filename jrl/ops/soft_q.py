@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrl.ops import reduce
+
 Array = jax.Array
 
 
@@ -13,6 +15,7 @@ def expectile(error: Array, tau: Array | float) -> Array:
 
     Source: IQL (Kostrikov et al. 2110.06169 eq. 5), in ILQL 2206.11871.
     """
+    error = reduce.widen(error)
     return jnp.abs(tau - (error < 0)) * error**2
 
 
@@ -21,6 +24,7 @@ def q_error(q: Array, reward: Array, next_value: Array, discount: Array | float)
 
     Source: ILQL 2206.11871.
     """
+    reward, next_value, q = map(reduce.widen, (reward, next_value, q))
     return (reward + discount * jax.lax.stop_gradient(next_value) - q) ** 2
 
 
@@ -32,6 +36,7 @@ def conservative_q(logits: Array, action: Array) -> Array:
 
     Source: ILQL 2206.11871.
     """
+    logits = reduce.widen(logits)
     chosen = jnp.take_along_axis(logits, action[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
@@ -49,4 +54,5 @@ def inverse_soft_q(logprob: Array, value: Array, next_value: Array, discount: Ar
 
     Source: Wulfmeier et al. 2409.01369; the clamps of some releases are left out.
     """
+    logprob, value, next_value = map(reduce.widen, (logprob, value, next_value))
     return -logprob + weight * (value + logprob - discount * next_value) ** 2

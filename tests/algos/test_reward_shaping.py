@@ -134,6 +134,7 @@ def test_components_that_are_read():
         (Shaping(length_penalty=LengthPenalty(target=0.0)), r"LengthPenalty\.target = 0\.0 and weight = 1\.0 must be"),
         (Shaping(length_penalty=LengthPenalty(target=1.0, weight=-1.0)), r"weight = -1\.0 must be above 0"),
         (Shaping(missing_stop=MissingStop(how="subtract")), r"MissingStop\.value = -1\.0 is subtracted, which would"),
+        (Shaping(missing_stop=MissingStop(how="scale")), r"MissingStop\.value = -1\.0 is the factor of the reward"),
         (Shaping(missing_stop=MissingStop(value=NAN)), r"MissingStop\.value = nan is no number"),
     ],
 )

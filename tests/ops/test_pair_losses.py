@@ -137,3 +137,17 @@ def test_rrhf_by_hand():
 def test_conservative_q_is_the_surprise_of_the_action():
     # log(e^2 + e^0) - 2 = 0.126928
     np.testing.assert_allclose(conservative_q(jnp.float32([[2.0, 0.0]]), jnp.array([0])), [0.126928], 1e-5)
+
+
+def test_values_and_ranks_are_computed_wide():
+    narrow = lambda *x: [jnp.asarray(y, jnp.bfloat16) for y in x]
+    mask = jnp.ones(3, bool)
+    found = [
+        expectile(*narrow(1.0), 0.7),
+        q_error(*narrow(0.5, 1.0, 0.4), 0.5),
+        conservative_q(jnp.ones((1, 3), jnp.bfloat16), jnp.array([0])),
+        inverse_soft_q(*narrow(-0.1, 2.1, 1.7), 1.0, 0.5),
+        pro(*narrow([-1, -2, -3], [3, 2, 1]), mask),
+        rrhf(*narrow([-1, -2, -3], [1, 2, 3]), mask),
+    ]
+    assert {value.dtype for value in found} == {jnp.dtype(jnp.float32)}

@@ -70,4 +70,4 @@ def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -
     return stored._replace(weight=weight), counts
 
 
-SOURCE = StoredSource(config=Labeled, rows=rows, unit_size=2)
+SOURCE = StoredSource(config=Labeled, rows=rows, unit_size=2, mismatched=True)

@@ -29,6 +29,7 @@ class StoredSource(NamedTuple):
     # (config, visits, tokenizer, width) -> rows, {cause: how many visits gave none}
     rows: Callable[..., tuple[StoredRows, dict[str, int]]]
     unit_size: int = 1  # rows that a visit gives, to be compared
+    mismatched: bool = False  # the second of two is the prompt with another prompt's answer, not one to compare with
 
 
 def stack(sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], unit_size: int, pad_id: int, width: int):
