@@ -42,6 +42,7 @@ from jrl.tasks.data.curricula import (
     HardFocus,
     LearningImpact,
     MostVaried,
+    Pilot,
     Prioritized,
     ProgressMixing,
     SizeMixing,
@@ -314,9 +315,16 @@ def row_of(tables: Tables, table: str, config: Any) -> Any:
 
 def check(config: Config, tables: Tables) -> None:
     """Raises ValueError for a combination that cannot run, before any device is touched."""
-    trained_roles = {"policy"}
+    trained_roles, curriculum = {"policy"}, None
     for stage in config.stages:
         check_stage(stage, config, tables, trained_roles)
+        if isinstance(stage, Online) and stage.curriculum is not None:
+            if curriculum is not None and isinstance(stage.curriculum, Pilot):
+                raise ValueError(
+                    f"{type(stage.curriculum).__name__} chooses by its first steps, which are counted from the first "
+                    f"stage that has a curriculum, and an earlier stage has {curriculum}; leave that one out"
+                )
+            curriculum = type(stage.curriculum).__name__
         trained_roles |= optimizers(stage).keys()
     check_model(config)
     if config.eval is not None and config.data.held_out_every is None:

@@ -106,3 +106,12 @@ def test_a_band_that_leaves_no_prompt_stops_the_run_and_says_why(tmp_path):
 def test_a_curriculum_and_dropped_prompts_are_refused():
     with pytest.raises(ConfigError, match=r"Online\.curriculum does not go with Data\.on_bad_prompt = 'drop'"):
         load_config("configs/tiny.gin", ["Online.curriculum=@Prioritized()", "Data.on_bad_prompt='drop'"])
+
+
+def test_a_choice_by_the_first_steps_needs_them():
+    stages = [
+        "Config.stages=[@one/Online(), @two/Online()]", "one/Online.curriculum=@Prioritized()", "one/Online.name='one'",
+        "two/Online.name='two'", "two/Online.curriculum=@MostVaried()",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"MostVaried chooses by .* an earlier stage has Prioritized"):
+        load_config("configs/tiny.gin", [*TINY, *stages])

@@ -49,3 +49,11 @@ def test_what_cannot_be_is_refused():
     asked = iter([False, False, True])
     with pytest.raises(StopRequested):
         open_source(CLEANED(task=ADDITION(size=9)), ENVS, lambda: next(asked))
+
+
+def test_what_two_of_them_leave_out_for_one_reason_is_added_up():
+    task, first, second = ADDITION(digits=1, size=150), ADDITION(size=9, digits=1), ADDITION(size=9, digits=1, seed=1)
+    inner = CLEANED(task=task, evaluation=(first,))
+    counts = [open_source(one, ENVS).counts for one in (inner, CLEANED(task=inner, evaluation=(second,)))]
+    left = len(open_source(CLEANED(task=inner, evaluation=(second,)), ENVS))
+    assert counts[0]["contaminated"] < counts[1]["contaminated"] and sum(counts[1].values()) + left == 150

@@ -50,7 +50,7 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
         len(kept),
         lambda index: source[kept[index]],
         digest_of("cleaned", config.ngram, config.max_words, *fingerprints),
-        {**source.counts, **dropped},
+        {**source.counts, **{rule: source.counts.get(rule, 0) + count for rule, count in dropped.items()}},
         verifiers=named_verifiers(source),
         task=tasks_of(source)[kept],
     )

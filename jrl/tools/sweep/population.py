@@ -197,7 +197,8 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None])
 
     Raises: Preempted where it was asked to stop, and has saved itself.
     """
-    first, jobs = population.first, population.jobs.values()
+    first, jobs_by_name = population.first, population.jobs
+    jobs = jobs_by_name.values()
     expected = max(population.run_state.steps(), default=0)
     loop.precompile(first, expected)
     progress = populations.restore(population)
@@ -241,7 +242,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None])
             save()
         if ended and first.done < first.total:
             populations.save_members(population, progress)
-        if stop.is_set():
+        if stop.is_set() or population.failed.keys() >= jobs_by_name.keys():
             break
     save()
     if first.done < first.total:
