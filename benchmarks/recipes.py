@@ -164,7 +164,7 @@ def run(path: Path, seed: int, *, control: bool, warm: bool) -> dict:
     calls: list[Outcomes] = []
     with tempfile.TemporaryDirectory() as folder, observed(calls, seed if control else None):
         jrl.train(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run")
-        rows = read_metrics(Path(folder) / "run" / "metrics.jsonl")
+        rows = list(read_metrics(Path(folder) / "run" / "metrics.jsonl"))
     first, last, width = improvement(calls) if calls else stored_improvement(rows[WARM_STEPS:])
     return {
         "seed": seed, "warm": warm, "seconds": round(time.perf_counter() - start, 1),
