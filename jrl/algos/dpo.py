@@ -14,7 +14,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.algos.contract import Facts, Needs, Objective, Sequences, other_of_pair
+from jrl.algos.contract import Facts, Needs, Objective, Sequences
+from jrl.algos.paired import of_pairs, pairs_of, positive
+from jrl.ops import reduce
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -26,25 +28,19 @@ class DPO:
 
 
 def check(config: DPO, facts: Facts) -> None:
-    if not config.beta > 0:
-        raise ValueError(f"DPO.beta = {config.beta} must be above 0: at 0 the loss is constant. 0.1 is usual.")
+    positive("DPO.beta", config.beta, 0.1)
 
 
 def sequence_loss(config: DPO, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P5, -log sigmoid(beta * D), on the preferred sequence of each pair, [..., S], and metrics."""
-    gain = jnp.where(sequences.mask, sequences.logprob, 0) - jnp.where(sequences.mask, sequences.ref_logprob, 0)
-    preferred = sequences.mask & (sequences.label > 0.5)  # the loss of a pair is that of its preferred sequence
-    other = other_of_pair(gain, sequences)
-    margin = jnp.where(preferred, gain - other, 0)
+    pair = pairs_of(sequences)
     metrics = {
-        "dpo/accuracy": jnp.where(margin == 0, 0.5, margin > 0),
-        "dpo/margin": config.beta * margin,
-        "dpo/preferred": gain,
-        "dpo/other": other,
+        "dpo/accuracy": jnp.where(pair.margin == 0, 0.5, pair.margin > 0),
+        "dpo/margin": config.beta * pair.margin,
+        "dpo/preferred": pair.gain,
+        "dpo/other": pair.other_gain,
     }
-    keep = lambda x: jax.lax.stop_gradient(jnp.where(preferred, x, 0).astype(jnp.float32))
-    loss = jnp.where(preferred, jax.nn.softplus(-config.beta * margin), 0)
-    return loss, {name: keep(value) for name, value in metrics.items()}
+    return reduce.masked(jax.nn.softplus(-config.beta * pair.margin), pair.mask), of_pairs(metrics, pair)
 
 
 OBJECTIVE = Objective(

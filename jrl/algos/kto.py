@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos.contract import Facts, Needs, Objective, Sequences
-from jrl.algos.paired import positive
+from jrl.algos.paired import gains, positive
 from jrl.ops import reduce
 from jrl.ops.pair_losses import kto
 from jrl.types import PyTree, traced
@@ -39,11 +39,6 @@ class KTO:
 def check(config: KTO, facts: Facts) -> None:
     for name in ("beta", "good_weight", "bad_weight"):
         positive(f"KTO.{name}", getattr(config, name), 0.1 if name == "beta" else 1.0)
-
-
-def gains(sequences: Sequences) -> Array:
-    clean = lambda x: jnp.where(sequences.mask, x, 0)
-    return clean(sequences.logprob) - clean(sequences.ref_logprob)
 
 
 def sequence_baseline(config: KTO, sequences: Sequences) -> Array:

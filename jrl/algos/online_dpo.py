@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from jrl.algos import common, contract, dpo
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Pairs
+from jrl.algos.paired import positive
 from jrl.ops import pairs as pair_ops
 from jrl.types import traced
 
@@ -37,8 +38,7 @@ class OnlineDPO:
 
 def check(config: OnlineDPO, facts: Facts) -> None:
     common.check_sampling(config, facts, grouped=True)
-    if not config.beta > 0:
-        raise ValueError(f"OnlineDPO.beta = {config.beta} must be above 0: at 0 the loss is constant. 0.1 is usual.")
+    positive("OnlineDPO.beta", config.beta, 0.1)
     if not config.margin >= 0:
         raise ValueError(
             f"OnlineDPO.margin = {config.margin} must not be negative: pairs of equal rewards would count."

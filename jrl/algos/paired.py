@@ -47,12 +47,18 @@ class Pair:
         return self.other_logprob / self.other_length
 
 
+def gains(sequences: Sequences) -> Array:
+    """Returns u = LP - LP_ref of every sequence (P0), LP itself where there is no reference, [..., S]."""
+    clean = lambda x: reduce.masked(x, sequences.mask)
+    logprob = clean(sequences.logprob)
+    return logprob if sequences.ref_logprob is None else logprob - clean(sequences.ref_logprob)
+
+
 def pairs_of(sequences: Sequences) -> Pair:
     """Returns the pairs (P0): a sequence is preferred where its label is above 0.5, and a pair needs both of its
     sequences, with a token each."""
     clean = lambda x: reduce.masked(x, sequences.mask)
-    logprob = clean(sequences.logprob)
-    gain = logprob if sequences.ref_logprob is None else logprob - clean(sequences.ref_logprob)
+    logprob, gain = clean(sequences.logprob), gains(sequences)
     length = clean(sequences.length).astype(logprob.dtype)
     other_length = other_of_pair(length, sequences)
     mask = sequences.mask & (sequences.label > 0.5) & (length > 0) & (other_length > 0)
@@ -89,6 +95,11 @@ def pair_metrics(pair: Pair) -> dict[str, Array]:
         "pairs/preferred": pair.gain,
         "pairs/other": pair.other_gain,
     }
+    return of_pairs(values, pair)
+
+
+def of_pairs(values: dict[str, Array], pair: Pair) -> dict[str, Array]:
+    """Returns metrics of pairs without a gradient, [..., S] float32, 0 where there is no pair."""
     return {
         name: jax.lax.stop_gradient(reduce.masked(value, pair.mask)).astype(jnp.float32)
         for name, value in values.items()

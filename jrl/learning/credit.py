@@ -261,7 +261,8 @@ def finish_stored(
         pairs = Pairs(labels.label, labels.unit, labels.weight)
         targets = targets_of(packed, plan.member, pairs, config, objective)
         if objective.sequence_baseline is not None:
-            before = _before(packed, recomputed, targets)
+            tokens = (packed.action_mask, recomputed.old_logprobs, recomputed.ref_logprobs)
+            before = jax.tree.map(_everywhere, sequences_of(packed, targets, *tokens))
             targets = targets.replace(baseline=objective.sequence_baseline(config, before).astype(jnp.float32))
     return TrainBatch(
         packed=packed,
@@ -277,20 +278,26 @@ def finish_stored(
     )
 
 
-def _before(packed: PackedBatch, recomputed: Recomputed, targets: SequenceTargets) -> Sequences:
-    """Returns the stored sequences of an optimizer step under the weights before it, [M, R, S], on every shard."""
+def sequences_of(
+    packed: PackedBatch, targets: SequenceTargets, mask: Array, logprobs: Array | None, ref_logprobs: Array | None
+) -> Sequences:
+    """Returns the sequences of packed rows, [..., S], with the sums of their tokens in `mask`, and no scores.
+
+    Args:
+      mask: [..., L] bool. logprobs, ref_logprobs: [..., L]; None: what reads the sequences asks for none.
+    """
     static = dict(num_segments=packed.sequence.shape[-1])
-    by_sequence = jax.vmap(lambda *arrays: segment_sum(*arrays, **static))
-    total = lambda x: None if x is None else _everywhere(by_sequence(x, packed.action_mask, packed.segment))
-    count = jax.vmap(lambda *arrays: segment_count(*arrays, **static))
+    total = lambda x: None if x is None else segment_sum(x, mask, packed.segment, **static)
+    baseline = targets.baseline
     return Sequences(
-        logprob=total(recomputed.old_logprobs),
-        ref_logprob=total(recomputed.ref_logprobs),
-        length=_everywhere(count(packed.action_mask, packed.segment)),
+        logprob=total(logprobs),
+        ref_logprob=total(ref_logprobs),
+        length=segment_count(mask, packed.segment, **static),
         score=None,
-        label=_everywhere(targets.label),
-        unit=_everywhere(targets.unit),
-        mask=_everywhere(targets.counts),
+        label=targets.label,
+        unit=targets.unit,
+        mask=targets.counts,
+        baseline=None if baseline is None else jnp.broadcast_to(baseline, targets.label.shape),
     )
 
 

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrl.algos.contract import Needs, Objective, Sequences, Tokens, ValueBins
+from jrl.algos.contract import Needs, Objective, Tokens, ValueBins
 from jrl.device.sharding import constrain
 from jrl.learning.average import AVERAGE, moved_average
+from jrl.learning.credit import sequences_of
 from jrl.learning.layout import RouterLoss
 from jrl.learning.optimizer import step
 from jrl.learning.optimizers.contract import describe
@@ -303,19 +304,9 @@ def sequence_terms(
     reading: Reading, micro: TrainBatch, config: PyTree, state: PyTree, objective: Objective
 ) -> tuple[Array, dict[str, Array]]:
     """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
-    packed, targets = micro.packed, micro.targets
-    static = dict(num_segments=packed.sequence.shape[-1])
-    total = lambda x: None if x is None else segments.segment_sum(x, micro.loss_mask, packed.segment, **static)
-    sequences = Sequences(
-        logprob=total(reading.logprobs),
-        ref_logprob=total(micro.recomputed.ref_logprobs),
-        length=segments.segment_count(micro.loss_mask, packed.segment, **static),
-        score=reading.scores,
-        label=targets.label,
-        unit=targets.unit,
-        mask=targets.counts,
-        baseline=None if targets.baseline is None else jnp.broadcast_to(targets.baseline, targets.label.shape),
-    )
+    targets, ref_logprobs = micro.targets, micro.recomputed.ref_logprobs
+    sequences = sequences_of(micro.packed, targets, micro.loss_mask, reading.logprobs, ref_logprobs)
+    sequences = sequences.replace(score=reading.scores)
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums

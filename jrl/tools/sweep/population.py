@@ -197,8 +197,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None])
 
     Raises: Preempted where it was asked to stop, and has saved itself.
     """
-    first, jobs_by_name = population.first, population.jobs
-    jobs = jobs_by_name.values()
+    first, jobs = population.first, population.jobs.values()
     expected = max(population.run_state.steps(), default=0)
     loop.precompile(first, expected)
     progress = populations.restore(population)
@@ -242,7 +241,7 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None])
             save()
         if ended and first.done < first.total:
             populations.save_members(population, progress)
-        if stop.is_set() or population.failed.keys() >= jobs_by_name.keys():
+        if stop.is_set() or population.failed.keys() >= population.jobs.keys():
             break
     save()
     if first.done < first.total:
