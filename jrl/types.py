@@ -122,7 +122,7 @@ class SequenceTargets:
     weight: Array  # [M, R, S] float32
     unit: Array  # [M, R, S] int32, which comparison of the batch the sequence is part of; -1: none
     denominator: Array  # [] float32, what the sum over sequences of the whole optimizer step is divided by
-    baseline: Array | None = None  # [] float32, as Objective.sequence_baseline gave it; None: it has none
+    baseline: Array | None = None  # [] float32 or wider, as Objective.sequence_baseline gave it; None: it has none
 
 
 @struct.dataclass

@@ -10,6 +10,7 @@ import pytest
 
 from jrl.algos import ALGOS
 from jrl.algos.contract import Needs, Objective, other_of_pair
+from jrl.algos.paired import gains
 from jrl.algos.sft import token_loss
 from jrl.device.sharding import (
     BATCH_AXES,
@@ -33,6 +34,7 @@ from jrl.models.contract import axes, init
 from jrl.models.decoder import MODEL
 from jrl.models.heads import REWARD
 from jrl.models.shape import Decoder
+from jrl.ops.reduce import masked_mean
 from jrl.types import ModelState, Recomputed, TrainState, traced
 
 N, T, V, PAD_PAIRS = 16, 12, 40, 1
@@ -53,11 +55,19 @@ def pair_loss(config, sequences, state):
 
 
 PAIRS = Objective(config=PairLoss, needs=lambda config: Needs(reference=True), sequence_loss=pair_loss, unit_size=2)
+
+
+def mean_gain(config, sequences):
+    """Returns the mean log-ratio of the sequences that are not preferred, of the whole step."""
+    return masked_mean(gains(sequences), sequences.mask & (sequences.label < 0.5))
+
+
 OBJECTIVES = {
     "BradleyTerry": ALGOS["BradleyTerry"],
     "pairs": PAIRS,
     "tokens": Objective(config=PairLoss, token_loss=token_loss),
     "pairs and tokens": PAIRS._replace(token_loss=token_loss),
+    "KTO": ALGOS["KTO"]._replace(sequence_baseline=mean_gain),
 }
 
 
@@ -123,7 +133,7 @@ def placed(weights, cfg, mesh):
 
 
 # What the sum of both has says it of each: in other layouts only these are computed.
-BY_LAYOUT = ("BradleyTerry", "pairs and tokens")
+BY_LAYOUT = ("BradleyTerry", "pairs and tokens", "KTO")
 
 
 @functools.cache
@@ -136,7 +146,8 @@ def program(mesh_shape, config, dtype, names):
     @jax.jit
     def run(weights, reference, rows, packing):
         packed = pack_tokens(rows.tokens, rows.action_mask, packing, jnp.float32(1))
-        recomputed = Recomputed(ref_logprobs=learner.logprobs(reference, packed, **static))
+        before = {"ref_logprobs": reference, "old_logprobs": weights}
+        recomputed = Recomputed(**{name: learner.logprobs(of, packed, **static) for name, of in before.items()})
         by_name = {}
         for name in names:
             objective = OBJECTIVES[name]
@@ -212,7 +223,9 @@ def expected(dtype="float32"):
     """Returns {objective: loss} by the formulas, from rows that lie alone.
 
     Of a pair (w, l) with weight a: BradleyTerry a log(1 + exp(-(s_w - s_l))); pairs a log(1 + exp(-beta (g_w - g_l))),
-    g the summed log-ratio to the reference; both over the number of pairs, 7. Tokens: -log p over their number.
+    g the summed log-ratio to the reference; both over the number of pairs, 7. Tokens: -log p over their number. KTO
+    with weights a: a (1 - sigmoid(0.1 (g - z))) of what is preferred, a (1 - sigmoid(0.1 (z - g))) of the rest, whose
+    mean g is z; over 7.
     """
     rows = stored()
     (logprobs, scores), (before, _) = alone(dtype, 3), alone(dtype, 4)
@@ -223,6 +236,10 @@ def expected(dtype="float32"):
         w, l = sorted((2 * pair, 2 * pair + 1), key=lambda i: -rows.labels.label[i])
         losses["BradleyTerry"] += rows.labels.weight[w] * softplus(scores[l] - scores[w]) / pairs
         losses["pairs"] += rows.labels.weight[w] * softplus(BETA * (gain[l] - gain[w])) / pairs
+    real = rows.labels.weight > 0
+    above = np.float64(np.float32(0.1)) * (gain - gain[real & (rows.labels.label < 0.5)].mean())
+    sigmoid = 1 / (1 + np.exp(np.where(rows.labels.label > 0.5, above, -above)))
+    losses["KTO"] = (rows.labels.weight * sigmoid)[real].sum() / pairs
     losses["tokens"] = -logprobs[rows.action_mask].sum() / rows.action_mask.sum()
     return losses | {"pairs and tokens": losses["pairs"] + losses["tokens"]}
 

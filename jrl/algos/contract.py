@@ -87,7 +87,9 @@ class Sequences:
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
-    baseline: Array | None = None  # [..., S] float32, Objective.sequence_baseline at every place; None: it has none
+    baseline: Array | None = (
+        None  # [..., S] float32 or wider, Objective.sequence_baseline at every place; None: it has none
+    )
 
 
 class ValueBins(NamedTuple):

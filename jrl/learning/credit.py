@@ -263,7 +263,7 @@ def finish_stored(
         if objective.sequence_baseline is not None:
             tokens = (packed.action_mask, recomputed.old_logprobs, recomputed.ref_logprobs)
             before = jax.tree.map(_everywhere, sequences_of(packed, targets, *tokens))
-            targets = targets.replace(baseline=objective.sequence_baseline(config, before).astype(jnp.float32))
+            targets = targets.replace(baseline=objective.sequence_baseline(config, before))
     return TrainBatch(
         packed=packed,
         recomputed=recomputed,
