@@ -12,6 +12,7 @@ from families import golden
 
 from jrl import paths
 from jrl.models.pretrained.published import Published, check_folder, decoder_of
+from jrl.tasks.tokenizers import trial
 from jrl.tasks.tokenizers.child import Child
 from jrl.tasks.tokenizers.pieces import SentencePiece
 from jrl.tasks.tokenizers.pieces import build as build_pieces
@@ -218,3 +219,22 @@ def test_a_sentencepiece_model_that_is_none_is_refused(tmp_path):
     (tmp_path / "x.model").write_bytes(os.urandom(4096))
     with pytest.raises(ValueError, match=r"sentencepiece model|cannot be opened"):
         build_pieces(SentencePiece(path=str(tmp_path / "x.model")), [])
+
+
+def raising(error):
+    def function(*_):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("ids_of", MemoryError(), "it takes more memory than a vocabulary should"),
+        ("confine", OSError("no bounds here"), "it could not be tried"),
+    ],
+)
+def test_a_trial_that_did_not_take_place_finds_no_file_sound(name, error, message, monkeypatch):
+    monkeypatch.setattr(trial, name, raising(error))
+    assert trial.forked("model", b"", 5, 4096).removeprefix("opening ") == message

@@ -11,7 +11,7 @@ from short_runs import run
 from jrl import cli, loop
 from jrl.run.checkpoints.run_state import list_condemned, list_steps
 from jrl.run.fault import replay
-from jrl.run.records import StopRun
+from jrl.run.records import Preempted, StopRun
 
 TINY = [
     "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
@@ -39,6 +39,24 @@ def poisoned(monkeypatch):
         return sound(job, progress)
 
     monkeypatch.setattr(loop, "take_step", take_step)
+
+
+def test_a_stop_after_a_skipped_step_saves_it(tmp_path, monkeypatch):
+    poisoned(monkeypatch)
+    faulty = loop.take_step
+
+    def take_step(job, progress):
+        if job.done + 1 == FAULTY:
+            job.stop.set()
+        return faulty(job, progress)
+
+    monkeypatch.setattr(loop, "take_step", take_step)
+    settings = [one for one in TINY if not one.startswith("Checkpoint.every")]
+    with pytest.raises(Preempted, match=f"step {FAULTY}"):
+        run([*settings, "Checkpoint.every=100"], tmp_path / "run")
+    assert list_steps(tmp_path / "run" / "checkpoints") == [FAULTY]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update/skipped_nonfinite"] for row in rows] == [0, 0, 0, 1]
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ from jrl.rollout.rewards import (
 from jrl.rollout.scoring import HostScores
 from jrl.rollout.sources import Completions, LearnedScores, add_scores
 from jrl.run.identity import RefusedIdentity
+from jrl.run.precompile import compile_reward
 from jrl.run.reward_model import open_reward_model
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.example import Example, Message
@@ -515,6 +516,9 @@ def test_a_gate_mixes_the_labels_by_the_prompt(folder, tmp_path):
         freed = [labels[0] - 0.5 * labels[1], 0]
         np.testing.assert_allclose(values[0], weights @ freed, atol=1e-5)
         assert 0.05 < weights[0] < 0.95
+    # What a run compiles ahead is called as what it runs.
+    compiled = SimpleNamespace(compile=lambda *shapes: jax.eval_shape(model.program, *shapes))
+    compile_reward(model._replace(program=compiled))
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,17 @@ def test_verifiers_that_the_data_will_ask_for_can_be_loaded_first():
         open_scoring(Scoring(verifiers=(Exact(),)), table(), also=("Numerik",))
 
 
+def test_scorers_that_share_their_workers_meet_new_verifiers_in_orders_of_their_own():
+    config = Scoring(verifiers=(Exact(),))
+    numeric, length = example(verifiers=("Numeric",)), example(verifiers=("Length",))
+    with open_scoring(config, table()) as first:
+        second = open_scoring(config, table(), pool=first.pool)
+        for scorer, examples in ((first, [numeric, length]), (second, [length, numeric])):
+            for one in examples:
+                scores = scorer.collect(scorer.submit(["4.0"], [one], [((0, 0), 0)]))
+                assert scores.components[one.verifiers[0]].tolist() == [1.0] == scores.reward.tolist()
+
+
 def test_a_verifier_used_twice_has_two_parts():
     scores = score(Scoring(verifiers=(Length(high=2), Length(high=5, weight=0.5))), ["abc"])
     assert {name: part.tolist() for name, part in scores.components.items()} == {"Length": [0.0], "Length_2": [1.0]}
