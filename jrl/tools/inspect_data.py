@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.config.errors import nearest
-from jrl.experiment import Config, row_of
+from jrl.experiment import Config, Offline, row_of
 from jrl.run.report.text import printable
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out
 from jrl.tasks.data.sources import SOURCES
@@ -34,6 +34,7 @@ class Inspected(NamedTuple):
     tokenizer: Any
     data: Data
     rows: StoredSource | None  # what becomes of an example; None: its prompt alone
+    settings: Any  # of that source
     width: int  # most tokens of a row
 
 
@@ -49,7 +50,8 @@ def open_file(path: str, config: Config | None, tables: dict[str, Any] | None, n
     """Returns the file, read and checked as a run would.
 
     Args:
-      config: whose tokenizer, prompt length and, where its task is a file, columns are used. None: bytes, any length.
+      config: whose tokenizer, prompt length, settings of the source where a stage has it and, where its task is a file,
+        columns are used. None: bytes, any length, defaults.
       tables: of that configuration's parts.
       name: of SOURCES, what rows become; None: prompts.
 
@@ -70,7 +72,12 @@ def open_file(path: str, config: Config | None, tables: dict[str, Any] | None, n
         texts = texts_of(source, data, TOKENIZER_TEXTS)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
         width = data.prompt_length + config.sampler.completion_length
-    return Inspected(source, tokenizer, data, None if name is None else sources[name], width)
+    rows = None if name is None else sources[name]
+    staged = [] if config is None else [stage.source for stage in config.stages if isinstance(stage, Offline)]
+    settings = next((one for one in staged if type(one).__name__ == name), None)
+    if rows is not None and settings is None:
+        settings = rows.config()
+    return Inspected(source, tokenizer, data, rows, settings, width)
 
 
 def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow], str | None]:
@@ -82,30 +89,22 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
     if inspected.rows is None:
         return example.id, [TokenRow("prompt", list(prompt), [False] * len(prompt))], None
     visit = Visit(example, visit_uid(example.id, 0), prompt, index)
-    config = inspected.rows.config()
-    width = min(inspected.width, len(prompt) + LONGEST)
-    stored, causes = inspected.rows.rows(config, [visit], inspected.tokenizer, _narrow(inspected, example, width))
+    stored, causes = inspected.rows.rows(inspected.settings, [visit], inspected.tokenizer, _width(inspected, example))
+    name = "learned" if inspected.rows.unit_size == 1 else "label {:g}"
     found = [
-        TokenRow(_label(float(label), inspected.rows.unit_size), tokens[:n].tolist(), mask[:n].tolist())
-        for tokens, n, mask, label in zip(stored.tokens, stored.length, stored.action_mask, stored.label)
+        TokenRow(name.format(label), tokens[:n].tolist(), mask[:n].tolist())
+        for tokens, n, mask, label, weight in zip(*stored[:-1])
+        if weight
     ]
     return example.id, found, next(iter(causes), None)
 
 
-def _narrow(inspected: Inspected, example: Any, width: int) -> int:
-    """Returns a width that holds whatever of the example fits `width`: arrays are as wide as they are asked to be."""
+def _width(inspected: Inspected, example: Any) -> int:
+    """Returns a width that holds whatever of the example fits a row: arrays are as wide as they are asked to be."""
     texts = [message.content for message in example.messages]
     texts += [text for text in (example.answer, *example.info.values()) if isinstance(text, str)]
     # A text has at most as many tokens as bytes; markers of roles and the end are few.
-    return min(width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
-
-
-def _label(label: float, unit_size: int) -> str:
-    if unit_size == 1:
-        return "learned"
-    if label < 0:
-        return "mismatched"
-    return f"label {label:g}"
+    return min(inspected.width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
 
 
 def show(inspected: Inspected, count: int, color: bool) -> Iterator[str]:

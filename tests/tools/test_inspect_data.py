@@ -58,6 +58,16 @@ def test_the_lengths_of_a_configuration(file, capsys):
     assert code == 0 and any("left out, too_long" in line for line in out)
 
 
+def test_the_settings_of_a_configurations_stage(file, capsys):
+    wide = ["Data.prompt_length=64", "Sampler.completion_length=64", "--rows", "1"]
+    code, out, _ = output(capsys, file, "--config", "algos/dpo", "--as", "Preferences",
+                          "Preferences.chosen='so {answer}'", *wide)  # fmt: skip
+    assert code == 0 and "[s][o][ ][2][" in out[2] and "[3][" in out[4]
+    # the twin of an answer alone, by which a baseline is measured, is not learned from
+    code, out, _ = output(capsys, file, "--config", "algos/kto", "--as", "Labeled", *wide)
+    assert code == 0 and out[3] == ""
+
+
 def test_what_is_not_there_is_said(file, tmp_path, capsys):
     code, _, err = output(capsys, file, "--as", "Preference")
     assert code == 2 and "did you mean Preferences?" in err
