@@ -197,7 +197,8 @@ def measured() -> str:
 AGREEMENT = """\
 `python -m benchmarks.agreement --out docs/agreement.json` compares every advantage, loss, KL term, reduction and value
 on {cases:,} seeded random cases (seed {seed}): with a plain loop over rows and tokens, and with {versions} where they
-have it. A difference is |ours - theirs| / max(1, |theirs|), the largest of all entries and cases; of a loss also that
+have it; and the objectives of pairs and of labeled answers, from log-probs of tokens to the mean over a batch, with the
+losses of TRL's trainers. A difference is |ours - theirs| / max(1, |theirs|), the largest of all entries and cases; of a loss also that
 of its derivative by the log-probs, values or logits. The bar is 1e-5.
 
 The loops were written from [algorithms.md](algorithms.md) and the names of the inputs, before the functions were read.

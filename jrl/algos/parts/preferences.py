@@ -344,4 +344,62 @@ PARTS: list[Part] = [
         "output": "(loss [..., L] float32, metrics {name: [..., L]})",
         "tests": ["tests/algos/test_distillation.py::test_the_loss_is_the_divergence_where_it_counts"],
     },
+    {
+        "id": "P16",
+        "function": "jrl.algos.online_ipo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+        ],
+    },
+    {
+        "id": "P17",
+        "function": "jrl.algos.online_simpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+        ],
+    },
+    {
+        "id": "P19",
+        "function": "jrl.algos.inpo:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_sampled_pairs.py::test_inpo_with_tau_at_eta_is_ipo_and_with_none_it_looks_at_the_last_policy_alone",
+        ],
+    },
+    {
+        "id": "P20",
+        "function": "jrl.algos.xpo:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_sampled_pairs.py::test_the_bonus_of_xpo_is_of_the_references_answer_whichever_is_preferred",
+        ],
+    },
+    {
+        "id": "P20",
+        "function": "jrl.algos.xpo:pairs",
+        "inputs": ["config", "groups", "reward"],
+        "output": "Pairs of the policy's samples with the reference's",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_xpo_compares_the_kth_samples_of_the_policy_with_those_of_the_reference"
+        ],
+    },
+    {
+        "id": "P29",
+        "function": "jrl.algos.osp:pairs",
+        "inputs": ["config", "groups", "reward"],
+        "output": "Pairs whose labels are strengths",
+        "tests": ["tests/algos/test_sampled_pairs.py::test_the_labels_of_osp_are_how_strongly_the_rewards_prefer"],
+    },
 ]
