@@ -6,10 +6,10 @@
     python -m benchmarks.experiments --out DIR --minutes 4          no new variant after 4 minutes; call again to go on
 
 A row of EXPERIMENTS is a configuration, the bindings of its variants, and the metrics that are compared. Every variant
-is one `jrl sweep` over seeds, in DIR/NAME; seeds train in one program where that is possible. Variants are compared as
-`jrl compare` compares runs. Once all variants of an experiment are trained, its results (NAME.json), its plots and the
-part of its page (NAME.md) below the mark are written in docs/experiments/. What stands above the mark is written by
-hand: what the paper claims, and what came of it.
+is one `jrl sweep` over seeds, in a folder of DIR that experiments share; seeds train in one program where that is
+possible. Variants are compared as `jrl compare` compares runs. Once all variants of an experiment are trained, its
+results (NAME.json), its plots and the part of its page (NAME.md) below the mark are written in docs/experiments/. What
+stands above the mark is written by hand: what the paper claims, and what came of it.
 
 Metrics that begin with "all/" are of the trained policy on all prompts of the task, 16 samples of each, as `jrl eval`
 draws and scores them.
@@ -18,6 +18,8 @@ draws and scores them.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -30,6 +32,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from scipy.special import stdtrit
 
 from jrl import cli
 from jrl.run.policy import open_trained
@@ -58,7 +61,7 @@ class Experiment(NamedTuple):
     variants: tuple[Variant, ...]
     metrics: tuple[str, ...]
     bindings: tuple[str, ...] = ()  # of every variant
-    baseline: str | None = None  # name of a variant
+    baseline: str | None = None  # name of a variant; with an axis, the first of a label is that of the others
     axis: str | None = None  # what Variant.x is
     population: bool = True  # seeds train in one program
 
@@ -86,8 +89,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         ),
         ("all/accuracy", "reward/mean"),
         SEVERAL_UPDATES,
-        "decoupled PPO, lag 0",
-        "lag",
+        axis="lag",
     ),
     "lite-ppo": Experiment(
         "Lite-PPO against GRPO and DAPO",
@@ -124,7 +126,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "reward_ensemble",
         (
             Variant("one model", ("Online.rewards={'first': 1.0}", "Online.ensemble=None")),
-            Variant("mean of three", ("Online.ensemble=@EnsembleMean()",)),
             Variant("worst of three", ("Online.ensemble=@WorstCase()",)),
         ),
         ("reward/outcome", "reward/mean"),
@@ -137,8 +138,16 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "toy",
         (
             BEFORE,
-            Variant("all examples"),
-            Variant("one example", ("Online.curriculum=@MostVaried()", "MostVaried.count=1", "MostVaried.pilot=1")),
+            Variant("all examples", ("Online.objective=@GRPO()",)),
+            Variant(
+                "one example",
+                (
+                    "Online.objective=@GRPO()",
+                    "Online.curriculum=@MostVaried()",
+                    "MostVaried.count=1",
+                    "MostVaried.pilot=1",
+                ),
+            ),
         ),
         ("all/accuracy",),
         baseline="before RL",
@@ -150,7 +159,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             BEFORE,
             Variant("GRPO", ("Online.objective=@GRPO()",)),
             Variant("SELF", ("Online.objective=@SELF()", "SELF.max_refills=2")),
-            Variant("pass@4 rewards", ("Online.objective=@PassAtK()", "PassAtK.k=4")),
         ),
         ("all/accuracy", "all/pass@8"),
         baseline="GRPO",
@@ -158,29 +166,33 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 
-def sweep_command(experiment: Experiment, variant: Variant, seeds: int, folder: Path) -> list[str]:
-    """Returns the arguments of `jrl` that train a variant with every seed."""
-    config = f"configs/algos/{experiment.config}.gin"
+def sweep_of(experiment: Experiment, variant: Variant, seeds: int) -> list[str]:
+    """Returns the configuration and the bindings of the sweep over a variant's seeds."""
     bindings = (*experiment.bindings, *variant.bindings, f"Run.seed=[0..{seeds - 1}]")
-    how = ["--population"] if experiment.population else []
-    return ["sweep", config, *bindings, "--out", str(folder), *how]
+    return [f"configs/algos/{experiment.config}.gin", *bindings]
 
 
-def folder_of(out: Path, name: str, variant: Variant, axis: str | None, seeds: int) -> Path:
-    slug = re.sub(r"[^a-z0-9.]+", "-", name_of(variant, axis).lower()).strip("-")
-    return out / name / f"{slug}.{seeds}"
+def folder_of(out: Path, experiment: Experiment, variant: Variant, seeds: int) -> Path:
+    """Returns the folder of a sweep: equal sweeps of several experiments share it."""
+    sweep = sweep_of(experiment, variant, seeds)
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([experiment.config, *variant.bindings])).strip("-")
+    return out / f"{words[:60]}-{hashlib.sha256(repr(sweep).encode()).hexdigest()[:8]}"
 
 
 def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) -> None:
     """Trains and evaluates what is not there yet. Raises RuntimeError where a sweep does not finish."""
-    code = cli.main(sweep_command(experiment, variant, seeds, folder))
+    how = ["--population"] if experiment.population else []
+    code = cli.main(["sweep", *sweep_of(experiment, variant, seeds), "--out", str(folder), *how])
     if code != cli.DONE:
         raise RuntimeError(f"the sweep in {folder} ended with {code}; the same command goes on")
     if not any(metric.startswith(ALL_PROMPTS) for metric in experiment.metrics):
         return
+    first = None
     for run in find_runs([folder])[0]:
         if not (run / EVALUATED).exists():
-            result = reevaluate(open_trained(run, EVALUATION), lambda done, total: None)
+            trained = open_trained(run, EVALUATION)
+            first = first or trained.policy  # its programs are compiled once
+            result = reevaluate(dataclasses.replace(trained, policy=first), lambda done, total: None)
             (run / EVALUATED).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -248,19 +260,46 @@ def generated(name: str, experiment: Experiment, result: Mapping[str, Any]) -> s
     ]
     for variant in experiment.variants:
         lines.append(f"| {name_of(variant, experiment.axis)} | `{' '.join(variant.bindings) or '(none)'}` |")
-    comparison = result["comparison"]
-    for metric, rows in comparison["metrics"].items():
-        higher = "" if comparison["baseline"] is None else f" P(higher than {comparison['baseline']}) |"
-        lines += ["", f"## {metric}", "", f"| variant | each seed | mean | 95 % interval |{higher}"]
-        lines.append("| --- | --- | --- | --- |" + (" --- |" if higher else ""))
+    baselines = baselines_of(experiment)
+    for metric, rows in result["comparison"]["metrics"].items():
+        scores = {row["variant"]: [run["score"] for run in row["runs"]] for row in rows}
+        lines += ["", f"## {metric}", "", "| variant | each seed | mean | 95 % interval | difference, seed by seed |"]
+        lines.append("| --- | --- | --- | --- | --- |")
         for row in rows:
-            runs = " ".join(shown(run["score"]) for run in row["runs"])
-            cell = f" {better(row, comparison['baseline'])} |" if higher else ""
-            lines.append(f"| {row['variant']} | {runs} | {shown(row['value'])} | {span(row['interval'])} |{cell}")
+            found, baseline = scores[row["variant"]], baselines[row["variant"]]
+            gain = "-" if baseline is None else difference(found, scores[baseline])
+            cells = [row["variant"], " ".join(map(shown, found)), shown(row["value"]), span(row["interval"]), gain]
+            lines.append(f"| {' | '.join(cells)} |")
         lines += ["", f"![{metric}]({plot_file(name, metric)})"]
-    if comparison["notes"]:
-        lines += ["", *(f"Note: {note}." for note in comparison["notes"])]
+    against = (
+        f"{experiment.axis} {experiment.variants[0].x:g} of the same line" if experiment.axis else experiment.baseline
+    )
+    lines += [
+        "",
+        f"A difference is to {against}: runs of one seed begin with the same weights and the same prompts. Its 95 % "
+        "interval is Student's, over seeds; bold where it leaves out 0. Other intervals and bands are of the bootstrap "
+        "over seeds, and too narrow for fewer than five.",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def baselines_of(experiment: Experiment) -> dict[str, str | None]:
+    """Returns what every variant is compared with, by their names: the first of its label where there is an axis."""
+    named = [(name_of(variant, experiment.axis), variant) for variant in experiment.variants]
+    first = {variant.label: name for name, variant in reversed(named)}
+    found = {name: first[variant.label] if experiment.axis else experiment.baseline for name, variant in named}
+    return {name: None if name == baseline else baseline for name, baseline in found.items()}
+
+
+def difference(scores: Sequence[float | None], baseline: Sequence[float | None]) -> str:
+    """Returns the mean of the differences of paired scores with Student's 95 % interval; bold where it leaves out 0."""
+    gains = np.array(scores, np.float64) - np.array(baseline, np.float64)
+    if len(gains) < 2 or not np.isfinite(gains).all():
+        return "-"
+    half = float(stdtrit(len(gains) - 1, 0.975) * gains.std(ddof=1) / math.sqrt(len(gains)))
+    mean = float(gains.mean())
+    text = f"{mean:+.3f}, {mean - half:+.3f} to {mean + half:+.3f}"
+    return f"**{text}**" if abs(mean) > half else text
 
 
 def shown(value: float | None) -> str:
@@ -269,13 +308,6 @@ def shown(value: float | None) -> str:
 
 def span(interval: Sequence[float | None]) -> str:
     return "-" if None in interval else f"{shown(interval[0])} to {shown(interval[1])}"
-
-
-def better(row: Mapping[str, Any], baseline: str) -> str:
-    if row["variant"] == baseline:
-        return "baseline"
-    found = row["probability_of_improvement"]
-    return f"{shown(found['value'])}, {span(found['interval'])}"
 
 
 def write(name: str, comparison: Comparison, facts: Mapping[str, Any], pages: Path) -> None:
@@ -321,7 +353,7 @@ def main() -> None:
             if time.monotonic() - start > 60 * args.minutes:
                 print(f"{name}: {len(runs)} of {len(experiment.variants)} variants are trained; call again to go on")
                 return
-            folder = folder_of(args.out, name, variant, experiment.axis, args.seeds)
+            folder = folder_of(args.out, experiment, variant, args.seeds)
             train(experiment, variant, args.seeds, folder)
             found = [read_run(run) for run in find_runs([folder])[0]]
             runs[variant] = [run._replace(evals={**run.evals, **evaluated(run.folder)}) for run in found]

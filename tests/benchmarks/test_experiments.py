@@ -15,7 +15,7 @@ from jrl.tools.sweep.runs import RunResult
 
 GRID = Experiment(
     "A grid", "toy", (Variant("a", (), 0), Variant("a", (), 2), Variant("b", ("x",), 0), Variant("b", ("x",), 2)),
-    ("reward/mean",), baseline="a, lag 0", axis="lag",
+    ("reward/mean",), axis="lag",
 )  # fmt: skip
 
 
@@ -24,16 +24,15 @@ def test_every_variant_is_a_configuration_that_loads(name, monkeypatch, tmp_path
     monkeypatch.chdir(experiments.ROOT)
     experiment = EXPERIMENTS[name]
     for variant in experiment.variants:
-        _, config, *bindings = experiments.sweep_command(experiment, variant, 2, tmp_path)
-        bindings = bindings[: bindings.index("--out")]
+        config, *bindings = experiments.sweep_of(experiment, variant, 2)
         assert bindings.pop() == "Run.seed=[0..1]"
         loaded, _ = load_config(config, bindings)
         assert (unsupported(loaded) is None) is experiment.population
     names = [experiments.name_of(variant, experiment.axis) for variant in experiment.variants]
-    assert experiment.baseline in names and len(set(names)) == len(names)
-    assert len({experiments.folder_of(tmp_path, name, v, experiment.axis, 3) for v in experiment.variants}) == len(
-        names
-    )
+    assert len(set(names)) == len(names)
+    assert set(experiments.baselines_of(experiment).values()) <= {None, *names}
+    folders = {experiments.folder_of(tmp_path, experiment, variant, 3) for variant in experiment.variants}
+    assert len(folders) == len(names)
 
 
 def runs_of(scores):
@@ -54,10 +53,9 @@ def test_a_page_keeps_what_stands_above_its_mark(tmp_path, monkeypatch):
     page = tmp_path / "grid.md"
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"# A grid\n\n{MARK}\n")
-    # Of [5, 7] against [0, 1] every pair is won; each resample of two runs is in their range.
-    assert (
-        "| b, lag 2 | 5 7 | 6 | 5 to 7 | 1, 1 to 1 |" in text and "| a, lag 0 | 0 1 | 0.5 | 0 to 1 | baseline |" in text
-    )
+    # [5, 7] - [1, 1] = [4, 6]: mean 5, deviation 2^0.5, over 2^0.5, times 12.706 with one degree of freedom.
+    assert "| b, lag 2 | 5 7 | 6 | 5 to 7 | +5.000, -7.706 to +17.706 |" in text
+    assert "| b, lag 0 | 1 1 | 1 | 1 to 1 | - |" in text
     assert "| b, lag 0 | `x Online.lag=0` |" not in text and "| b, lag 0 | `x` |" in text
     page.write_text(text.replace("# A grid", "# A grid\n\nBy hand.").replace("b, lag 2", "gone"), encoding="utf-8")
     experiments.write("grid", experiments.compared(GRID, runs), facts, tmp_path)
@@ -73,6 +71,12 @@ def test_a_plot_over_an_axis_has_a_line_for_each_label():
     assert [line.curve.mean.tolist() for line in lines] == [[0.5, 3], [1, 6]]
     assert [line.curve.high.tolist() for line in lines] == [[1, 4], [1, 7]]
     assert "b, lag 2: 6 [5, 7]" in experiments.plot("reward/mean", rows, GRID)
+
+
+def test_a_difference_is_bold_where_its_interval_leaves_out_0():
+    # mean 2, deviation 0.1, over 3^0.5, times 4.303
+    assert experiments.difference([2.9, 4, 5.1], [1, 2, 3]) == "**+2.000, +1.752 to +2.248**"
+    assert experiments.difference([1, 3], [1, None]) == experiments.difference([1], [2]) == "-"
 
 
 def test_an_evaluation_on_all_prompts_becomes_metrics(tmp_path):

@@ -47,6 +47,7 @@ BY_HAND = {
     "step apo": (pair_losses.step_apo, (0.2, 0.8, 0.2, 0.5), 0.74440),  # log(1 + e^(0.3 - 0.2))
     "inpo": (pair_losses.inpo, (2.0, 0.0, 1.0, 0.5, 0.1), 0.04),  # (2 - 0.2 * 0 - 0.8 * 1 - 1)^2
     "inpo, ref": (pair_losses.inpo, (2.0, 3.0, 1.0, 0.5, 0.1), 0.16),  # (2 - 0.6 - 0.8 - 1)^2
+    "inpo, before": (pair_losses.inpo, (2.0, 3.0, 2.0, 0.5, 0.1), 1.44),  # (2 - 0.6 - 1.6 - 1)^2
     "cpl": (pair_losses.cpl, (-10.0, -12.0, 0.1, 0.5), 0.91302),  # log(1 + e^(-0.6 + 1))
     "noisy, clear": (pair_losses.noisy_preference, (2.0, 1.5, 0.0, 0.1, 0.1), 0.47408),  # log(1 + e^(1.5 - 2))
     # soft: 0.9 log(1 + e^-2) + 0.1 log(1 + e^2)
