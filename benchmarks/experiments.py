@@ -107,7 +107,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "grpo",
         tuple(Variant(f"clip_high {high}", (f"GRPO.clip_high={high}",)) for high in (0.2, 0.28, 0.5)),
         ("policy/entropy", "all/accuracy"),
-        ("Learner.minibatches=4", "Learner.epochs=2", "warm/Learner.minibatches=1", "warm/Learner.epochs=1"),
+        (
+            *("Learner.minibatches=4", "Learner.epochs=2", "AdamW.learning_rate=5e-4"),
+            *("warm/Learner.minibatches=1", "warm/Learner.epochs=1"),
+        ),
         "clip_high 0.2",
     ),
     "length": Experiment(
@@ -118,7 +121,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             Variant("Dr. GRPO", ("Online.objective=@DrGRPO()",)),
         ),
         ("rollout/completion_length", "all/accuracy"),
-        ("Sampler.completion_length=16", "warm/Offline.steps=12", "Online.steps=40"),
+        ("Sampler.completion_length=16", "warm/Offline.steps=12", "Online.steps=60"),
         "GRPO",
     ),
     "ensemble": Experiment(
