@@ -189,7 +189,7 @@ PARTS: list[Part] = [
         "function": "jrl.algos.vpo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P22",
