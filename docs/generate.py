@@ -1,8 +1,8 @@
-"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md and agreement.md.
+"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md, agreement.md and data-layouts.md.
 
     python docs/generate.py
 
-What stands in them comes from the list of parts, the docstrings of the objectives, the headers of the configurations in
+What stands in them comes from the list of parts, the tables of layouts, the docstrings of the objectives, the headers of the configurations in
 configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what `python -m
 benchmarks.agreement` found (docs/agreement.json), so that they say what is there. A test compares them with what this
 program writes.
@@ -18,6 +18,7 @@ import re
 
 from jrl.algos import ALGOS
 from jrl.algos.parts import PARTS
+from jrl.tasks.envs.layouts import LAYOUTS
 
 ROOT = pathlib.Path(__file__).parents[1]
 SECTIONS = {
@@ -236,7 +237,57 @@ def agreement() -> str:
     return "\n".join(out) + "\n"
 
 
+DATA = """\
+A stage learns from a data set as it is published: name the file and its layout.
+
+```
+Config.task = @Dataset()
+Dataset.path = 'ultrafeedback.parquet'   # or .jsonl, .jsonl.gz, .array_record with a JSON text in each record
+Dataset.layout = 'ultrafeedback'
+pairs/Offline.source = @Preferences()
+```
+
+Each layout becomes prompts with answers, and `Dataset.take` says what examples are made of these:
+
+| take | an example is | for |
+| --- | --- | --- |
+| `best_and_worst` | the best answer, and in `info.rejected` the worst | `Preferences` |
+| `all_pairs` | the same of every two answers of which one is better | `Preferences` |
+| `best` | the best answer | `Demonstrations` |
+| `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled` |
+| `last_turn`, `every_turn` | the last answer of a conversation, or every one after what was said before it | `Demonstrations` |
+
+An Online stage takes the same examples as prompts. `Dataset.rank_by` chooses what several answers are ranked by. A pair
+of answers with scores has `info.score`, `info.rejected_score` and `info.margin`. `Dataset.system` is a system message
+for conversations without one.
+
+A row that a layout does not understand is refused with file, row and field, and with the layouts that could read it;
+`Dataset.on_bad_row = 'drop'` drops such rows and counts them by cause, up to `Dataset.max_dropped`. Not bad, but
+counted, are prompts that give no example: `unanswered`, `single_answer`, `unranked`, `tied`, `same_answers`.
+
+`jrl data inspect FILE --layout LAYOUT --as SOURCE` shows the rows as the model will see them. `jrl list layouts --json`
+prints the table below.
+
+## Layouts
+
+| layout | data sets | take: the first is the default | ranked by: likewise |
+| --- | --- | --- | --- |"""
+
+
+def data_layouts() -> str:
+    """Returns docs/data-layouts.md: every layout and a row of it."""
+    out = ["# Data layouts", GENERATED, DATA]
+    listed = lambda names: ", ".join(f"`{name}`" for name in names)
+    for name, row in LAYOUTS.items():
+        out.append(f"| [`{name}`](#{name}) | {row.of} | {listed(row.takes)} | {listed(row.rank_by)} |")
+    for name, row in LAYOUTS.items():
+        rows = [json.dumps(one, ensure_ascii=False) for one in row.example]
+        out += ["", f"### {name}", "", "```json", *rows, "```"]
+    return "\n".join(out) + "\n"
+
+
 PAGES = {
+    "docs/data-layouts.md": data_layouts,
     "docs/methods.md": methods,
     "docs/papers.md": papers,
     "docs/recipes.md": measured,

@@ -829,7 +829,8 @@ def _replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "families", "tokenizers")
+    kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "layouts", "families",
+             "tokenizers")  # fmt: skip
     parser.add_argument(
         "kind",
         choices=kinds,
