@@ -2,10 +2,10 @@
 
     python docs/generate.py
 
-What stands in them comes from the list of parts, the tables of layouts, the docstrings of the objectives, the headers of the configurations in
-configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what `python -m
-benchmarks.agreement` found (docs/agreement.json), so that they say what is there. A test compares them with what this
-program writes.
+What stands in them comes from the list of parts, the table of layouts, the docstrings of the objectives, the headers of
+the configurations in configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what
+`python -m benchmarks.agreement` found (docs/agreement.json), so that they say what is there. A test compares them with
+what this program writes.
 """
 
 from __future__ import annotations
@@ -255,7 +255,8 @@ Each layout becomes prompts with answers, and `Dataset.take` says what examples 
 | `all_pairs` | the same of every two answers of which one is better | `Preferences` |
 | `best` | the best answer | `Demonstrations` |
 | `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled` |
-| `last_turn`, `every_turn` | the last answer of a conversation, or every one after what was said before it | `Demonstrations` |
+| `last_turn` | the last answer of a conversation | `Demonstrations` |
+| `every_turn` | every answer of it, after what was said before | `Demonstrations` |
 
 An Online stage takes the same examples as prompts. `Dataset.rank_by` chooses what several answers are ranked by. A pair
 of answers with scores has `info.score`, `info.rejected_score` and `info.margin`. `Dataset.system` is a system message
@@ -267,6 +268,27 @@ counted, are prompts that give no example: `unanswered`, `single_answer`, `unran
 
 `jrl data inspect FILE --layout LAYOUT --as SOURCE` shows the rows as the model will see them. `jrl list layouts --json`
 prints the table below.
+
+## Mixtures, duplicates, contamination
+
+Tasks nest: a mixture of filtered data sets is one.
+
+```
+Config.task = @Mixture()
+Mixture.tasks = [@chat/Filtered(), @math/Dataset()]
+Mixture.weights = (3, 1)                 # exact shares in every epoch; a weight of 0 is refused
+chat/Filtered.task = @chat/Dataset()
+chat/Filtered.evaluation = [@test/Dataset()]
+```
+
+The order is a function of the run's seed and the position in it, so that a resumed run reads on bit for bit. `Filtered`
+leaves out, only counts, or refuses (`duplicates`, `contaminated`) examples with every text of an earlier one, and those
+whose prompt has the words of an evaluation prompt, or n-grams that cover more than `overlap` of its words. That a share
+of the evaluation prompt's words is measured with 8-grams, and held against one half, follows Tulu 3 (2411.15124,
+section 3.2), which measures tokens. `jrl data inspect FILE --against EVAL` names the rows and shows lengths, duplicates
+and shares of tasks; without FILE it shows the task of `--config`.
+
+[configs/data/mixture.gin](../configs/data/mixture.gin) learns from such a mixture.
 
 ## Layouts
 

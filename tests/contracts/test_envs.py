@@ -37,6 +37,7 @@ def config(request, tmp_path):
         "Addition": addition,
         "Cleaned": ENVS["Cleaned"].config(task=ENVS["Addition"].config(size=40), evaluation=(addition_of(5),)),
         "Dataset": ENVS["Dataset"].config(path=str(data_set), layout="rlvr", verifiers=("Exact",)),
+        "Filtered": ENVS["Filtered"].config(task=ENVS["Addition"].config(size=40), evaluation=(addition_of(5),)),
         "Jsonl": ENVS["Jsonl"].config(path=str(path)),
         "Mixture": ENVS["Mixture"].config(tasks=(addition, sums), weights=(2.0, 1.0)),
         "ReasoningGym": sums,

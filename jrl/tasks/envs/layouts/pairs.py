@@ -129,7 +129,7 @@ SCORED_PREFERENCE = Layout(
 MARGIN_PREFERENCE = Layout(
     read=read_margin_preference, takes=PAIR_TAKES,
     example=[{"prompt": "Name a prime.", "chosen": "7", "rejected": "8", "margin": 2.0}],
-    of="pairs with how much better the chosen answer is, as in Llama 2",
+    of="pairs and how much better the chosen answer is, for losses with a margin",
 )  # fmt: skip
 STACK_EXCHANGE = Layout(
     read=read_stack_exchange, takes=PAIR_TAKES,

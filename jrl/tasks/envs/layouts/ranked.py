@@ -15,14 +15,14 @@ _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 
 def read_ultrafeedback(row: Field, rank_by: str | None) -> list[Prompted]:
-    """Ranked by `overall_score` (1 to 10), by the mean of the four aspects' ratings (1 to 5), or by one of these. An
+    """Ranked by `overall_score` (0 to 10), by the mean of the four aspects' ratings (1 to 5), or by one of these. An
     answer without that number, as where a rating is N/A, is in no pair."""
     answers = []
     for completion in row["completions"].items():
         ratings = {aspect: _rating(completion["annotations"], aspect) for aspect in ASPECTS}
         known = {aspect: rating for aspect, rating in ratings.items() if rating is not None}
         if rank_by == "overall_score":
-            score = completion["overall_score"].number(1, 10)
+            score = completion["overall_score"].number(0, 10)
         elif rank_by == "ratings":
             score = sum(known.values()) / len(known) if known else None
         else:

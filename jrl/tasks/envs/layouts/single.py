@@ -44,5 +44,5 @@ UNPAIRED = Layout(
 ALPACA = Layout(
     read=read_alpaca, takes=("each",),
     example=[{"instruction": "Name a prime.", "input": "It is below 10.", "output": "7"}],
-    of="Alpaca, Dolly in its columns, and what LLaMA-Factory calls alpaca",
+    of="Alpaca, Code Alpaca, and what LLaMA-Factory calls alpaca",
 )  # fmt: skip
