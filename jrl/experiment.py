@@ -275,7 +275,8 @@ FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
-    "Jsonl.path",  # the name and the content of the file are compared instead
+    "Dataset.path",  # the name and the content of the file are compared instead
+    "Jsonl.path",
     "Scoring.workers",
     "Scoring.stop_above",  # a run that these stopped may go on with others
     "Scoring.stop_above_verifier_errors",
