@@ -418,6 +418,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
             "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
         )
+    if needs.has_teacher and "teacher" not in earlier:
+        raise ValueError(
+            f"{name} learns from the role 'teacher', which no earlier stage trains; give it one, such as imitation "
+            "with Offline.trains = 'teacher'"
+        )
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
