@@ -80,7 +80,7 @@ def test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other(nothi
         verdicts = verdicts_of(pool, items)
         assert verdicts_of(pool, [Item("4", example(), (good,))] * 10) == [((Status.CORRECT, 1.0),)] * 10
         assert len(pool.worker_pids()) == 2
-        if pool.layers != ("rlimits", "seccomp"):
+        if "seccomp" not in pool.layers:
             pytest.skip(f"this machine confines workers by {pool.layers} only")
     actual = {name: verdicts[2 * index][1][0] for index, name in enumerate(names)}
     assert actual == HOSTILE_NAMES

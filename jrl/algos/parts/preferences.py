@@ -294,4 +294,61 @@ PARTS: list[Part] = [
             "tests/algos/test_dft.py::test_nothing_under_the_mask_gets_through",
         ],
     },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:reverse_kl",
+        "inputs": ["policy", "teacher"],
+        "output": "divergence [...] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_by_hand",
+            "tests/ops/test_divergence.py::test_the_direction_of_each",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:forward_kl",
+        "inputs": ["policy", "teacher"],
+        "output": "divergence [...] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_by_hand",
+            "tests/ops/test_divergence.py::test_the_direction_of_each",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:jensen_shannon",
+        "inputs": ["policy", "teacher", "share"],
+        "output": "divergence [...] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_by_hand",
+            "tests/ops/test_divergence.py::test_the_direction_of_each",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:token_divergence",
+        "inputs": ["hidden", "teacher_hidden", "mask", "unembed", "teacher_unembed", "kind", "temperature", "chunk"],
+        "output": "divergence [R, L] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_over_chunks_it_is_that_of_every_state_with_its_gradient",
+            "tests/ops/test_divergence.py::test_a_teacher_gets_no_gradient",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:teacher_advantage",
+        "inputs": ["old_logprobs", "teacher_logprobs", "action_mask"],
+        "output": "advantages [N, T] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_a_sampled_token_is_rewarded_by_what_the_teacher_gives_it_more",
+            "tests/ops/test_divergence.py::test_the_policy_gradient_with_that_advantage_is_the_gradient_of_the_reverse_kl",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.algos.distillation:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": ["tests/algos/test_distillation.py::test_the_loss_is_the_divergence_where_it_counts"],
+    },
 ]
