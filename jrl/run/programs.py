@@ -349,6 +349,7 @@ def build_stage(
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
+        teacher=program("teacher", functools.partial(learner.logprobs, **static)) if needs.teacher else None,
         critic_values=program(
             "critic_values",
             functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),

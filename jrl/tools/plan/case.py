@@ -269,6 +269,8 @@ def programs_of(case: Case) -> dict[str, Program]:
             programs[f"{stage_case.name}.recompute"] = Program("logprobs", stage_case)
         if stage_case.needs.reference:
             programs[f"{stage_case.name}.reference"] = Program("logprobs", stage_case)
+        if stage_case.needs.teacher:
+            programs[f"{stage_case.name}.teacher"] = Program("logprobs", stage_case)
         programs[f"{stage_case.name}.update"] = Program("update", stage_case)
         if stage_case.has_critic:
             critic = dataclasses.replace(stage_case, needs=Needs(logprobs=False, values=True), updates=CRITIC)

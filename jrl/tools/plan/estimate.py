@@ -288,6 +288,7 @@ def calls(case: Case) -> dict[str, int]:
             "scores": len(stage_case.stage.rewards) if isinstance(stage_case.stage, Online) else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,
+            "teacher": learner.minibatches,
             "update": learner.updates_per_batch,
             "critic_values": learner.minibatches,
             "update_critic": learner.updates_per_batch,
