@@ -119,6 +119,23 @@ def frozen_before_the_first_step():
         yield
 
 
+def pytest_addoption(parser):
+    parser.addoption("--trials", choices=("smoke", "full"), default="smoke", help="how many cases trials try")
+
+
+@pytest.fixture
+def trials(request, record_property):
+    """Returns a function: how many cases to try, of few and many, from a seed. `benchmarks.reliability` counts them."""
+
+    def count(few, many=None, *, seed=0):
+        number = few if many is None or request.config.getoption("--trials") == "smoke" else many
+        record_property("trials", number)
+        record_property("seed", seed)
+        return number
+
+    return count
+
+
 @pytest.fixture
 def mesh():
     """The mesh of one device, set for the test."""
