@@ -16,6 +16,8 @@ from jrl.ops.categorical import logprob_and_entropy
 from jrl.ops.members import most_of_members
 from jrl.types import Array
 
+CHUNK = "chunk"  # scope of the condition that skips an empty one: `jrl plan` counts by its name
+
 
 def token_logprobs(
     hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
@@ -56,7 +58,8 @@ def token_logprobs(
     # Around the condition, not inside: it would keep a copy of the head for every chunk.
     @jax.checkpoint
     def some(i: Array, h: Array, t: Array) -> tuple[Array, Array]:
-        return jax.lax.cond(i < filled, one, nothing, h, t)
+        with jax.named_scope(CHUNK):
+            return jax.lax.cond(i < filled, one, nothing, h, t)
 
     def step(i: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         return i + 1, some(i, *xs)
