@@ -271,13 +271,14 @@ class Config:
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
-ROUNDED = ("AdamW.memory", "Sampler.attention")
+ROUNDED = ("AdamW.memory", "Decoder.attention", "Published.attention", "Sampler.attention", "Sampler.layers")
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
-    "Jsonl.path",  # the name and the content of the file are compared instead
+    "Dataset.path",  # the name and the content of the file are compared instead
+    "Jsonl.path",
     "Scoring.workers",
     "Scoring.stop_above",  # a run that these stopped may go on with others
     "Scoring.stop_above_verifier_errors",

@@ -20,7 +20,7 @@ from jrl.algos import common, contract
 from jrl.algos.contract import Facts, Groups, Needs, Objective, Pairs, Sequences, other_of_pair
 from jrl.algos.paired import pair_metrics, pairs_of, positive
 from jrl.ops import groups as group_ops
-from jrl.ops import reduce
+from jrl.ops import pair_losses, reduce
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -60,7 +60,7 @@ def sequence_loss(config: XPO, sequences: Sequences, state: PyTree) -> tuple[Arr
     pair = pairs_of(sequences)
     theirs = reduce.masked(sequences.value * reduce.masked(sequences.logprob, sequences.mask), sequences.mask)
     bonus = theirs + other_of_pair(theirs, sequences)
-    loss = jax.nn.softplus(-config.beta * pair.margin) + config.alpha * bonus
+    loss = pair_losses.xpo(config.beta * pair.margin, bonus, config.alpha)
     return reduce.masked(loss, pair.mask), pair_metrics(pair)
 
 

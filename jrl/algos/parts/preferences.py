@@ -10,6 +10,7 @@ PAIR_TESTS = [
     "tests/algos/test_pair_objectives.py::test_neither_order_nor_a_masked_pair_is_seen",
     "tests/algos/test_pair_objectives.py::test_the_gradient_is_that_of_small_differences",
 ]
+GAIN_TESTS = [*PAIR_TESTS, "tests/algos/test_pair_objectives.py::test_gains_count_times_beta"]
 
 PARTS: list[Part] = [
     {
@@ -44,7 +45,10 @@ PARTS: list[Part] = [
         "function": "jrl.algos.conservative_dpo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": [
+            *PAIR_TESTS,
+            "tests/algos/test_pair_objectives.py::test_a_label_between_is_the_strength_of_a_preference",
+        ],
     },
     {
         "id": "P7",
@@ -58,7 +62,10 @@ PARTS: list[Part] = [
         "function": "jrl.algos.ipo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": [
+            *PAIR_TESTS,
+            "tests/algos/test_pair_objectives.py::test_ipo_of_means_takes_log_ratios_by_their_answers_length",
+        ],
     },
     {
         "id": "P9",
@@ -120,14 +127,14 @@ PARTS: list[Part] = [
         "function": "jrl.algos.exo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
         "function": "jrl.algos.nca:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
@@ -141,14 +148,14 @@ PARTS: list[Part] = [
         "function": "jrl.algos.apo_zero:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
         "function": "jrl.algos.apo_down:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
@@ -156,7 +163,7 @@ PARTS: list[Part] = [
         "inputs": ["config", "sequences", "state"],
         "output": "loss [..., S] float32",
         "tests": [
-            *PAIR_TESTS,
+            *GAIN_TESTS,
             "tests/algos/test_pair_objectives.py::test_the_shift_of_bco_follows_the_mean_and_begins_at_zero",
         ],
     },
@@ -182,7 +189,7 @@ PARTS: list[Part] = [
         "function": "jrl.algos.vpo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P22",
@@ -319,16 +326,6 @@ PARTS: list[Part] = [
     },
     {
         "id": "P37",
-        "function": "jrl.ops.divergence:token_divergence",
-        "inputs": ["hidden", "teacher_hidden", "mask", "unembed", "teacher_unembed", "kind", "temperature", "chunk"],
-        "output": "divergence [R, L] float32",
-        "tests": [
-            "tests/ops/test_divergence.py::test_over_chunks_it_is_that_of_every_state_with_its_gradient",
-            "tests/ops/test_divergence.py::test_a_teacher_gets_no_gradient",
-        ],
-    },
-    {
-        "id": "P37",
         "function": "jrl.ops.divergence:teacher_advantage",
         "inputs": ["old_logprobs", "teacher_logprobs", "action_mask"],
         "output": "advantages [N, T] float32",
@@ -336,13 +333,6 @@ PARTS: list[Part] = [
             "tests/ops/test_divergence.py::test_a_sampled_token_is_rewarded_by_what_the_teacher_gives_it_more",
             "tests/ops/test_divergence.py::test_the_policy_gradient_with_that_advantage_is_the_gradient_of_the_reverse_kl",
         ],
-    },
-    {
-        "id": "P37",
-        "function": "jrl.algos.distillation:token_loss",
-        "inputs": ["config", "tokens", "state"],
-        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
-        "tests": ["tests/algos/test_distillation.py::test_the_loss_is_the_divergence_where_it_counts"],
     },
     {
         "id": "P16",
@@ -365,41 +355,14 @@ PARTS: list[Part] = [
         ],
     },
     {
-        "id": "P19",
-        "function": "jrl.algos.inpo:sequence_loss",
-        "inputs": ["config", "sequences", "state"],
-        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
-        "tests": [
-            "tests/algos/test_sampled_pairs.py::test_by_hand",
-            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
-            "tests/algos/test_sampled_pairs.py::test_inpo_with_tau_at_eta_is_ipo_and_with_none_it_looks_at_the_last_policy_alone",
-        ],
-    },
-    {
         "id": "P20",
-        "function": "jrl.algos.xpo:sequence_loss",
-        "inputs": ["config", "sequences", "state"],
-        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "function": "jrl.ops.pair_losses:xpo",
+        "inputs": ["margin", "ref_sample_logprob", "alpha"],
+        "output": "loss [...] float32",
         "tests": [
             "tests/algos/test_sampled_pairs.py::test_by_hand",
             "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
             "tests/algos/test_sampled_pairs.py::test_the_bonus_of_xpo_is_of_the_references_answer_whichever_is_preferred",
         ],
-    },
-    {
-        "id": "P20",
-        "function": "jrl.algos.xpo:pairs",
-        "inputs": ["config", "groups", "reward"],
-        "output": "Pairs of the policy's samples with the reference's",
-        "tests": [
-            "tests/algos/test_sampled_pairs.py::test_xpo_compares_the_kth_samples_of_the_policy_with_those_of_the_reference"
-        ],
-    },
-    {
-        "id": "P29",
-        "function": "jrl.algos.osp:pairs",
-        "inputs": ["config", "groups", "reward"],
-        "output": "Pairs whose labels are strengths",
-        "tests": ["tests/algos/test_sampled_pairs.py::test_the_labels_of_osp_are_how_strongly_the_rewards_prefer"],
     },
 ]
