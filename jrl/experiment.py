@@ -250,6 +250,8 @@ class Config:
     )  # text to ids
     # A decoder with random weights, a published model, or a model of your own.
     model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
+    # A published folder of the policy's tokenizer, in the role `teacher`; None: a stage trains it, or there is none.
+    teacher: Published | None = None
     adapter: LoRA | None = None  # adapters to train over frozen weights; None: all weights are trained
     scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
     reward: RewardModel | None = None  # a classifier whose scores are added to the verifiers' rewards
@@ -330,6 +332,7 @@ def check(config: Config, tables: Tables) -> None:
             curriculum = type(stage.curriculum).__name__
         trained_roles |= optimizers(stage).keys()
     check_model(config)
+    check_teacher(config, tables, trained_roles)
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
 
@@ -424,10 +427,10 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
             "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
         )
-    if needs.has_teacher and "teacher" not in earlier:
+    if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
         raise ValueError(
-            f"{name} learns from the role 'teacher', which no earlier stage trains; give it one, such as imitation "
-            "with Offline.trains = 'teacher'"
+            f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
+            "with its folder, or train one with Offline.trains = 'teacher'"
         )
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
@@ -501,6 +504,20 @@ def check_model(config: Config) -> None:
         )
     if config.model.param_dtype == "bfloat16" and config.adapter is None:
         raise ValueError(
+def check_teacher(config: Config, tables: Tables, trained: set[str]) -> None:
+    """Raises ValueError where Config.teacher has nobody to teach, or a stage trains that role too."""
+    if config.teacher is None:
+        return
+    if "teacher" in trained:
+        raise ValueError(
+            "Config.teacher puts a published model in the role 'teacher', which a stage trains; leave one out"
+        )
+    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
+    if not any(each.has_teacher for each in needs):
+        raise ValueError("Config.teacher is read by no objective of the run; use OnPolicyDistillation, GKD or "
+                         "Distillation, or leave it out")  # fmt: skip
+
+
             f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "
             f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters: "
             "Config.adapter = @LoRA()"

@@ -264,10 +264,12 @@ def loss_sums(
       trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
       config, state: the objective's, floats as arrays.
       router: what a mixture of experts adds to the loss, its floats as arrays.
-      teacher: parameters of a model of the same kind, where the objective reads the divergence from it.
+      teacher: parameters of a model, where the objective reads the divergence from it.
+      teacher_kind: that model and its cfg; None: those of the model that learns.
+    teacher_kind: tuple[Model, Any] | None = None,
     """
     needs, spec = objective.needs(config), model.spec(cfg)
-    other = None if teacher is None else Teacher(teacher, model, cfg)
+    other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
 
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
@@ -415,14 +417,16 @@ def update(
 
     Args:
       optimizer: its configuration. config: the objective's. router: of a mixture of experts. Floats as arrays.
+    teacher_kind: tuple[Model, Any] | None = None,
     """
     own, frozen = state.models[role], frozen_of(state.models, role)
     trainable = Weights(own.params, own.heads)
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
-    given = dict(frozen=frozen, teacher=teacher_of(state, config, objective))
+    given = dict(frozen=frozen, teacher=teacher_of(state, config, objective), teacher_kind=teacher_kind)
     sums = loss_sums(trainable, batch, config, state.objective, router, **static, **given)
     leaves = Weights(*describe(model.spec(cfg), own.heads))
     gradient = trained_only(optimizer, sums.gradient, leaves)
+      teacher_kind: as in `loss_sums`.
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), gradient)
     norm = optax.tree.norm(gradient)
     loss = sums.loss / batch.denominator

@@ -73,6 +73,7 @@ from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
 from jrl.run.signals import StopRequest
+from jrl.run.teacher import check_teacher, check_vocabulary
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
@@ -281,6 +282,10 @@ def open_job(
         for choice in policy.chosen if beside is None else ():
             display.note(f"chosen: {sentence(choice)}")
         check_host(config, policy.mesh)
+        if config.teacher is not None and not paths.exists(folder / "manifest.json"):
+            check_teacher(config, tokenizer, policy.mesh, parts.tables)
+            needs = (row_of(parts.tables, "algos", one.objective).needs(one.objective) for one in config.stages)
+            check_vocabulary(config, policy.cfg, needs)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
         display.phase("verifiers")

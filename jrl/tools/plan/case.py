@@ -129,6 +129,7 @@ def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
 def uncounted(config: Config) -> str | None:
     """Returns a note about the parts of a run that are not counted; None where everything is."""
     notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
+    notes += ["the memory and the time of Config.teacher are not counted"] * (config.teacher is not None)
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
     strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
     notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
