@@ -370,6 +370,15 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         if getattr(stage.source, "strength", None) is not None and not objective.strengths:
             raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
                              "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
+        valued = getattr(stage.source, "values", None) is not None
+        if valued != objective.needs(stage.objective).row_values:
+            source_name = type(stage.source).__name__
+            raise ValueError(
+                f"{name} does not read what the data say that an answer is worth; set {source_name}.values to None"
+                if valued
+                else f"{name} reads what the data say that an answer is worth, and {source_name}.values does not name "
+                "the entries that say it; set it to two, such as ('value', 'rejected_value')"
+            )
     objective.check(
         stage.objective,
         Facts(
@@ -432,6 +441,9 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
             "with its folder, or train one with Offline.trains = 'teacher'"
         )
+    if unknown := [role for role in needs.scored_by if role not in earlier]:
+        raise ValueError(f"{name}.models names the role {unknown[0]!r}, which no earlier stage trains "
+                         f"(Offline.trains = {unknown[0]!r}). Available: {', '.join(sorted(earlier))}")  # fmt: skip
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
@@ -492,18 +504,6 @@ def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None
                          f"{', '.join(sorted(earlier))}")  # fmt: skip
 
 
-def check_model(config: Config) -> None:
-    """Raises ValueError for weights that cannot be trained as they are kept."""
-    name = type(config.model).__name__
-    if config.adapter is not None and not isinstance(config.model, Decoder | Published):
-        raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")
-    if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
-        raise ValueError(
-            f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
-            "backward pass would store all of them dequantized; set it, or LoRA.base = None"
-        )
-    if config.model.param_dtype == "bfloat16" and config.adapter is None:
-        raise ValueError(
 def check_teacher(config: Config, tables: Tables, trained: set[str]) -> None:
     """Raises ValueError where Config.teacher has nobody to teach, or a stage trains that role too."""
     if config.teacher is None:
@@ -518,6 +518,18 @@ def check_teacher(config: Config, tables: Tables, trained: set[str]) -> None:
                          "Distillation, or leave it out")  # fmt: skip
 
 
+def check_model(config: Config) -> None:
+    """Raises ValueError for weights that cannot be trained as they are kept."""
+    name = type(config.model).__name__
+    if config.adapter is not None and not isinstance(config.model, Decoder | Published):
+        raise ValueError(f"LoRA supports the matrices of a Decoder, not those of {name}; leave Config.adapter out")
+    if config.adapter is not None and config.adapter.base is not None and config.model.remat == "none":
+        raise ValueError(
+            f"LoRA.base = {config.adapter.base!r} quantizes frozen matrices, and without {name}.remat = 'layer' the "
+            "backward pass would store all of them dequantized; set it, or LoRA.base = None"
+        )
+    if config.model.param_dtype == "bfloat16" and config.adapter is None:
+        raise ValueError(
             f"{name}.param_dtype='bfloat16' cannot be trained: bfloat16 rounds small updates away. "
             f"Use {name}.dtype='bfloat16' for the computation and keep float32 parameters, or train adapters: "
             "Config.adapter = @LoRA()"

@@ -366,7 +366,14 @@ def build_stage(
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
-        teacher=program("teacher", functools.partial(learner.logprobs, **static)) if needs.teacher else None,
+        teacher=program("teacher", functools.partial(learner.logprobs, **{**static, **of_teacher}))
+        if needs.teacher
+        else None,
+        row_values=program(
+            "row_values", functools.partial(learner.mean_scores, roles=needs.scored_by, model=learned, cfg=cfg)
+        )
+        if needs.scored_by
+        else None,
         critic_values=program(
             "critic_values",
             functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),
