@@ -337,7 +337,12 @@ GOALS: dict[str, Goal] = {
     ),
     "S3": Goal("no program that a model wrote sees the expected output", limits=PROGRAMS),
     "S4": Goal("no program that a model wrote forges its verdict", limits=PROGRAMS),
-    "S5": Goal("no isolation is lost silently", limits=PROGRAMS),
+    "S5": Goal(
+        "a layer of the workers' confinement that a machine does not have is named when the run starts",
+        _in("verifiers/test_confinement.py", "test_a_layer_that_is_missing_is_named")
+        + _in("verifiers/test_confinement.py", "test_workers_without_a_layer_are_warned_of_once"),
+        limits=PROGRAMS,
+    ),
     "S6": Goal(
         "MathEqual accepts what is equal by the stated policy and nothing else",
         _in("verifiers/test_math_equal.py") + _in("verifiers/test_math_policy.py"),
