@@ -183,10 +183,11 @@ def surroundings():
     assert after == before
 
 
-def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings):
+def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings, trials):
     source, _held = part(tmp_path)
     names = [name for name in names_of(("owns", "chooses", "locks", "reads", "limits", "raises", "slows", "pins"))]
     names += names_of(("schedules", "starves", "shares", "opens", "changes_times", "counts_events"))
+    trials(len(names))
     verdicts, layers, _ = verdicts_of(source, names, range(len(names)))
     if "seccomp" not in layers:
         pytest.skip(f"this machine confines workers by {layers} only")
@@ -242,9 +243,10 @@ def test_workers_without_a_layer_are_warned_of_once(caplog):
     assert "run without a filter on system calls and a user of their own on this machine" in caplog.text
 
 
-def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path):
+def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path, trials):
     source, _held = part(tmp_path)
     names = names_of("forges")
+    trials(len(names))
     verdicts, *_ = verdicts_of(source, ["good", *names], [0, *range(1, len(names) + 1), 0])
     assert [verdicts[0].reward, verdicts[-1].reward] == [1.0, 1.0]
     assert {n: v.status for n, v in zip(names, verdicts[1:])} == dict.fromkeys(names, Status.CRASH)
