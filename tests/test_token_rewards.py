@@ -43,6 +43,8 @@ def test_rewards_of_spans_by_hand():
     expected[0, 2 + 2], expected[0, 2 + 5] = 0.15, 0.15
     np.testing.assert_allclose(found, expected, atol=1e-7)
     assert found.dtype == np.float32
+    # Where nothing was sampled nothing is rewarded.
+    assert not span_rewards([((3, 0.15),)], tokens, np.zeros_like(actions), tokenizer).any()
 
 
 def test_a_character_of_several_tokens_is_completed_by_its_last_one():
