@@ -269,7 +269,7 @@ class Config:
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
-ROUNDED = ("AdamW.memory", "Sampler.attention")
+ROUNDED = ("AdamW.memory", "Decoder.attention", "Published.attention", "Sampler.attention", "Sampler.layers")
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it

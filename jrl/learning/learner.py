@@ -17,6 +17,7 @@ import optax
 
 from jrl.algos.contract import Needs, Objective, Tokens, ValueBins
 from jrl.device.sharding import constrain
+from jrl.learning import vocab_parallel
 from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.credit import sequences_of
 from jrl.learning.layout import RouterLoss
@@ -41,6 +42,8 @@ from jrl.types import (
     TrainBatch,
     TrainState,
 )
+
+MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` counts by its name
 
 
 def micro_batch(batch: PyTree, i: Array) -> PyTree:
@@ -108,9 +111,12 @@ def reading_of(
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
     if needs.logprobs:
-        logprobs, entropy = token_logprobs(
-            hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk
-        )
+        asked = dict(temperature=micro.temperature, chunk=chunk)
+        if model.output_head is None:
+            logprobs, entropy = token_logprobs(hidden, micro.tokens, mask, unembed, **asked)
+        else:
+            head = model.output_head(weights.params, cfg)
+            logprobs, entropy = vocab_parallel.token_logprobs(hidden, micro.tokens, mask, head, **asked)
     values = read_values(weights.heads[VALUE], hidden) if needs.values else None
     value_logits = None
     if values is not None and needs.value_bins is not None:
@@ -223,7 +229,8 @@ def _over_micro_batches(
 
         return {name: write(out[name], read_fields[name]) for name in zeros}
 
-    return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
+    with jax.named_scope(MICRO_BATCHES):
+        return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
 
 
 class Sums(NamedTuple):
@@ -306,7 +313,8 @@ def loss_sums(
         added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))
         return where_member(i < batch.packed.num_real, added, sums)
 
-    return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
+    with jax.named_scope(MICRO_BATCHES):
+        return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
 
 
 def token_terms(

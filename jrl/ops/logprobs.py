@@ -16,6 +16,8 @@ from jrl.ops.categorical import logprob_and_entropy
 from jrl.ops.members import most_of_members
 from jrl.types import Array, PyTree
 
+CHUNK = "chunk"  # scope of the condition that skips an empty one: `jrl plan` counts by its name
+
 
 def token_logprobs(
     hidden: Array, tokens: Array, mask: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
@@ -74,7 +76,8 @@ def by_chunk(one: Callable[..., PyTree], arrays: Sequence[Array], mask: Array, *
     # Around the condition, not inside: it would keep a copy of the head for every chunk.
     @jax.checkpoint
     def some(i: Array, *given: Array) -> PyTree:
-        return jax.lax.cond(i < filled, one, nothing, *given)
+        with jax.named_scope(CHUNK):
+            return jax.lax.cond(i < filled, one, nothing, *given)
 
     def step(i: Array, xs: Sequence[Array]) -> tuple[Array, PyTree]:
         return i + 1, some(i, *xs)
