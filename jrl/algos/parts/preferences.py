@@ -266,7 +266,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.soft_q:conservative_q",
         "inputs": ["logits", "action"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_conservative_q_is_the_surprise_of_the_action"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_conservative_q_is_the_surprise_of_the_action",
+            "tests/ops/test_pair_losses.py::test_values_and_ranks_are_computed_wide",
+        ],
     },
     {
         "id": "P32",
