@@ -1,11 +1,12 @@
-"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md, agreement.md and data-layouts.md.
+"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md, agreement.md, data-layouts.md and
+reliability.md.
 
     python docs/generate.py
 
 What stands in them comes from the list of parts, the table of layouts, the docstrings of the objectives, the headers of
 the configurations in configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what
-`python -m benchmarks.agreement` found (docs/agreement.json), so that they say what is there. A test compares them with
-what this program writes.
+`python -m benchmarks.agreement` and `python -m benchmarks.reliability` found (docs/agreement.json,
+docs/reliability.json), so that they say what is there. A test compares them with what this program writes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ import importlib
 import json
 import pathlib
 import re
+import sys
 
 from jrl.algos import ALGOS
 from jrl.algos.parts import PARTS
 from jrl.tasks.envs.layouts import LAYOUTS
 
 ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # benchmarks is no part of the package
+
+from benchmarks.reliability_goals import GOALS  # noqa: E402
+
 SECTIONS = {
     "S": "Sampling strategies",
     "R": "Rewards and their shaping",
@@ -237,6 +243,47 @@ def agreement() -> str:
     return "\n".join(out) + "\n"
 
 
+RELIABILITY = """\
+What jrl promises to runs that last for weeks and to whoever trains on text that nobody has read, goal by goal, and what
+`python -m benchmarks.reliability --out docs/reliability.json` found. A trial is a test, or one of the cases that a test
+counts. What one host cannot show, and what was not tried, is in the last column. [SECURITY.md](../SECURITY.md) has the
+threat model. {tried} of {goals} goals are tried, {failed} failed. {hardware}; {versions}.
+"""
+AREAS = {
+    "R": "Exactness and resuming",
+    "K": "Checkpoints",
+    "N": "Numbers",
+    "V": "Verifiers",
+    "H": "Hosts",
+    "W": "Sampler and learner",
+    "C": "Configuration",
+    "D": "Data",
+    "E": "Surroundings",
+    "S": "Security",
+}
+
+
+def reliability() -> str:
+    """Returns docs/reliability.md: each goal, its trials and their result, and what is not promised."""
+    results = json.loads((ROOT / "docs" / "reliability.json").read_text(encoding="utf-8"))
+    tried = {name: result for name, result in results["goals"].items() if name in GOALS}
+    counts = {"tried": len(tried), "goals": len(GOALS), "failed": sum(bool(one["failed"]) for one in tried.values())}
+    introduction = RELIABILITY.format(**counts, hardware=results["hardware"], versions=results["versions"])
+    out = ["# Reliability", GENERATED, introduction]
+    for letter, area in AREAS.items():
+        out += [f"## {area}", "", "| goal | promise | trials | result | not promised, or not shown |"]
+        out.append("| --- | --- | --- | --- | --- |")
+        for name, goal in GOALS.items():
+            if name[0] != letter:
+                continue
+            one = tried.get(name)
+            result = "" if one is None else f"{len(one['failed'])} failed" if one["failed"] else "none failed"
+            count = "" if one is None else f"{one['trials']:,} ({one['size']})"
+            out.append(f"| {name} | {goal.promise} | {count} | {result or 'not tried'} | {goal.limits} |")
+        out.append("")
+    return "\n".join(out)
+
+
 DATA = """\
 A stage learns from a data set as it is published: name the file and its layout.
 
@@ -314,6 +361,7 @@ PAGES = {
     "docs/papers.md": papers,
     "docs/recipes.md": measured,
     "docs/agreement.md": agreement,
+    "docs/reliability.md": reliability,
 }
 
 
