@@ -75,9 +75,8 @@ def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list
     plans = pack_plans(stage.shape, config.learner.minibatches, rows.length, prompts, stage.mesh)
     by_row = lambda x: jax.device_put(x, batch_sharding(stage.mesh, x.ndim))
     everywhere = lambda x: jax.device_put(x, replicated(stage.mesh))
-    labels = StoredLabels(
-        by_row(rows.action_mask), everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit)
-    )
+    of_rows = (everywhere(x) for x in (rows.label, rows.weight, rows.unit, rows.value))
+    labels = StoredLabels(by_row(rows.action_mask), *of_rows)
     counts = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
     examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]
     return StoredBatch(by_row(rows.tokens), labels, plans), counts, examples
@@ -115,6 +114,7 @@ def abstract_step(
         replicated_shape(count, np.float32),
         replicated_shape(count, np.float32),
         replicated_shape(count, np.int32),
+        replicated_shape(count, np.float32),
     )
     minibatches = [minibatch] * config.learner.minibatches
     learn_from_stored(p, state, minibatches, labels, arrays, role=role, epochs=config.learner.epochs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import environments
-from benchmarks.agreement import compare
+from benchmarks.agreement import compare, preferences
 from benchmarks.agreement.rows import FINISH, PREPARE, ROWS
 
 PEERS = Path(compare.__file__).parent / "peers"
@@ -29,6 +29,17 @@ def names_asked(library):
 @pytest.mark.parametrize("library", ["trl", "verl", "areal", "rlax"])
 def test_every_row_is_answered_and_every_answer_is_asked_for(library):
     assert names_asked(library) == {row.name for row in ROWS if row.library == library}
+
+
+def test_every_loss_of_preferences_is_answered_and_has_its_cases():
+    rows = (*preferences.ROWS, *preferences.ARRAY_ROWS)
+    assert names_asked("trl_preferences") == {row.name for row in rows}
+    assert len({row.objective for row in preferences.ROWS}) >= 15
+    assert all(len(preferences.cases_of(row, 2, seed=0)) == 2 for row in rows)
+    for row in (row for row in rows if row.name in ("kto", "alpha_divergence", "reward")):
+        cases = preferences.cases_of(row, 2, seed=0)
+        value, slope = preferences.answers(row, cases)
+        assert np.isfinite(value).all() and np.isfinite(slope).all() and np.any(slope)
 
 
 def test_rows_are_of_parts_and_of_known_preparations():

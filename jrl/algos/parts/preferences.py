@@ -330,16 +330,6 @@ PARTS: list[Part] = [
     },
     {
         "id": "P37",
-        "function": "jrl.ops.divergence:token_divergence",
-        "inputs": ["hidden", "teacher_hidden", "mask", "unembed", "teacher_unembed", "kind", "temperature", "chunk"],
-        "output": "divergence [R, L] float32",
-        "tests": [
-            "tests/ops/test_divergence.py::test_over_chunks_it_is_that_of_every_state_with_its_gradient",
-            "tests/ops/test_divergence.py::test_a_teacher_gets_no_gradient",
-        ],
-    },
-    {
-        "id": "P37",
         "function": "jrl.ops.divergence:teacher_advantage",
         "inputs": ["old_logprobs", "teacher_logprobs", "action_mask"],
         "output": "advantages [N, T] float32",
@@ -349,10 +339,34 @@ PARTS: list[Part] = [
         ],
     },
     {
-        "id": "P37",
-        "function": "jrl.algos.distillation:token_loss",
-        "inputs": ["config", "tokens", "state"],
-        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
-        "tests": ["tests/algos/test_distillation.py::test_the_loss_is_the_divergence_where_it_counts"],
+        "id": "P16",
+        "function": "jrl.algos.online_ipo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+        ],
+    },
+    {
+        "id": "P17",
+        "function": "jrl.algos.online_simpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+        ],
+    },
+    {
+        "id": "P20",
+        "function": "jrl.ops.pair_losses:xpo",
+        "inputs": ["margin", "ref_sample_logprob", "alpha"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_sampled_pairs.py::test_the_bonus_of_xpo_is_of_the_references_answer_whichever_is_preferred",
+        ],
     },
 ]
