@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import make_mesh, replicated
+from jrl.device.sharding import make_mesh, replicated, rows_on_device
 from jrl.experiment import (
     Config,
     Offline,
@@ -402,6 +402,7 @@ def open_stages(
             stream=streams[0],
             tokenizer=policy.tokenizer,
             mesh=mesh,
+            place=functools.partial(rows_on_device, mesh),
             key=key,
             params=params_on_device(config.sampler, mesh),
             stop_table=table,
