@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import make_mesh, replicated
+from jrl.device.sharding import make_mesh, replicated, rows_on_device
 from jrl.experiment import (
     Config,
     Offline,
@@ -278,8 +278,9 @@ def open_job(
         else:
             policy = dataclasses.replace(beside.policy, config=config)
         config = policy.config
-        for choice in policy.chosen if beside is None else ():
-            display.note(f"chosen: {sentence(choice)}")
+        if policy.chosen and beside is None:
+            display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
+        manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
@@ -331,8 +332,7 @@ def open_job(
         if not paths.exists(folder / "manifest.json"):
             if beside is None:  # another member has looked at the same data
                 preflight_data(job)
-            chosen = {choice.field: choice.value for choice in policy.chosen}
-            write_run_metadata(started, parts, folder, {**manifest, "chosen": chosen})
+            write_run_metadata(started, parts, folder, manifest)
         elif changes:
             job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)
         try:
@@ -402,6 +402,7 @@ def open_stages(
             stream=streams[0],
             tokenizer=policy.tokenizer,
             mesh=mesh,
+            place=functools.partial(rows_on_device, mesh),
             key=key,
             params=params_on_device(config.sampler, mesh),
             stop_table=table,
