@@ -365,7 +365,9 @@ GOALS: dict[str, Goal] = {
     ),
     "S10": Goal(
         "no port is opened, and a run's folder is its owner's",
-        _in("test_finished_run.py", "test_a_run_is_for_its_owner_only"),
+        _in("test_finished_run.py", "test_a_run_is_for_its_owner_only")
+        + _in("verifiers/test_source_gate.py", "test_no_text_becomes_code_and_no_port_is_opened"),
+        limits="By looking at the source. Several hosts talk over ports of JAX.",
     ),
     "S11": Goal(
         "no text of a model or a file is obeyed by a terminal or a table",

@@ -9,6 +9,7 @@ import pathlib
 import resource
 import signal
 import sys
+import tempfile
 
 import pytest
 from verifier_fakes import example, row
@@ -220,6 +221,32 @@ VERIFIERS = {"look": look}
     assert len(set(users)) == 1 and users[0] not in (0, 65534) and groups == users and others == []
     private = not all(confine._readable_by_others(pathlib.Path(folder)) for folder in sys.path if os.path.isabs(folder))
     assert capabilities == ([confine.CAP_DAC_READ_SEARCH] * 2 if private else [0, 0])
+
+
+@pytest.fixture
+def reachable():
+    """A folder that everybody can reach, which pytest's are not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+def test_others_can_import_where_every_folder_on_the_way_lets_them(reachable):
+    top, readable = reachable / "top", confine._readable_by_others
+    (top / "lib").mkdir(parents=True, mode=0o755)
+    archive = top / "lib" / "modules.zip"
+    archive.write_bytes(b"")
+    archive.chmod(0o644)
+    link = reachable / "link"
+    link.symlink_to(top / "lib")
+    for mode, reached in ((0o755, True), (0o700, False), (0o754, False), (0o711, True)):
+        top.chmod(mode)
+        assert [readable(place) for place in (top / "lib", link, archive)] == [reached] * 3, oct(mode)
+    top.chmod(0o755)
+    archive.chmod(0o600)
+    assert not readable(archive) and readable(top / "nowhere")
+    (top / "lib").chmod(0o711)
+    assert not readable(top / "lib")
 
 
 @pytest.mark.parametrize(
