@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import batch_sharding, batch_shards
 from jrl.tasks.data.prompts import Visit
 from jrl.types import Array, PromptBatch
@@ -42,7 +43,7 @@ def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, 
 
     def place(x: np.ndarray) -> Array:
         full = np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)])
-        return jax.device_put(full, batch_sharding(mesh, full.ndim))
+        return place_on_mesh(full, batch_sharding(mesh, full.ndim))
 
     return jax.tree.map(place, host)
 

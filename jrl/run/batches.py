@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, replicated
 from jrl.learning.pack import PackingPlan, Shape, plan
 
@@ -19,5 +20,5 @@ def pack_plans(
       lengths: [N] int, tokens of every sequence. prompts: [N] int, those before the first action.
     """
     rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
-    place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
+    place = lambda x: place_on_mesh(x, rows if np.ndim(x) == 3 else replicated(mesh))
     return [jax.tree.map(place, plan(lengths, shape, i, minibatches, prompts)) for i in range(minibatches)]

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.algos.contract import Objective
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Offline
 from jrl.learning.credit import StoredLabels
@@ -73,8 +74,8 @@ def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list
     rows = padded_rows(rows, stage.shape.sequences)
     prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
     plans = pack_plans(stage.shape, config.learner.minibatches, rows.length, prompts, stage.mesh)
-    by_row = lambda x: jax.device_put(x, batch_sharding(stage.mesh, x.ndim))
-    everywhere = lambda x: jax.device_put(x, replicated(stage.mesh))
+    by_row = lambda x: place_on_mesh(x, batch_sharding(stage.mesh, x.ndim))
+    everywhere = lambda x: place_on_mesh(x, replicated(stage.mesh))
     labels = StoredLabels(
         by_row(rows.action_mask), everywhere(rows.label), everywhere(rows.weight), everywhere(rows.unit)
     )

@@ -15,6 +15,7 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
+from jrl.device.processes import fetch
 from jrl.experiment import Config, Online, segments_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
@@ -41,7 +42,7 @@ from jrl.run.report.messages import (
     resume_message,
     scoring_warning,
 )
-from jrl.run.report.metrics import open_metrics, read_metrics
+from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
@@ -93,7 +94,7 @@ class Step:
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        on_host = jax.device_get(fields(self.batch.rollout))
+        on_host = fetch(fields(self.batch.rollout))  # in a run of several processes all of them ask for it
         return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property
@@ -163,7 +164,7 @@ def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict
 def begin_files(job: Job) -> None:
     """Opens the files of a run that begins."""
     metrics = job.folder / "metrics.jsonl"
-    if paths.exists(metrics) and paths.size(metrics):
+    if job.processes.writer and paths.exists(metrics) and paths.size(metrics):
         aside = unused_name(job.folder, "metrics.jsonl")
         paths.rename(metrics, aside)
         job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
@@ -274,8 +275,9 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
     """Raises RefusedIdentity where a run that begins anew finds other weights than it began with."""
     record = job.folder / PUBLISHED / "weights.json"
     content = json.dumps({"fingerprint": f"{fingerprint:08x}"}).encode() + b"\n"
-    if not paths.exists(record):
-        paths.write_bytes_atomic(record, content)
+    if job.processes.from_writer("weights", paths.exists(record)) is False:
+        if job.processes.writer:
+            paths.write_bytes_atomic(record, content)
     elif paths.read_bytes(record) != content:
         raise RefusedIdentity(
             f"the weights in {job.published.path} are not those that {job.folder} began with; restore those, or use "
@@ -284,6 +286,9 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
 
 
 def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256: str | None = None) -> None:
+    if not job.processes.writer:
+        job.metrics, job.rollout_rows = no_metrics(), rollout_rows
+        return
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
         job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
@@ -391,19 +396,24 @@ def show_samples(job: Job, step: Step) -> None:
 
 def keep(job: Job, step: Step) -> None:
     """Appends a step's rollouts to the store."""
-    if job.rollouts is None or step.batch is None:
+    if not job.config.log.rollouts or step.batch is None:
+        return
+    fields_on_host = step.rollout
+    if not job.processes.writer:
         return
     prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
     fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
-    stored = {**step.rollout, "weights_fingerprint": fingerprint}
+    stored = {**fields_on_host, "weights_fingerprint": fingerprint}
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
 def summarize(job: Job) -> None:
     """Writes summary.json, and says how the run went and where everything is."""
     job.memory.sample(now=True)
+    if not job.processes.writer:
+        return
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))
     summary = write_summary(
         job.folder / "summary.json",
