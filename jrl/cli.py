@@ -126,7 +126,13 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         if code == UNFORESEEN or args.traceback:
             traceback.print_exc()
         # A verifier's error may quote what a model wrote: no line of it may command the terminal.
-        print(f"jrl: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
+        several = getattr(args, "several", None)
+        speaker = "jrl" if several is None else f"jrl, {several}"
+        print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
+        if several is not None:
+            from jrl.device.watchdog import leave
+
+            leave(code)  # what JAX would wait for when a process ends may never come
         return code
 
 
@@ -239,6 +245,8 @@ def train(args: argparse.Namespace) -> int:
             from jrl.api import run_folder
             from jrl.api import steps as run
 
+            if processes.count > 1:
+                args.several = f"process {processes.index}"
             if processes.count > 1 and args.run is None:
                 raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
             args.run = run_folder(args.run)

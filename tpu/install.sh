@@ -10,4 +10,4 @@ trap 'rm -f "$archive"' EXIT
 git archive --format tar.gz --prefix jrl/ HEAD > "$archive"
 on_all true # makes and spreads the SSH key before the hosts are asked all at once
 run gcloud compute tpus tpu-vm scp "$archive" "$NAME:jrl.tar.gz" "${scope[@]}" --worker=all
-on_all "rm -rf jrl && tar xzf jrl.tar.gz && cd jrl && python3 -m venv .venv && .venv/bin/pip install -q '.[tpu]'"
+on_all "tar xzf jrl.tar.gz && cd jrl && python3 -m venv .venv && .venv/bin/pip install -q '.[tpu]'"
