@@ -29,6 +29,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
+    "jrl.run.records.Diverged": STOPPED,
     "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.tasks.judges.failures.JudgeStopped": STOPPED,

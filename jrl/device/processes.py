@@ -10,11 +10,13 @@ Arrays: `place_on_mesh` puts rows on the devices of every process, `fetch` retur
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
 import os
 import socket
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +30,7 @@ from jrl.types import Array, PyTree
 START_SECONDS = 30  # how long a process waits for the others when it starts
 LOOK_SECONDS = 0.5  # how often a process that waits for another looks whether that one has failed
 FAILURE = "failure"  # the key under which a process says why it ends
+RECENT_STEPS, LATE_STEPS, LATE_SECONDS = 20, 3, 30  # a step is late after 3 times the median of 20, and 30 s
 LOST = 76  # exit code: another process is gone or does not answer; restart all
 
 
@@ -76,11 +79,26 @@ class Place:
 
     def __init__(self) -> None:
         self.step, self.doing, self.since = 0, "starting", time.monotonic()
+        self.stepped = self.since  # when the last step ended
+        self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT_STEPS)
 
     def begin(self, doing: str) -> None:
         """Notes what the process does from now on."""
         if doing != self.doing:
             self.doing, self.since = doing, time.monotonic()
+
+    def ended(self, step: int) -> None:
+        """Notes that a step has ended."""
+        now = time.monotonic()
+        if self.step:  # the first one of a life compiles
+            self._seconds.append(now - self.stepped)
+        self.step, self.stepped = step, now
+
+    def overdue(self) -> float | None:
+        """Returns the seconds since the last step where they are many more than a step takes; None otherwise."""
+        waited = time.monotonic() - self.stepped
+        is_late = self._seconds and waited > LATE_STEPS * statistics.median(self._seconds) + LATE_SECONDS
+        return waited if is_late else None
 
     def __str__(self) -> str:
         return f"after step {self.step}, {self.doing} for {time.monotonic() - self.since:.0f} s"

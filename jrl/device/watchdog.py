@@ -3,6 +3,7 @@
 Every process writes a beat a second: a number, the step and what it does. A beat that stands still for LOST_SECONDS
 belongs to a process that was killed or stopped. The main thread may wait for that process in a collective, which has no
 end, so a thread of its own looks, says who is gone and where everyone was, and ends the process with exit code 76.
+A step that takes long is no reason to end; where every process is, is told once.
 """
 
 from __future__ import annotations
@@ -93,7 +94,11 @@ def watching(processes: Processes, say: Callable[[str], None]) -> Iterator[Beats
                     return
 
     def watch() -> None:
+        told = None  # the step after which the run was late and this was said
         while not ended.wait(BEAT_SECONDS):
+            if processes.writer and told != processes.place.step and (waited := processes.place.overdue()) is not None:
+                told = processes.place.step
+                say(f"no step has ended for {waited:.0f} s, which is long for this run:\n{beats.lines(processes)}")
             if lost := beats.lost(processes.index):
                 say(lost_message(processes, beats, lost))
                 leave(LOST)

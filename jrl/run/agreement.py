@@ -113,7 +113,7 @@ def with_place(display: Display, processes: Processes) -> Display:
         display.phase(text, *args, **options)
 
     def step(metrics: Mapping[str, Any]) -> None:
-        processes.place.step = metrics["step"]
+        processes.place.ended(metrics["step"])
         display.step(metrics)
 
     return dataclasses.replace(display, phase=phase, step=step)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from jrl import config as gin
 from jrl import paths
 from jrl.device.processes import fetch
+from jrl.device.replicas import differing_replica
 from jrl.experiment import Config, Online, segments_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
@@ -63,6 +65,13 @@ class Preempted(RuntimeError):
 
 class StopRun(RuntimeError):
     """The run cannot go on. The message is the diagnosis; the last checkpoint is good."""
+
+
+class Diverged(RuntimeError):
+    """Processes that should hold the same weights and data no longer do."""
+
+
+OF_THE_WRITER = ("metrics_offset", "metrics_sha256", "rollout_rows", "time")  # in a save, what process 0 alone knows
 
 
 class CheckpointsRemoved(RuntimeError):
@@ -303,7 +312,31 @@ def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
     with job.timed("checkpoint"):
         tree, host = to_save(job, progress.waiting)
+        check_not_diverged(job, progress.state, host)
         job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
+
+
+def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:
+    """Raises Diverged where the processes of a run no longer hold the same: copies of weights on their devices, or the
+    place in the data. One process has nobody to compare with."""
+    if job.processes.count == 1:
+        return
+    last = f"Nothing was saved of step {job.done}; start all processes again from the checkpoint before it"
+    if (found := differing_replica(state)) is not None:
+        first, other = (job.processes.name(device.process_index) for device in (found.device, found.other))
+        raise Diverged(
+            f"after step {job.done}, {found.leaf} has other bits on {found.device} of {first} than on {found.other} of "
+            f"{other}: a device or its memory is at fault. {last}"
+        )
+    shared = {name: value for name, value in host.items() if name not in OF_THE_WRITER}
+    texts = [json.dumps(shared[name], sort_keys=True) for name in sorted(shared)]
+    every = job.processes.exchange("position", [zlib.crc32(text.encode()) for text in texts])
+    for index, hashes in enumerate(every):
+        if different := [name for name, a, b in zip(sorted(shared), every[0], hashes) if a != b]:
+            raise Diverged(
+                f"after step {job.done}, {', '.join(different)} differ between {job.processes.name(0)} and "
+                f"{job.processes.name(index)}: the processes have not read the same data. {last}"
+            )
 
 
 def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
