@@ -1,11 +1,12 @@
-"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md and agreement.md.
+"""Writes the pages that are made from data: docs/methods.md, papers.md, recipes.md, agreement.md, data-layouts.md and
+reliability.md.
 
     python docs/generate.py
 
-What stands in them comes from the list of parts, the docstrings of the objectives, the headers of the configurations in
-configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what `python -m
-benchmarks.agreement` found (docs/agreement.json), so that they say what is there. A test compares them with what this
-program writes.
+What stands in them comes from the list of parts, the table of layouts, the docstrings of the objectives, the headers of
+the configurations in configs/algos/, what benchmarks/recipes.py measured of these (docs/recipes.json), and what
+`python -m benchmarks.agreement` and `python -m benchmarks.reliability` found (docs/agreement.json,
+docs/reliability.json), so that they say what is there. A test compares them with what this program writes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ import importlib
 import json
 import pathlib
 import re
+import sys
 
 from jrl.algos import ALGOS
 from jrl.algos.parts import PARTS
+from jrl.tasks.envs.layouts import LAYOUTS
 
 ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # benchmarks is no part of the package
+
+from benchmarks.reliability_goals import GOALS  # noqa: E402
+
 SECTIONS = {
     "S": "Sampling strategies",
     "R": "Rewards and their shaping",
@@ -236,11 +243,125 @@ def agreement() -> str:
     return "\n".join(out) + "\n"
 
 
+RELIABILITY = """\
+What jrl promises to runs that last for weeks and to whoever trains on text that nobody has read, goal by goal, and what
+`python -m benchmarks.reliability --out docs/reliability.json` found. A trial is a test, or one of the cases that a test
+counts. What one host cannot show, and what was not tried, is in the last column. [SECURITY.md](../SECURITY.md) has the
+threat model. {tried} of {goals} goals are tried, {failed} failed. {hardware}; {versions}.
+"""
+AREAS = {
+    "R": "Exactness and resuming",
+    "K": "Checkpoints",
+    "N": "Numbers",
+    "V": "Verifiers",
+    "H": "Hosts",
+    "W": "Sampler and learner",
+    "C": "Configuration",
+    "D": "Data",
+    "E": "Surroundings",
+    "S": "Security",
+}
+
+
+def reliability() -> str:
+    """Returns docs/reliability.md: each goal, its trials and their result, and what is not promised."""
+    results = json.loads((ROOT / "docs" / "reliability.json").read_text(encoding="utf-8"))
+    tried = {name: result for name, result in results["goals"].items() if name in GOALS}
+    counts = {"tried": len(tried), "goals": len(GOALS), "failed": sum(bool(one["failed"]) for one in tried.values())}
+    introduction = RELIABILITY.format(**counts, hardware=results["hardware"], versions=results["versions"])
+    out = ["# Reliability", GENERATED, introduction]
+    for letter, area in AREAS.items():
+        out += [f"## {area}", "", "| goal | promise | trials | result | not promised, or not shown |"]
+        out.append("| --- | --- | --- | --- | --- |")
+        for name, goal in GOALS.items():
+            if name[0] != letter:
+                continue
+            one = tried.get(name)
+            result = "" if one is None else f"{len(one['failed'])} failed" if one["failed"] else "none failed"
+            count = "" if one is None else f"{one['trials']:,} ({one['size']})"
+            out.append(f"| {name} | {goal.promise} | {count} | {result or 'not tried'} | {goal.limits} |")
+        out.append("")
+    return "\n".join(out)
+
+
+DATA = """\
+A stage learns from a data set as it is published: name the file and its layout.
+
+```
+Config.task = @Dataset()
+Dataset.path = 'ultrafeedback.parquet'   # or .jsonl, .jsonl.gz, .array_record with a JSON text in each record
+Dataset.layout = 'ultrafeedback'
+pairs/Offline.source = @Preferences()
+```
+
+Each layout becomes prompts with answers, and `Dataset.take` says what examples are made of these:
+
+| take | an example is | for |
+| --- | --- | --- |
+| `best_and_worst` | the best answer, and in `info.rejected` the worst | `Preferences` |
+| `all_pairs` | the same of every two answers of which one is better | `Preferences` |
+| `best` | the best answer | `Demonstrations` |
+| `each` | every answer alone, with its label, score and attributes in `info` | `Demonstrations`, `Labeled` |
+| `last_turn` | the last answer of a conversation | `Demonstrations` |
+| `every_turn` | every answer of it, after what was said before | `Demonstrations` |
+
+An Online stage takes the same examples as prompts. `Dataset.rank_by` chooses what several answers are ranked by. A pair
+of answers with scores has `info.score`, `info.rejected_score` and `info.margin`. `Dataset.system` is a system message
+for conversations without one.
+
+A row that a layout does not understand is refused with file, row and field, and with the layouts that could read it;
+`Dataset.on_bad_row = 'drop'` drops such rows and counts them by cause, up to `Dataset.max_dropped`. Not bad, but
+counted, are prompts that give no example: `unanswered`, `single_answer`, `unranked`, `tied`, `same_answers`.
+
+`jrl data inspect FILE --layout LAYOUT --as SOURCE` shows the rows as the model will see them. `jrl list layouts --json`
+prints the table below.
+
+## Mixtures, duplicates, contamination
+
+Tasks nest: a mixture of filtered data sets is one.
+
+```
+Config.task = @Mixture()
+Mixture.tasks = [@chat/Filtered(), @math/Dataset()]
+Mixture.weights = (3, 1)                 # exact shares in every epoch; a weight of 0 is refused
+chat/Filtered.task = @chat/Dataset()
+chat/Filtered.evaluation = [@test/Dataset()]
+```
+
+The order is a function of the run's seed and the position in it, so that a resumed run reads on bit for bit. `Filtered`
+leaves out, only counts, or refuses (`duplicates`, `contaminated`) examples with every text of an earlier one, and those
+whose prompt has the words of an evaluation prompt, or n-grams that cover more than `overlap` of its words. That a share
+of the evaluation prompt's words is measured with 8-grams, and held against one half, follows Tulu 3 (2411.15124,
+section 3.2), which measures tokens. `jrl data inspect FILE --against EVAL` names the rows and shows lengths, duplicates
+and shares of tasks; without FILE it shows the task of `--config`.
+
+[configs/data/mixture.gin](../configs/data/mixture.gin) learns from such a mixture.
+
+## Layouts
+
+| layout | data sets | take: the first is the default | ranked by: likewise |
+| --- | --- | --- | --- |"""
+
+
+def data_layouts() -> str:
+    """Returns docs/data-layouts.md: every layout and a row of it."""
+    out = ["# Data layouts", GENERATED, DATA]
+    listed = lambda names: ", ".join(f"`{name}`" for name in names)
+    for name, row in LAYOUTS.items():
+        out.append(f"| [`{name}`](#{name}) | {row.of} | {listed(row.takes)} | {listed(row.rank_by)} |")
+    for name, row in LAYOUTS.items():
+        rows = [json.dumps(one, ensure_ascii=False) for one in row.example]
+        out += ["", f"### {name}", "", "```json", *rows, "```"]
+    return "\n".join(out) + "\n"
+
+
 PAGES = {
+    "docs/data-layouts.md": data_layouts,
     "docs/methods.md": methods,
     "docs/papers.md": papers,
     "docs/recipes.md": measured,
     "docs/agreement.md": agreement,
+    "docs/reliability.md": reliability,
 }
 
 

@@ -540,11 +540,21 @@ def data(args: argparse.Namespace) -> int:
     from jrl.resolve import load_config
     from jrl.tools import inspect_data
 
-    config, parts = (None, None) if args.config is None else load_config(args.config, args.bindings)
+    file, bindings = None if args.file is None else str(args.file), args.bindings
+    if file is not None and "=" in file and not args.file.exists():  # a binding, where no file is named
+        file, bindings = None, [file, *bindings]
+    config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables
-    opened = inspect_data.open_file(str(args.file), config, tables, args.source)
-    for line in inspect_data.lines(opened, args.rows, args.most, color=sys.stdout.isatty()):
+    read = inspect_data.Read(args.layout, args.take)
+    opened = inspect_data.open_file(file, config, tables, args.source, read)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
+    for line in inspect_data.lines(opened, args.rows, args.most, color):
         print(line)
+    if args.against:
+        layout = inspect_data.Read(args.against_layout)
+        evaluation = [inspect_data.open_file(str(path), None, None, None, layout).source for path in args.against]
+        for line in inspect_data.contamination(opened, evaluation, args.ngram, args.overlap):
+            print(line)
     return DONE
 
 
@@ -853,11 +863,27 @@ def _fingerprint_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("inspect",), help="inspect: show rows as the model will see them")
-    parser.add_argument("file", metavar="FILE", type=Path, help="a data file: .jsonl, .jsonl.gz or .parquet")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        type=Path,
+        help="a data file: .jsonl, .jsonl.gz, .parquet or .array_record (default: the task of --config)",
+    )
     _bindings(parser, "--config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
                         help="whose tokenizer, columns and lengths are used: a .gin file, or a name out of "
                              "`jrl list configs` (default: bytes)")  # fmt: skip
+    parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name out of `jrl list layouts` "
+                        "(default: the columns of Jsonl)")  # fmt: skip
+    parser.add_argument("--take", metavar="TAKE", help="what becomes an example of a layout, such as all_pairs")
+    parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
+                        help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
+    parser.add_argument("--against-layout", metavar="LAYOUT", help="how the evaluation sets are written")
+    parser.add_argument("--ngram", type=int, default=8, metavar="N",
+                        help="words of an n-gram that counts as shared with them (default: 8)")  # fmt: skip
+    parser.add_argument("--overlap", type=float, default=0.5, metavar="SHARE",
+                        help="share of an evaluation prompt's words above which it is held (default: 0.5)")  # fmt: skip
     parser.add_argument("--as", dest="source", metavar="SOURCE",
                         help="what rows become: Demonstrations, Preferences, Labeled (default: prompts)")  # fmt: skip
     parser.add_argument("--rows", type=int, default=3, metavar="N", help="rows to show (default: 3)")
@@ -880,7 +906,8 @@ def _replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "families", "tokenizers")
+    kinds = ("configs", "parts", "algos", "optimizers", "sources", "verifiers", "envs", "layouts", "families",
+             "tokenizers")  # fmt: skip
     parser.add_argument(
         "kind",
         choices=kinds,

@@ -269,13 +269,14 @@ class Config:
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
-ROUNDED = ("AdamW.memory", "Sampler.attention")
+ROUNDED = ("AdamW.memory", "Decoder.attention", "Published.attention", "Sampler.attention", "Sampler.layers")
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
     "Data.max_dropped_share",  # or that too many of them did
     "Config.parts",  # the parts' sources are compared instead of their paths
-    "Jsonl.path",  # the name and the content of the file are compared instead
+    "Dataset.path",  # the name and the content of the file are compared instead
+    "Jsonl.path",
     "Scoring.workers",
     "Scoring.stop_above",  # a run that these stopped may go on with others
     "Scoring.stop_above_verifier_errors",
@@ -416,6 +417,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         raise ValueError(
             f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
             "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
+        )
+    if needs.has_teacher and "teacher" not in earlier:
+        raise ValueError(
+            f"{name} learns from the role 'teacher', which no earlier stage trains; give it one, such as imitation "
+            "with Offline.trains = 'teacher'"
         )
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)

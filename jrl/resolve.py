@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent
 # Fields that name files. A relative path in a gin file is looked for in the current directory, then beside that file.
 PATH_FIELDS = (
     "Config.parts",
+    "Dataset.path",
     "Jsonl.path",
     "Published.path",
     "Published.adapter",

@@ -111,6 +111,7 @@ class Recomputed:
     old_values: Array | None = None  # [M, R, L] float32, of the value head
     old_entropy: Array | None = None  # [M, R, L] float32, nats
     ref_logprobs: Array | None = None  # [M, R, L] float32, under the role `reference`
+    teacher_logprobs: Array | None = None  # [M, R, L] float32, under the role `teacher`
 
 
 @struct.dataclass
@@ -158,8 +159,8 @@ class TrainState:
 
     Roles: `policy` always; `reference`, the policy as the stage found it, where the objective compares with it;
     `previous`, `previous_2` and so on, older versions of the policy, where a step with lag may have to refill;
-    `average`, a moving average of the model that is trained, where the optimizer asks; `reward` and others that a stage
-    trains.
+    `average`, a moving average of the model that is trained, where the optimizer asks; `reward`, `teacher` and others
+    that a stage trains.
     """
 
     step: Array  # [] int32, completed steps of all stages

@@ -119,6 +119,23 @@ def frozen_before_the_first_step():
         yield
 
 
+def pytest_addoption(parser):
+    parser.addoption("--trials", choices=("smoke", "full"), default="smoke", help="how many cases trials try")
+
+
+@pytest.fixture
+def trials(request, record_property):
+    """Returns a function: how many cases to try, of few and many, from a seed. `benchmarks.reliability` counts them."""
+
+    def count(few, many=None, *, seed=0):
+        number = few if many is None or request.config.getoption("--trials") == "smoke" else many
+        record_property("trials", number)
+        record_property("seed", seed)
+        return number
+
+    return count
+
+
 @pytest.fixture
 def mesh():
     """The mesh of one device, set for the test."""
@@ -150,6 +167,8 @@ LONG = (
     "models/test_experts.py",
     "test_loop.py",
     "test_stages.py",
+    "test_strategies.py",
+    "sweep/test_population.py",
     "sweep/test_sweep_command.py",
     "test_optimizers_run.py",
     "test_curricula_run.py",
@@ -206,6 +225,21 @@ LONG = (
     "test_run_hash.py",
     "test_scoring.py",
     "tokenizers/test_published.py",
+    "ops/test_plain_loops.py",
+    "algos/test_pair_objectives.py",
+    "verifiers/test_gym_score.py",
+    "config/test_real_tree.py",
+    "ops/test_pair_losses.py",
+    "ops/test_truncate.py",
+    "ops/test_kl.py",
+    "ops/test_shaping.py",
+    "ops/test_reduce.py",
+    "ops/test_gated_reward.py",
+    "algos/test_bradley_terry.py",
+    "algos/test_dreamer_ppo.py",
+    "ops/test_two_hot.py",
+    "ops/test_filters.py",
+    "ops/test_order_statistics.py",
 )
 
 

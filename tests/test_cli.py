@@ -409,10 +409,11 @@ def test_every_table_of_a_run_can_be_listed(command):
 def test_a_table_is_listed_with_a_sentence_for_each_row(kind, command):
     code, out, _ = command("list", kind, "--json")
     assert code == 0
+    for_people = command("list", kind)[1]
     for row in json.loads(out):
         config = "Decoder" if kind == "families" else row["name"]  # a family is a form of the one decoder
         assert row["doc"] and row["config"].endswith(f":{config}")
-        assert row["name"] in command("list", kind)[1]
+        assert row["name"] in for_people
 
 
 def test_parts_are_listed_with_what_the_contract_names(command):

@@ -50,7 +50,7 @@ def given(mesh_shape, config, dtype="float32", objective=EVERYTHING):
         token_reward=np.where(rollout.action_mask, mark, 0),
         components={"Exact": scores.reward, "Length": np.full_like(scores.reward, np.nan)},
     )
-    static = dict(model=MODEL, cfg=learning.model_config(dtype), chunk=config.logprob_chunk)
+    static = dict(model=MODEL, cfg=learning.model_config(dtype), chunk=config.chunk)
 
     @jax.jit
     def run(weights, rollout, scores, plans):

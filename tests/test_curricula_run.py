@@ -19,7 +19,7 @@ from jrl.tasks.data.curricula import DifficultyBand, Prioritized
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
-    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=4", "Online.samples=4", "Online.steps=4", "Checkpoint.every=1",
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Addition.size=24",
 ]  # fmt: skip

@@ -81,7 +81,7 @@ def program(mesh_shape, config, algo, dtype, experts):
     hyper, router = jax.tree.map(jnp.float32, (objective.config(), config.router))
     head, needs = objective.returns is not None, objective.needs(objective.config())
     fields = ("old_values", "old_logprobs") * head + ("old_entropy",) * needs.credit_entropy
-    static = dict(model=MODEL, cfg=cfg, chunk=config.logprob_chunk)
+    static = dict(model=MODEL, cfg=cfg, chunk=config.chunk)
     judged = dict(objective=objective, max_completion=C)
 
     @jax.jit

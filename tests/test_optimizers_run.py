@@ -20,7 +20,7 @@ from jrl.run.policy import open_trained
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
-    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=3", "Checkpoint.every=1",
     "Checkpoint.keep=9", "Log.samples=0", "Log.writers=()", "Scoring.workers=1",
 ]  # fmt: skip

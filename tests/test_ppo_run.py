@@ -20,7 +20,7 @@ from jrl.tools.score import score
 pytestmark = pytest.mark.usefixtures("frozen_before_the_first_step")
 
 TINY = [
-    "Decoder.layers=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8",
     "Decoder.mlp_width=32", "Online.prompts=32", "Online.samples=1", "Online.steps=4", "Checkpoint.every=2",
     "Log.samples=0", "Log.writers=()", "Scoring.workers=1", "Online.objective=@PPO()", "Learner.minibatches=2",
 ]  # fmt: skip

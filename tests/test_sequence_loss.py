@@ -141,7 +141,7 @@ def program(mesh_shape, config, dtype, names):
     """Returns (mesh, jitted (weights, reference, rows, plan) -> {objective: loss, magnitude, gradient}); compiled
     once."""
     mesh = make_mesh(mesh_shape, jax.devices()[: np.prod(mesh_shape.sizes(8))])
-    static = dict(model=MODEL, cfg=model_config(dtype), chunk=config.logprob_chunk)
+    static = dict(model=MODEL, cfg=model_config(dtype), chunk=config.chunk)
 
     @jax.jit
     def run(weights, reference, rows, packing):

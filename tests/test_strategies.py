@@ -305,30 +305,30 @@ def test_each_attempt_is_scored():
 
 def test_segments_of_the_same_weights_are_what_one_call_draws():
     whole = sample(PROMPTS, CONFIG, samples=3)
-    parts = sample(PROMPTS, CONFIG, samples=3, drawing=FirstSegment(4))
-    assert parts.tokens.shape == (12, WIDTH) and (parts.length - np.repeat(PROMPTS.length, 3) <= 4).all()
+    parts = sample(PROMPTS, CONFIG, samples=3, drawing=FirstSegment(1))
+    assert parts.tokens.shape == (12, WIDTH) and (parts.length - np.repeat(PROMPTS.length, 3) <= 1).all()
     mesh = sampling.one_device()
     options = dict(
         model=sampling.decoder.MODEL, model_cfg=CFG, slots=5, layers="unrolled", layout="token_major",
-        max_batch_compactions=0, stop_ids=sampling.STOP_IDS, pad_id=sampling.PAD, completion_length=LONGEST, tokens=4,
+        max_batch_compactions=0, stop_ids=sampling.STOP_IDS, pad_id=sampling.PAD, completion_length=LONGEST, tokens=5,
     )  # fmt: skip
     further = jax.jit(functools.partial(next_segment, **options))
     uid = jnp.repeat(PROMPTS.uid, 3, axis=0)
     params = SamplingParams(jnp.float32(1.0), None, None, None)
     expected = np.where(whole.action_mask, 4, -1)
     place = np.arange(WIDTH) - np.repeat(PROMPTS.length, 3)[:, None]
-    for version in (5, 6):  # 4, 4 and the last token
+    for version, begin in ((5, 1), (6, 6)):  # 1 token, 5, and the last 3
         with jax.set_mesh(mesh):
             parts = further(
                 sampling.weights(CFG), parts, uid, jax.random.key(11), np.uint32(0), np.int32(version), params
             )
         parts = jax.tree.map(np.asarray, parts)
-        expected = np.where(whole.action_mask & (place >= 4 * (version - 4)), version, expected)
+        expected = np.where(whole.action_mask & (place >= begin), version, expected)
     sampling.assert_same(
         whole, parts, fields=("tokens", "length", "action_mask", "finish", "sampler_logprobs", "group")
     )
     np.testing.assert_array_equal(parts.version, expected)
-    assert (expected == 6).any() and (expected[place == 3] == 4).any()
+    assert (expected == 6).any() and (expected[place == 0] == 4).any()
 
 
 @pytest.fixture(scope="module")

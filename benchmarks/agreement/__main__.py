@@ -5,12 +5,12 @@
     python -m benchmarks.agreement --out F.json --cases 50 --seed 1    fewer, others
     python -m benchmarks.agreement --out F.json --python PYTHON        where the libraries are
 
-Each part is compared with a plain loop over tokens (advantage_loops.py, loss_loops.py), masked entries NaN, values and
-derivatives; and with TRL, verl, AReaL and rlax where they have the function (rows.py), on cases that both define alike.
-The bar is 1e-5, relative above 1. The libraries run in an environment of their own, which is built when first needed
-(benchmarks/peers/agreement.txt; some minutes); without it their rows say why they are missing. A part without a loop,
-or a difference above the bar, ends the command with 1. All of it takes three minutes on 2 cores; docs/generate.py
-writes docs/agreement.md from its result.
+Each part is compared with a plain loop over tokens or pairs (advantage_loops.py, loss_loops.py, preference_loops.py),
+masked entries NaN, values and derivatives; and with TRL, verl, AReaL and rlax where they have the function (rows.py),
+on cases that both define alike. The bar is 1e-5, relative above 1. The libraries run in an environment of their own,
+which is built when first needed (benchmarks/peers/agreement.txt; some minutes); without it their rows say why they are
+missing. A part without a loop, or a difference above the bar, ends the command with 1. All of it takes three minutes on
+2 cores; docs/generate.py writes docs/agreement.md from its result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--python", help="interpreter of an environment with the libraries")
     parser.add_argument("--cache", help="folder of the environments that this command builds")
     args = parser.parse_args()
-    parts = {part["function"].rpartition(":")[2]: part for part in compare.parts_compared()}
+    parts = {compare.name_of(part): part for part in compare.parts_compared()}
     unknown = set(args.only or ()) - set(parts)
     if unknown:
         parser.error(f"no part has the function {', '.join(sorted(unknown))}: see `jrl list parts`")

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import advantage_loops, loss_loops, ours
+from benchmarks.agreement import advantage_loops, loss_loops, ours, preference_loops
 from benchmarks.agreement.cases import Case, case
 from benchmarks.agreement.rows import FINISH, PREPARE, Row
 from jrl.algos.parts import PARTS, Part
 from jrl.ops import stored_advantages
 
-SECTIONS = ("A", "L", "K", "G", "V")
+SECTIONS = ("A", "L", "K", "G", "V", "P")
 BAR = 1e-5
 
 
@@ -27,9 +27,17 @@ def parts_compared() -> list[Part]:
     return list(reversed(parts.values()))
 
 
+def name_of(part: Part) -> str:
+    """Returns a part's function without its module, or the module of an objective's loss."""
+    module, function = part["function"].split(":")
+    return module.rpartition(".")[2] if function in preference_loops.OBJECTIVE_FUNCTIONS else function
+
+
 def loop_of(part: Part) -> Any:
-    """Returns the loop that computes a part, or None."""
-    name = part["function"].rpartition(":")[2]
+    """Returns the loop that computes a part, or None. Those of section P are in tables of their own."""
+    name = name_of(part)
+    if part["id"][0] == "P":
+        return preference_loops.comparison_of(name)
     return getattr(advantage_loops, name, None) or getattr(loss_loops, name, None)
 
 
@@ -50,6 +58,11 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def against_loop(part: Part, count: int, seed: int) -> tuple[float, float | None]:
     """Returns the largest differences between a part and its loop: of any output, and of the derivative, if any."""
+    if part["id"][0] == "P":
+        rng = np.random.default_rng([seed, zlib.crc32(name_of(part).encode())])
+        answers = loop_of(part)(part, count, rng)
+        worst = [max(map(difference, a, b), default=0.0) for a, b in answers]
+        return worst[0], worst[1] if len(worst) > 1 else None
     cases, loop = cases_of(part, count, seed), loop_of(part)
     expected = [loop(**each) for each in cases]
     # A loop of `loss_loops` that has a derivative returns it last.
@@ -66,7 +79,7 @@ def against_loop(part: Part, count: int, seed: int) -> tuple[float, float | None
 
 
 def part_of(name: str) -> Part:
-    return next(part for part in parts_compared() if part["function"].rpartition(":")[2] == name)
+    return next(part for part in parts_compared() if name_of(part) == name)
 
 
 def shared_cases(row: Row, count: int, seed: int) -> list[Case]:

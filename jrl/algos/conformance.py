@@ -27,6 +27,7 @@ OF_CREDIT_FIELDS = (
     "old_logprobs",
     "behaviour_logprobs",
     "ref_logprobs",
+    "teacher_logprobs",
     "old_entropy",
 )  # of Groups, where asked for
 
@@ -451,6 +452,7 @@ def sample_groups() -> Groups:
         behaviour_logprobs=on_actions(old + rng.uniform(-0.3, 0.3, (ROWS, WIDTH))),
         ref_logprobs=on_actions(old + rng.uniform(-0.5, 0.5, (ROWS, WIDTH))),
         old_entropy=on_actions(rng.uniform(0, 2, (ROWS, WIDTH))),
+        teacher_logprobs=on_actions(old + rng.uniform(-0.7, 0.7, (ROWS, WIDTH))),
         sample=jnp.tile(jnp.arange(SAMPLES, dtype=jnp.int32), NUM_GROUPS),
         turn=jnp.asarray(np.broadcast_to(column >= 3, (ROWS, WIDTH)), jnp.int8),
     )
@@ -475,6 +477,7 @@ def sample_tokens() -> Tokens:
         old_values=draw(-1, 1),
         returns=draw(-1, 1),
         selected=draw(0, 1) > 0.5,
+        divergence=draw(0, 2),
     )
 
 
@@ -528,6 +531,7 @@ def _groups(objective: Objective, config: Any) -> Groups:
         "behaviour_logprobs": needs.credit_logprobs,
         "ref_logprobs": needs.credit_logprobs and needs.reference,
         "old_entropy": needs.credit_entropy,
+        "teacher_logprobs": needs.teacher,
     }
     return groups.replace(**{name: None for name, wanted in given.items() if not wanted})
 
@@ -545,6 +549,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(behaviour_logprobs=None, advantages=None)
     if objective.select is None:
         tokens = tokens.replace(selected=None)
+    if needs.divergence is None:
+        tokens = tokens.replace(divergence=None)
     return tokens
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.ops import reduce
+from jrl.ops.divergence import Divergence
 from jrl.types import Finish, PyTree
 
 Array = jax.Array
@@ -47,6 +48,7 @@ class Groups:
     old_logprobs: Array | None = None  # [N, T] float32; these three where Needs.credit_logprobs
     behaviour_logprobs: Array | None = None  # [N, T] float32, of the sampling distribution
     ref_logprobs: Array | None = None  # [N, T] float32, where there is a reference
+    teacher_logprobs: Array | None = None  # [N, T] float32, where Needs.teacher
     old_entropy: Array | None = None  # [N, T] float32, nats, where Needs.credit_entropy
     sample: Array | None = None  # [N] int32, the row's place among the samples of its prompt; names a draw
     turn: Array | None = None  # [N, T] int8, the turn that a sampled token belongs to
@@ -73,6 +75,7 @@ class Tokens:
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
+    divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
 
 
 @struct.dataclass
@@ -104,6 +107,8 @@ class Needs(NamedTuple):
 
     logprobs: bool = True  # of that model; False: no logits are computed
     reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
+    teacher: bool = False  # log-probs under the role `teacher`, which an earlier stage has trained
+    divergence: Divergence | None = None  # from the teacher's distribution at every token, by this measure
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
@@ -117,6 +122,11 @@ class Needs(NamedTuple):
     def value_outputs(self) -> int:
         """How many numbers the value head gives for a token."""
         return 1 if self.value_bins is None else self.value_bins.count
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the objective reads anything of the role `teacher`."""
+        return self.teacher or self.divergence is not None
 
     @property
     def heads(self) -> tuple[str, ...]:

@@ -114,6 +114,7 @@ def credit(
         old_logprobs=by_row("old_logprobs") if needs.credit_logprobs else None,
         behaviour_logprobs=behaviour if needs.credit_logprobs else None,
         ref_logprobs=by_row("ref_logprobs") if needs.credit_logprobs and needs.reference else None,
+        teacher_logprobs=by_row("teacher_logprobs") if needs.teacher else None,
         old_entropy=by_row("old_entropy") if needs.credit_entropy else None,
     )
     action_mask, scored = groups.action_mask, groups.reward

@@ -9,6 +9,8 @@ from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import max_micro_batches, max_prefix_rows
 from jrl.types import traced
 
+LOGPROB_CHUNK = 128
+
 
 @traced
 class RouterLoss:
@@ -33,7 +35,9 @@ class Learner:
     sequences_per_row: int = 32  # S, most sequences of a packed row
     minibatches: int = 1  # optimizer steps in one pass over a batch
     epochs: int = 1  # passes over a batch
-    logprob_chunk: int = 128  # positions of a row whose logits exist at once
+    logprob_chunk: int | None = None  # positions of a row whose logits exist at once; None: 128, more on TPUs
+    # How log-probs are computed; auto: on TPUs vocab_parallel, which gathers the head once, for jrl's decoder.
+    logprobs: Literal["auto", "reference", "vocab_parallel"] = "auto"
     layers: Literal["scanned", "unrolled"] = "scanned"  # scanned compiles faster, unrolled computes faster on CPU
     # A group's prompt is computed with each sample; once for each row; or once for all rows of a micro-batch.
     prefix_sharing: Literal["none", "in_row", "cross_row"] = "none"
@@ -44,6 +48,11 @@ class Learner:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"Learner.{field.name} must be at least 1; got {value}")
+
+    @property
+    def chunk(self) -> int:
+        """Positions of a row whose logits exist at once."""
+        return LOGPROB_CHUNK if self.logprob_chunk is None else self.logprob_chunk
 
     @property
     def updates_per_batch(self) -> int:

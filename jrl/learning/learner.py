@@ -17,6 +17,7 @@ import optax
 
 from jrl.algos.contract import Needs, Objective, Tokens, ValueBins
 from jrl.device.sharding import constrain
+from jrl.learning import vocab_parallel
 from jrl.learning.average import AVERAGE, moved_average
 from jrl.learning.credit import sequences_of
 from jrl.learning.layout import RouterLoss
@@ -28,6 +29,7 @@ from jrl.models.contract import Model, PrefixSegments, merge_params, without_gra
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
+from jrl.ops.divergence import token_divergence
 from jrl.ops.logprobs import token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.reference import reset_due
@@ -40,6 +42,8 @@ from jrl.types import (
     TrainBatch,
     TrainState,
 )
+
+MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` counts by its name
 
 
 def micro_batch(batch: PyTree, i: Array) -> PyTree:
@@ -77,23 +81,58 @@ class Reading(NamedTuple):
     values: Array | None  # [R, L], before each token
     value_logits: Array | None  # [R, L, K], of the bins of those values; None: the head gives numbers
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence
+    divergence: Array | None = None  # [R, L], from a teacher
+
+
+class Teacher(NamedTuple):
+    """A model whose distribution another one is compared with."""
+
+    params: PyTree
+    model: Model
+    cfg: Any
 
 
 def reading_of(
-    weights: Weights, micro: PackedBatch, mask: Array, model: Model, cfg: Any, chunk: int, needs: Needs
+    weights: Weights,
+    micro: PackedBatch,
+    mask: Array,
+    model: Model,
+    cfg: Any,
+    chunk: int,
+    needs: Needs,
+    teacher: Teacher | None = None,
 ) -> Reading:
-    """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`."""
+    """Returns what a model says of one micro-batch, log-probs of the tokens in `mask`.
+
+    Args:
+      teacher: where Needs.divergence is from it; None: no divergence.
+    """
     hidden, router_logits = hidden_of(weights.params, micro, model, cfg)
     unembed = lambda h: model.unembed(weights.params, h, cfg)
     logprobs = entropy = None
     if needs.logprobs:
-        logprobs, entropy = token_logprobs(
-            hidden, micro.tokens, mask, unembed, temperature=micro.temperature, chunk=chunk
-        )
+        asked = dict(temperature=micro.temperature, chunk=chunk)
+        if model.output_head is None:
+            logprobs, entropy = token_logprobs(hidden, micro.tokens, mask, unembed, **asked)
+        else:
+            head = model.output_head(weights.params, cfg)
+            logprobs, entropy = vocab_parallel.token_logprobs(hidden, micro.tokens, mask, head, **asked)
     values = read_values(weights.heads[VALUE], hidden) if needs.values else None
     value_logits = None
     if values is not None and needs.value_bins is not None:
         value_logits, values = values, two_hot_value(values, bins=bins_of(*needs.value_bins))
+    divergence = None
+    if teacher is not None:
+        divergence = token_divergence(
+            hidden,
+            jax.lax.stop_gradient(hidden_of(teacher.params, micro, teacher.model, teacher.cfg)[0]),
+            mask,
+            unembed,
+            lambda h: teacher.model.unembed(teacher.params, h, teacher.cfg),
+            kind=needs.divergence,
+            temperature=micro.temperature,
+            chunk=chunk,
+        )
     return Reading(
         logprobs=logprobs,
         entropy=entropy,
@@ -101,6 +140,7 @@ def reading_of(
         values=values,
         value_logits=value_logits,
         scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
+        divergence=divergence,
     )
 
 
@@ -189,7 +229,8 @@ def _over_micro_batches(
 
         return {name: write(out[name], read_fields[name]) for name in zeros}
 
-    return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
+    with jax.named_scope(MICRO_BATCHES):
+        return jax.lax.fori_loop(0, most_of_members(packed.num_real), body, zeros)
 
 
 class Sums(NamedTuple):
@@ -215,6 +256,7 @@ def loss_sums(
     cfg: Any,
     chunk: int,
     frozen: PyTree | None = None,
+    teacher: PyTree | None = None,
 ) -> Sums:
     """Returns loss, gradient and metric numerators of a whole optimizer step: a loop over its real micro-batches.
 
@@ -222,12 +264,15 @@ def loss_sums(
       trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
       config, state: the objective's, floats as arrays.
       router: what a mixture of experts adds to the loss, its floats as arrays.
+      teacher: parameters of a model of the same kind, where the objective reads the divergence from it.
     """
     needs, spec = objective.needs(config), model.spec(cfg)
+    other = None if teacher is None else Teacher(teacher, model, cfg)
 
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
-        reading = reading_of(Weights(params, trainable.heads), micro.packed, micro.loss_mask, model, cfg, chunk, needs)
+        weights = Weights(params, trainable.heads)
+        reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
         if not needs.entropy_gradient and reading.entropy is not None:
             reading = reading._replace(entropy=jax.lax.stop_gradient(reading.entropy))
         loss = magnitude = jnp.zeros((), batch.denominator.dtype)
@@ -268,7 +313,8 @@ def loss_sums(
         added = jax.tree.map(jnp.add, sums, sums_of(micro_batch(batch, i)))
         return where_member(i < batch.packed.num_real, added, sums)
 
-    return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
+    with jax.named_scope(MICRO_BATCHES):
+        return jax.lax.fori_loop(0, most_of_members(batch.packed.num_real), add, zero)
 
 
 def token_terms(
@@ -294,6 +340,7 @@ def token_terms(
         old_values=before.old_values,
         returns=micro.returns,
         selected=micro.selected,
+        divergence=reading.divergence,
     )
     per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.
@@ -343,6 +390,11 @@ def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) 
     return sums, jax.vmap(lambda z: routers.load(z, mask, per_token))(logits)
 
 
+def teacher_of(state: TrainState, config: PyTree, objective: Objective) -> PyTree | None:
+    """Returns the parameters of the role `teacher`, where the objective reads the divergence from it; else None."""
+    return None if objective.needs(config).divergence is None else weights_of(state.models, "teacher").params
+
+
 def update(
     state: TrainState,
     batch: TrainBatch,
@@ -367,7 +419,8 @@ def update(
     own, frozen = state.models[role], frozen_of(state.models, role)
     trainable = Weights(own.params, own.heads)
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
-    sums = loss_sums(trainable, batch, config, state.objective, router, **static, frozen=frozen)
+    given = dict(frozen=frozen, teacher=teacher_of(state, config, objective))
+    sums = loss_sums(trainable, batch, config, state.objective, router, **static, **given)
     leaves = Weights(*describe(model.spec(cfg), own.heads))
     gradient = trained_only(optimizer, sums.gradient, leaves)
     gradient = jax.tree.map(lambda g: (g / batch.denominator).astype(g.dtype), gradient)

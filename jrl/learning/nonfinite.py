@@ -18,6 +18,7 @@ import optax
 from jrl.algos.contract import Objective
 from jrl.learning.layout import RouterLoss
 from jrl.learning.learner import (
+    Teacher,
     Weights,
     frozen_of,
     hidden_of,
@@ -25,6 +26,7 @@ from jrl.learning.learner import (
     micro_batch,
     reading_of,
     sequence_terms,
+    teacher_of,
     token_terms,
 )
 from jrl.models.contract import Model, merge_params
@@ -72,11 +74,12 @@ def find_fault(
         for name, layer in _bad_leaves(tree, cfg):
             return Fault(place, name, layer)
     read, sums = _compiled(objective, model, cfg, chunk)
+    teacher = teacher_of(state, config, objective)
     for batch in batches:
         if (fault := _bad_field(batch)) is not None:
             return fault
         for i in range(int(batch.packed.num_real)):
-            flags = read(weights, batch, config, state.objective, i)
+            flags = read(weights, batch, config, state.objective, i, teacher)
             for place in (place for place in PLACES if place in flags):
                 flag = np.asarray(flags[place])
                 if flag.any():
@@ -85,7 +88,7 @@ def find_fault(
                         layer = _first_bad_layer(weights.params, batch, i, model, cfg)
                     return Fault(place, "", layer, _sequences(batch, i, flag))
         trainable = Weights(own.params, own.heads)
-        total = sums(trainable, batch, config, state.objective, router, frozen=frozen)
+        total = sums(trainable, batch, config, state.objective, router, frozen=frozen, teacher=teacher)
         if not np.isfinite(np.asarray(total.loss)):
             return Fault("loss", "sum")
         bad = list(_bad_leaves(total.gradient, cfg))
@@ -107,14 +110,15 @@ def _compiled(objective: Objective, model: Model, cfg: Any, chunk: int) -> tuple
 
 
 def _read(
-    weights: Weights, batch: TrainBatch, config: PyTree, state: PyTree, i: Array, *, objective: Objective, model: Model,
-    cfg: Any, chunk: int,
+    weights: Weights, batch: TrainBatch, config: PyTree, state: PyTree, i: Array, teacher: PyTree | None, *,
+    objective: Objective, model: Model, cfg: Any, chunk: int,
 ) -> dict[str, Array]:  # fmt: skip
     """Returns where micro-batch `i` is not finite, [R, L] or [R, S] bool each, by PLACES."""
     micro, needs = micro_batch(batch, i), objective.needs(config)
     places = micro.packed.sequence.shape[-1]
     hidden, _ = hidden_of(weights.params, micro.packed, model, cfg)
-    reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs)
+    other = None if teacher is None else Teacher(teacher, model, cfg)
+    reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
     flags = {"activations": ~jnp.isfinite(hidden).all(-1) & (micro.packed.segment < places)}
     for name, value in (("log-probs", reading.logprobs), ("values", reading.values)):
         if value is not None:
@@ -138,6 +142,7 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
         "old_values": before.old_values,
         "old_entropy": before.old_entropy,
         "ref_logprobs": before.ref_logprobs,
+        "teacher_logprobs": before.teacher_logprobs,
         "loss_weights": batch.loss_weights,
         "advantages": batch.advantages,
         "returns": batch.returns,

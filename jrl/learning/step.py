@@ -31,6 +31,7 @@ class StagePrograms(NamedTuple):
     ]  # (rollout, plan, temperature), or of stored rows (tokens, mask, plan, temperature)
     recompute: Callable[..., dict[str, Array]] | None  # (weights, packed) -> fields of Recomputed; None: no need
     reference: Callable[..., Array] | None  # (weights, packed) -> log-probs under the reference; None: no need
+    teacher: Callable[..., Array] | None  # (weights, packed) -> log-probs under the teacher; None: no need
     critic_values: Callable[..., dict[str, Array]] | None  # (weights, packed) -> old values; None: no critic of its own
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
     combine: Callable[..., Array] | None  # (scores of each role) -> [M, R, S]; None: the roles are no ensemble
@@ -84,6 +85,8 @@ def prepare(p: StagePrograms, state: TrainState, role: str, packed: PackedBatch,
         recomputed = recomputed.replace(**p.recompute(weights_of(state.models, role), packed))
     if p.reference is not None:
         recomputed = recomputed.replace(ref_logprobs=p.reference(weights_of(state.models, "reference"), packed))
+    if p.teacher is not None:
+        recomputed = recomputed.replace(teacher_logprobs=p.teacher(weights_of(state.models, "teacher"), packed))
     if p.critic_values is not None:
         recomputed = recomputed.replace(**p.critic_values(weights_of(state.models, CRITIC), packed))
     return Minibatch(plan, packed, recomputed)

@@ -101,6 +101,8 @@ class Model(NamedTuple):
     unstack: Callable  # (params, cfg) -> params whose layers are a tuple
     # (params, cfg) -> (params as a decode loop reads them, their logical axes); once a sampling call
     prepare_for_decode: Callable
+    # (params, cfg) -> vocab_parallel.OutputHead, from which the learner computes log-probs; None: by `unembed`
+    output_head: Callable | None = None
 
 
 class Adapted(NamedTuple):

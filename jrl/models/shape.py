@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 from jrl.device.sharding import ACTIVATIONS, TRAIN
-from jrl.models.attention.kernels import Attention
+from jrl.models.attention.kernels import NO_KERNEL, Attention
 from jrl.models.attention.linear import Linear
 from jrl.models.experts import Experts
 from jrl.models.remat import Remat
@@ -102,7 +102,7 @@ class Decoder:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of the parameters
     remat: Remat = "none"  # what a layer keeps for the backward pass: all, its input, matrix products; on the host
-    attention: Attention = "reference"  # over rows of tokens: our own, or a kernel. Decoding has Sampler.attention
+    attention: Attention = "auto"  # over rows of tokens: our own, or a kernel. Decoding has Sampler.attention
     attention_block: int | None = None  # queries whose scores exist at once, computed again in the backward pass
 
     def __post_init__(self) -> None:
@@ -121,11 +121,11 @@ class Decoder:
                 f"LongRope.short and long need a number for each of the {self.rotated // 2} pairs that rotate; they "
                 f"have {len(self.rope.short)}"
             )
-        if self.attention != "reference" and self.attention_block is not None:
+        if self.attention not in NO_KERNEL and self.attention_block is not None:
             raise ValueError(
                 f"attention_block needs attention='reference'; {self.attention} has blocks of its own. Leave it out"
             )
-        if self.attention != "reference" and self.dtype == "float64":
+        if self.attention not in NO_KERNEL and self.dtype == "float64":
             raise ValueError(f"attention={self.attention!r} computes in float32; dtype='float64' needs 'reference'")
         if self.attention == "cudnn" and self.dtype != "bfloat16":
             raise ValueError(f"attention='cudnn' computes in bfloat16; dtype={self.dtype!r} needs 'reference'")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import reduce
-
 Array = jax.Array
 
 
@@ -18,7 +16,7 @@ def most_uncertain(entropy: Array, eligible: Array, *, count: int) -> Array:
       entropy: [N, T] float, nats, of the distribution that the token was drawn from; may be NaN where not eligible.
       eligible: [N, T] bool. count: 20 in CURE.
     """
-    ranked = jnp.argsort(jnp.where(eligible, -reduce.masked(entropy, eligible), jnp.inf), axis=-1)
+    ranked = jnp.argsort(jnp.where(eligible, -entropy, jnp.inf), axis=-1)
     rank = jnp.argsort(ranked, axis=-1)
     return eligible & (rank < count)
 
@@ -31,5 +29,5 @@ def branch_column(candidates: Array, noise: Array) -> Array:
     Args:
       candidates: [N, T] bool. noise: [N, T] float, uniform in [0, 1).
     """
-    column = jnp.argmax(jnp.where(candidates, noise, -1), axis=-1).astype(jnp.int32)
+    column = jnp.argmax(jnp.where(candidates, noise, -jnp.inf), axis=-1).astype(jnp.int32)
     return jnp.where(candidates.any(axis=-1), column, -1)

@@ -30,8 +30,8 @@ def standardized(scores: Array, center: Array, scale: Array) -> Array:
 
     Source: the bias N+, 2403.17031, and Stiennon et al. 2009.01325.
     """
-    scale = jnp.where(scale <= SMALLEST_SPREAD, 1, reduce.widen(scale))  # an unknown one stays NaN, and so do scores
-    return (reduce.widen(scores) - reduce.widen(center)[None]) / scale[None]
+    scale = jnp.where(scale <= SMALLEST_SPREAD, 1, scale)  # an unknown one stays NaN, and so do scores
+    return (reduce.widen(scores) - center[None]) / scale[None]
 
 
 def mean_score(scores: Array) -> Array:

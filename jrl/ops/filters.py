@@ -49,8 +49,8 @@ def best(reward: Array, group: Array, valid: Array, *, num_groups: int) -> Array
 
     Source: PF-PPO, 2409.06957 section 3.2. verl draws the whole batch again by |score|^p: another algorithm.
     """
-    high = groups.maximum(reduce.masked(reward, valid), group, valid, num_groups=num_groups)
-    top = valid & (reduce.masked(reward, valid) == groups.to_rows(jnp.where(high > -jnp.inf, high, 0), group))
+    high = groups.maximum(reward, group, valid, num_groups=num_groups)
+    top = valid & (reward == groups.to_rows(jnp.where(high > -jnp.inf, high, 0), group))
     return _first(top, group, num_groups)
 
 
@@ -60,7 +60,7 @@ def best_and_worst(reward: Array, group: Array, valid: Array, *, num_groups: int
     A group with one valid row keeps it. At ties the lowest index counts. Arguments and source: as `best`.
     """
     top = best(reward, group, valid, num_groups=num_groups)
-    return top | best(-reduce.widen(reward), group, valid & ~top, num_groups=num_groups)
+    return top | best(-reward, group, valid & ~top, num_groups=num_groups)
 
 
 def best_and_random(reward: Array, group: Array, valid: Array, draw: Array, *, num_groups: int) -> Array:

@@ -51,7 +51,7 @@ def spearman(a: Array, b: Array) -> Array:
 
     x, y = ranks(a), ranks(b)
     norm = jnp.sqrt((x * x).sum() * (y * y).sum())
-    return jnp.where(norm == 0, 0, (x * y).sum() / jnp.where(norm == 0, 1, norm))  # of NaN: NaN, which is below nothing
+    return jnp.where(norm == 0, 0, (x * y).sum() / norm)  # of NaN: NaN, which is below nothing
 
 
 def verbosity_coefficients(objectives: Array, candidates: Array, *, verbosity: int, threshold: float) -> Array:

@@ -7,14 +7,16 @@ chunks that are empty in every row are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from jrl.ops.categorical import logprob_and_entropy
 from jrl.ops.members import most_of_members
-from jrl.types import Array
+from jrl.types import Array, PyTree
+
+CHUNK = "chunk"  # scope of the condition that skips an empty one: `jrl plan` counts by its name
 
 
 def token_logprobs(
@@ -32,44 +34,62 @@ def token_logprobs(
       temperature: [] float32; log-probs are of softmax(logits / temperature).
       chunk: positions of a row whose logits exist at once.
     """
-    rows, length, width = hidden.shape
+
+    def one(h: Array, t: Array) -> tuple[Array, Array]:
+        return logprob_and_entropy(unembed(h), t, temperature)
+
+    return by_chunk(one, (before(hidden), tokens), mask, chunk=chunk)
+
+
+def before(hidden: Array) -> Array:
+    """Returns the hidden states that columns are computed from, [R, L, D]: each the one before it."""
+    return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)
+
+
+def by_chunk(one: Callable[..., PyTree], arrays: Sequence[Array], mask: Array, *, chunk: int) -> PyTree:
+    """Returns what `one` gives for every position in the mask, [R, L] each, 0 elsewhere.
+
+    Args:
+      one: chunks of the arrays, [R, c, ...] each -> a tree of [R, c], each position by itself.
+      arrays: [R, L, ...] each. mask: [R, L] bool. chunk: c.
+    """
+    rows, length = mask.shape
     chunk = min(chunk, length)
     num_chunks = -(-length // chunk)
     padding = num_chunks * chunk - length
     order = jnp.argsort(~mask, axis=1, stable=True)  # masked-in positions first
     back = jnp.argsort(order, axis=1)
-    before = permute(jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1), order, back)
-    before = jnp.pad(before, ((0, 0), (0, padding), (0, 0))).reshape(rows, num_chunks, chunk, width)
-    targets = jnp.pad(jnp.take_along_axis(tokens, order, axis=1), ((0, 0), (0, padding)))
-    targets = targets.reshape(rows, num_chunks, chunk)
+
+    def chunked(x: Array) -> Array:
+        x = permute(x, order, back) if x.ndim > 2 else jnp.take_along_axis(x, order, axis=1)
+        x = jnp.pad(x, ((0, 0), (0, padding), *[(0, 0)] * (x.ndim - 2)))
+        return x.reshape(rows, num_chunks, chunk, *x.shape[2:])
+
+    chunks = [chunked(x) for x in arrays]
     # Chunks with a masked-in position in some row: of a population, in some row of any member.
     filled = most_of_members(-(-mask.sum(axis=1).max() // chunk))
+    shapes = jax.eval_shape(one, *(x[:, 0] for x in chunks))
 
-    def one(h: Array, t: Array) -> tuple[Array, Array]:
-        return logprob_and_entropy(unembed(h), t, temperature)
-
-    shapes = jax.eval_shape(one, before[:, 0], targets[:, 0])
-
-    def nothing(h: Array, t: Array) -> tuple[Array, Array]:
+    def nothing(*given: Array) -> PyTree:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype, out_sharding=s.sharding), shapes)
 
     # Around the condition, not inside: it would keep a copy of the head for every chunk.
     @jax.checkpoint
-    def some(i: Array, h: Array, t: Array) -> tuple[Array, Array]:
-        return jax.lax.cond(i < filled, one, nothing, h, t)
+    def some(i: Array, *given: Array) -> PyTree:
+        with jax.named_scope(CHUNK):
+            return jax.lax.cond(i < filled, one, nothing, *given)
 
-    def step(i: Array, xs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+    def step(i: Array, xs: Sequence[Array]) -> tuple[Array, PyTree]:
         return i + 1, some(i, *xs)
 
-    moved = (jnp.moveaxis(before, 1, 0), jnp.moveaxis(targets, 1, 0))
+    moved = [jnp.moveaxis(x, 1, 0) for x in chunks]
     _, chunks_read = jax.lax.scan(step, jnp.zeros((), jnp.int32), moved)
 
     def in_place(x: Array) -> Array:
         x = jnp.moveaxis(x, 0, 1).reshape(rows, num_chunks * chunk)[:, :length]
         return jnp.where(mask, permute(x, back, order), 0)
 
-    logprobs, entropy = chunks_read
-    return in_place(logprobs), in_place(entropy)
+    return jax.tree.map(in_place, chunks_read)
 
 
 @jax.custom_vjp

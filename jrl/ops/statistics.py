@@ -249,7 +249,7 @@ def stratified_bootstrap(
     scores = [_scores(task, "stratified_bootstrap") for task in tasks]
     joined = np.concatenate([*scores, np.zeros(0)])
     value = float(statistic(joined))
-    if min(map(len, scores), default=0) < 2:
+    if not scores or min(map(len, scores)) < 2:
         return Interval(value, math.nan, math.nan, len(joined))
     rng = np.random.default_rng(seed)
     drawn = [

@@ -41,6 +41,8 @@ from jrl.rollout.strategies.contract import Drawing, Fields, Shard
 from jrl.types import Array, Finish, PromptBatch, PyTree, Rollout, traced
 
 POLICY = "policy"
+# Scopes of the loops and the condition whose frequency only the data decides: `jrl plan` counts by their names.
+REFILLS, ADMIT, PREFILL, DECODE, COMPACTED = "refills", "admit", "prefill", "decode", "compacted"
 
 
 @traced
@@ -54,10 +56,11 @@ class Sampler:
     top_p: float | None = None  # draw from the likeliest tokens whose probabilities sum to p
     min_p: float | None = None  # draw from tokens at least min_p times as likely as the likeliest
     stop_strings: tuple[str, ...] = ()  # end a completion that contains one, in whatever tokens
-    layers: Literal["unrolled", "scanned"] = "unrolled"  # unrolled decodes faster on CPU, scanned compiles faster
+    # unrolled decodes faster on CPU, scanned compiles faster; auto: scanned with a kernel for TPUs, else unrolled
+    layers: Literal["auto", "unrolled", "scanned"] = "auto"
     # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
-    attention: OneToken = "reference"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
+    attention: OneToken = "auto"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
     # How often the batch shrinks to half the slots as rows finish, once the queue is empty; each compiles a loop.
     max_batch_compactions: int = 0
 
@@ -288,7 +291,7 @@ def program(
         greedy_samples=greedy_samples,
         completion_length=completion_length,
         slots=slots,
-        unrolled=layers == "unrolled",
+        unrolled=layers != "scanned",
         layout=layout,
         max_batch_compactions=max_batch_compactions,
         stop_ids=stop_ids,
@@ -501,12 +504,22 @@ def _sample_shard(
     def more_than(rows: int) -> Callable[[_Loop], Array]:
         return lambda loop: any_member((loop.waiting < count) | ((loop.slots.sequence < count).sum() > rows))
 
-    refill_and_decode = lambda loop: _decode_step(shard, _refill(shard, loop))
     sizes = compaction_sizes(options.slots, options.max_batch_compactions)
-    loop = jax.lax.while_loop(more_than(sizes[0] if sizes else 0), refill_and_decode, _start(shard))
+    more = more_than(sizes[0] if sizes else 0)
+    # A loop of its own between two refills: what only a refill reads is then not moved or laid out anew at every token.
+    full = lambda loop: more(loop) & ~any_member(_num_admitted(shard, loop) > 0)
+
+    def refill_and_decode(loop: _Loop) -> _Loop:
+        loop = _refill(shard, loop)
+        with jax.named_scope(DECODE):
+            return jax.lax.while_loop(full, lambda loop: _decode_step(shard, loop), loop)
+
+    with jax.named_scope(REFILLS):
+        loop = jax.lax.while_loop(more, refill_and_decode, _start(shard))
     for rows, remaining in zip(sizes, (*sizes[1:], 0)):
         compacted = _compact(shard, loop, rows)
-        loop = jax.lax.while_loop(more_than(remaining), lambda loop: _decode_step(shard, loop), compacted)
+        with jax.named_scope(COMPACTED):
+            loop = jax.lax.while_loop(more_than(remaining), lambda loop: _decode_step(shard, loop), compacted)
     return _rollout_fields(shard, loop.outputs, version)
 
 
@@ -572,12 +585,13 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
     sequence = loop.waiting
     prompt, last = shard.prompt[sequence], jnp.maximum(shard.prompt_length[sequence] - 1, 0)
     absent = prompt >= loop.resident.first + shard.num_resident
-    resident = jax.lax.cond(
-        any_member(absent),
-        lambda resident: where_member(absent, _prefill(shard, prompt), resident),
-        lambda resident: resident,
-        loop.resident,
-    )
+    with jax.named_scope(PREFILL):
+        resident = jax.lax.cond(
+            any_member(absent),
+            lambda resident: where_member(absent, _prefill(shard, prompt), resident),
+            lambda resident: resident,
+            loop.resident,
+        )
 
     def copy(cache: Array, prefilled: Array) -> Array:
         # The slice is narrower than the slot: columns after it still have the last sequence's, and are never read
@@ -606,10 +620,16 @@ def _admit(shard: _Shard, loop: _Loop, admits: Array) -> _Loop:
 
 def _refill(shard: _Shard, loop: _Loop) -> _Loop:
     """Gives idle slots to the sequences that wait."""
-    idle = (loop.slots.sequence == shard.count).sum(dtype=jnp.int32)
-    num_admitted = jnp.minimum(idle, shard.count - loop.waiting)
+    num_admitted = _num_admitted(shard, loop)
     admit = lambda i, loop: _admit(shard, loop, i < num_admitted)
-    return jax.lax.fori_loop(0, most_of_members(num_admitted), admit, loop)
+    with jax.named_scope(ADMIT):
+        return jax.lax.fori_loop(0, most_of_members(num_admitted), admit, loop)
+
+
+def _num_admitted(shard: _Shard, loop: _Loop) -> Array:
+    """Returns how many of the sequences that wait there is an idle slot for, [] int32."""
+    idle = (loop.slots.sequence == shard.count).sum(dtype=jnp.int32)
+    return jnp.minimum(idle, shard.count - loop.waiting)
 
 
 def _decode_step(shard: _Shard, loop: _Loop) -> _Loop:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jrl.device.host_memory import check_host_memory
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
-from jrl.models.attention.kernels import check_ragged
+from jrl.models.attention.kernels import NO_KERNEL, check_ragged
 from jrl.models.shape import Decoder
 
 
@@ -60,9 +60,9 @@ def check_cache(config: Config, cfg: Any, tensor: int) -> None:
         raise ValueError(
             f"Sampler.kv_layout={kv_layout!r} is a layout of jrl's cache; this model has a cache of its own"
         )
-    if attention != "reference" and not isinstance(cfg, Decoder):
+    if attention not in NO_KERNEL and not isinstance(cfg, Decoder):
         raise ValueError(f"Sampler.attention={attention!r} reads jrl's cache; this model has a cache of its own")
-    if attention != "reference" and cfg.dtype == "float64":
+    if attention not in NO_KERNEL and cfg.dtype == "float64":
         raise ValueError(f"Sampler.attention={attention!r} computes in float32; float64 needs 'reference'")
     if attention == "ragged":
         check_ragged(cfg, tensor)

@@ -205,7 +205,7 @@ def _fault_of(
     role: str,
     objective: Objective,
 ) -> Fault | None:
-    static = dict(model=policy.model, cfg=policy.cfg, chunk=stage.learner.logprob_chunk)
+    static = dict(model=policy.model, cfg=policy.cfg, chunk=stage.learner.chunk)
     router = arrays.router
     return find_fault(state, [batch], arrays.objective, router, role=role, objective=objective, **static)
 

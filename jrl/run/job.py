@@ -71,6 +71,7 @@ from jrl.run.identity import (
     with_saved_model,
     write_run_metadata,
 )
+from jrl.run.kernels import Choice, choose_kernels, sentence
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import starts
@@ -109,6 +110,7 @@ class Policy:
     model: Model
     program_cache: ProgramCache
     programs: Programs
+    chosen: tuple[Choice, ...] = ()  # what every 'auto' of the configuration became
 
 
 @dataclasses.dataclass
@@ -210,9 +212,13 @@ def open_policy(
     # Accelerators multiply float32 in fewer bits by default; sampler and learner would differ by more than rounding.
     jax.config.update("jax_default_matmul_precision", "highest")
     platform = mesh.devices.flat[0].platform
-    cache = ProgramCache(announce, platform)
+    cache = ProgramCache(announce, platform if platform != "tpu" else mesh.devices.flat[0].device_kind)
     cfg = programs.model_config(config, tokenizer)
     model = programs.model_of(config, parts.tables)
+    made_in = programs_in(cache)
+    # The programs of a population are vmapped, which kernels are not.
+    config, chosen = choose_kernels(config, cfg, platform if made_in is cache else "cpu", mesh.shape["tensor"])
+    cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):
         check_divides(cfg, mesh)
@@ -223,8 +229,8 @@ def open_policy(
     check_router(config, cfg)
     check_shared(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    built = programs.build(config, parts.tables, model, tokenizer, mesh, programs_in(cache))
-    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built)
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen))
 
 
 @contextlib.contextmanager
@@ -299,6 +305,9 @@ def open_job(
             stack.callback(policy.program_cache.close)
         else:
             policy = dataclasses.replace(beside.policy, config=config)
+        config = policy.config
+        for choice in policy.chosen if beside is None else ():
+            display.note(f"chosen: {sentence(choice)}")
         check_host(config, policy.mesh)
         check_covered(policy.mesh, processes)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
@@ -358,7 +367,8 @@ def open_job(
         processes.barrier("opened")  # what a process has to refuse, it has refused before the run is written down
         if not is_begun:
             if processes.writer:
-                write_run_metadata(started, parts, folder, manifest)
+                chosen = {choice.field: choice.value for choice in policy.chosen}
+                write_run_metadata(started, parts, folder, {**manifest, "chosen": chosen})
             processes.barrier("written")
         elif changes and processes.writer:
             job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)

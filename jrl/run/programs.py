@@ -37,6 +37,7 @@ from jrl.learning.optimizers.contract import describe
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
 from jrl.learning.step import StagePrograms
+from jrl.learning.vocab_parallel import output_head
 from jrl.models import decoder
 from jrl.models.adapters.lora import adapted
 from jrl.models.contract import Model, split_params, unrolled
@@ -304,7 +305,9 @@ def build_stage(
     objective = row_of(tables, "algos", stage.objective)
     needs, online = objective.needs(stage.objective), isinstance(stage, Online)
     learned = model if stage.learner.layers == "scanned" else unrolled(model)
-    static = dict(model=learned, cfg=cfg, chunk=stage.learner.logprob_chunk)
+    if stage.learner.logprobs == "vocab_parallel":
+        learned = learned._replace(output_head=output_head)
+    static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
     longest = completion_length(stage, config)
     judged = dict(objective=objective, max_completion=longest)
     trained, updated = optimizers(stage), objective
@@ -349,6 +352,7 @@ def build_stage(
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
+        teacher=program("teacher", functools.partial(learner.logprobs, **static)) if needs.teacher else None,
         critic_values=program(
             "critic_values",
             functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),

@@ -19,6 +19,8 @@ from jrl.models.shape import Decoder
 from jrl.resolve import bundled_configs
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.envs import ENVS
+from jrl.tasks.envs.layouts import LAYOUTS
+from jrl.tasks.envs.layouts.contract import Layout
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.verifiers import VERIFIERS
 
@@ -28,6 +30,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "sources": SOURCES,
     "verifiers": VERIFIERS,
     "envs": ENVS,
+    "layouts": LAYOUTS,
     "families": FAMILIES,
     "tokenizers": TOKENIZERS,
 }
@@ -39,13 +42,13 @@ def rows(kind: str) -> list[dict[str, Any]]:
 
     Configs: {"name","doc","path"}. Parts: {"id","function","inputs","output","tests"}.
     Tables: {"name","doc","config","fields"}; families also have {"model_type","architecture","keys","harmless"}, of
-    their config.json.
+    their config.json. Layouts: {"name","doc","takes","rank_by","example"}.
     """
     if kind == "configs":
         return [{"name": name, "doc": headline(path), "path": str(path)} for name, path in bundled_configs().items()]
     if kind == "parts":
         return [dict(part) for part in (*PARTS, *OBJECTIVE_FUNCTIONS)]
-    row_of = _family if kind == "families" else _row
+    row_of = {"families": _family, "layouts": _layout}.get(kind, _row)
     return [row_of(name, row) for name, row in TABLES[kind].items()]
 
 
@@ -76,6 +79,16 @@ def _row(name: str, row: Any) -> dict[str, Any]:
         "doc": _sentence(config),
         "config": f"{config.__module__}:{config.__qualname__}",
         "fields": field_docs(config),
+    }
+
+
+def _layout(name: str, row: Layout) -> dict[str, Any]:
+    return {
+        "name": name,
+        "doc": row.of,
+        "takes": list(row.takes),
+        "rank_by": list(row.rank_by),
+        "example": row.example,
     }
 
 

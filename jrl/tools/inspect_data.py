@@ -12,16 +12,21 @@ import numpy as np
 from jrl.config.errors import nearest
 from jrl.experiment import Config, Offline, row_of
 from jrl.run.report.text import printable
+from jrl.tasks.data.contamination import EvaluationIndex, described, example_digest
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out
 from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.data.survey import texts_of
+from jrl.tasks.envs import ENVS, open_source
 from jrl.tasks.envs.contract import Source
-from jrl.tasks.envs.jsonl import Jsonl, open_jsonl
+from jrl.tasks.envs.dataset import Dataset
+from jrl.tasks.envs.filtered import FilteredSource
+from jrl.tasks.envs.jsonl import Jsonl
 from jrl.tasks.example import visit_uid
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 
+SHOWN_OVERLAPS = 20  # most lines on contaminated rows
 LONGEST = 1 << 20  # tokens of a row, where no configuration says
 LEARNED, PLAIN = "\x1b[32m", "\x1b[0m"
 TOKENIZER_TEXTS = 4096  # most examples that a tokenizer of the file's own texts is trained on, as in a run
@@ -46,10 +51,41 @@ class TokenRow(NamedTuple):
     learned: list[bool]
 
 
-def open_file(path: str, config: Config | None, tables: dict[str, Any] | None, name: str | None) -> Inspected:
+class Read(NamedTuple):
+    """How a file is read where no configuration says."""
+
+    layout: str | None = None  # of LAYOUTS; None: the columns of Jsonl
+    take: str | None = None  # what becomes an example of that layout; None: its first
+
+
+BY_COLUMNS = Read()
+
+
+def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
+    """Returns the task that a file is.
+
+    Args:
+      task: that of a configuration, whose settings are used where it is such a task.
+    """
+    if read.layout is not None:
+        named = {} if read.take is None else {"take": read.take}
+        if isinstance(task, Dataset):
+            return dataclasses.replace(task, path=path, layout=read.layout, **named)
+        return Dataset(path=path, layout=read.layout, **named)
+    return (
+        dataclasses.replace(task, path=path)
+        if isinstance(task, Dataset | Jsonl)
+        else Jsonl(path=path, needs_answer=False)
+    )
+
+
+def open_file(
+    path: str | None, config: Config | None, tables: dict[str, Any] | None, name: str | None, read: Read = BY_COLUMNS
+) -> Inspected:
     """Returns the file, read and checked as a run would.
 
     Args:
+      path: None: the configuration's own task.
       config: whose tokenizer, prompt length, settings of the source where a stage has it and, where its task is a file,
         columns are used. None: bytes, any length, defaults.
       tables: of that configuration's parts.
@@ -62,13 +98,17 @@ def open_file(path: str, config: Config | None, tables: dict[str, Any] | None, n
         guess = nearest(name, sources)
         hint = f"; did you mean {guess}?" if guess else "."
         raise ValueError(f"--as: unknown source {name!r}{hint} Available: {', '.join(sources)}")
+    if path is None and config is None:
+        raise ValueError("name a FILE, or a --config whose task is to be inspected")
+    if read.take is not None and read.layout is None:
+        raise ValueError("--take says what becomes of the rows of a --layout; name one")
     if config is None:
-        source = open_jsonl(Jsonl(path=path, needs_answer=False))
+        source = open_source(file_config(path, read), ENVS)
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:
-        task = config.task if isinstance(config.task, Jsonl) else Jsonl(path=path, needs_answer=False)
-        source, data = open_jsonl(dataclasses.replace(task, path=path)), config.data
+        task = config.task if path is None else file_config(path, read, config.task)
+        source, data = open_source(task, tables["envs"]), config.data
         texts = texts_of(source, data, TOKENIZER_TEXTS)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
         width = data.prompt_length + config.sampler.completion_length
@@ -133,6 +173,8 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
     lengths: dict[str, list[int]] = {"prompt": [], "learned": []}
     causes: dict[str, int] = {}
     seen: set[bytes] = set()
+    examples: set[bytes] = set()
+    tasks: dict[str, int] = {}
     duplicates = 0
     for index in range(looked_at):
         _, sequences, cause = sequences_of(inspected, index)
@@ -141,10 +183,17 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
         for sequence in sequences:
             lengths["prompt"].append(len(sequence.tokens) - sum(sequence.learned))
             lengths["learned"].append(sum(sequence.learned))
-        digest = inspected.source[index].prompt_digest()
+        example = inspected.source[index]
+        digest = example.prompt_digest()
         duplicates += digest in seen
         seen.add(digest)
+        examples.add(example_digest(example))
+        tasks[example.task] = tasks.get(example.task, 0) + 1
     yield f"{looked_at} of {len(inspected.source)} rows, {duplicates} of them with a prompt met before"
+    if len(examples) < looked_at:
+        yield f"duplicates, with the answer too: {looked_at - len(examples)}"
+    for task, count in sorted(tasks.items()) if len(tasks) > 1 else ():
+        yield f"task {printable(task, 80)}: {count} rows, {count / looked_at:.1%}"
     for name, found in lengths.items():
         if any(found):
             low, middle, high, top = np.percentile(found, [0, 50, 95, 100])
@@ -155,6 +204,26 @@ def statistics(inspected: Inspected, most: int) -> Iterator[str]:
         yield f"noticed in the file, {cause}: {count}"
 
 
+def contamination(inspected: Inspected, evaluation: Sequence[Source], ngram: int, overlap: float) -> Iterator[str]:
+    """Yields lines on the examples whose prompts hold more than `overlap` of a prompt of evaluation sets."""
+    index = EvaluationIndex((one[i] for one in evaluation for i in range(len(one))), ngram)
+    found = [index.overlap(inspected.source[i]) for i in range(len(inspected.source))]
+    overlaps = [one for one in found if one is not None and one.share > overlap]
+    yield (
+        f"{len(overlaps)} of {len(found)} rows hold one of {len(index)} evaluation prompts, "
+        f"{sum(one.kind == 'exact' for one in overlaps)} of them exactly, else by {ngram}-grams above {overlap:.0%}"
+    )
+    for line in described(overlaps, SHOWN_OVERLAPS):
+        yield f"  {printable(line, 200)}"
+
+
 def lines(inspected: Inspected, count: int, most: int, color: bool) -> Sequence[str]:
-    """Returns all that the command prints."""
-    return [*show(inspected, count, color), "", *statistics(inspected, most)]
+    """Returns all that the command prints, but for contamination."""
+    return [*show(inspected, count, color), "", *statistics(inspected, most), *overlaps_of(inspected.source)]
+
+
+def overlaps_of(source: Source) -> Iterator[str]:
+    """Yields lines on what a Filtered task has found in its evaluation sets."""
+    if isinstance(source, FilteredSource):
+        for line in described(source.overlaps, SHOWN_OVERLAPS):
+            yield f"contaminated: {printable(line, 200)}"

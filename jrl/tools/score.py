@@ -119,9 +119,9 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
         row_length=width,
         micro_batch_tokens=settings.micro_batch_tokens,
         sequences_per_row=settings.sequences_per_row,
-        logprob_chunk=settings.logprob_chunk,
+        logprob_chunk=settings.chunk,
     )
-    return _Laid(cfg, config.logprob_chunk, layout.packed_shape(config, count, width, shards))
+    return _Laid(cfg, config.chunk, layout.packed_shape(config, count, width, shards))
 
 
 def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarray]:

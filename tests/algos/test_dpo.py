@@ -44,6 +44,8 @@ def test_the_running_example_by_hand():
     np.testing.assert_array_equal(metrics["dpo/accuracy"], [[1, 0]])
     tie = sequence_loss(DPO(beta=0.1), pairs([-10.0, -10.0], [-11.0, -11.0]), ())[1]
     np.testing.assert_array_equal(tie["dpo/accuracy"], [[0.5, 0]])
+    near = sequence_loss(DPO(beta=0.1), pairs([-10.5, -11.0], [-11.0, -11.0]), ())[1]  # D = 0.5
+    np.testing.assert_array_equal(near["dpo/accuracy"], [[1, 0]])
     margin = lambda lp: sequence_loss(DPO(), dataclasses.replace(RUNNING, logprob=lp), ())[1]["dpo/margin"].sum()
     np.testing.assert_array_equal(jax.grad(margin)(RUNNING.logprob), 0)
 

@@ -117,6 +117,15 @@ def test_the_gradient_is_that_of_small_differences(name):
         np.testing.assert_allclose(jax.grad(at)(wide.logprob)[0], expected, 1e-6, 1e-9)
 
 
+def test_gains_count_times_beta():
+    # u_w = 2, u_l = -2, at half the beta
+    doubled = sequences([-9.0, -13.0], [-11.0, -11.0], [10, 12])
+    for name in ("EXO", "NCA", "APOZero", "APODown", "BCO", "VPO"):
+        row = ALGOS[name]
+        found = row.sequence_loss(row.config(beta=0.05), doubled, row.init_state(row.config()))[0]
+        np.testing.assert_allclose(found, [[BY_HAND[name][2], 0]], 2e-6, err_msg=name)
+
+
 def test_the_reverse_kl_of_fdpo_and_certain_labels_of_conservative_dpo_are_dpo():
     expected = loss_of("DPO", {}, RUNNING)[0]
     np.testing.assert_allclose(loss_of("FDPO", {"alpha": 1.0}, RUNNING)[0], expected, 1e-6)

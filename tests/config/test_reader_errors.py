@@ -345,13 +345,13 @@ def test_what_a_developer_got_wrong_is_a_type_error():
         load(None, [], Config, {**TABLES, "algos": {"DAPO": DAPO, "GRPO": GRPO}, "envs": {"DAPO": other}})
 
 
-def test_one_edit_typos_are_refused_and_the_meant_name_is_suggested():
+def test_one_edit_typos_are_refused_and_the_meant_name_is_suggested(trials):
     draw = random.Random(0)
     fields = [(cls.__name__, field) for cls, field in all_fields(Config, TABLES)]
     real = {f"{section}.{field}" for section, field in fields}
     letters = "abcdefghijklmnopqrstuvwxyz_"
-    tried = right = 0
-    while tried < 1000:
+    tried, right, number = 0, 0, trials(1_000)
+    while tried < number:
         section, field = draw.choice(fields)
         part = draw.choice(("section", "field"))
         word = section if part == "section" else field

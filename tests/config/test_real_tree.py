@@ -63,12 +63,32 @@ def test_help_has_a_section_for_every_class():
         assert f"\n  {field}: " in text and (f"\n{cls.__name__}" in text or text.startswith(cls.__name__))
 
 
-def test_one_edit_typos_of_real_keys_are_refused_and_the_meant_name_is_suggested():
+def test_values_of_another_type_are_refused_by_their_field(trials):
+    wrong = {
+        int: ("'x'", "1.5", "[1]", "None.5"),
+        float: ("'x'", "[0.5]", "{}"),
+        str: ("3", "['x']"),
+        bool: ("'yes'", "2"),
+    }
+    written = to_gin(load(None, BASE, Config, CLASSES), CLASSES)
+    names = [line.partition(" = ")[0] for line in written.splitlines() if " = " in line and not line.startswith("#")]
+    hints = {
+        f"{cls.__name__}.{f.name}": f.hint for cls, _ in all_fields(Config, CLASSES) for f in fields_of(cls).values()
+    }
+    cases = [(name, value) for name in names for value in wrong.get(hints.get(name.rpartition("/")[2]), ())]
+    assert len(cases) > 100
+    for name, value in cases[: trials(len(cases))]:
+        with pytest.raises(ConfigError) as caught:
+            load(None, [*BASE, f"{name} = {value}"], Config, CLASSES)
+        assert name.rpartition(".")[2] in str(caught.value), (name, value, str(caught.value))
+
+
+def test_one_edit_typos_of_real_keys_are_refused_and_the_meant_name_is_suggested(trials):
     draw = random.Random(1)
     fields = [(cls.__name__, field) for cls, field in all_fields(Config, CLASSES)]
     real = {f"{section}.{field}" for section, field in fields}
-    tried = right = 0
-    while tried < 200:
+    tried, right, number = 0, 0, trials(200, 1_000, seed=1)
+    while tried < number:
         section, field = draw.choice(fields)
         word = section if (in_section := draw.random() < 0.3) else field
         i = draw.randrange(len(word))

@@ -18,6 +18,7 @@ from jrl.algos.common import TruncatedImportance
 from jrl.algos.conformance import CONTRACT_TESTS, contract_tests_of, default_config
 from jrl.algos.contract import Facts, Groups, Sequences, Tokens
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.ops.divergence import DIVERGENCES
 from jrl.plugins import load_parts
 
 FACTS = Facts(
@@ -170,12 +171,20 @@ def test_a_row_for_stored_data_needs_nothing_that_only_samples_have(name):
     assert objective.refill(everything_on(objective)) is None
 
 
+def divergence_of(needs, logprobs, teacher, rows):
+    """Returns what an objective reads of a teacher's distribution, [rows, 2], the same in every row; None: nothing."""
+    if needs.divergence is None:
+        return None
+    return jnp.tile(DIVERGENCES[needs.divergence](logprobs, teacher), (rows, 1))
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_it_learns_a_word_of_two_letters(name):
     """A policy of [2, 3] logits, rewarded where both letters are right: 1 in 9 at first, nearly always at the end."""
     objective = ALGOS[name]
     config = dataclasses.replace(default_config(objective), **SHORT.get(name, {}))
     needs, rows, num_groups, target = objective.needs(config), 64, 8, jnp.array([2, 0])
+    teacher = jax.nn.log_softmax(6 * jax.nn.one_hot(target, 3))
     optimizer = optax.adam(0.1)
     ones = jnp.ones((rows, 2), bool)
 
@@ -200,6 +209,7 @@ def test_it_learns_a_word_of_two_letters(name):
             old_logprobs=chosen,
             behaviour_logprobs=chosen,
             ref_logprobs=jnp.full((rows, 2), -jnp.log(3.0)),
+            teacher_logprobs=teacher[jnp.arange(2)[None, :], tokens],
             old_entropy=jnp.tile(-(jnp.exp(before) * before).sum(-1), (rows, 1)),
             sample=jnp.arange(rows, dtype=jnp.int32) // num_groups,
         )
@@ -227,6 +237,7 @@ def test_it_learns_a_word_of_two_letters(name):
                 old_values=jnp.zeros((rows, 2)),
                 returns=returns,
                 selected=None if objective.select is None else objective.select(config, groups, advantages),
+                divergence=divergence_of(needs, every, teacher, rows),
             )
             per_token, metrics = objective.token_loss(config, batch, state)
             weighted = jnp.where(mask, objective.weights(config, mask, 2) * per_token, 0)
@@ -253,6 +264,7 @@ def test_it_learns_to_say_a_stored_word(name):
     config, optimizer, mask = default_config(objective), optax.adam(0.1), jnp.ones((1, 2), bool)
     state = objective.init_state(config)
     logprobs_of = lambda logits: jax.nn.log_softmax(logits)[jnp.arange(2)[None, :], word]
+    needs, teacher = objective.needs(config), jax.nn.log_softmax(6 * jax.nn.one_hot(word[0], 3))
     given = conformance.sample_tokens().replace(
         mask=mask, segment=jnp.zeros((1, 2), jnp.int32), num_segments=1, entropy=jnp.zeros((1, 2)),
         behaviour_logprobs=None, advantages=None, values=None, old_values=None, returns=None,
@@ -262,6 +274,7 @@ def test_it_learns_to_say_a_stored_word(name):
     def loss(logits):
         logprobs = logprobs_of(logits)
         tokens = given.replace(logprobs=logprobs, old_logprobs=jax.lax.stop_gradient(logprobs))
+        tokens = tokens.replace(divergence=divergence_of(needs, jax.nn.log_softmax(logits), teacher, 1))
         return objective.token_loss(config, tokens, state)[0].sum()
 
     def update(carry, _):

@@ -14,6 +14,10 @@ from jrl.tasks.example import Example, Message
 from jrl.tasks.verifiers import VERIFIERS
 
 ROWS = [{"prompt": f"Say {i}.", "answer": str(i), "verifiers": ["Exact"]} for i in range(30)]
+OF_A_DATA_SET = [
+    {"messages": [{"role": "user", "content": row["prompt"]}], "ground_truth": row["answer"], "dataset": "said"}
+    for row in ROWS
+]
 
 
 def addition_of(size):
@@ -25,11 +29,15 @@ def config(request, tmp_path):
     """A small config of each row. A new row needs one here."""
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    data_set = tmp_path / "data_set.jsonl"
+    data_set.write_text("".join(json.dumps(row) + "\n" for row in OF_A_DATA_SET))
     addition = ENVS["Addition"].config()
     sums = ENVS["ReasoningGym"].config(dataset="chain_sum", size=50)
     samples = {
         "Addition": addition,
         "Cleaned": ENVS["Cleaned"].config(task=ENVS["Addition"].config(size=40), evaluation=(addition_of(5),)),
+        "Dataset": ENVS["Dataset"].config(path=str(data_set), layout="rlvr", verifiers=("Exact",)),
+        "Filtered": ENVS["Filtered"].config(task=ENVS["Addition"].config(size=40), evaluation=(addition_of(5),)),
         "Jsonl": ENVS["Jsonl"].config(path=str(path)),
         "Mixture": ENVS["Mixture"].config(tasks=(addition, sums), weights=(2.0, 1.0)),
         "ReasoningGym": sums,

@@ -26,6 +26,7 @@ def test_a_text_shorter_than_a_gram_must_be_the_same_whole():
     held = grams("two plus two", 5)
     assert contaminated("Two plus two!", held, 5)
     assert not contaminated("two plus", held, 5)
+    assert not contaminated("two plus two", {("plus", "two")}, 5)
     assert not contaminated("?", grams("!", 5), 5)  # no words at all are no overlap
 
 

@@ -23,9 +23,9 @@ def stream_of(source, config=EVERYTHING, **options):
     return open_stream(source, TOKENIZER, config, **{"seed": 0, "split": "train", **options})
 
 
-def test_five_hundred_random_kills_resume_exactly_and_every_epoch_is_whole():
+def test_random_kills_resume_exactly_and_every_epoch_is_whole(trials):
     draw = random.Random(0)
-    for trial in range(500):
+    for trial in range(trials(500, 5_000)):
         size, batch, epochs = draw.randrange(1, 40), draw.randrange(1, 9), draw.randrange(1, 5)
         config = Data(prompt_length=32, held_out_every=draw.choice([None, 3]))
         train = [i for i in range(size) if not is_held_out(numbered(size)[i], config)]
@@ -241,10 +241,10 @@ def test_senseless_streams_are_refused(wrong):
         stream_of(numbered(3), **wrong)
 
 
-def test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else():
+def test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else(trials):
     draw = random.Random(3)
     pieces = ["", " ", "\n\t", "a", "\u65e5\u672c", "<|end|>", "x" * 9, "\U0001f389", "\u2581"]
-    texts = ["".join(draw.choices(pieces, k=draw.randrange(6))) for _ in range(5000)]
+    texts = ["".join(draw.choices(pieces, k=draw.randrange(6))) for _ in range(trials(5000, seed=3))]
     config = Data(prompt_length=20, held_out_every=None, on_bad_prompt="drop", max_dropped_share=1.0)
     # By hand: a prompt costs its UTF-8 bytes and four controls, and is empty where only blanks are left.
     empty = sum(not text.strip() for text in texts)

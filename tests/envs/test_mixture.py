@@ -5,10 +5,14 @@ import dataclasses
 
 import pytest
 
+from jrl.tasks.data.prompts import Data
+from jrl.tasks.data.stream import open_stream
 from jrl.tasks.envs import ENVS, Environment, Generated, open_source
 from jrl.tasks.envs.addition import Addition
 from jrl.tasks.envs.mixture import Mixture, integer_weights, mix
 from jrl.tasks.example import Example, Message
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.bytes import Bytes
 
 
 def source(task: str, size: int) -> Generated:
@@ -91,3 +95,18 @@ def test_a_config_that_is_no_row_is_refused_with_the_nearest_name():
         open_source(Additions(), ENVS)
     with pytest.raises(ValueError, match="empty"):
         open_source(Mixture(tasks=()), ENVS)
+
+
+def test_a_mixture_goes_on_where_it_was_and_keeps_its_shares():
+    tokenizer, data = TOKENIZERS["Bytes"].build(Bytes(), ()), Data(prompt_length=40, held_out_every=None)
+    opened = lambda seed: open_stream(
+        mix([source("x", 30), source("y", 10)], (3, 1)), tokenizer, data, seed=seed, split="train"
+    )
+    stream, again, other = opened(1), opened(1), opened(2)
+    before = stream.next(17)
+    state = stream.get_state()
+    visits = stream.next(63)
+    again.set_state(state)
+    assert again.next(63) == visits
+    assert collections.Counter(v.example.task for v in before + visits) == {"x": 60, "y": 20}  # two epochs
+    assert other.next(17) != before

@@ -18,6 +18,7 @@ def test_the_most_uncertain_tokens_by_hand():
     # Columns 1 and 3; what is not eligible is passed over; of equal entropies the first; none where none is eligible.
     assert [np.flatnonzero(row).tolist() for row in found] == [[1, 3], [0, 3], [1, 2], []]
     assert most_uncertain(entropy[:1], eligible[:1], count=9).all()
+    np.testing.assert_array_equal(most_uncertain(entropy[None], eligible[None], count=2)[0], found)
     assert most_uncertain(jnp.array([[0.0, -0.0]]), jnp.array([[False, True]]), count=1).tolist() == [[False, True]]
 
 
@@ -27,6 +28,7 @@ def test_the_column_is_the_candidate_with_the_most_noise():
     )
     noise = jnp.array([[0.9, 0.2, 0.8, 0.7], [0.9, 0.7, 0.8, 0.2], [0.5] * 4, [0.0, 0.9, 0.9, 0.0]])
     assert jax.jit(branch_column)(candidates, noise).tolist() == [3, 1, -1, 0]
+    assert branch_column(candidates[None], noise[None]).tolist() == [[3, 1, -1, 0]]
 
 
 def test_the_draw_is_fair():

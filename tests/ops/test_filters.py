@@ -119,6 +119,7 @@ def test_rows_whose_oldest_token_is_too_old_are_filtered():
     np.testing.assert_array_equal(kept, [False, True, True, True])
     np.testing.assert_array_equal(filters.not_stale(version, action, jnp.int32(7), most=2), [True, True, True, True])
     np.testing.assert_array_equal(filters.not_stale(version, action, jnp.int32(7), most=0), [False, False, True, True])
+    np.testing.assert_array_equal(filters.not_stale(version[None], action[None], jnp.int32(7), most=1)[0], kept)
 
 
 def test_only_rows_cut_at_the_length_limit_are_filtered():

@@ -24,5 +24,8 @@ def test_the_mixture_by_hand():
 def test_at_the_ends_it_is_one_of_the_two():
     np.testing.assert_array_equal(mixed_logits(POLICY, REFERENCE, weight=0.0), POLICY)
     np.testing.assert_array_equal(mixed_logits(POLICY, REFERENCE, weight=1.0), REFERENCE)
-    narrow = mixed_logits(POLICY.astype(jnp.bfloat16), REFERENCE.astype(jnp.bfloat16), weight=0.5)
-    assert narrow.dtype == jnp.float32
+    narrow = [x.astype(jnp.bfloat16) for x in (POLICY, REFERENCE)]
+    widened = [x.astype(jnp.float32) for x in narrow]
+    mixed = mixed_logits(*narrow, weight=0.3)
+    assert mixed.dtype == jnp.float32
+    np.testing.assert_array_equal(mixed, mixed_logits(*widened, weight=0.3))

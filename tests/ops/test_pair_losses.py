@@ -47,6 +47,7 @@ BY_HAND = {
     "step apo": (pair_losses.step_apo, (0.2, 0.8, 0.2, 0.5), 0.74440),  # log(1 + e^(0.3 - 0.2))
     "inpo": (pair_losses.inpo, (2.0, 0.0, 1.0, 0.5, 0.1), 0.04),  # (2 - 0.2 * 0 - 0.8 * 1 - 1)^2
     "inpo, ref": (pair_losses.inpo, (2.0, 3.0, 1.0, 0.5, 0.1), 0.16),  # (2 - 0.6 - 0.8 - 1)^2
+    "inpo, before": (pair_losses.inpo, (2.0, 3.0, 2.0, 0.5, 0.1), 1.44),  # (2 - 0.6 - 1.6 - 1)^2
     "cpl": (pair_losses.cpl, (-10.0, -12.0, 0.1, 0.5), 0.91302),  # log(1 + e^(-0.6 + 1))
     "noisy, clear": (pair_losses.noisy_preference, (2.0, 1.5, 0.0, 0.1, 0.1), 0.47408),  # log(1 + e^(1.5 - 2))
     # soft: 0.9 log(1 + e^-2) + 0.1 log(1 + e^2)
@@ -114,13 +115,14 @@ def test_the_gradient_of_a_pair_pulls_it_apart():
 
 
 def test_pro_by_hand_whatever_the_order_and_what_is_masked():
-    s, r = [-0.5, -1.0, -2.0, np.nan], [3.0, 2.0, 0.0, np.nan]
+    s, r = [-0.5, -1.0, -2.0, np.nan], [4.0, 3.0, 1.0, np.nan]
     mask = [True, True, True, False]
     # k = 1: T = max(1, 3) = 3; lse(-1.5, -1 * 1, -2 * 3) + 1.5 = 0.97826.  k = 2: T = 2; lse(-2, -4) + 2 = 0.12693
     for order in ([0, 1, 2, 3], [3, 2, 0, 1]):
         pick = lambda x, order=order: jnp.asarray([x[i] for i in order])
         found = jax.jit(pro)(pick(s), pick(r), pick(mask))
         np.testing.assert_allclose(found, 0.97826 + 0.12693, 1e-5)
+        np.testing.assert_array_equal(jax.jit(pro)(pick(s)[None], pick(r)[None], pick(mask)[None]), found[None])
         gradient = jax.grad(pro)(pick(s), pick(r), pick(mask))
         assert np.isfinite(gradient).all() and gradient[order.index(3)] == 0 and gradient[order.index(0)] < 0
     assert pro(jnp.float32([-1, -2]), jnp.float32([1, 1]), jnp.ones(2, bool)) == 0  # equal rewards compare nothing
@@ -131,6 +133,7 @@ def test_rrhf_by_hand():
     s, r = jnp.float32([-1.0, -0.5, -3.0, jnp.nan]), jnp.float32([1.0, 0.0, 0.0, jnp.nan])
     mask = jnp.array([True, True, True, False])
     np.testing.assert_allclose(jax.jit(rrhf)(s, r, mask), 0.5, 1e-6)
+    np.testing.assert_allclose(rrhf(s[None], r[None], mask[None]), [0.5], 1e-6)
     np.testing.assert_allclose(jax.grad(rrhf)(s, r, mask), [-1, 1, 0, 0])
 
 

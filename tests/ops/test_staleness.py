@@ -20,6 +20,7 @@ def test_staleness_by_hand():
     assert by_token.tolist() == [[2] * 4 + [1] * 4 + [0] * 2 + [0], [0] * 11, [0] * 11]
     assert jax.jit(row_staleness)(jnp.int32(9), VERSIONS, ACTIONS).tolist() == [2, 0, 0]
     assert jax.jit(row_staleness)(jnp.int32(12), VERSIONS, ACTIONS).tolist() == [5, 3, 0]
+    assert row_staleness(jnp.int32(12), VERSIONS[None], ACTIONS[None]).tolist() == [[5, 3, 0]]
 
 
 @pytest.mark.parametrize(("lag", "expected"), [(1, 3), (0, -1)])

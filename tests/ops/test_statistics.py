@@ -147,6 +147,8 @@ def test_problem_means_on_the_reference_numbers():
     means = problem_means([[0, 1], [1, 1], [0, 0]])
     assert means.tolist() == [0.5, 1.0, 0.0]
     assert means.std(ddof=1) / math.sqrt(3) == pytest.approx(0.288675, abs=1e-6)
+    scored = [[True, False], [False, False], [True, True]]
+    assert problem_means([[1, math.nan], [math.nan, math.nan], [0, 1]], scored).tolist() == [1.0, 0.5]
 
 
 def test_pass_at_k_by_hand():
@@ -173,8 +175,9 @@ def test_pass_at_k_does_not_overflow():
 def test_pass_at_k_refuses_too_few_samples():
     with pytest.raises(ValueError, match="fewest 3"):
         pass_at_k([1, 1], [4, 3], 4)
-    with pytest.raises(ValueError, match="between 0 and"):
-        pass_at_k([5], 4, 2)
+    for correct in (5, -1):
+        with pytest.raises(ValueError, match="between 0 and"):
+            pass_at_k([correct], 4, 2)
     with pytest.raises(ValueError, match="k = 0"):
         pass_at_k([1], 4, 0)
 
@@ -254,6 +257,7 @@ def test_interquartile_mean_trims_the_floor_of_a_quarter():
     # 7 scores: floor(7/4) = 1 at each end, mean(1, 2, 3, 4, 5) = 3; 3 scores: none, mean(0, 1, 8) = 3
     assert interquartile_mean([0, 1, 2, 3, 4, 5, 99]) == 3.0
     assert interquartile_mean([0, 1, 8]) == 3.0
+    assert interquartile_mean([0, 1, 2, 9]) == 1.5  # the first length that is cut
     assert math.isnan(interquartile_mean([])) and math.isnan(statistics.mean([]))
 
 

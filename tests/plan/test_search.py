@@ -14,8 +14,7 @@ import pytest
 from jrl import cli
 from jrl.resolve import load_config
 from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search
-from jrl.tools.plan.case import make_case, vocab_size_of, with_known_shape
-from jrl.tools.plan.cheaper import applied
+from jrl.tools.plan.case import vocab_size_of, with_known_shape
 from jrl.tools.plan.chips import CHIPS, parse_topology
 from jrl.tools.plan.compiled import Compiled
 
@@ -127,7 +126,7 @@ def test_nothing_fits_where_the_compiler_refuses_all_it_was_asked_about(few_choi
 def test_what_the_compiler_said_of_one_program_is_not_held_against_another(few_choices, monkeypatch):
     """The first layout's sampling takes twice the limit: the next that is asked about is the fastest whose own, by
     arithmetic, is at most half of that one's, however large its update is."""
-    config, parts = load_config("configs/plan/0.6b.gin")
+    config, parts = load_config("configs/plan/0.6b.gin", ["Decoder.attention='reference'"])
     topology = parse_topology("v5e:2x4")
     limit, asked = topology.chip.limit_bytes, []
 
@@ -139,7 +138,7 @@ def test_what_the_compiler_said_of_one_program_is_not_held_against_another(few_c
     actual = search.search(config, parts, topology, [], lambda line: None).fitting
     monkeypatch.setattr(assigned, "ask", ask)
     good, _ = search.confirmed(config, parts, topology, actual, ["0.6b.gin"], lambda line: None, max_layouts=1)
-    case = lambda c: make_case(applied(config, c.bindings), parts, topology.num_devices)
+    case = lambda c: search.case_of_layout(config, parts, topology, c.bindings)
     sampling = lambda c: budget.of_programs(case(c))["rl.sample"].total
     expected = next(c for c in actual if 2 * sampling(c) <= sampling(actual[0]))
     assert asked == [search.words(c.bindings) for c in (actual[0], expected)]
@@ -174,7 +173,8 @@ def test_every_recipe_is_checked_against_its_header(without_libtpu, tmp_path, mo
     monkeypatch.setattr(libtpu, "set_environment", lambda: None)
     text = open("configs/plan/0.6b.gin").read()
     (tmp_path / "good.gin").write_text(text)
-    (tmp_path / "small.gin").write_text(text.replace("v5e:2x4", "v5e:1x1").replace("fsdp = 8", "fsdp = 1"))
+    large = "Decoder.attention = 'reference'\n"  # whose scores are stored
+    (tmp_path / "small.gin").write_text(text.replace("v5e:2x4", "v5e:1x1").replace("fsdp = 8", "fsdp = 1") + large)
     (tmp_path / "wrong.gin").write_text(text.replace("v5e:2x4", "v9:2x4"))
     (tmp_path / "silent.gin").write_text(text.replace("Topology:", "Hardware:"))
     out = tmp_path / "table.md"

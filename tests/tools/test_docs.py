@@ -18,7 +18,10 @@ def generate():
     return module
 
 
-@pytest.mark.parametrize("page", ["docs/methods.md", "docs/papers.md", "docs/recipes.md"])
+PAGES = ["data-layouts", "methods", "papers", "recipes", "reliability"]
+
+
+@pytest.mark.parametrize("page", [f"docs/{name}.md" for name in PAGES])
 def test_a_generated_page_is_up_to_date(generate, page):
     assert (ROOT / page).read_text(encoding="utf-8") == generate.PAGES[page](), "run python docs/generate.py"
 

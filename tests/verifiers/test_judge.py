@@ -1,3 +1,4 @@
+import math
 from decimal import Decimal
 from fractions import Fraction
 
@@ -7,6 +8,7 @@ from verifier_fakes import example
 
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import as_verifier
+from jrl.tasks.verifiers.contract import Limits, Verifier
 from jrl.tasks.verifiers.judge import judge, to_verdict
 
 
@@ -30,7 +32,7 @@ from jrl.tasks.verifiers.judge import judge, to_verdict
     ],
 )
 def test_a_number_or_bool_is_correct_where_it_is_positive(returned, status, reward):
-    verdict = to_verdict(returned)
+    verdict = to_verdict(returned, Limits(), 10)
     assert (verdict.status, verdict.reward) == (status, reward)
     assert verdict.reward is None or type(verdict.reward) is float
 
@@ -45,10 +47,33 @@ def test_a_number_or_bool_is_correct_where_it_is_positive(returned, status, rewa
     ],
 )  # fmt: skip
 def test_what_is_no_finite_number_is_the_verifiers_error_and_no_reward(returned):
-    verdict = to_verdict(returned)
+    verdict = to_verdict(returned, Limits(), 10)
     assert verdict.status is Status.VERIFIER_ERROR
     assert verdict.reward is None
     assert verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("returned", "taken"),
+    [(0.0, True), (1.0, True), (1.0000001, False), (-1e-9, False), (Verdict(Status.WRONG, 2.0), False), (True, True)],
+)
+def test_a_reward_outside_the_declared_range_is_the_verifiers_error(returned, taken):
+    verifier = Verifier(as_verifier("x", lambda c, e: 0).config, lambda *_: returned, reward_range=(0, 1))
+    verdict = judge(verifier, None, "x", example())
+    assert (verdict.status is not Status.VERIFIER_ERROR) == taken
+    assert taken or "not in [0, 1]" in verdict.detail
+
+
+@pytest.mark.parametrize("reward", [1e7, -1e7, 1e29, 1.001e6])
+def test_no_reward_is_larger_than_a_million(reward):
+    assert to_verdict(reward, Limits(), 10).status is Status.VERIFIER_ERROR
+    assert to_verdict(math.copysign(1e6, reward), Limits(), 10).reward == math.copysign(1e6, reward)
+
+
+@pytest.mark.parametrize("bounds", [(1, 0), (0, 2e6), (-2e6, 0), (float("nan"), 1), (0, float("inf"))])
+def test_a_range_that_holds_no_reward_is_refused(bounds):
+    with pytest.raises(ValueError, match="reward_range is"):
+        Verifier(object, lambda *_: 1.0, reward_range=bounds)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boo"), KeyboardInterrupt(), SystemExit(0), RecursionError()])

@@ -80,7 +80,7 @@ def test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other(nothi
         verdicts = verdicts_of(pool, items)
         assert verdicts_of(pool, [Item("4", example(), (good,))] * 10) == [((Status.CORRECT, 1.0),)] * 10
         assert len(pool.worker_pids()) == 2
-        if pool.layers != ("rlimits", "seccomp"):
+        if "seccomp" not in pool.layers:
             pytest.skip(f"this machine confines workers by {pool.layers} only")
     actual = {name: verdicts[2 * index][1][0] for index, name in enumerate(names)}
     assert actual == HOSTILE_NAMES
@@ -305,31 +305,31 @@ VERIFIERS = {"look": look}
 
 
 @pytest.mark.slow
-def test_a_thousand_deaths_leave_the_pool_as_it_was(nothing_leaks):
+def test_a_thousand_deaths_leave_the_pool_as_it_was(nothing_leaks, trials):
     names = ["good", "exits", "segfaults", "aborts", "garbage", "floods", "closes", "forges"]
     with open_pool(*names) as pool:
-        items = [Item("4", example(), (0, 1 + n % 7, 0)) for n in range(1000)]
+        items = [Item("4", example(), (0, 1 + n % 7, 0)) for n in range(trials(1_000))]
         verdicts = verdicts_of(pool, items)
         assert len(pool.worker_pids()) == 2
     assert all(v[0] == v[2] == (Status.CORRECT, 1.0) and not v[1][0].scorable for v in verdicts)
 
 
 @pytest.mark.slow
-def test_a_hundred_hangs_each_end_in_time(nothing_leaks):
+def test_hangs_each_end_in_time(nothing_leaks, trials):
     names = ["good", "sleeps", "busy", "ignores_signals", "stops_itself", "big_integer"]
     with open_pool(*names, cpu_seconds=0.2, wall_seconds=0.5) as pool:
-        verdicts = verdicts_of(pool, [Item("4", example(), (0, 1 + n % 5, 0)) for n in range(100)])
+        verdicts = verdicts_of(pool, [Item("4", example(), (0, 1 + n % 5, 0)) for n in range(trials(100, 1_000))])
     assert all([s for s, _ in v] == [Status.CORRECT, Status.CPU_LIMIT, Status.CORRECT] for v in verdicts)
 
 
 @pytest.mark.slow
-def test_two_hundred_thousand_items_leave_memory_and_descriptors_flat(nothing_leaks):
+def test_two_hundred_thousand_items_leave_memory_and_descriptors_flat(nothing_leaks, trials):
     with open_pool("good") as pool:
         me = psutil.Process()
         for _ in range(10):
             pool.collect(pool.submit([Item("4", example(), (0,))] * 1000))
         memory, fds = me.memory_info().rss, me.num_fds()
-        for _ in range(200):
+        for _ in range(trials(200_000) // 1000):
             pool.collect(pool.submit([Item("4", example(), (0,))] * 1000))
         assert me.memory_info().rss - memory < 50 << 20
         assert me.num_fds() == fds

@@ -10,7 +10,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.filters:has_signal",
         "inputs": ["outcome", "group", "valid", "num_groups"],
         "output": "keep [N] bool",
-        "tests": ["tests/ops/test_filters.py::test_only_groups_of_mixed_outcomes_are_kept"],
+        "tests": [
+            "tests/ops/test_filters.py::test_only_groups_of_mixed_outcomes_are_kept",
+            "tests/ops/test_groups.py::test_values_return_to_their_rows",
+        ],
     },
     {
         "id": "F2",

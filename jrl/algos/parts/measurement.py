@@ -25,6 +25,7 @@ PARTS: list[Part] = [
         "tests": [
             f"{_TESTS}::test_stratified_bootstrap_equals_the_enumeration_of_all_resamples",
             f"{_TESTS}::test_stratified_bootstrap_never_moves_a_run_to_another_task",
+            f"{_TESTS}::test_one_run_has_no_interval_over_runs",
         ],
     },
     {
@@ -59,6 +60,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_statistics.py::test_pass_at_k_by_hand",
             "tests/ops/test_statistics.py::test_pass_at_k_equals_the_formula_and_the_enumeration",
+            "tests/ops/test_statistics.py::test_pass_at_k_refuses_too_few_samples",
         ],
     },
     {

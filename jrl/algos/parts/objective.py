@@ -16,7 +16,7 @@ OBJECTIVE_FUNCTIONS: list[Part] = [
         "id": "row",
         "function": "jrl.algos.contract:Objective.needs",
         "inputs": ["config"],
-        "output": "Needs: a reference, a value head, a reward head, the entropy's gradient",
+        "output": "Needs: a reference, a teacher, a value head, a reward head, the entropy's gradient",
         "tests": ["tests/contracts/test_algos.py::test_the_entropy_gradient_is_asked_for_where_there_is_a_bonus"],
     },
     {

@@ -10,6 +10,7 @@ PAIR_TESTS = [
     "tests/algos/test_pair_objectives.py::test_neither_order_nor_a_masked_pair_is_seen",
     "tests/algos/test_pair_objectives.py::test_the_gradient_is_that_of_small_differences",
 ]
+GAIN_TESTS = [*PAIR_TESTS, "tests/algos/test_pair_objectives.py::test_gains_count_times_beta"]
 
 PARTS: list[Part] = [
     {
@@ -44,7 +45,10 @@ PARTS: list[Part] = [
         "function": "jrl.algos.conservative_dpo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": [
+            *PAIR_TESTS,
+            "tests/algos/test_pair_objectives.py::test_a_label_between_is_the_strength_of_a_preference",
+        ],
     },
     {
         "id": "P7",
@@ -58,7 +62,10 @@ PARTS: list[Part] = [
         "function": "jrl.algos.ipo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": [
+            *PAIR_TESTS,
+            "tests/algos/test_pair_objectives.py::test_ipo_of_means_takes_log_ratios_by_their_answers_length",
+        ],
     },
     {
         "id": "P9",
@@ -120,14 +127,14 @@ PARTS: list[Part] = [
         "function": "jrl.algos.exo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
         "function": "jrl.algos.nca:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
@@ -141,14 +148,14 @@ PARTS: list[Part] = [
         "function": "jrl.algos.apo_zero:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
         "function": "jrl.algos.apo_down:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P15",
@@ -156,7 +163,7 @@ PARTS: list[Part] = [
         "inputs": ["config", "sequences", "state"],
         "output": "loss [..., S] float32",
         "tests": [
-            *PAIR_TESTS,
+            *GAIN_TESTS,
             "tests/algos/test_pair_objectives.py::test_the_shift_of_bco_follows_the_mean_and_begins_at_zero",
         ],
     },
@@ -182,7 +189,7 @@ PARTS: list[Part] = [
         "function": "jrl.algos.vpo:loss",
         "inputs": ["config", "pair"],
         "output": "loss [..., S] float32",
-        "tests": PAIR_TESTS,
+        "tests": GAIN_TESTS,
     },
     {
         "id": "P22",
@@ -286,5 +293,62 @@ PARTS: list[Part] = [
             "tests/algos/test_dft.py::test_a_token_counts_by_its_probability_without_a_gradient_through_it",
             "tests/algos/test_dft.py::test_nothing_under_the_mask_gets_through",
         ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:reverse_kl",
+        "inputs": ["policy", "teacher"],
+        "output": "divergence [...] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_by_hand",
+            "tests/ops/test_divergence.py::test_the_direction_of_each",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:forward_kl",
+        "inputs": ["policy", "teacher"],
+        "output": "divergence [...] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_by_hand",
+            "tests/ops/test_divergence.py::test_the_direction_of_each",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:jensen_shannon",
+        "inputs": ["policy", "teacher", "share"],
+        "output": "divergence [...] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_by_hand",
+            "tests/ops/test_divergence.py::test_the_direction_of_each",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:token_divergence",
+        "inputs": ["hidden", "teacher_hidden", "mask", "unembed", "teacher_unembed", "kind", "temperature", "chunk"],
+        "output": "divergence [R, L] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_over_chunks_it_is_that_of_every_state_with_its_gradient",
+            "tests/ops/test_divergence.py::test_a_teacher_gets_no_gradient",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.ops.divergence:teacher_advantage",
+        "inputs": ["old_logprobs", "teacher_logprobs", "action_mask"],
+        "output": "advantages [N, T] float32",
+        "tests": [
+            "tests/ops/test_divergence.py::test_a_sampled_token_is_rewarded_by_what_the_teacher_gives_it_more",
+            "tests/ops/test_divergence.py::test_the_policy_gradient_with_that_advantage_is_the_gradient_of_the_reverse_kl",
+        ],
+    },
+    {
+        "id": "P37",
+        "function": "jrl.algos.distillation:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": ["tests/algos/test_distillation.py::test_the_loss_is_the_divergence_where_it_counts"],
     },
 ]

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-Attention = Literal["reference", "splash", "cudnn"]  # over full rows
-OneToken = Literal["reference", "ragged"]  # for one new token a row, over a cache
+# 'auto' is the kernel for the devices of a run where it computes what the model needs (jrl/run/kernels.py), and where
+# nothing has chosen the reference.
+Attention = Literal["auto", "reference", "splash", "cudnn"]  # over full rows
+OneToken = Literal["auto", "reference", "ragged"]  # for one new token a row, over a cache
+NO_KERNEL = ("auto", "reference")
 
 PLATFORMS = {"splash": "tpu", "cudnn": "gpu", "ragged": "tpu"}  # attention -> the only platform that supports it
 LANES = 128  # tokens: a kernel for TPUs reads rows that are padded to a multiple of it

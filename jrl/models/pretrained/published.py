@@ -55,7 +55,7 @@ class Published:
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # of matmuls and the KV cache
     param_dtype: Literal["float32", "bfloat16", "float64"] = "float32"  # weights are cast to it when loaded
     remat: Remat = "none"  # what a layer keeps for the backward pass, as in Decoder
-    attention: Attention = "reference"  # as in Decoder
+    attention: Attention = "auto"  # as in Decoder
     attention_block: int | None = None  # queries whose scores exist at once, recomputed in the backward pass
 
 

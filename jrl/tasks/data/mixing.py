@@ -17,7 +17,7 @@ def size_shares(sizes: Array, *, alpha: float) -> Array:
     """
     sizes = np.asarray(sizes, np.float64)
     weight = np.where(sizes > 0, np.maximum(sizes, 1) ** alpha, 0)
-    if weight.sum() == 0:
+    if not weight.any():
         raise ValueError("no task has an example")
     return weight / weight.sum()
 
@@ -33,7 +33,7 @@ def progress_shares(earlier: Array, later: Array, judged: Array, *, floor: float
     """
     progress = np.where(judged, np.abs(np.where(judged, later, 0) - np.where(judged, earlier, 0)), 0)
     weight = np.where(judged, progress, progress.max(initial=0.0)) + floor
-    return weight / weight.sum() if weight.sum() > 0 else np.full(len(weight), 1 / len(weight))
+    return weight / weight.sum() if weight.any() else np.full(len(weight), 1 / len(weight))
 
 
 def draw_task(shares: Array, uniform: float) -> int:

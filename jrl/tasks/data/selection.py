@@ -20,7 +20,7 @@ def in_band(rate: Array, seen: Array, *, low: float, high: float) -> Array:
 
     Source: SimpleRL-Zoo, DeepMath, Big-Math. open-instruct drops solved prompts only; Kimi by the rate of ten samples.
     """
-    return ~seen | ((np.where(seen, rate, low) >= low) & (np.where(seen, rate, low) <= high))
+    return ~seen | ((rate >= low) & (rate <= high))
 
 
 def sampling_weights(rate: Array, seen: Array, *, exponent: float, floor: float) -> Array:

@@ -42,8 +42,8 @@ AnswerIn = Literal["whole", "hash", "boxed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jsonl:
-    """A file of rows: JSON lines, compressed by gzip where its name ends in .gz, or Parquet where it ends in .parquet.
-    A column that is not one of our fields is kept
+    """A file of rows: JSON lines, compressed by gzip where its name ends in .gz, or Parquet where it ends in .parquet,
+    or ArrayRecord where it ends in .array_record. A column that is not one of our fields is kept
     in `info`, for verifiers and reports only; so is the text that an answer was taken out of, as `solution`."""
 
     path: str  # the file

@@ -1,4 +1,4 @@
-"""Tasks from a file of rows, JSON lines (also as .gz) or Parquet, read at random. No JAX.
+"""Tasks from a file of rows, JSON lines (also as .gz), Parquet or ArrayRecord, read at random. No JAX.
 
 What a row means is in `columns.py`. Opening reads the file once, row by row, and keeps 16 bytes a row; memory does not
 grow with the file's text. Whatever is wrong with a row is one of CAUSES: refused with file and line, or dropped and
@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn, Protocol
 import numpy as np
 
 from jrl import paths
+from jrl.tasks.envs.array_record import ENDINGS, ArrayRecords
 from jrl.tasks.envs.columns import CAUSES, BadRow, Jsonl, example_of, kind
 from jrl.tasks.envs.contract import digest_of, in_range, stamp_of
 from jrl.tasks.envs.gzipped import GzipText
@@ -32,6 +33,13 @@ _DEEPEST = 64
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 Row = Callable[[], dict[str, Any]]  # raises BadRow
+
+
+class FileConfig(Protocol):
+    """What is asked of a configuration by whoever reads its file."""
+
+    path: str
+    max_row_bytes: int
 
 
 class Reader(Protocol):
@@ -84,7 +92,7 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     verifiers: set[str] = set()
     first_bad = ""
     try:
-        reader: Reader = open_parquet(config, stop) if config.path.endswith(".parquet") else Lines(config)
+        reader = open_reader(config, stop)
         for number, place, row in reader.each():
             check_stop(stop, f"reading {config.path}")
             try:
@@ -133,12 +141,24 @@ def open_jsonl(config: Jsonl, stop: Stop = never) -> JsonlSource:
     )
 
 
+def open_reader(config: FileConfig, stop: Stop = never) -> Reader:
+    """Returns the rows of a file by its ending: Parquet, ArrayRecord, or JSON lines.
+
+    Raises: OSError where it cannot be opened, ValueError where it is damaged.
+    """
+    if config.path.endswith(".parquet"):
+        return open_parquet(config, stop)
+    if config.path.endswith(ENDINGS):
+        return ArrayRecords(config.path, lambda record: _parse(record, config.max_row_bytes), stop)
+    return Lines(config)
+
+
 class Lines:
     """JSON lines, found again by their offset in the text. Blank lines at the end of the file are ignored."""
 
     unit = "line"
 
-    def __init__(self, config: Jsonl) -> None:
+    def __init__(self, config: FileConfig) -> None:
         paths.check_not_special(config.path)
         self._path, self._limit = config.path, config.max_row_bytes
         self._gzip = GzipText(config.path) if config.path.endswith(".gz") else None

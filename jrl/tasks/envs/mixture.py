@@ -13,6 +13,7 @@ import numpy as np
 
 from jrl.tasks.envs.cleaned import Cleaned, open_cleaned
 from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
+from jrl.tasks.envs.filtered import Filtered, open_filtered
 from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, check_stop, never
 
@@ -45,6 +46,9 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
     if isinstance(config, Cleaned):
         held_out = [open_source(task, table, stop) for task in config.evaluation]
         return open_cleaned(config, open_source(config.task, table, stop), held_out, stop)
+    if isinstance(config, Filtered):
+        held_out = [open_source(task, table, stop) for task in config.evaluation]
+        return open_filtered(config, open_source(config.task, table, stop), held_out, stop)
     check_stop(stop, "opening data")
     row = table[name]
     return row.open(config, stop) if row.takes_stop else row.open(config)

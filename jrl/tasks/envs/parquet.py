@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jrl import paths
-from jrl.tasks.envs.columns import BadRow, Jsonl
+from jrl.tasks.envs.columns import BadRow
 from jrl.tasks.envs.contract import stamp_of
 from jrl.tasks.stopping import Stop, check_stop, never
 
@@ -23,7 +23,7 @@ BATCH = 1024  # rows turned into Python at once
 CHUNK = 1 << 20
 
 
-def open_parquet(config: Jsonl, stop: Stop = never) -> ParquetRows:
+def open_parquet(config: Any, stop: Stop = never) -> ParquetRows:
     """Opens the file; its schema is read.
 
     Raises: ImportError naming the extra; OSError where it cannot be opened; ValueError for one that is no Parquet file,
@@ -43,7 +43,7 @@ class ParquetRows:
 
     unit = "row"
 
-    def __init__(self, config: Jsonl, arrow: Any, stop: Stop = never) -> None:
+    def __init__(self, config: Any, arrow: Any, stop: Stop = never) -> None:
         self._path, self._limit, self._arrow = config.path, config.max_row_bytes, arrow
         self._held: tuple[int, Any] | None = None  # the row group read last
         paths.check_not_special(config.path)

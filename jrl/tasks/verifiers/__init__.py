@@ -31,17 +31,17 @@ from jrl.tasks.verifiers.similarity import Similarity
 from jrl.tasks.verifiers.tags import FormatTags
 
 VERIFIERS = {
-    "Exact": Verifier(Exact, exact.score),
-    "Numeric": Verifier(Numeric, numeric.score),
-    "MathEqual": Verifier(MathEqual, math_equal.score, math_equal.preload),
-    "Regex": Verifier(Regex, regex.score),
-    "FormatTags": Verifier(FormatTags, tags.score),
-    "Length": Verifier(Length, length.score),
+    "Exact": Verifier(Exact, exact.score, reward_range=(0, 1)),
+    "Numeric": Verifier(Numeric, numeric.score, reward_range=(0, 1)),
+    "MathEqual": Verifier(MathEqual, math_equal.score, math_equal.preload, reward_range=(0, 1)),
+    "Regex": Verifier(Regex, regex.score, reward_range=(0, 1)),
+    "FormatTags": Verifier(FormatTags, tags.score, reward_range=(0, 1)),
+    "Length": Verifier(Length, length.score, reward_range=(0, 1)),
     "Similarity": Verifier(Similarity, similarity.score),
-    "Calibration": Verifier(Calibration, calibration.score),
-    "ExpressionTests": Verifier(ExpressionTests, expression_tests.score),
-    "Repetition": Verifier(Repetition, repetition.score),
-    "EquationSteps": Verifier(EquationSteps, equation_steps.score, rewards_spans=True),
+    "Calibration": Verifier(Calibration, calibration.score, reward_range=(-1, 1)),
+    "ExpressionTests": Verifier(ExpressionTests, expression_tests.score, reward_range=(0, 1)),
+    "Repetition": Verifier(Repetition, repetition.score, reward_range=(-1, 0)),
+    "EquationSteps": Verifier(EquationSteps, equation_steps.score, rewards_spans=True, reward_range=(0, 1)),
     "ReasoningGymScore": Verifier(ReasoningGymScore, reasoning_gym.score, reasoning_gym.preload),
 }
 

@@ -1,7 +1,7 @@
-"""Confinement of a worker before it scores anything: resources, descriptors, and on Linux system calls.
+"""Confinement of a worker before it scores anything: resources, descriptors, and on Linux user, memory and calls.
 
 No verifier of jrl runs model text as code, so this is the second line of defense, not a sandbox for programs: it keeps
-a verifier that goes wrong from taking the machine with it.
+a verifier that goes wrong from taking the machine with it. SECURITY.md says what holds and what does not.
 """
 
 from __future__ import annotations
@@ -9,40 +9,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
+import pathlib
 import resource
 import signal
+import stat
 import struct
 import sys
 
-PR_SET_PDEATHSIG = 1
-PR_SET_NO_NEW_PRIVS = 38
-PR_SET_SECCOMP = 22
-SECCOMP_MODE_FILTER = 2
-OPEN_FILES = 64
+from jrl.tasks.verifiers.system_calls import PR_SET_NO_NEW_PRIVS, filter_calls
 
-# Numbers of the system calls, by machine: (audit architecture, denied, openat, kill and its kin).
-# Processes and threads, programs, networks, tracing, other processes' memory, namespaces, and changes to files.
-# The aarch64 column is from the kernel's generic table and has not run on such a machine.
-_CALLS = {
-    "x86_64": (
-        0xC000003E,
-        (41, 56, 57, 58, 59, 76, 77, 82, 83, 84, 85, 86, 87, 88, 90, 91, 92, 93, 94, 101, 129, 133, 161, 165, 248, 249)
-        + (250, 258, 259, 260, 263, 264, 265, 266, 268, 272, 297, 308, 310, 311, 316, 321, 322, 424, 425, 434, 435)
-        + (437, 438, 452),
-        257,
-        (62, 200, 234),
-        2,
-    ),
-    "aarch64": (
-        0xC00000B7,
-        (33, 34, 35, 36, 37, 38, 40, 45, 46, 51, 52, 53, 54, 55, 97, 117, 138, 198, 217, 218, 219, 220, 221, 240, 268)
-        + (270, 271, 276, 280, 281, 424, 425, 434, 435, 437, 438, 452),
-        56,
-        (129, 130, 131),
-        None,
-    ),
-}
+PR_SET_PDEATHSIG = 1
+PR_SET_KEEPCAPS = 8
+CAPABILITY_VERSION = 0x20080522
+CAP_DAC_READ_SEARCH = 1 << 2
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on every machine
+LANDLOCK_READ = 0b1100  # files, folders
+OPEN_FILES = 64
+# Users of a worker's own, by its pid: where ids have 31 bits, and where a container has 65,536 of them, in which case
+# those that systemd gives to services at random. None of them owns files.
+USERS = ((0x40000000, 1 << 22), (61184, 4096))
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/etc", "/proc", "/dev")
 
 
 def die_with_parent() -> None:
@@ -61,12 +47,18 @@ def detach(keep: int) -> None:
     os.closerange(keep + 1, high)
 
 
-def limit(memory_mb: int) -> list[str]:
-    """Sets this process's resource limits; returns the names of the layers that hold.
+def confine(memory_mb: int) -> list[str]:
+    """Takes from this process what a worker does not need; returns the names of the layers that hold.
+
+    "own user": a worker of root is a user that owns nothing. Where root's Python is in folders that only root can read,
+    it keeps the right to read, and Landlock bounds that to the folders of modules and of the system. "no capabilities":
+    the kernel has no user or no Landlock for that; it is root without root's rights. "landlock": no memory of, and no
+    signal to, processes outside; nothing is written. Ends with `die_with_parent`, which a change of user undoes.
 
     Args:
         memory_mb: address space, in MiB, beyond what the process has now.
     """
+    layers = ["rlimits"]
     held = _address_space_bytes()
     for kind, bound in (
         (resource.RLIMIT_AS, held + (memory_mb << 20)),
@@ -77,7 +69,85 @@ def limit(memory_mb: int) -> list[str]:
     ):
         with contextlib.suppress(ValueError, OSError):  # a stricter limit may already hold, or (macOS) none can be set
             resource.setrlimit(kind, (bound, bound))
-    return ["rlimits"] + (["seccomp"] if _filter_calls() else [])
+    if sys.platform == "linux":
+        folders = [entry for entry in sys.path if os.path.isabs(entry)]
+        readable = None
+        if os.geteuid() == 0:
+            private = not all(_readable_by_others(pathlib.Path(folder)) for folder in folders)
+            if private and _landlock_version():
+                libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+                readable = [*folders, *SYSTEM_FOLDERS, sys.prefix, sys.base_prefix, *libraries]
+            changed = (readable is not None or not private) and _become_own_user(may_read=private)
+            layers += ["own user"] if changed else ["no capabilities"] if _set_capabilities(0) else []
+        if _restrict_by_landlock(readable):
+            layers.append("landlock")
+        elif readable is not None:
+            _set_capabilities(0)
+    die_with_parent()
+    return layers + (["seccomp"] if filter_calls() else [])
+
+
+def _become_own_user(*, may_read: bool) -> bool:
+    """Changes to a user and group that nobody else has, with the right to read every file; False where it cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for lowest, count in USERS:
+        user = lowest + os.getpid() % count
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
+            os.setresuid(user, user, user)
+            return _set_capabilities(CAP_DAC_READ_SEARCH if may_read else 0)
+    return False
+
+
+def _readable_by_others(path: pathlib.Path) -> bool:
+    """Whether a user without rights can import from `path`. One that does not exist hides nothing."""
+    try:
+        modes = [entry.stat().st_mode for entry in (path, *path.parents)]
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    folder = stat.S_ISDIR(modes[0])
+    return all(mode & stat.S_IXOTH for mode in modes[0 if folder else 1 :]) and bool(modes[0] & stat.S_IROTH)
+
+
+def _set_capabilities(bits: int) -> bool:
+    """Gives up all capabilities but `bits`."""
+    header = struct.pack("Ii", CAPABILITY_VERSION, 0)
+    return ctypes.CDLL(None, use_errno=True).capset(header, struct.pack("6I", bits, bits, 0, 0, 0, 0)) == 0
+
+
+def _landlock_version() -> int:
+    """Returns the version of the kernel's Landlock; 0 where it has none."""
+    return max(ctypes.CDLL(None, use_errno=True).syscall(LANDLOCK_CREATE, None, 0, 1), 0)
+
+
+def _restrict_by_landlock(readable: list[str] | None) -> bool:
+    """Enters a Landlock domain that allows no writing, no signal or view out of it, and reading in `readable` alone
+    (None: everywhere); False where there is none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = _landlock_version()
+    if version < 1 or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return False
+    # Rights on files: all that a version knows. Those that are named and that no rule gives are denied.
+    rights = {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)
+    files = ((1 << rights) - 1) & ~(LANDLOCK_READ if readable is None else 0)
+    networks, scopes = (0b11 if version >= 4 else 0), (0b11 if version >= 6 else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = libc.syscall(LANDLOCK_CREATE, struct.pack("QQQ", files, networks, scopes), size, 0)
+    if rules < 0:
+        return False
+    for path in readable or ():
+        with contextlib.suppress(OSError):  # there is no such folder
+            fd = os.open(path, os.O_PATH)
+            allowed = LANDLOCK_READ if os.path.isdir(path) else LANDLOCK_READ & 0b0100
+            libc.syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, fd), 0)
+            os.close(fd)
+    done = libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0
+    os.close(rules)
+    return done
 
 
 def _address_space_bytes() -> int:
@@ -86,47 +156,3 @@ def _address_space_bytes() -> int:
             return int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
         return 0
-
-
-def _filter_calls() -> bool:
-    """Installs the filter on system calls; False where the platform has none. A denied call fails with EPERM."""
-    if sys.platform != "linux" or platform.machine() not in _CALLS or struct.calcsize("P") != 8:
-        return False
-    program = _program(*_CALLS[platform.machine()], os.getpid())
-    libc = ctypes.CDLL(None, use_errno=True)
-    code = ctypes.create_string_buffer(program, len(program))
-    holder = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return False
-    return libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_void_p(ctypes.addressof(holder)), 0, 0) == 0
-
-
-def _program(
-    architecture: int, denied: tuple[int, ...], openat: int, kills: tuple[int, ...], open_call: int | None, pid: int
-) -> bytes:
-    """Returns the filter as classic BPF. Denies `denied`, opening for writing, and signals to any process but `pid`."""
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, deny = 0x7FFF0000, 0x00050000 | 1  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
-    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-
-    def step(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
-        return struct.pack("HBBI", code, yes, no, k)
-
-    # Each block falls through to the next when its number does not match; jumps count instructions to skip.
-    steps = [step(load, 4), step(equal, architecture, 1, 0), step(give, deny), step(load, 0)]
-    steps += [step(at_least, 0x40000000, 0, 1), step(give, deny)]
-    for number in denied:
-        steps += [step(equal, number, 0, 1), step(give, deny)]
-    for number in kills:
-        steps += [
-            step(equal, number, 0, 4),
-            step(load, 16),
-            step(equal, pid, 1, 0),
-            step(give, deny),
-            step(give, allow),
-        ]
-    for number, flags_at in ((openat, 32), (open_call, 24)):
-        if number is not None:
-            steps += [step(equal, number, 0, 4), step(load, flags_at)]
-            steps += [step(any_bit, writing, 0, 1), step(give, deny), step(give, allow)]
-    return b"".join([*steps, step(give, allow)])

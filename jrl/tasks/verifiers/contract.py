@@ -6,12 +6,22 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Verdict
 
 Score = Callable[[Any, str, Example], Any]
+LARGEST_REWARD = 1e6  # its square, and sums of many, stay far inside float32
+
+
+class Limits(NamedTuple):
+    """What a verifier's verdicts may hold. The worker checks them, and the trainer again what a worker sends."""
+
+    lowest: float = -LARGEST_REWARD  # reward
+    highest: float = LARGEST_REWARD  # reward
+    spans: bool = False  # rewards of spans of the completion
+    single_use: bool = False  # a worker scores one completion
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +34,31 @@ class Verifier:
             or a bool, which is the number 1 or 0.
         preload: called once in the template before workers are forked; imports what is slow to import.
         rewards_spans: its verdicts may hold rewards of spans of the completion (Verdict.spans).
+        reward_range: the lowest and the highest reward it gives. Another one is an error of the verifier's.
+        single_use: a worker scores one completion and is replaced: for a verifier that runs what a model wrote.
+
+    Raises:
+        ValueError: reward_range is empty or beyond LARGEST_REWARD.
     """
 
     config: type
     score: Score
     preload: Callable[[], None] | None = None
     rewards_spans: bool = False
+    reward_range: tuple[float, float] = (-LARGEST_REWARD, LARGEST_REWARD)
+    single_use: bool = False
+
+    def __post_init__(self) -> None:
+        lowest, highest = self.reward_range
+        if not -LARGEST_REWARD <= lowest <= highest <= LARGEST_REWARD:
+            raise ValueError(
+                f"Verifier.reward_range is {self.reward_range}; it must be the lowest and the highest reward, within "
+                f"{LARGEST_REWARD:g} of 0"
+            )
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(*map(float, self.reward_range), self.rewards_spans, self.single_use)
 
 
 @dataclasses.dataclass(frozen=True)

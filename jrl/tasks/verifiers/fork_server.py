@@ -21,7 +21,9 @@ from typing import Any
 
 from jrl.tasks.example import Example
 from jrl.tasks.verifiers import VERIFIERS, Row, Verifier, config_of, frames, look_up, merge
-from jrl.tasks.verifiers.confine import detach, die_with_parent, limit
+from jrl.tasks.verifiers.changes import changed, snapshot
+from jrl.tasks.verifiers.confine import confine, detach, die_with_parent
+from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.judge import describe, judge
 from jrl.tasks.verifiers.source import PartSource, load_part
 
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # a part may exit or raise anything; the trainer must get its message
         reply(control, {"failed": describe(error)})
         return 1
-    reply(control, {"ready": os.getpid()})
+    reply(control, {"limits": limits_of(rows)})
     serve(control, table, rows, start["memory_mb"], start["cpu_seconds"])
     return 0
 
@@ -74,6 +76,10 @@ def load_rows(rows: list[dict[str, Any]], table: dict[str, Verifier]) -> list[tu
             verifier.preload()
         loaded.append((verifier, config_of(row, verifier)))
     return loaded
+
+
+def limits_of(rows: list[tuple[Verifier, Any]]) -> list[Limits]:
+    return [verifier.limits for verifier, _ in rows]
 
 
 def serve(
@@ -111,8 +117,9 @@ def serve(
                     reply(control, {"status": status})
                 case "load":
                     try:
-                        rows += load_rows(request["rows"], table)
-                        reply(control, {"ready": os.getpid()})
+                        loaded = load_rows(request["rows"], table)
+                        rows += loaded
+                        reply(control, {"limits": limits_of(loaded)})
                     except BaseException as error:  # an import may raise anything; the trainer must get its message
                         reply(control, {"failed": describe(error)})
     finally:
@@ -131,19 +138,21 @@ def become_worker(
     """
     try:
         os.setsid()
-        die_with_parent()
-        if os.getppid() != template:
-            return  # it died before the request above, which reports only later deaths
         control.close()
         detach(fd)
-        work(socket.socket(fileno=fd), rows, memory_mb, cpu_seconds)
+        layers = confine(memory_mb)
+        if os.getppid() != template:
+            return  # it died before the worker asked to die with it
+        work(socket.socket(fileno=fd), rows, layers, cpu_seconds)
     finally:
         os._exit(0)
 
 
-def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb: int, cpu_seconds: float) -> None:
-    """Judges items until the socket closes. Each gets a `start` frame, then one verdict under the item's token."""
-    layers = limit(memory_mb)
+def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], layers: list[str], cpu_seconds: float) -> None:
+    """Judges items until the socket closes. Each gets a `start` frame, then one verdict under the item's token, and
+    whether what the worker runs is `changed` by it."""
+    plugins = [verifier not in VERIFIERS.values() for verifier, _ in rows]  # those of jrl evaluate no text
+    before = snapshot(rows) if any(plugins) else None
     reply(connection, {"layers": layers})
     while True:
         item = frames.read(connection, frames.REQUEST_LIMIT)
@@ -155,8 +164,9 @@ def work(connection: socket.socket, rows: list[tuple[Verifier, Any]], memory_mb:
         seed_everything()
         verifier, config = rows[item["row"]]
         verdict = judge(verifier, config, item["completion"], example)
-        said = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
-        reply(connection, {**said, "detail": verdict.detail, "spans": verdict.spans})
+        fields = {"token": item["token"], "status": int(verdict.status), "reward": verdict.reward}
+        fields |= {"detail": verdict.detail, "spans": verdict.spans}
+        reply(connection, {**fields, "changed": plugins[item["row"]] and changed(before, rows)})
 
 
 def allow_cpu(cpu_seconds: float) -> None:

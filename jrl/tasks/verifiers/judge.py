@@ -10,30 +10,29 @@ from typing import Any
 
 from jrl.tasks.example import Example
 from jrl.tasks.verdict import Status, Verdict
-from jrl.tasks.verifiers.contract import Verifier
+from jrl.tasks.verifiers.contract import LARGEST_REWARD, Limits, Verifier
 
 DETAIL_LIMIT = 1000  # characters
 SPANS_LIMIT = 1000  # of a completion
-LARGEST_REWARD = 1e30  # far inside float32, so that weighted sums stay finite
 ALLOWED_STATUSES = (Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.FORBIDDEN, Status.VERIFIER_ERROR)
 
 
 def judge(verifier: Verifier, config: Any, completion: str, example: Example) -> Verdict:
     """Returns the verdict of `verifier`. A verifier that raises or returns no finite number is a VERIFIER_ERROR."""
     try:
-        return with_checked_spans(to_verdict(verifier.score(config, completion, example)), verifier, completion)
+        return to_verdict(verifier.score(config, completion, example), verifier.limits, len(completion))
     except MemoryError:
         return Verdict(Status.MEMORY_LIMIT, None, "the verifier ran out of its memory")
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are its errors too
         return Verdict(Status.VERIFIER_ERROR, None, describe(error))
 
 
-def to_verdict(result: Any) -> Verdict:
-    """Returns the result of a verifier as a checked Verdict.
+def to_verdict(result: Any, limits: Limits, characters: int) -> Verdict:
+    """Returns the result of a verifier on a completion of `characters` as a checked Verdict.
 
     A real number r is CORRECT where r > 0 and WRONG otherwise, with reward r; True counts as 1.0 and False as 0.0.
     NaN, infinities, strings, None and complex numbers are a VERIFIER_ERROR: they are not rewards, and 0 would be a
-    wrong one.
+    wrong one. So are rewards outside `limits`, and rewards of spans that cannot be used.
     """
     if isinstance(result, Verdict):
         if result.status not in ALLOWED_STATUSES:
@@ -42,21 +41,22 @@ def to_verdict(result: Any) -> Verdict:
             )
         if not Status(result.status).scorable:
             return Verdict(Status(result.status), None, str(result.detail)[:DETAIL_LIMIT])
-        reward, complaint = _number(result.reward)
+        reward, complaint = _number(result.reward, limits.lowest, limits.highest)
         if complaint:
             return _refuse(f"returned a Verdict whose reward is {complaint}")
-        return Verdict(Status(result.status), reward, str(result.detail)[:DETAIL_LIMIT], tuple(result.spans))
-    reward, complaint = _number(result)
+        verdict = Verdict(Status(result.status), reward, str(result.detail)[:DETAIL_LIMIT], tuple(result.spans))
+        return _with_checked_spans(verdict, limits, characters)
+    reward, complaint = _number(result, limits.lowest, limits.highest)
     if complaint:
         return _refuse(f"returned {complaint}; it must return a finite number, a bool or a Verdict")
     return Verdict(Status.CORRECT if reward > 0 else Status.WRONG, reward)
 
 
-def with_checked_spans(verdict: Verdict, verifier: Verifier, completion: str) -> Verdict:
+def _with_checked_spans(verdict: Verdict, limits: Limits, characters: int) -> Verdict:
     """Returns a verdict whose rewards of spans are plain numbers, or a VERIFIER_ERROR where they cannot be used."""
     if not verdict.spans:
         return verdict
-    if not verifier.rewards_spans:
+    if not limits.spans:
         return _refuse("returned rewards of spans, and its row does not say rewards_spans=True")
     if len(verdict.spans) > SPANS_LIMIT:
         return _refuse(f"returned rewards of {len(verdict.spans)} spans; at most {SPANS_LIMIT} are taken")
@@ -67,10 +67,10 @@ def with_checked_spans(verdict: Verdict, verifier: Verifier, completion: str) ->
         end, (reward, complaint) = span[0], _number(span[1])
         if complaint:
             return _refuse(f"returned a span whose reward is {complaint}")
-        if not isinstance(end, numbers.Integral) or not before < end <= len(completion):
+        if not isinstance(end, numbers.Integral) or not before < end <= characters:
             return _refuse(
                 f"returned a span that ends at {end!r:.100}; ends are characters of the completion, increasing, at "
-                f"most {len(completion)}"
+                f"most {characters}"
             )
         before = int(end)
         checked.append((before, reward))
@@ -87,7 +87,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[: DETAIL_LIMIT // 2]} ({'; '.join(places)})"[:DETAIL_LIMIT]
 
 
-def _number(value: Any) -> tuple[float, str]:
+def _number(value: Any, lowest: float = -LARGEST_REWARD, highest: float = LARGEST_REWARD) -> tuple[float, str]:
     """Returns (value as a float, "") or (0.0, why it is not a reward)."""
     if not isinstance(value, numbers.Real) and not _is_numpy_bool(value):
         return 0.0, f"a value of type {type(value).__name__}"
@@ -97,8 +97,8 @@ def _number(value: Any) -> tuple[float, str]:
         return 0.0, "a number too large"
     if not math.isfinite(number):
         return 0.0, f"{number}, which is not finite"
-    if abs(number) > LARGEST_REWARD:
-        return 0.0, f"{number}, beyond the bound {LARGEST_REWARD}"
+    if not lowest <= number <= highest:
+        return 0.0, f"{number}, which is not in [{lowest:g}, {highest:g}]"
     return number, ""
 
 

@@ -26,6 +26,8 @@ from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers.contract import Limits
+from jrl.tasks.verifiers.judge import ALLOWED_STATUSES, DETAIL_LIMIT, to_verdict
 from jrl.tasks.verifiers.process import Template, TemplateLost, TemplateRefused
 from jrl.tasks.verifiers.source import PartSource
 
@@ -69,6 +71,7 @@ class _Task:
     place: int  # of the row among the item's
     row: int
     text: str  # the request as JSON, less its token
+    characters: int  # of the completion
     tries: int = 0
 
 
@@ -132,7 +135,7 @@ class Pool:
         ):
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
-        self.counts: collections.Counter[str] = collections.Counter()  # workers_started, _killed, templates_started...
+        self.counts: collections.Counter[str] = collections.Counter()  # workers_started, _killed, _changed...
         self.layers: tuple[str, ...] = ()  # what confines the workers, as they report it
         self._rows = list(rows)
         self._parts = tuple(parts)
@@ -223,9 +226,9 @@ class Pool:
                 )
                 if len(text) > frames.REQUEST_LIMIT - 100:
                     detail = f"completion and example take {len(text)} bytes; at most {frames.REQUEST_LIMIT} are sent"
-                    _settle(_Task(ticket, index, place, row, ""), Verdict(Status.FORBIDDEN, None, detail))
+                    _settle(_Task(ticket, index, place, row, "", 0), Verdict(Status.FORBIDDEN, None, detail))
                 else:
-                    tasks.append(_Task(ticket, index, place, row, text))
+                    tasks.append(_Task(ticket, index, place, row, text, len(item.completion)))
         with self._lock:
             self._refuse_if_closed()
             self._inbox.extend(tasks)
@@ -463,16 +466,19 @@ class Pool:
             if not isinstance(frame.get("layers"), list):
                 raise frames.Garbled("a first frame without its layers")
             child.ready = True
-            self.layers = tuple(frame["layers"])
+            self.layers = tuple(map(str, frame["layers"]))
         elif child.task is not None and not child.started and frame.get("start") == child.token:
             child.started = True
         elif child.task is not None and child.started and frame.get("token") == child.token:
-            verdict = _verdict_of(frame)
+            limits = self._template.limits[child.task.row]
+            verdict = _verdict_of(frame, limits, child.task.characters)
             task, child.task = child.task, None
             self._false_starts = 0
             _settle(task, verdict)
-            if verdict.status is Status.MEMORY_LIMIT:
-                self._bury(child)  # it may hold on to what it could not have more of
+            changed = frame.get("changed") is not False
+            self.counts["workers_changed"] += changed
+            if changed or limits.single_use or verdict.status is Status.MEMORY_LIMIT:
+                self._bury(child)  # out of memory, it may hold on to what it could not have more of
         else:
             raise frames.Garbled("a frame that was not due")
 
@@ -586,15 +592,18 @@ def _settle(task: _Task, verdict: Verdict) -> None:
         task.ticket.done.set()
 
 
-def _verdict_of(frame: dict[str, Any]) -> Verdict:
-    """Returns the verdict in a worker's frame. Raises Garbled where there is none."""
+def _verdict_of(frame: dict[str, Any], limits: Limits, characters: int) -> Verdict:
+    """Returns the verdict in a worker's frame. Raises Garbled where there is none that `judge` gives."""
     status, reward, detail = frame.get("status"), frame.get("reward"), frame.get("detail")
-    known = isinstance(status, int) and status in Status.__members__.values()
-    if not known or not isinstance(detail, str):
+    known = type(status) is int and status in (*ALLOWED_STATUSES, Status.MEMORY_LIMIT)
+    if not known or not isinstance(detail, str) or len(detail) > DETAIL_LIMIT:
         raise frames.Garbled("a verdict without its fields")
     if Status(status).scorable != isinstance(reward, float):
         raise frames.Garbled(f"a verdict {Status(status).name} with the reward {reward!r}")
-    return Verdict(Status(status), reward, detail, _spans_of(frame))
+    verdict = Verdict(Status(status), reward, detail, _spans_of(frame))
+    if verdict.status.scorable and to_verdict(verdict, limits, characters) != verdict:
+        raise frames.Garbled(f"a verdict that its verifier may not give: {verdict!r:.200}")
+    return verdict
 
 
 def _spans_of(frame: dict[str, Any]) -> tuple[tuple[int, float], ...]:

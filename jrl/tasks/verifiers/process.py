@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.source import PartSource
 
 START_SECONDS = 120.0  # the slowest preload there is takes about 3 s on an idle machine
@@ -31,7 +32,11 @@ class TemplateLost(RuntimeError):
 
 
 class Template:
-    """The template process and the socket to it. Must be closed. Used from one thread, the one that made it."""
+    """The template process and the socket to it. Must be closed. Used from one thread, the one that made it.
+
+    Fields:
+        limits: of each row's verdicts, in the order of the rows. The template has seen no completion.
+    """
 
     def __init__(self, parts: Sequence[PartSource], rows: Sequence[Row], *, memory_mb: int, cpu_seconds: float):
         start = {
@@ -65,7 +70,7 @@ class Template:
         )
         theirs.close()
         try:
-            self._ask(start, START_SECONDS)
+            self.limits = [Limits(*limits) for limits in self._ask(start, START_SECONDS)["limits"]]
         except BaseException:
             self.close()
             raise
@@ -96,7 +101,8 @@ class Template:
 
     def load(self, rows: Sequence[Row]) -> None:
         """Adds rows for workers forked from now on."""
-        self._ask({"do": "load", "rows": [{"name": r.name, "fields": r.fields} for r in rows]}, START_SECONDS)
+        request = {"do": "load", "rows": [{"name": r.name, "fields": r.fields} for r in rows]}
+        self.limits += [Limits(*limits) for limits in self._ask(request, START_SECONDS)["limits"]]
 
     def close(self, *, at_once: bool = False) -> None:
         """Ends the template, which kills and reaps its workers first; `at_once` kills it, and Linux its workers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -15,12 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
+from jrl.device.program_cache import COMPILER_OPTIONS
 from jrl.tools.plan import compiled, libtpu
 from jrl.tools.plan.chips import Topology, parse_topology
 from jrl.tools.plan.compiled import Compiled
@@ -50,7 +53,7 @@ def ask(source: Sequence[str], topology: Topology, names: Sequence[str]) -> dict
         return {name: Compiled(**row) for name, row in json.loads(out.read_text(encoding="utf-8")).items()}
 
 
-def assign_now(lowered: Any) -> Compiled:
+def assign_now(lowered: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Compiled:
     """Returns a program's memory as soon as its buffers are assigned. The compilation continues in a thread."""
     start = time.monotonic()
     errors: list[jax.errors.JaxRuntimeError] = []
@@ -58,7 +61,7 @@ def assign_now(lowered: Any) -> Compiled:
 
         def compile_() -> None:
             try:
-                lowered.compile(compiler_options=compiled.writing_to(folder))
+                lowered.compile(compiler_options={**options, **compiled.writing_to(folder)})
             except jax.errors.JaxRuntimeError as error:
                 errors.append(error)
 
@@ -78,17 +81,18 @@ def assign_now(lowered: Any) -> Compiled:
 def main(out: str, topology: str, names: str, config: str, bindings: Sequence[str]) -> None:
     """Writes the memory of some programs of a run, and ends the process even if it is still compiling."""
     from jrl.resolve import load_config
-    from jrl.tools.plan.case import with_known_shape
+    from jrl.tools.plan.case import for_tpus, with_known_shape
     from jrl.tools.plan.shapes import lower
 
     place = parse_topology(topology)
     resolved, parts = load_config(config, bindings)
-    resolved, _ = with_known_shape(resolved)
+    resolved, _ = for_tpus(with_known_shape(resolved)[0], place.num_devices)
     lowered = lower(resolved, parts, compiled.topology_mesh(place, resolved.mesh))
 
     def memory_of(name: str) -> Compiled:
-        path = compiled.cache_file(lowered[name].as_text(), place, "assigned")
-        return compiled.cached_or(assign_now, lowered[name], path)[0]
+        options = COMPILER_OPTIONS[place.chip.device_kind]
+        path = compiled.cache_file(lowered[name].as_text(), place, f"assigned {options}")
+        return compiled.cached_or(functools.partial(assign_now, options=options), lowered[name], path)[0]
 
     programs = names.split(",")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -19,7 +19,7 @@ from jrl.device.sharding import GATHERED, TRAIN
 from jrl.experiment import Online, optimizers, segments_of
 from jrl.learning.optimizers.contract import leaf_of
 from jrl.learning.optimizers.muon import Muon, spread_over
-from jrl.models.attention.kernels import LANES
+from jrl.models.attention.kernels import LANES, NO_KERNEL
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
@@ -191,11 +191,11 @@ def relayout_bytes(case: Case) -> int:
 def gathered_weight_bytes(case: Case) -> int:
     """Returns the bytes of the weights that sampling copies, gathered over fsdp and cast. Frozen weights that are
     stored so already are not copied, except those that adapters are merged into."""
-    copied = case.sizes["fsdp"] > 1 or case.config.sampler.layers == "unrolled"
+    copied = case.sizes["fsdp"] > 1 or case.config.sampler.layers != "scanned"
     every = held_bytes(case, GATHERED, case.cfg.dtype) - (0 if copied else quantized_bytes(case, GATHERED))
     if case.adapters is None or case.sizes["fsdp"] > 1 or case.cfg.param_dtype != case.cfg.dtype:
         return every + (adapter_bytes(case) if decodes_unmerged(case) else 0)
-    if case.config.sampler.layers == "unrolled":
+    if case.config.sampler.layers != "scanned":
         return every
     leaves = [] if decodes_unmerged(case) else [case.spec["layers"][name] for name in case.adapters]
     return sum(share(leaf, GATHERED, case.sizes) for leaf in leaves) * itemsize(case.cfg.dtype)
@@ -215,7 +215,7 @@ def head(case: Case) -> int:
 def queries(case: Case, length: int) -> int:
     """Returns how many of a row's queries have scores at once. A kernel's scores stay in the core; it writes LANES
     copies of each query's log-sum-exp."""
-    block = case.cfg.attention_block if case.cfg.attention == "reference" else LANES
+    block = case.cfg.attention_block if case.cfg.attention in NO_KERNEL else LANES
     return length if block is None else min(block, length)
 
 
@@ -324,7 +324,7 @@ def cast_weight_bytes(case: Case) -> int:
 
 def logits(case: Case) -> int:
     """Returns the bytes of a chunk's logits, of the loss's copy of them, and of the mask of its tokens."""
-    chunk = min(case.stage.learner.logprob_chunk, case.shape.row_length)
+    chunk = min(case.stage.learner.chunk, case.shape.row_length)
     return case.rows * chunk * case.cfg.vocab_size // case.sizes["tensor"] * (2 * FLOAT32 + 1)
 
 

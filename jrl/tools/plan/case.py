@@ -27,6 +27,7 @@ from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
 from jrl.run.checks import check_cache, check_router, check_shared
+from jrl.run.kernels import Choice, choose_kernels
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
 
@@ -114,6 +115,15 @@ def with_known_shape(config: Config) -> tuple[Config, str | None]:
         return config, None
     note = f"{model.path} does not exist; the plan uses the shape of {known.name} as published"
     return dataclasses.replace(config, model=dataclasses.replace(model, path=str(known))), note
+
+
+def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
+    """Returns `config` with what every 'auto' stands for on so many TPUs, and what that is.
+
+    Raises: ValueError where the mesh does not fit the devices, or the configuration has no size of the vocabulary.
+    """
+    tensor = config.mesh.sizes(num_devices)[AXES.index("tensor")]
+    return choose_kernels(config, decoder_of_run(config), "tpu", tensor)
 
 
 def uncounted(config: Config) -> str | None:
@@ -269,6 +279,8 @@ def programs_of(case: Case) -> dict[str, Program]:
             programs[f"{stage_case.name}.recompute"] = Program("logprobs", stage_case)
         if stage_case.needs.reference:
             programs[f"{stage_case.name}.reference"] = Program("logprobs", stage_case)
+        if stage_case.needs.teacher:
+            programs[f"{stage_case.name}.teacher"] = Program("logprobs", stage_case)
         programs[f"{stage_case.name}.update"] = Program("update", stage_case)
         if stage_case.has_critic:
             critic = dataclasses.replace(stage_case, needs=Needs(logprobs=False, values=True), updates=CRITIC)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jrl.device.sharding import MeshShape
 from jrl.experiment import Config
+from jrl.models.attention.kernels import NO_KERNEL
 from jrl.plugins import Parts
 from jrl.tools.plan import budget, estimate
 from jrl.tools.plan.case import Case, case_of, main_stage, make_case
@@ -39,9 +40,9 @@ def candidates(case: Case) -> Iterator[dict[str, object]]:
         slots //= 2
     if case.cfg.remat in ("none", "dots"):
         yield {f"{type(config.model).__name__}.remat": "layer"}
-    if case.cfg.attention == "reference" and case.cfg.attention_block is None and case.shape.row_length > 512:
+    if case.cfg.attention in NO_KERNEL and case.cfg.attention_block is None and case.shape.row_length > 512:
         yield {f"{type(config.model).__name__}.attention_block": 512}
-    chunk = case.stage.learner.logprob_chunk // 2
+    chunk = case.stage.learner.chunk // 2
     if chunk >= 16:
         yield {"Learner.logprob_chunk": chunk}
     sizes = case.sizes

@@ -30,6 +30,14 @@ class Chip:
     link_gb_per_second: float  # one link, one direction
     slices: list[str]  # grids that are rented, the smallest first
     source: str
+    clock_ghz: float  # of the matrix units; the compiler's cycles are of it
+    clock_source: str
+    device_kind: str  # as JAX calls its devices
+
+    @property
+    def clock_rate(self) -> float:
+        """Cycles a second."""
+        return self.clock_ghz * 1e9
 
     @property
     def limit_bytes(self) -> int:

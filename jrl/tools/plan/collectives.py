@@ -160,11 +160,11 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
     from jrl.device.sharding import make_mesh
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
-    from jrl.tools.plan.case import Program, case_of, make_case, programs_of, shown_name, with_known_shape
+    from jrl.tools.plan.case import Program, case_of, for_tpus, make_case, programs_of, shown_name, with_known_shape
     from jrl.tools.plan.shapes import lower
 
     resolved, parts = load_config(config, bindings)
-    resolved, _ = with_known_shape(resolved)
+    resolved, _ = for_tpus(with_known_shape(resolved)[0], devices)
     # A kernel of TPUs is none of a CPU's. It has no collective: each device attends with its own heads in its own rows.
     resolved = dataclasses.replace(
         resolved,

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
+import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -22,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -29,11 +32,12 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from jrl import paths
+from jrl.device.program_cache import COMPILER_OPTIONS
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.tools.plan.chips import Topology
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 HOST_COLOR = r"\bcolor 5\b"  # S(5) in a program's text; the compiler's report calls it cmem
 
 
@@ -48,6 +52,8 @@ class Compiled:
     host: int = 0  # in host memory, not part of the total
     needed: int | None = None  # HBM that the compiler asked for and did not find
     compile_seconds: float = 0.0
+    # The scheduled program, of which `jrl.tools.plan.counted` reads the time; None where no code was compiled.
+    text: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def total(self) -> int:
@@ -100,7 +106,9 @@ def compile_all(
 
 def compile_one(lowered: Any, topology: Topology) -> tuple[Compiled, bool]:
     """Returns the compiler's report of one program, and whether it came from the cache."""
-    return cached_or(compile_now, lowered, cache_file(lowered.as_text(), topology))
+    options = COMPILER_OPTIONS[topology.chip.device_kind]
+    compile_ = functools.partial(compile_now, options=options)
+    return cached_or(compile_, lowered, cache_file(lowered.as_text(), topology, f"compiled {options}"))
 
 
 def cached_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) -> tuple[Compiled, bool]:
@@ -110,23 +118,26 @@ def cached_or(ask: Callable[[Any], Compiled], lowered: Any, place: Path | None) 
     result = ask(lowered)
     if place is not None:
         paths.make_dir(place.parent)
-        paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(result)).encode())
+        if result.text is not None:
+            paths.write_bytes_atomic(_text_file(place), gzip.compress(result.text.encode()))
+        without_text = dataclasses.replace(result, text=None)
+        paths.write_bytes_atomic(place, json.dumps(dataclasses.asdict(without_text)).encode())
     return result, False
 
 
-def compile_now(lowered: Any) -> Compiled:
-    """Returns the compiler's report of one program after a full compilation."""
+def compile_now(lowered: Any, options: Mapping[str, Any] = MappingProxyType({})) -> Compiled:
+    """Returns the compiler's report of one program after a full compilation with some options."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jrl-plan-") as folder:
         try:
-            compiled = lowered.compile(compiler_options=writing_to(folder))
+            compiled = lowered.compile(compiler_options={**options, **writing_to(folder)})
         except jax.errors.JaxRuntimeError as error:
             return refused(error, start)
-        memory = assignment(folder)
+        memory, text = assignment(folder), scheduled(folder)
     if memory is None:
         raise RuntimeError(f"libtpu {libtpu_version()} wrote no buffer assignment of a program")
     code = compiled.memory_analysis().generated_code_size_in_bytes
-    return dataclasses.replace(memory, code=code, compile_seconds=time.monotonic() - start)
+    return dataclasses.replace(memory, code=code, compile_seconds=time.monotonic() - start, text=text)
 
 
 def writing_to(folder: str) -> dict[str, Any]:
@@ -155,6 +166,13 @@ def assignment(folder: str) -> Compiled | None:
             return None  # still being written
         largest = read if largest is None or read.total > largest.total else largest
     return largest
+
+
+def scheduled(folder: str) -> str | None:
+    """Returns the text of the scheduled program in a folder, of several modules that of the largest; None where there
+    is none."""
+    texts = [path.read_text(encoding="utf-8") for path in Path(folder).glob("*after_codegen.txt")]
+    return max(texts, key=len, default=None)
 
 
 def hbm_assigned(text: str) -> Compiled:
@@ -194,6 +212,14 @@ def cache_file(text: str, topology: Topology, what: str = "compiled") -> Path | 
 def read_cached(place: Path) -> Compiled | None:
     """Returns the report cached by an earlier plan; None where it is missing or incomplete."""
     try:
-        return Compiled(**json.loads(place.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        cached = Compiled(**json.loads(place.read_bytes()))
+        if not _text_file(place).exists():
+            return cached
+        return dataclasses.replace(cached, text=gzip.decompress(_text_file(place).read_bytes()).decode())
+    except (OSError, ValueError, TypeError, EOFError):
         return None
+
+
+def _text_file(place: Path) -> Path:
+    """Returns where the scheduled program of a cached report is."""
+    return place.with_suffix(".hlo.gz")

@@ -23,7 +23,7 @@ from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.contract import describe
 from jrl.learning.optimizers.groups import trained_only
 from jrl.models.adapters.quantized import is_quantized
-from jrl.models.attention.kernels import padded_length
+from jrl.models.attention.kernels import NO_KERNEL, padded_length
 from jrl.models.attention.kv_cache import cache_shapes, ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
@@ -217,7 +217,7 @@ def layer_traffic(case: Case, tokens: float) -> float:
     shares of linear attention's chunks."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     wide = 2 * cfg.width + head_entries(cfg) / tensor + mlp_entries(cfg, tensor)
-    scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention == "reference" else 0
+    scores = 4 * 4 * cfg.heads / tensor * case.shape.keys if cfg.attention in NO_KERNEL else 0
     linear = len(layers_with(cfg, "linear_q"))
     shares = 4 * 4 * cfg.linear.value_heads / tensor * chunk_of(case.shape.row_length) if linear else 0
     moved = cfg.layers * 2 * wide * itemsize(cfg.dtype) + (cfg.layers - linear) * scores + linear * shares
@@ -288,6 +288,7 @@ def calls(case: Case) -> dict[str, int]:
             "scores": len(stage_case.stage.rewards) if isinstance(stage_case.stage, Online) else 0,
             "recompute": learner.minibatches,
             "reference": learner.minibatches,
+            "teacher": learner.minibatches,
             "update": learner.updates_per_batch,
             "critic_values": learner.minibatches,
             "update_critic": learner.updates_per_batch,

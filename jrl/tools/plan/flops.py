@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.models.attention.kernels import cache_block, causal_share, padded_length
+from jrl.models.attention.kernels import NO_KERNEL, cache_block, causal_share, padded_length
 from jrl.models.attention.kv_cache import ends
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import ParamSpec, is_spec
@@ -116,7 +116,7 @@ def carried(case: Case) -> int:
 def of_rows(cfg: Decoder, tokens: int, length: int, states: int = 1) -> Flops:
     """Returns the operations of attention forward, of `tokens` in rows of `length`."""
     linear = float(tokens * linear_attention(cfg, length, states))
-    if cfg.attention == "reference":
+    if cfg.attention in NO_KERNEL:
         return Flops(0.0, tokens * softmax_attention(cfg, length) + linear)
     return Flops(tokens * softmax_attention(cfg, length) * causal_share(length), linear)
 
@@ -173,7 +173,7 @@ def decode(case: Case) -> Flops:
     tokens, columns = case.decode_steps * case.slots * case.shards, read_columns(case)
     matrices = 2.0 * tokens * (decoded_weights(case) + head_weights(case.cfg))
     attended = stepping(case.cfg, columns)
-    if case.config.sampler.attention == "reference":
+    if case.config.sampler.attention in NO_KERNEL:
         return Flops(matrices, float(tokens * attended))
     linear = stepping(case.cfg, 0)
     by_kernel = (attended - linear) * heads_at_once(case) * (1.5 if case.cfg.dtype == "bfloat16" else 1)
@@ -198,7 +198,7 @@ def read_positions(case: Case) -> int:
     if not case.needs.logprobs:
         return 0
     s, learner = case.shape, case.stage.learner
-    chunk = min(learner.logprob_chunk, s.row_length)
+    chunk = min(learner.chunk, s.row_length)
     needed = completions_in_a_row(case) * case.completion_length
     return case.micro_batches * s.rows * -(-needed // chunk) * chunk
 

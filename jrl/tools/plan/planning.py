@@ -15,11 +15,13 @@ from typing import Any
 from jrl.experiment import Config
 from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
-from jrl.tools.plan import budget, cheaper, compiled, estimate, flops, libtpu, waste
+from jrl.run.kernels import sentence
+from jrl.tools.plan import budget, cheaper, compiled, counted, estimate, flops, libtpu, waste
 from jrl.tools.plan.budget import HostMemory, Memory
 from jrl.tools.plan.case import (
     Case,
     cases_of,
+    for_tpus,
     make_case,
     programs_of,
     shown_name,
@@ -30,6 +32,7 @@ from jrl.tools.plan.case import (
 from jrl.tools.plan.cheaper import Change
 from jrl.tools.plan.chips import GIB, Topology
 from jrl.tools.plan.compiled import Compiled
+from jrl.tools.plan.counted import Count, count_of, kernel_seconds
 from jrl.tools.plan.estimate import Estimate
 
 Say = Callable[[str], None]
@@ -51,6 +54,14 @@ class Row:
     bytes: float | None  # between HBM and one device
     estimate: Estimate | None
     collectives: list[dict[str, Any]] | None  # None: not counted
+    count: Count | None = None  # by the compiler; None where it compiled nothing, or where arithmetic does not count
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a call: by the compiler's count where there is one, else the least."""
+        if self.count is not None:
+            return self.count.seconds
+        return None if self.estimate is None else self.estimate.seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +72,8 @@ class Plan:
     case: Case  # of the stage that `step_seconds` is of
     rows: list[Row]
     limit: int  # bytes of HBM on one device
-    step_seconds: float
+    step_seconds: float  # by the compiler's count where it compiled
+    least_seconds: float  # by arithmetic: a bound from below
     changes: list[Change]  # where it does not fit
     notes: list[str]
     wastes: list[str]  # inefficiencies of programs
@@ -104,9 +116,10 @@ def make_plan(
     Raises: ValueError where the run cannot be laid out on the topology, or asks for a kernel of other devices.
     """
     config, note = with_known_shape(config)
+    config, choices = for_tpus(config, topology.num_devices)
     case = make_case(config, parts, topology.num_devices, stage)
     check_attention(case.cfg, "tpu")
-    notes = [line for line in (note, uncounted(config)) if line is not None]
+    notes = [line for line in (note, uncounted(config), *map(sentence, choices)) if line is not None]
     compiled_programs: dict[str, Compiled] = {}
     counting = Counting(source, case, stage) if count else None
     try:
@@ -136,8 +149,11 @@ def make_plan(
     limit = topology.chip.limit_bytes
     calls = estimate.calls(case)
     of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
-    seconds = sum(calls[row.name] * row.estimate.seconds for row in of_stage)
-    plan = Plan(topology, case, rows, limit, seconds, [], notes, wastes_of(case, bodies or {}))
+    seconds = sum(calls[row.name] * row.seconds for row in of_stage)
+    least = sum(calls[row.name] * row.estimate.seconds for row in of_stage)
+    wastes = wastes_of(case, bodies or {})
+    wastes += [f"{shown_name(case, row.name)}: {line}" for row in rows if row.count for line in row.count.warnings]
+    plan = Plan(topology, case, rows, limit, seconds, least, [], notes, wastes)
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
@@ -151,23 +167,31 @@ def rows_of(
 ) -> list[Row]:
     """Returns a row for every program that was compiled, or that arithmetic knows."""
     known, counts, traffic = budget.of_programs(case), flops.of_programs(case), estimate.of_programs(case)
+    programs, calls = programs_of(case), estimate.calls(case)
     rows = []
     for name in [*compiled_programs, "restore"] if compiled_programs else known:  # nothing is compiled for a restore
         arithmetic, compiled_ = known.get(name), compiled_programs.get(name)
         memory = arithmetic
         if compiled_ is not None:
             memory = by_kind(name, compiled_, arithmetic, budget.resident_beside(case, name))
-        counted = name in counts
+        multiplies = name in counts
+        count = None
+        if multiplies and compiled_ is not None and compiled_.text is not None:
+            kind, own = programs[name]
+            by_compiler = dict(kernels=kernel_seconds(kind, own, topology.chip), times=calls[name])
+            memory_seconds = traffic[name].hbm / topology.chip.hbm_rate
+            count = count_of(compiled_.text, kind, own, topology.chip, memory=memory_seconds, **by_compiler)
         rows.append(
             Row(
                 name=name,
                 memory=memory,
                 arithmetic=arithmetic,
                 compiled=compiled_,
-                flops=counts[name].total if counted else None,
-                bytes=traffic[name].hbm if counted else None,
-                estimate=estimate.estimate(counts[name], traffic[name], case, topology.chip) if counted else None,
+                flops=counts[name].total if multiplies else None,
+                bytes=traffic[name].hbm if multiplies else None,
+                estimate=estimate.estimate(counts[name], traffic[name], case, topology.chip) if multiplies else None,
                 collectives=None if traffic_by_program is None else traffic_by_program.get(name, []),
+                count=count,
             )
         )
     return rows
@@ -276,6 +300,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "limit_gib": plan.limit / GIB,
         "host_gib": {kind: size / GIB for kind, size in plan.host._asdict().items()},
         "step_seconds": plan.step_seconds,
+        "least_step_seconds": plan.least_seconds,
         "notes": plan.notes,
         "wastes": plan.wastes,
         "programs": [
@@ -288,6 +313,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
                 "flops": row.flops,
                 "bytes": row.bytes,
                 "collectives": row.collectives,
+                "least_seconds": None if row.estimate is None else row.estimate.seconds,
+                "count": None if row.count is None else counted.to_json(row.count),
             }
             for row in plan.rows
         ],

@@ -9,6 +9,7 @@ from jrl.tools.plan.case import Case, cases_of
 from jrl.tools.plan.chips import GIB
 from jrl.tools.plan.planning import Plan
 
+SHOWN = 5  # operations of a program; --json has more
 SMALL = 0.01  # GiB beyond what the run keeps: programs that take less are one line together
 
 
@@ -71,7 +72,26 @@ def time(plan: Plan) -> str:
             seconds = [f"{least:.3g}" for least in e]
             lines.append([plan.shown(row), *moved, *seconds, e.bound, str(calls[row.name])])
     step = f"a step of {plan.case.name}" if len(plan.case.config.stages) > 1 else "a step"
-    return f"{table(lines)}\n{step} takes at least {plan.step_seconds:.3g} s"
+    text = f"{table(lines)}\n{step} takes at least {plan.least_seconds:.3g} s"
+    if not any(row.count for row in plan.rows):
+        return text
+    return f"{text}\n\n{by_compiler(plan)}\n{step} takes about {plan.step_seconds:.3g} s by the compiler's count"
+
+
+def by_compiler(plan: Plan) -> str:
+    """Returns the table of times by the compiler's count, and the operations that cost the most."""
+    lines = [["a call, by the compiler", "compute s", "dearest branches", "kernels s", "memory s", "links s", "beside",
+              "total s", "operations", "float32 passes"]]  # fmt: skip
+    dearest = []
+    for row in plan.rows:
+        if (c := row.count) is None:
+            continue
+        seconds = (c.compute, c.compute_dearest, c.kernels, c.memory, c.links, c.links_overlapped, c.seconds)
+        lines.append([plan.shown(row), *(f"{s:.3g}" for s in seconds), f"{c.instructions:.3g}",
+                      f"{c.float32_share:.0%}"])  # fmt: skip
+        dearest.append(f"{plan.shown(row)}: the operations that cost the most")
+        dearest += [f"  {o.seconds:.3g} s, {o.times:.3g} times: {o.what} ({o.name})" for o in c.dearest[:SHOWN]]
+    return "\n".join([table(lines), *dearest])
 
 
 def links(plan: Plan) -> str:

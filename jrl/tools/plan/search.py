@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jrl.experiment import Config, Online
-from jrl.models.attention.kernels import check_attention
+from jrl.models.attention.kernels import NO_KERNEL, check_attention
 from jrl.plugins import Parts
 from jrl.tools.plan import assigned, budget, compiled, estimate
 from jrl.tools.plan.case import (
     Case,
     decoder_of_run,
+    for_tpus,
     make_case,
     programs_of,
     shown_name,
@@ -108,7 +109,7 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
     for mesh in meshes(topology.num_devices):
         over = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
         try:
-            case = make_case(applied(config, over), parts, topology.num_devices)
+            case = case_of_layout(config, parts, topology, over)
         except ValueError:
             yield over
             continue
@@ -117,7 +118,7 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
         group_rows = (case.shape.samples + 1,) if case.shape.prefix_columns else ()  # a group's prompt, and each sample
         rows = sorted({min(n, local) for n in (*ROWS, *group_rows)})
         slots = sorted({min(n, local) for n in SLOTS}) if samples else [config.sampler.slots]
-        blocked = case.cfg.attention == "reference" and case.shape.row_length > BLOCK
+        blocked = case.cfg.attention in NO_KERNEL and case.shape.row_length > BLOCK
         blocks = {None, BLOCK, configured} if blocked else {configured}
         for row, remat, block, slot in itertools.product(
             rows, REMAT, sorted(blocks, key=lambda n: n or math.inf), slots
@@ -140,10 +141,16 @@ def meshes(num_devices: int) -> Iterator[dict[str, int]]:
                 yield {"data": num_devices // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
 
 
+def case_of_layout(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Case:
+    """Returns the shapes of a layout, with the kernels that it has. Raises ValueError where it does not divide."""
+    chosen, _ = for_tpus(applied(config, bindings), topology.num_devices)
+    return make_case(chosen, parts, topology.num_devices)
+
+
 def judged(config: Config, parts: Parts, topology: Topology, bindings: Mapping[str, Any]) -> Candidate:
     """Returns a layout with its time, or the reason against it."""
     try:
-        case = make_case(applied(config, bindings), parts, topology.num_devices)
+        case = case_of_layout(config, parts, topology, bindings)
     except ValueError as error:
         return Candidate(bindings, None, None, str(error))
     name, size = budget.peak(case)
@@ -171,7 +178,7 @@ def confirmed(
     over: dict[str, float] = {}  # the compiler's bytes over arithmetic, by refused program
     later: list[Candidate] = []  # those that are likely to be refused too: asked about after the others
     # All programs of a run except a few small ones. The initial state is no larger.
-    deciding = list(programs_of(make_case(applied(config, fitting[0].bindings), parts, topology.num_devices)))
+    deciding = list(programs_of(case_of_layout(config, parts, topology, fitting[0].bindings)))
     while (rest or later) and len(good) < max_layouts and tried < TRIES:
         first_time = bool(rest)
         candidate = (rest or later).pop(0)
@@ -179,7 +186,7 @@ def confirmed(
         if refusals:
             bad.append(candidate._replace(refused=refusals[0]))
             continue
-        case = make_case(applied(config, candidate.bindings), parts, topology.num_devices)
+        case = case_of_layout(config, parts, topology, candidate.bindings)
         arithmetic = budget.of_programs(case)
         if first_time and any(arithmetic[name].total * factor > limit for name, factor in over.items()):
             later.append(candidate)

@@ -29,7 +29,7 @@ def widest_logits(text: str, vocab_sizes: set[int]) -> int:
 
 def full_logits(name: str, case: Case, positions: int) -> str | None:
     """Returns the problem of a learner program that holds logits of `positions` at once on one device."""
-    chunk = min(case.stage.learner.logprob_chunk, case.shape.row_length)
+    chunk = min(case.stage.learner.chunk, case.shape.row_length)
     if positions <= case.rows * chunk:
         return None
     return (

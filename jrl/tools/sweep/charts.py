@@ -62,8 +62,12 @@ def extent(values: Sequence[float], share: float = 0.05) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def curves(metric: str, rows: Sequence[Row]) -> str:
-    """Returns a metric over the steps: a line for each variant, the mean over its runs, in the band of its interval."""
+def curves(metric: str, rows: Sequence[Row], *, over: str = "step") -> str:
+    """Returns a metric over the steps: a line for each variant, the mean over its runs, in the band of its interval.
+
+    Args:
+      over: what the steps of the curves are, where they are something else.
+    """
     shown = [(i, row) for i, row in enumerate(rows) if len(row.curve.steps)]
     every = np.concatenate([np.concatenate([c.mean, c.low, c.high]) for _, row in shown for c in (row.curve,)] or [[]])
     steps = np.concatenate([row.curve.steps for _, row in shown] or [[]])
@@ -79,12 +83,12 @@ def curves(metric: str, rows: Sequence[Row]) -> str:
     parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, SOFT))
     for tick in (tick for tick in ticks(x.low, x.high) if tick == round(tick)):
         parts.append(_text(x(tick), HEIGHT - BOTTOM + 18, f"{tick:.0f}", "middle", SOFT))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "step", "middle", SOFT))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, over, "middle", SOFT))
     for i, row in shown:
         parts.append(_band(row.curve, i, x, y))
     for i, row in shown:
-        parts.append(_curve(row.curve, i, row.variant.label, x, y))
-    return _svg(f"{metric} over the steps", HEIGHT + legend_height, [*parts, *legend_rows])
+        parts.append(_curve(row.curve, i, f"{row.variant.label}, {over}", x, y))
+    return _svg(f"{metric} over the {over}s", HEIGHT + legend_height, [*parts, *legend_rows])
 
 
 def intervals(metric: str, rows: Sequence[Row]) -> str:
@@ -134,7 +138,7 @@ def _curve(curve: Curve, place: int, label: str, x: Scale, y: Scale) -> str:
     every = max(1, math.ceil(len(points) / HOVERED_POINTS))
     for (a, b), step, mean, low, high in list(zip(points, *curve))[::every]:
         band = f" [{number(low)}, {number(high)}]" if math.isfinite(low) else ""
-        drawn += _dot(a, b, 6, place, f"{label}, step {step:.0f}: {number(mean)}{band}", opacity=0)
+        drawn += _dot(a, b, 6, place, f"{label} {step:.0f}: {number(mean)}{band}", opacity=0)
     return drawn
 
 

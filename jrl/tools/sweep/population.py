@@ -19,6 +19,7 @@ from jrl.device.compile_cache import use_compile_cache
 from jrl.device.sharding import make_mesh
 from jrl.experiment import Config, Offline, Online, Tables, config_classes, optimizers
 from jrl.learning.optimizer import keeps_on_host
+from jrl.models.attention.kernels import NO_KERNEL
 from jrl.plugins import Parts, load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
 from jrl.rollout.evaluate import numbers
@@ -114,7 +115,7 @@ def unsupported(config: Config) -> str | None:
         return "judges (Config.judges)"
     if getattr(config.model, "remat", None) == "offload":
         return f"{type(config.model).__name__}.remat = 'offload'"
-    if getattr(config.model, "attention", "reference") != "reference" or config.sampler.attention != "reference":
+    if {getattr(config.model, "attention", "auto"), config.sampler.attention} - set(NO_KERNEL):
         return "attention kernels; set attention = 'reference'"
     for stage in config.stages:
         if any(map(keeps_on_host, optimizers(stage).values())):

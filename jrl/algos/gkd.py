@@ -1,0 +1,58 @@
+"""GKD: the policy takes over a teacher's distribution at the states that it comes to itself.
+
+    l_t = D(policy, teacher) at the state before a sampled y_t, over the whole vocabulary    P37
+    L   = mean over all sampled tokens of the step                                           G1
+
+No gradient goes through the sampling. D is the reverse KL by default. The teacher is the role of that name, which an
+earlier stage has trained. The reward is not read; a row without a verdict is left out all the same.
+
+Source: Agarwal et al. 2306.13649 with a student's share of 1. At a share below 1 there the rest is stored text:
+Distillation.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import common, distillation
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Tokens
+from jrl.ops import reduce
+from jrl.ops.divergence import Divergence
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class GKD:
+    divergence: Divergence = "reverse"  # from the teacher: forward is KL(teacher, policy), reverse KL(policy, teacher)
+    entropy_bonus: float | None = None  # coefficient of the entropy bonus; None: no bonus
+
+
+def check(config: GKD, facts: Facts) -> None:
+    common.check_sampling(config, facts, grouped=False)
+    common.check_entropy(config)
+    distillation.check_divergence("GKD", config.divergence)
+
+
+def advantages(config: GKD, groups: Groups, reward: Array, state: PyTree) -> tuple[Array, PyTree, dict[str, Array]]:
+    """Returns 0 for every token: nothing is credited to what was sampled."""
+    nothing = jnp.zeros(groups.action_mask.shape, reduce.widen(reward).dtype)
+    return nothing, state, common.count_groups(groups, reward)
+
+
+def token_loss(config: GKD, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    """Returns P37, the divergence from the teacher at every token, [..., L], 0 where masked; and the metrics."""
+    loss, metrics = distillation.token_loss(config, tokens, state)
+    return common.unweighted_loss(config, loss, tokens, metrics)
+
+
+OBJECTIVE = Objective(
+    config=GKD,
+    check=check,
+    corrects_staleness=lambda config: True,
+    needs=lambda config: Needs(divergence=config.divergence, entropy_gradient=config.entropy_bonus is not None),
+    advantages=advantages,
+    token_loss=token_loss,
+)

@@ -1,0 +1,227 @@
+"""Log-probs and entropies with the vocabulary sharded over tensor, for accelerators: the head is gathered once on the
+way forward and once on the way back, its gradient reduced once, and chunks without a wanted position are not visited.
+
+    z = h W^T / T       norm = log sum_v exp z_v       log p_t = z_t - norm       H = norm - sum_v p_v z_v
+
+Each device computes the logits of its share of the vocabulary; the highest score and the three sums cross tensor. The
+backward pass is written out: JAX's own gathers the head, and reduces its gradient, once for every chunk.
+`jrl.ops.logprobs` is the reference, and computes the same to rounding. In bfloat16 the gradient of the logits is
+rounded to bfloat16 before its two products, which are summed in float32.
+
+Source: Megatron-LM (1909.08053), section 3, for the sharded cross-entropy; the derivatives are those of
+`jrl.ops.categorical`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jrl.device.sharding import ACTIVATIONS, BATCH_AXES, TRAIN, spec
+from jrl.models.contract import Adapted
+from jrl.models.shape import Decoder
+from jrl.ops.logprobs import permute
+from jrl.types import Array, PyTree
+
+CHUNKS = "chunks"  # scope of the loops over filled chunks, and of the condition that there are several
+
+
+class OutputHead(NamedTuple):
+    """The matrix that makes logits of hidden states, as it is stored."""
+
+    matrix: Array  # [V, D]
+    cap: float | None  # logits x become cap * tanh(x / cap)
+
+
+class _Axes(NamedTuple):
+    """Mesh axes; () where there is no mesh."""
+
+    batch: tuple[str, ...]
+    gathered: tuple[str, ...]  # that the head's width is sharded over
+    vocab: tuple[str, ...]
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Batch axes that hold copies of the head."""
+        return tuple(axis for axis in self.batch if axis not in self.gathered)
+
+
+class _Static(NamedTuple):
+    axes: _Axes
+    chunk: int
+    cap: float | None
+
+
+def output_head(params: PyTree, cfg: Decoder) -> OutputHead:
+    """Returns the head of a decoder's parameters, with or without adapters."""
+    base = params.base if isinstance(params, Adapted) else params
+    return OutputHead(base["embed" if cfg.tied else "head"], cfg.logit_cap)
+
+
+def token_logprobs(
+    hidden: Array, tokens: Array, mask: Array, head: OutputHead, *, temperature: Array, chunk: int
+) -> tuple[Array, Array]:
+    """Returns what `jrl.ops.logprobs.token_logprobs` does, to rounding, [R, L] each, float32 or wider.
+
+    Args:
+      hidden: [R, L, D]. tokens: [R, L] int32. mask: [R, L] bool. temperature: [] float32.
+      chunk: positions of a row whose logits exist at once.
+    """
+    matrix = head.matrix.astype(hidden.dtype)  # before it is gathered
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = _Axes((), (), ()) if mesh.empty else _Axes(BATCH_AXES, (TRAIN["embed"],), (TRAIN["vocab"],))
+    static = _Static(axes, min(chunk, hidden.shape[1]), head.cap)
+    shard = functools.partial(_shard, static=static)
+    arrays = (hidden, tokens, mask, matrix, temperature)
+    if mesh.empty:
+        return shard(*arrays)
+    row = spec(("batch", None), ACTIVATIONS)
+    ins = (spec(("batch", None, None), ACTIVATIONS), row, row, spec(("vocab", "embed"), TRAIN), PartitionSpec())
+    arrays = tuple(jax.sharding.reshard(x, where) for x, where in zip(arrays, ins, strict=True))
+    return jax.shard_map(shard, in_specs=ins, out_specs=(row, row))(*arrays)
+
+
+def _shard(
+    hidden: Array, tokens: Array, mask: Array, matrix: Array, temperature: Array, *, static: _Static
+) -> tuple[Array, Array]:
+    """Returns the log-probs and entropies of one batch shard's rows."""
+    length = hidden.shape[1]
+    padding = -length % static.chunk
+    order = jnp.argsort(~mask, axis=1, stable=True)  # masked-in positions first
+    back = jnp.argsort(order, axis=1)
+    before = permute(jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1), order, back)
+    before = jnp.pad(before, ((0, 0), (0, padding), (0, 0)))
+    targets = jnp.pad(jnp.take_along_axis(tokens, order, axis=1), ((0, 0), (0, padding)))
+    filled = -(-mask.sum(axis=1).max() // static.chunk)
+    results = _filled_chunks(static, before, targets, filled, matrix, temperature)
+    return tuple(jnp.where(mask, permute(x[:, :length], back, order), 0) for x in results)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _filled_chunks(
+    static: _Static, hidden: Array, targets: Array, filled: Array, matrix: Array, temperature: Array
+) -> tuple[Array, Array]:
+    """Returns log-prob and entropy of the first `filled` chunks of each row, [R, M] each; 0 in the others."""
+    return _forward(static, hidden, targets, filled, matrix, temperature)[0]
+
+
+def _forward(
+    static: _Static, hidden: Array, targets: Array, filled: Array, matrix: Array, temperature: Array
+) -> tuple[tuple[Array, Array], tuple]:
+    axes = static.axes
+    head = _gathered(matrix, axes)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    total = functools.partial(_summed, names=axes.vocab)
+
+    def add(i: Array, out: tuple[Array, ...]) -> tuple[Array, ...]:
+        z = _logits(static, _at(static, hidden, i), head)[0] / temperature.astype(wide)
+        top = z.max(axis=-1)
+        top = jax.lax.pmax(top, axes.vocab) if axes.vocab else top
+        norm = top + jnp.log(total(jnp.exp(z - top[..., None]).sum(axis=-1)))
+        chosen = total(jnp.where(_matches(static, _at(static, targets, i), z), z, 0).sum(axis=-1))
+        entropy = norm - total((jnp.exp(z - norm[..., None]) * z).sum(axis=-1))
+        found = (chosen - norm, entropy, norm)
+        return tuple(jax.lax.dynamic_update_slice_in_dim(x, new, i * static.chunk, 1) for x, new in zip(out, found))
+
+    empty = _varying(jnp.zeros(targets.shape, wide), axes.batch)
+    with jax.named_scope(CHUNKS):
+        logprobs, entropy, norm = jax.lax.fori_loop(0, filled, add, (empty,) * 3)
+    return (logprobs, entropy), (hidden, targets, filled, matrix, temperature, norm, entropy)
+
+
+def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) -> tuple[Any, ...]:
+    hidden, targets, filled, matrix, temperature, norms, entropies = residuals
+    axes = static.axes
+    head = _gathered(matrix, axes)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    heat = temperature.astype(wide)
+
+    def of_chunk(i: Array | int) -> tuple[Array, Array, Array]:
+        """Returns the gradients of a chunk's hidden states, of the head and of the temperature, by this device."""
+        at = lambda x: _at(static, x, i)
+        h = at(hidden)
+        logits, slope = _logits(static, h, head)
+        z = logits / heat
+        log_p = z - at(norms)[..., None]
+        p = jnp.exp(log_p)
+        of_logprob, of_entropy = (at(g)[..., None] for g in gradient)
+        of_z = of_logprob * (_matches(static, at(targets), z) - p)
+        of_z = of_z - of_entropy * p * (log_p + at(entropies)[..., None])
+        of_logits = (of_z / heat * slope).astype(h.dtype)
+        of_h = jnp.einsum("rcv,vd->rcd", of_logits, head, preferred_element_type=wide).astype(h.dtype)
+        of_head = jnp.einsum("rcv,rcd->vd", of_logits, h, preferred_element_type=wide)
+        return of_h, of_head, -(of_z * z).sum() / heat
+
+    everywhere = (*axes.batch, *axes.vocab)
+    put = lambda x, new, i: jax.lax.dynamic_update_slice_in_dim(x, new, i * static.chunk, 1)
+    empty = _varying(jnp.zeros(hidden.shape, hidden.dtype), everywhere)
+
+    def add(i: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        of_h, of_head, of_heat = of_chunk(i)
+        return put(sums[0], of_h, i), sums[1] + of_head, sums[2] + of_heat
+
+    def first() -> tuple[Array, Array, Array]:
+        of_h, of_head, of_heat = of_chunk(0)
+        return put(empty, of_h, 0), of_head.astype(matrix.dtype), of_heat
+
+    def each() -> tuple[Array, Array, Array]:
+        zeros = lambda shape: _varying(jnp.zeros(shape, wide), everywhere)
+        sums = jax.lax.fori_loop(0, filled, add, (empty, zeros(head.shape), zeros(())))
+        return sums[0], sums[1].astype(matrix.dtype), sums[2]
+
+    # Most often one chunk is enough, and a sum in float32 over chunks is as large as the head twice.
+    with jax.named_scope(CHUNKS):
+        of_hidden, of_head, of_heat = jax.lax.cond(filled > 1, each, first)
+    for name in axes.gathered:
+        of_head = jax.lax.psum_scatter(of_head, name, scatter_dimension=1, tiled=True)
+    # A barrier: libtpu 0.0.42 tries to move the reduction out of the loop over micro-batches, and fails a check.
+    of_head = jax.lax.optimization_barrier(of_head)
+    of_heat = _summed(of_heat, everywhere).astype(temperature.dtype)
+    return _summed(of_hidden, axes.vocab), None, None, _summed(of_head, axes.copies), of_heat
+
+
+_filled_chunks.defvjp(_forward, _backward)
+
+
+def _logits(static: _Static, h: Array, head: Array) -> tuple[Array, Array | float]:
+    """Returns logits of this device's share of the vocabulary, [R, c, V], and their derivative in what is capped."""
+    wide = jnp.promote_types(h.dtype, jnp.float32)
+    logits = jnp.einsum("rcd,vd->rcv", h, head, preferred_element_type=wide)
+    if static.cap is None:
+        return logits, 1.0
+    share = jnp.tanh(logits / static.cap)
+    return static.cap * share, 1 - share**2
+
+
+def _matches(static: _Static, tokens: Array, z: Array) -> Array:
+    """Returns where the vocabulary's share holds the token, [R, c, V] bool."""
+    first = 0
+    for name in static.axes.vocab:
+        first = jax.lax.axis_index(name) * z.shape[-1]
+    vocabulary = jnp.arange(z.shape[-1], dtype=tokens.dtype) + jnp.asarray(first, tokens.dtype)
+    return tokens[..., None] == vocabulary[None, None]
+
+
+def _at(static: _Static, x: Array, i: Array) -> Array:
+    """Returns chunk `i` of [R, M, ...]."""
+    return jax.lax.dynamic_slice_in_dim(x, i * static.chunk, static.chunk, 1)
+
+
+def _gathered(matrix: Array, axes: _Axes) -> Array:
+    """Returns the head with its whole width."""
+    for name in axes.gathered:
+        matrix = jax.lax.all_gather(matrix, name, axis=1, tiled=True)
+    return matrix
+
+
+def _summed(x: Array, names: tuple[str, ...]) -> Array:
+    return jax.lax.psum(x, names) if names else x
+
+
+def _varying(x: Array, names: tuple[str, ...]) -> Array:
+    """Returns `x` typed as differing between devices along mesh axes, as what a loop carries must be from its start."""
+    return jax.lax.pcast(x, names, to="varying") if names else x

@@ -1,0 +1,116 @@
+"""What 'auto' stands for on the devices of a run: the attention kernels, and how layers are decoded.
+
+On TPUs splash attention stores no scores, and ragged attention reads the cache in place; with the reference and scanned
+layers XLA copies the whole stacked cache in every layer of every decode step (docs/performance.md). The reference is
+for CPUs, GPUs and what the kernels do not compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from jrl.experiment import Config, Online, stage_names
+from jrl.learning.layout import Learner
+from jrl.models.attention.kernels import LANES, check_ragged
+from jrl.models.shape import Decoder
+
+AUTO = "auto"
+LOGITS_BYTES = 2**28  # of a row's logits that exist at once, where nothing else is asked for
+LARGEST_CHUNK = 1024  # positions: longer chunks compute more positions that nobody reads
+
+
+class Choice(NamedTuple):
+    """What an 'auto' became, and why it is not the kernel where it is not."""
+
+    field: str  # of the configuration
+    value: str | int
+    reason: str | None
+
+
+def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tuple[Config, list[Choice]]:
+    """Returns `config` with every 'auto' of a kernel replaced for devices of a platform, and what was chosen.
+
+    Args:
+      cfg: the model's own configuration, as its functions take it.
+      platform: cpu, gpu or tpu. tensor: devices along the tensor axis.
+    """
+    model, sampler, choices = config.model, config.sampler, []
+    learners = [chosen_learner(stage.learner, cfg, platform, tensor) for stage in config.stages]
+    stages = tuple(dataclasses.replace(stage, learner=own) for stage, own in zip(config.stages, learners))
+    for name, stage, own in zip(stage_names(config.stages), config.stages, learners):
+        place = f"{name}.Learner" if len(config.stages) > 1 else "Learner"
+        choices += [Choice(f"{place}.{field}", getattr(own, field), None) for field in ("logprobs", "logprob_chunk")
+                    if getattr(own, field) != getattr(stage.learner, field)]  # fmt: skip
+
+    def chosen(part: Any, name: str, value: str, reason: str | None) -> Any:
+        choices.append(Choice(f"{type(part).__name__}.{name}", value, reason))
+        return dataclasses.replace(part, **{name: value})
+
+    if getattr(model, "attention", None) == AUTO:
+        reason = no_splash(config, cfg, platform)
+        model = chosen(model, "attention", "reference" if reason else "splash", reason)
+    if sampler.attention == AUTO:
+        reason = no_ragged(config, cfg, platform, tensor)
+        sampler = chosen(sampler, "attention", "reference" if reason else "ragged", reason)
+    if sampler.layers == AUTO:
+        # Unrolled with ragged attention, this libtpu's partitioner aborts where heads are sharded.
+        scanned = sampler.attention == "ragged"
+        sampler = chosen(sampler, "layers", "scanned" if scanned else "unrolled", None)
+    return dataclasses.replace(config, model=model, sampler=sampler, stages=stages), choices
+
+
+def chosen_learner(learner: Learner, cfg: Any, platform: str, tensor: int) -> Learner:
+    """Returns how a stage learns, with the program for log-probs and the size of its chunks chosen."""
+    if learner.logprobs == AUTO:
+        parallel = platform == "tpu" and isinstance(cfg, Decoder)
+        learner = dataclasses.replace(learner, logprobs="vocab_parallel" if parallel else "reference")
+    if learner.logprobs != "vocab_parallel" or learner.logprob_chunk is not None:
+        return learner
+    position = cfg.vocab_size // tensor * 4  # bytes of a position's logits in float32
+    fits = max(LOGITS_BYTES // position, LANES)
+    return dataclasses.replace(learner, logprob_chunk=min(2 ** (fits.bit_length() - 1), LARGEST_CHUNK))
+
+
+def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
+    """Returns why attention over rows is not by the splash kernel; None where it is."""
+    if platform != "tpu":
+        return f"the kernel is for TPUs, and these devices are {platform.upper()}s"
+    if (reason := not_ours(cfg)) is not None:
+        return reason
+    if cfg.attention_block is not None:
+        return "attention_block is of the reference"
+    sharing = [stage for stage in config.stages if isinstance(stage, Online) and stage.learner.prefix_sharing != "none"]
+    if sharing:
+        return "with Learner.prefix_sharing a token sees two segments"
+    widths = {cfg.head_dim} | ({cfg.full.head_dim} if cfg.full is not None else set())
+    if odd := sorted(width for width in widths if width % (LANES // 2)):
+        return f"heads of {odd[0]} are not a multiple of {LANES // 2}"
+    return None
+
+
+def no_ragged(config: Config, cfg: Any, platform: str, tensor: int) -> str | None:
+    """Returns why attention over the cache is not by the ragged kernel; None where it is."""
+    if platform != "tpu":
+        return f"the kernel is for TPUs, and these devices are {platform.upper()}s"
+    if (reason := not_ours(cfg)) is not None:
+        return reason
+    if config.sampler.kv_layout != "token_major":
+        return f"Sampler.kv_layout={config.sampler.kv_layout!r} is of the reference"
+    try:
+        check_ragged(cfg, tensor)
+    except ValueError as error:
+        return str(error).split(";")[0]
+    return None
+
+
+def not_ours(cfg: Any) -> str | None:
+    """Returns why a model has no kernels at all; None where it may have them."""
+    if not isinstance(cfg, Decoder):
+        return "the model is one of your own"
+    return "dtype='float64' needs the reference" if cfg.dtype == "float64" else None
+
+
+def sentence(choice: Choice) -> str:
+    """Returns a choice as a run prints it."""
+    return f"{choice.field} = {choice.value!r}" + (f" ({choice.reason})" if choice.reason else "")

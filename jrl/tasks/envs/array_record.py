@@ -1,0 +1,70 @@
+"""Rows of an ArrayRecord file, each the JSON text of one object, found again by their number. No JAX."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jrl import paths
+from jrl.tasks.envs.contract import stamp_of
+from jrl.tasks.stopping import Stop, check_stop, never
+
+ENDINGS = (".array_record", ".arrayrecord")
+BATCH = 256  # records read at once
+CHUNK = 1 << 20
+
+
+class ArrayRecords:
+    """The rows of one file."""
+
+    unit = "record"
+
+    def __init__(self, path: str, parse: Callable[[bytes], dict[str, Any]], stop: Stop = never) -> None:
+        """Opens the file. `parse`: bytes -> row, raises BadRow.
+
+        Raises: OSError where it cannot be opened; ValueError where it is damaged, or no ArrayRecord file.
+        """
+        self._path, self._parse = path, parse
+        paths.check_not_special(path)
+        with open(paths.local(path), "rb") as file:
+            self._stamp = stamp_of(file)
+            digest = hashlib.sha256()
+            while chunk := file.read(CHUNK):
+                check_stop(stop, f"reading {path}")
+                digest.update(chunk)
+        self._digest = digest.hexdigest()
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        self._reader = self._guarded(lambda: ArrayRecordReader(str(paths.local(path))))
+        if self._stamp[0] and not self._reader.num_records():
+            self._guarded(self._reader.read_all)  # raises what is wrong, but for a file that was cut between blocks
+            raise ValueError(
+                f"{path} is damaged, or not an ArrayRecord file: there is no record in its {self._stamp[0]} bytes"
+            )
+
+    def each(self) -> Iterator[tuple[int, int, Callable[[], dict[str, Any]]]]:
+        total = self._reader.num_records()
+        for start in range(0, total, BATCH):
+            records = self._guarded(lambda start=start: self._reader.read(start, min(start + BATCH, total)))
+            for place, record in enumerate(records, start):
+                yield place + 1, place, lambda record=record: self._parse(record)
+
+    def at(self, place: int) -> dict[str, Any]:
+        with open(paths.local(self._path), "rb") as file:
+            if stamp_of(file) != self._stamp:
+                raise ValueError(f"{self._path} changed while it was being read")
+        (record,) = self._guarded(lambda: self._reader.read([place]))
+        return self._parse(record)
+
+    def digest(self) -> str:
+        return self._digest
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def _guarded(self, read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ValueError(f"{self._path} is damaged, or not an ArrayRecord file: {str(error)[:200]}") from error

@@ -1,0 +1,245 @@
+"""Tasks from a file in a layout that data sets are published in: conversations, pairs, ranked answers, trees. No JAX.
+
+    Config.task = @Dataset()
+    Dataset.path = 'ultrafeedback.parquet'
+    Dataset.layout = 'ultrafeedback'
+
+The layouts are in jrl.tasks.envs.layouts. The layout is named, never guessed: a row that it cannot read is refused by
+file, row and field, with the layouts that could read it. The file is read once when it is opened, and 40 bytes an
+example are kept.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jrl.config.errors import suggestion
+from jrl.tasks.envs.columns import BadRow
+from jrl.tasks.envs.contract import digest_of, in_range
+from jrl.tasks.envs.jsonl import Reader, open_reader
+from jrl.tasks.envs.layouts import LAYOUTS
+from jrl.tasks.envs.layouts.contract import Take, Taken, taken
+from jrl.tasks.envs.layouts.fields import BadField, Field
+from jrl.tasks.example import Example, Message
+from jrl.tasks.stopping import Stop, check_stop, never
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A file of a published data set: JSON lines (.jsonl, .jsonl.gz), Parquet (.parquet) or ArrayRecord
+    (.array_record). docs/data-layouts.md has every layout with an example row."""
+
+    path: str  # the file
+    layout: str  # how its rows are written: a name of `jrl list layouts`
+    take: Take | None = None  # what becomes an example; None: the first that the layout has
+    rank_by: str | None = None  # what several answers are ranked by; None: the first that the layout has
+    system: str = ""  # a system message before conversations that have none
+    task: str = ""  # label of the examples; empty: the file's name without its ending
+    verifiers: tuple[str, ...] = ()  # of the examples; empty: the run's
+    on_bad_row: Literal["refuse", "drop"] = "refuse"  # refuse: stop at it; drop: skip and count it
+    max_dropped: float = 0.1  # largest share of rows that may be dropped
+    max_row_bytes: int = 16 * 2**20  # a longer row is bad
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            hint = suggestion(self.layout, LAYOUTS, kind="layouts", max_listed=len(LAYOUTS))
+            raise ValueError(f"Dataset.layout: there is no layout {self.layout!r}{hint}")
+        layout = LAYOUTS[self.layout]
+        if self.take is not None and self.take not in layout.takes:
+            raise ValueError(f"Dataset.take: {self.take!r} does not go with the layout {self.layout!r}, which has "
+                             f"{', '.join(layout.takes)}")  # fmt: skip
+        if self.rank_by is not None and self.rank_by not in layout.rank_by:
+            has = f"has {', '.join(layout.rank_by)}" if layout.rank_by else "ranks nothing"
+            raise ValueError(f"Dataset.rank_by: {self.rank_by!r} does not go with the layout {self.layout!r}, which "
+                             f"{has}")  # fmt: skip
+        if not 0 <= self.max_dropped <= 1:
+            raise ValueError(f"Dataset.max_dropped is {self.max_dropped}; it is a share, from 0 to 1")
+        if self.max_row_bytes < 2:
+            raise ValueError(f"Dataset.max_row_bytes is {self.max_row_bytes}: it must be at least 2")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DatasetSource:
+    """Examples by number. Make one with `open_dataset`."""
+
+    config: Dataset
+    reader: Reader
+    places: np.ndarray  # [rows] uint64, where the reader finds a row; rows that are read together are adjacent
+    numbers: np.ndarray  # [rows] uint64, its number in the file, from 1
+    starts: np.ndarray  # [groups + 1] int64, the first row of each group of rows that are read together
+    group: np.ndarray  # [n] uint32, the rows that an example is made of
+    which: np.ndarray  # [n] uint32, which of their examples
+    fingerprint: str
+    counts: dict[str, int]
+    verifiers: frozenset[str]
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def __getitem__(self, index: int) -> Example:
+        """Returns example `index`. Raises ValueError where the file is not the one that was opened."""
+        index = in_range(index, len(self))
+        group, which = int(self.group[index]), int(self.which[index])
+        rows = slice(int(self.starts[group]), int(self.starts[group + 1]))
+        read = read_rows([self.reader.at(int(place)) for place in self.places[rows]], self.config, {})
+        return _example(read[which], int(self.numbers[rows.start]), which if len(read) > 1 else None, self.config)
+
+
+def open_dataset(config: Dataset, stop: Stop = never) -> DatasetSource:
+    """Returns the source, every row of it checked.
+
+    Raises: ValueError where the file cannot be read, a row is bad and `on_bad_row` is "refuse" (naming file, row and
+        field), more than `max_dropped` of the rows are bad, or no example is left; StopRequested where `stop` says so.
+    """
+    try:
+        return _Opening(config, stop).source()
+    except OSError as error:
+        raise ValueError(f"Dataset.path: {config.path!r} cannot be read: {error.strerror or error}") from error
+
+
+class _Opening:
+    """One reading of a file: what is bad, what is left."""
+
+    def __init__(self, config: Dataset, stop: Stop) -> None:
+        self.config, self.layout, self.stop = config, LAYOUTS[config.layout], stop
+        self.reader = open_reader(config, stop)
+        self.counts: dict[str, int] = {}
+        self.skipped: dict[str, int] = {}
+        self.first_bad = ""
+        self.total = 0  # rows of the file
+
+    def source(self) -> DatasetSource:
+        places, numbers, starts = array.array("Q"), array.array("Q"), array.array("q", [0])
+        group, which = array.array("L"), array.array("L")
+        prompts = array.array("Q")
+        for rows_places, rows_numbers, read in self._groups():
+            for i, one in enumerate(read):
+                group.append(len(starts) - 1)
+                which.append(i)
+                digest = _example(one, rows_numbers[0], i, self.config).prompt_digest()
+                prompts.append(int.from_bytes(digest[:8], "little"))
+            places.extend(rows_places)
+            numbers.extend(rows_numbers)
+            starts.append(len(places))
+        dropped = sum(self.counts.values())
+        if dropped > self.config.max_dropped * self.total:
+            raise ValueError(
+                f"{self.config.path}: {dropped} of {self.total} rows are bad, more than Dataset.max_dropped = "
+                f"{self.config.max_dropped} of them: {dict(sorted(self.counts.items()))}. The first: {self.first_bad}"
+            )
+        if not len(group):
+            why = f": {dict(sorted(self.skipped.items()))}" if self.skipped else ""
+            raise ValueError(f"{self.config.path} holds no examples{why}")
+        duplicates = len(prompts) - len(np.unique(np.asarray(prompts, np.uint64)))
+        for cause, count in (*self.skipped.items(), ("duplicate_prompt", duplicates), *self.reader.counts().items()):
+            if count:
+                self.counts[cause] = count
+        c = self.config
+        name, verifiers = Path(c.path).name, "/".join(c.verifiers)
+        decides = (name, c.layout, c.take, c.rank_by, c.system, c.task, verifiers, c.max_row_bytes)
+        return DatasetSource(
+            config=c,
+            reader=self.reader,
+            places=np.asarray(places, np.uint64),
+            numbers=np.asarray(numbers, np.uint64),
+            starts=np.asarray(starts, np.int64),
+            group=np.asarray(group, np.uint32),
+            which=np.asarray(which, np.uint32),
+            fingerprint=digest_of("dataset", *decides, self.reader.digest()),
+            counts=self.counts,
+            verifiers=frozenset(c.verifiers),
+        )
+
+    def _groups(self):
+        """Yields (places, numbers, what the rows become) of every row, or of all rows that are read together."""
+        grouped: dict[str, tuple[array.array, array.array]] = {}
+        for number, place, row in self.reader.each():
+            check_stop(self.stop, f"reading {self.config.path}")
+            self.total += 1
+            value: dict[str, Any] | None = None
+            try:
+                value = row()
+                if self.layout.group is not None:
+                    key = self.layout.group(Field(value))
+                    places, numbers = grouped.setdefault(key, (array.array("Q"), array.array("Q")))
+                    places.append(place)
+                    numbers.append(number)
+                    continue
+                read = read_rows([value], self.config, self.skipped)
+            except BadRow as bad:
+                self._bad(bad, [number], value)
+                continue
+            if read:
+                yield [place], [number], read
+        for places, numbers in grouped.values():
+            check_stop(self.stop, f"reading {self.config.path}")
+            try:
+                read = read_rows([self.reader.at(place) for place in places], self.config, self.skipped)
+            except BadRow as bad:
+                self._bad(bad, numbers, None)
+                continue
+            if read:
+                yield places, numbers, read
+
+    def _bad(self, bad: BadRow, numbers: Sequence[int], row: dict[str, Any] | None) -> None:
+        """Counts rows that are bad together. Raises: ValueError where bad rows are refused."""
+        number = numbers[bad.row if isinstance(bad, BadField) else 0]
+        what = str(bad) if isinstance(bad, BadField) else f"the row {bad}"
+        problem = f"{self.config.path}, {self.reader.unit} {number}: {what}"
+        if self.config.on_bad_row == "refuse":
+            others = [] if row is None else readable_as(row, self.config.layout)
+            could = (
+                f". Dataset.layout is {self.config.layout!r}; these read the row: {', '.join(others)}" if others else ""
+            )
+            raise ValueError(f"{problem}{could}. Dataset.on_bad_row = 'drop' drops and counts such rows") from bad
+        self.counts[bad.cause] = self.counts.get(bad.cause, 0) + len(numbers)
+        self.first_bad = self.first_bad or problem
+
+
+def read_rows(rows: Sequence[dict[str, Any]], config: Dataset, skipped: dict[str, int]) -> list[Taken]:
+    """Returns what becomes of rows that are read together. Raises: BadField.
+
+    Args:
+      skipped: counts to which prompts without an example are added, as in `taken`.
+    """
+    layout = LAYOUTS[config.layout]
+    fields = [Field(row, row=i) for i, row in enumerate(rows)]
+    rank_by = config.rank_by or next(iter(layout.rank_by), None)
+    read = layout.read(fields if layout.group is not None else fields[0], rank_by)
+    return taken(read, config.take or layout.takes[0], skipped)
+
+
+def readable_as(row: dict[str, Any], asked: str) -> list[str]:
+    """Returns the layouts that could read a row, but for the one that was asked for."""
+    found = []
+    for name, layout in LAYOUTS.items():
+        try:
+            field = Field(row)
+            if layout.group is not None:
+                layout.group(field)
+            layout.read([field] if layout.group is not None else field, next(iter(layout.rank_by), None))
+        except BadRow:
+            continue
+        found.append(name)
+    return [name for name in found if name != asked]
+
+
+def _example(one: Taken, number: int, which: int | None, config: Dataset) -> Example:
+    name = Path(config.path).name
+    prompt = one.prompt
+    if config.system and prompt[0].role != "system":
+        prompt = (Message("system", config.system), *prompt)
+    return Example(
+        id=f"{name}/{number}" + ("" if which is None else f".{which}"),
+        messages=prompt,
+        answer=one.answer,
+        verifiers=config.verifiers,
+        task=config.task or Path(name.removesuffix(".gz")).stem,
+        info=one.info,
+    )

@@ -1,0 +1,201 @@
+"""Conversations: message lists, what ShareGPT made of them, and texts in which the speakers' names are written out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jrl.tasks.envs.layouts.contract import PAIR_TAKES, TURN_TAKES, Answer, Layout, Prompted
+from jrl.tasks.envs.layouts.fields import BadField, Field, texts
+from jrl.tasks.example import Message
+
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+SPEAKERS = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant",
+    "function_call": "assistant", "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
+_MARK = re.compile(r"\n\n(Human|Assistant):")
+
+
+def message(field: Field, role: str, content: str, roles: Mapping[str, str]) -> Message:
+    """Returns the message of an object whose fields `role` and `content` say who speaks and what. Raises: BadField."""
+    return Message(roles[field[role].one_of(tuple(roles), "unknown_role")], field[content].text())
+
+
+def messages(field: Field, role: str = "role", content: str = "content", roles: Mapping[str, str] = ROLES):
+    """Returns the messages of a list, in turn: a system message may be first, then the user and the assistant
+    alternate; tools answer the assistant. Raises: BadField.
+    """
+    found: list[Message] = []
+    for item in field.items():
+        one = message(item, role, content, roles)
+        last = found[-1].role if found else None
+        allowed = {None: ("system", "user"), "system": ("user",), "user": ("assistant",),
+                   "assistant": ("user", "tool"), "tool": ("assistant", "tool")}[last]  # fmt: skip
+        if one.role not in allowed:
+            before = "begins the conversation" if last is None else f"follows one of the role {last!r}"
+            raise BadField("wrong_turn", item, f"a message of the role {one.role!r} {before}")
+        found.append(one)
+    return tuple(found)
+
+
+def turns(conversation: Sequence[Message], field: Field, info: dict[str, Any]) -> list[Prompted]:
+    """Returns every answer of the assistant after what was said before it. Raises: BadField where the conversation does
+    not end with one."""
+    if conversation[-1].role != "assistant":
+        raise BadField("no_answer", field, f"the last message is of the role {conversation[-1].role!r}")
+    places = [i for i, one in enumerate(conversation) if one.role == "assistant"]
+    return [Prompted(tuple(conversation[:i]), (Answer(conversation[i].content),), info) for i in places]
+
+
+def prompt_of(field: Field) -> tuple[Message, ...]:
+    """Returns a prompt, a text or a list of messages. Raises: BadField, also where the last message is an answer."""
+    if isinstance(field.value, str):
+        return (Message("user", field.text()),)
+    prompt = messages(field)
+    if prompt[-1].role not in ("user", "tool"):
+        raise BadField("wrong_turn", field, f"a prompt that ends with a message of the role {prompt[-1].role!r}")
+    return prompt
+
+
+def answer_of(field: Field) -> str:
+    """Returns an answer: a text, or a list of one message of the assistant. Raises: BadField."""
+    if isinstance(field.value, str):
+        return field.text()
+    items = field.items()
+    one = message(items[0], "role", "content", ROLES)
+    if len(items) > 1 or one.role != "assistant":
+        raise BadField("wrong_turn", field, "an answer is one message of the assistant")
+    return one.content
+
+
+def split_pair(
+    chosen: Sequence[Message], rejected: Sequence[Message], fields: tuple[Field, Field]
+) -> tuple[tuple[Message, ...], str, str]:
+    """Returns the prompt that two conversations share, and the answers in which they end. Raises: BadField where they
+    do not end in an answer, what is before it differs, or the answers do not."""
+    for conversation, field in zip((chosen, rejected), fields):
+        if conversation[-1].role != "assistant":
+            raise BadField("no_answer", field, f"the last message is of the role {conversation[-1].role!r}")
+    if chosen[:-1] != rejected[:-1]:
+        raise BadField("no_shared_prompt", fields[1])
+    return tuple(chosen[:-1]), *different(chosen[-1].content, rejected[-1].content, fields[1])
+
+
+def different(chosen: str, rejected: str, field: Field) -> tuple[str, str]:
+    """Returns two answers that differ. Raises: BadField of `field` where they do not."""
+    if chosen == rejected:
+        raise BadField("equal_sides", field)
+    return chosen, rejected
+
+
+def transcript(field: Field) -> tuple[Message, ...]:
+    r"""Returns the messages of a text such as "\n\nHuman: hi\n\nAssistant: hello". Raises: BadField where it begins
+    with something else, a speaker says nothing, or one speaks twice in turn."""
+    before, *parts = _MARK.split(field.text())
+    if before.strip() or not parts:
+        raise BadField("wrong_type", field, r"it does not begin with '\n\nHuman:'")
+    found: list[Message] = []
+    for speaker, text in zip(parts[::2], parts[1::2]):
+        role = "user" if speaker == "Human" else "assistant"
+        if role != ("assistant" if found and found[-1].role == "user" else "user"):
+            raise BadField("wrong_turn", field, f"turn {len(found) + 1} is of the {speaker}, too")
+        if not text.strip():
+            raise BadField("empty", field, f"turn {len(found) + 1} says nothing")
+        found.append(Message(role, text.strip()))
+    return tuple(found)
+
+
+def read_messages(row: Field, rank_by: str | None) -> list[Prompted]:
+    return turns(messages(row["messages"]), row["messages"], texts(row, ("id", "source")))
+
+
+def read_tulu(row: Field, rank_by: str | None) -> list[Prompted]:
+    info = {name: row[name].text() for name in ("id", "source")}
+    return turns(messages(row["messages"]), row["messages"], info)
+
+
+def read_rlvr(row: Field, rank_by: str | None) -> list[Prompted]:
+    answer = Answer(row["ground_truth"].text())
+    return [Prompted(prompt_of(row["messages"]), (answer,), {"dataset": row["dataset"].text()})]
+
+
+def read_sharegpt(row: Field, rank_by: str | None) -> list[Prompted]:
+    return turns(sharegpt(row), row["conversations"], texts(row, ("id",)))
+
+
+def sharegpt(row: Field) -> tuple[Message, ...]:
+    """Returns the messages of a row's `conversations`, behind those of its `system`. Raises: BadField."""
+    found = messages(row["conversations"], "from", "value", SPEAKERS)
+    system = row.optional("system")
+    if system is None:
+        return found
+    if found[0].role == "system":
+        raise BadField("wrong_turn", system, "the conversation has a system message, too")
+    return (Message("system", system.text()), *found)
+
+
+def read_sharegpt_preference(row: Field, rank_by: str | None) -> list[Prompted]:
+    prompt, answers = sharegpt(row), []
+    if prompt[-1].role not in ("user", "tool"):
+        raise BadField("wrong_turn", row["conversations"], "it ends with an answer")
+    for name in ("chosen", "rejected"):
+        one = message(row[name], "from", "value", SPEAKERS)
+        if one.role != "assistant":
+            raise BadField("wrong_turn", row[name], f"an answer of the role {one.role!r}")
+        answers.append(one.content)
+    chosen, rejected = different(*answers, row["rejected"])
+    return [Prompted(prompt, compared(chosen, rejected))]
+
+
+def compared(chosen: str, rejected: str) -> tuple[Answer, Answer]:
+    """Returns two answers of which the first is preferred."""
+    return Answer(chosen, 1.0, {"label": True}), Answer(rejected, 0.0, {"label": False})
+
+
+def read_anthropic_hh(row: Field, rank_by: str | None) -> list[Prompted]:
+    fields = row["chosen"], row["rejected"]
+    prompt, chosen, rejected = split_pair(*map(transcript, fields), fields)
+    return [Prompted(prompt, compared(chosen, rejected))]
+
+
+_ASKED = {"role": "user", "content": "Name a prime."}
+_TOLD = {"role": "assistant", "content": "7"}
+
+MESSAGES = Layout(
+    read=read_messages, takes=TURN_TAKES, example=[{"messages": [_ASKED, _TOLD]}],
+    of="any list of messages: No Robots, UltraChat 200k, SmolTalk",
+)  # fmt: skip
+TULU = Layout(
+    read=read_tulu, takes=TURN_TAKES, example=[{"id": "a1", "messages": [_ASKED, _TOLD], "source": "flan_v2"}],
+    of="the SFT mixtures of Tulu 2, Tulu 3 and OLMo 2",
+)  # fmt: skip
+RLVR = Layout(
+    read=read_rlvr, takes=("each",), example=[{"messages": [_ASKED], "ground_truth": "7", "dataset": "math"}],
+    of="prompts with verifiable answers of Tulu 3 and OLMo 2",
+)  # fmt: skip
+SHAREGPT = Layout(
+    read=read_sharegpt,
+    takes=TURN_TAKES,
+    example=[{"conversations": [{"from": "human", "value": "Name a prime."}, {"from": "gpt", "value": "7"}]}],
+    of="ShareGPT, OpenHermes 2.5, SlimOrca",
+)
+SHAREGPT_PREFERENCE = Layout(
+    read=read_sharegpt_preference,
+    takes=PAIR_TAKES,
+    example=[
+        {"conversations": [{"from": "human", "value": "Name a prime."}], "chosen": {"from": "gpt", "value": "7"},
+         "rejected": {"from": "gpt", "value": "8"}}
+    ],
+    of="preference data in ShareGPT's words, such as LLaMA-Factory's",
+)  # fmt: skip
+ANTHROPIC_HH = Layout(
+    read=read_anthropic_hh,
+    takes=PAIR_TAKES,
+    example=[
+        {"chosen": "\n\nHuman: Name a prime.\n\nAssistant: 7", "rejected": "\n\nHuman: Name a prime.\n\nAssistant: 8"}
+    ],
+    of="Anthropic's helpful and harmless comparisons (hh-rlhf)",
+)

@@ -1,0 +1,217 @@
+"""OpenAssistant's conversation trees: nested, a row for each tree, and flat, a row for each message.
+
+Every prompter's message becomes a prompt with the assistant's replies to it as its answers, ranked by `rank` (0 is the
+best) or by a label. What a deleted message says, and what replies to it, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jrl.tasks.envs.layouts.contract import PAIR_TAKES, Answer, Layout, Prompted
+from jrl.tasks.envs.layouts.fields import BadField, Field, texts
+from jrl.tasks.example import Message
+
+ROLES = {"prompter": "user", "assistant": "assistant"}
+RANKED_BY = ("rank", "quality", "helpfulness")
+MOST_SIBLINGS = 10_000
+
+
+class Node(NamedTuple):
+    """A message of a tree."""
+
+    field: Field
+    id: str
+    role: str  # a key of ROLES
+    text: str
+    lang: dict[str, str]  # {"lang": its language}, where that is known
+    rank: int | None
+    labels: dict[str, float]
+    deleted: bool
+
+
+class Tree(NamedTuple):
+    nodes: list[Node]  # the root first, each behind its parent
+    parents: list[int]  # of each; -1: the root
+
+
+def node_of(field: Field) -> Node:
+    """Returns the message of an object. Raises: BadField."""
+    rank, deleted = field.optional("rank"), field.optional("deleted")
+    return Node(
+        field,
+        field["message_id"].text(),
+        field["role"].one_of(tuple(ROLES), "unknown_role"),
+        field["text"].text(),
+        texts(field, ("lang",)),
+        None if rank is None else rank.whole(0, MOST_SIBLINGS),
+        labels_of(field),
+        deleted is not None and deleted.flag(),
+    )
+
+
+def labels_of(field: Field) -> dict[str, float]:
+    """Returns a message's labels, each from 0 to 1: from {name: {"value": v}}, or from columns of names and values.
+    Raises: BadField."""
+    labels = field.optional("labels")
+    if labels is None:
+        return {}
+    if isinstance(labels.value, dict) and isinstance(labels.value.get("name"), list):
+        names, values = labels.value["name"], labels["value"]
+        if not isinstance(values.value, list) or len(values.value) != len(names):
+            raise BadField("contradiction", values, f"it is not one number for each of {len(names)} names")
+        if not names:
+            return {}
+        return {n.text(): v.number(0, 1) for n, v in zip(labels["name"].items(), values.items())}
+    if not isinstance(labels.value, dict):
+        raise BadField("wrong_type", labels, "it is not an object")
+    return {name: labels[name]["value"].number(0, 1) for name in labels.value}
+
+
+def nested(row: Field) -> Tree:
+    """Returns the tree under a row's `prompt`. Raises: BadField."""
+    nodes: list[Node] = []
+    parents: list[int] = []
+    seen: dict[str, int] = {}
+    waiting = [(row["prompt"], -1)]
+    while waiting:
+        field, parent = waiting.pop()
+        node = node_of(field)
+        named = field.optional("parent_id")
+        if named is not None and (parent < 0 or named.text() != nodes[parent].id):
+            raise BadField("missing_parent", named, "in the tree it replies to another one")
+        if node.id in seen:
+            above = parent
+            while above >= 0 and above != seen[node.id]:
+                above = parents[above]
+            raise BadField("duplicate_message" if above < 0 else "cycle", field["message_id"])
+        seen[node.id] = len(nodes)
+        waiting += [(reply, len(nodes)) for reply in reversed(_replies(field))]
+        nodes.append(node)
+        parents.append(parent)
+    return Tree(nodes, parents)
+
+
+def _replies(field: Field) -> list[Field]:
+    replies = field.optional("replies")
+    return [] if replies is None or replies.value == [] else replies.items()
+
+
+def flat(rows: Sequence[Field]) -> Tree:
+    """Returns the tree whose messages are rows, which name their parents. Raises: BadField."""
+    nodes = [node_of(row) for row in rows]
+    places: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        if places.setdefault(node.id, i) != i:
+            raise BadField("duplicate_message", node.field["message_id"])
+    children: list[list[int]] = [[] for _ in nodes]
+    roots = []
+    for i, node in enumerate(nodes):
+        named = node.field.optional("parent_id")
+        if named is None:
+            roots.append(i)
+        elif named.text() not in places:
+            raise BadField("missing_parent", named)
+        else:
+            children[places[named.text()]].append(i)
+    if len(roots) > 1:
+        raise BadField("contradiction", nodes[roots[1]].field["message_tree_id"], "the tree has a root already")
+    order, parents, waiting = [], [], [(root, -1) for root in roots]
+    while waiting:
+        i, parent = waiting.pop()
+        waiting += [(child, len(order)) for child in reversed(children[i])]
+        order.append(i)
+        parents.append(parent)
+    if len(order) < len(nodes):  # every message has a parent that is there, so that the rest hang on a cycle
+        raise BadField("cycle", _on_cycle(nodes, places, set(range(len(nodes))) - set(order)).field["parent_id"])
+    return Tree([nodes[i] for i in order], parents)
+
+
+def _on_cycle(nodes: Sequence[Node], places: dict[str, int], unreached: set[int]) -> Node:
+    """Returns the first message that is on a cycle, of those that no root reaches."""
+    i = min(unreached)
+    for _ in unreached:
+        i = places[nodes[i].field["parent_id"].text()]
+    cycle = [i]
+    while (after := places[nodes[cycle[-1]].field["parent_id"].text()]) != i:
+        cycle.append(after)
+    return nodes[min(cycle)]
+
+
+def prompts_of(tree: Tree, rank_by: str | None, info: dict[str, str]) -> list[Prompted]:
+    """Returns every prompter's message with what was said before it, and the replies to it. Raises: BadField where two
+    speak in a row, or two siblings have one rank."""
+    nodes, parents = tree
+    left_out, replies = [], [[] for _ in nodes]
+    ranks: set[tuple[int, int]] = set()
+    for i, (node, parent) in enumerate(zip(nodes, parents)):
+        expected = "assistant" if parent >= 0 and nodes[parent].role == "prompter" else "prompter"
+        if node.role != expected:
+            before = f"it replies to one of the role {node.role!r}" if parent >= 0 else "it begins the conversation"
+            raise BadField("wrong_turn", node.field["role"], before)
+        if node.rank is not None and (parent, node.rank) in ranks:
+            raise BadField("contradiction", node.field["rank"], f"a sibling has the rank {node.rank}, too")
+        if node.rank is not None:
+            ranks.add((parent, node.rank))
+        left_out.append(node.deleted or (parent >= 0 and left_out[parent]))
+        if parent >= 0 and not left_out[i]:
+            replies[parent].append(i)
+    found = []
+    for i, node in enumerate(nodes):
+        if node.role == "prompter" and not left_out[i]:
+            path = [i]
+            while parents[path[-1]] >= 0:
+                path.append(parents[path[-1]])
+            said = tuple(Message(ROLES[nodes[j].role], nodes[j].text) for j in reversed(path))
+            found.append(Prompted(said, tuple(_answer(nodes[j], rank_by) for j in replies[i]),
+                                  {**info, **node.lang}))  # fmt: skip
+    return found
+
+
+def _answer(node: Node, rank_by: str | None) -> Answer:
+    info = {**node.labels, **({} if node.rank is None else {"rank": node.rank})}
+    if rank_by == "rank":
+        return Answer(node.text, None if node.rank is None else -float(node.rank), info)
+    score = node.labels.get(rank_by)
+    return Answer(node.text, score, info if score is None else {**info, "score": score})
+
+
+def read_trees(row: Field, rank_by: str | None) -> list[Prompted]:
+    return prompts_of(nested(row), rank_by, {"tree": row["message_tree_id"].text()})
+
+
+def read_messages(rows: list[Field], rank_by: str | None) -> list[Prompted]:
+    return prompts_of(flat(rows), rank_by, {"tree": rows[0]["message_tree_id"].text()})
+
+
+def tree_key(row: Field) -> str:
+    node_of(row)
+    parent = row.optional("parent_id")
+    if parent is not None:
+        parent.text()
+    return row["message_tree_id"].text()
+
+
+def _message(name: str, parent: str | None, role: str, text: str, rank: int | None = None) -> dict:
+    return {"message_id": name, "parent_id": parent, "role": role, "text": text, "lang": "en", "rank": rank}
+
+
+_ASKED = _message("m1", None, "prompter", "Name a prime.")
+_REPLIES = [_message("m2", "m1", "assistant", "7", 0), _message("m3", "m1", "assistant", "8", 1)]
+
+TREES = Layout(
+    read=read_trees,
+    takes=PAIR_TAKES,
+    example=[{"message_tree_id": "m1", "prompt": {**_ASKED, "replies": _REPLIES}}],
+    of="OpenAssistant's trees (oasst1, oasst2), a row for each tree",
+    rank_by=RANKED_BY,
+)
+MESSAGES = Layout(
+    read=read_messages,
+    takes=PAIR_TAKES,
+    example=[{"message_tree_id": "m1", **one} for one in (_ASKED, *_REPLIES)],
+    of="the same trees, a row for each message, which names its parent",
+    rank_by=RANKED_BY,
+    group=tree_key,
+)

@@ -1,0 +1,141 @@
+"""Several answers to a prompt with scores, attributes or ranks: UltraFeedback, HelpSteer2, Nectar."""
+
+from __future__ import annotations
+
+import re
+
+from jrl.tasks.envs.layouts.contract import PAIR_TAKES, Answer, Layout, Prompted
+from jrl.tasks.envs.layouts.conversations import different, transcript
+from jrl.tasks.envs.layouts.fields import BadField, Field, texts
+from jrl.tasks.example import Message
+
+ASPECTS = ("instruction_following", "honesty", "truthfulness", "helpfulness")
+ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
+
+
+def read_ultrafeedback(row: Field, rank_by: str | None) -> list[Prompted]:
+    """Ranked by `overall_score` (0 to 10), by the mean of the four aspects' ratings (1 to 5), or by one of these. An
+    answer without that number, as where a rating is N/A, is in no pair."""
+    answers = []
+    for completion in row["completions"].items():
+        ratings = {aspect: _rating(completion["annotations"], aspect) for aspect in ASPECTS}
+        known = {aspect: rating for aspect, rating in ratings.items() if rating is not None}
+        if rank_by == "overall_score":
+            score = completion["overall_score"].number(0, 10)
+        elif rank_by == "ratings":
+            score = sum(known.values()) / len(known) if known else None
+        else:
+            score = ratings[rank_by]
+        info = {**texts(completion, ("model",)), **known, **({} if score is None else {"score": score})}
+        answers.append(Answer(completion["response"].text(), score, info))
+    return [Prompted((Message("user", row["instruction"].text()),), tuple(answers), texts(row, ("source",)))]
+
+
+def _rating(annotations: Field, aspect: str) -> float | None:
+    """Returns a rating, which is published as a text; None: N/A. Raises: BadField."""
+    text = annotations[aspect]["Rating"]
+    if text.value == "N/A":
+        return None
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text.text()):
+        raise BadField("wrong_type", text, "it is neither a number in a text nor 'N/A'")
+    return Field(float(text.value), text.name, text.row).number(1, 5)
+
+
+def helpsteer_row(row: Field) -> tuple[tuple[Message, ...], str, dict[str, int]]:
+    """Returns the prompt, the response and its attributes, each from 0 to 4. Raises: BadField."""
+    attributes = {name: row[name].whole(0, 4) for name in ATTRIBUTES}
+    return helpsteer_prompt(row["prompt"]), row["response"].text(), attributes
+
+
+def helpsteer_prompt(field: Field) -> tuple[Message, ...]:
+    """Returns the messages of a prompt, in which `<extra_id_1>User` and `<extra_id_1>Assistant` begin further turns.
+    Raises: BadField."""
+    first, *parts = _TURN.split(field.text())
+    found = [Message("user", first)]
+    for speaker, text in zip(parts[::2], parts[1::2]):
+        if (speaker == "User") == (found[-1].role == "user"):
+            raise BadField("wrong_turn", field, f"turn {len(found) + 1} is of the {speaker}, too")
+        found.append(Message("user" if speaker == "User" else "assistant", text))
+    if found[-1].role != "user" or not all(one.content.strip() for one in found):
+        raise BadField("wrong_turn", field, "it ends with an answer, or a turn is blank")
+    return tuple(found)
+
+
+def read_helpsteer2(rows: list[Field], rank_by: str | None) -> list[Prompted]:
+    read = [helpsteer_row(row) for row in rows]
+    answers = tuple(
+        Answer(response, float(attributes[rank_by]), {**attributes, "score": float(attributes[rank_by])})
+        for _, response, attributes in read
+    )
+    return [Prompted(read[0][0], answers)]
+
+
+def helpsteer_key(row: Field) -> str:
+    helpsteer_row(row)
+    return row["prompt"].text()
+
+
+def read_helpsteer2_preference(row: Field, rank_by: str | None) -> list[Prompted]:
+    """`preference_strength` is from -3, the first response is much better, to 3, the second one is; 0: neither."""
+    sides = different(row["response_1"].text(), row["response_2"].text(), row["response_2"])
+    strength = row["preference_strength"].whole(-3, 3)
+    order = (-strength, strength)
+    answers = tuple(Answer(a, float(o), {} if o == 0 else {"label": o > 0}) for a, o in zip(sides, order))
+    return [Prompted(helpsteer_prompt(row["prompt"]), answers, {"margin": float(abs(strength))})]
+
+
+def read_nectar(row: Field, rank_by: str | None) -> list[Prompted]:
+    """`rank` 1 is the best; the prompt is a transcript that ends with an empty turn of the assistant."""
+    answers, items, seen = [], row["answers"].items(), {}
+    for item in items:
+        rank = item["rank"].whole(1, len(items))
+        if rank in seen:
+            raise BadField("contradiction", item["rank"], f"field {seen[rank]!r} is {rank}, too")
+        seen[rank] = item["rank"].name
+        answers.append(Answer(item["answer"].text(), -float(rank), {**texts(item, ("model",)), "rank": rank}))
+    text = row["prompt"].text()
+    asked = text.rstrip().removesuffix("Assistant:").rstrip()
+    prompt = transcript(Field(asked if asked else text, "prompt", row.row))
+    if prompt[-1].role != "user":
+        raise BadField("wrong_turn", row["prompt"], "it ends with an answer")
+    return [Prompted(prompt, tuple(answers))]
+
+
+def _annotated(response: str, score: float, rating: str) -> dict:
+    return {"model": "m", "response": response, "overall_score": score,
+            "annotations": {aspect: {"Rating": rating} for aspect in ASPECTS}}  # fmt: skip
+
+
+ULTRAFEEDBACK = Layout(
+    read=read_ultrafeedback,
+    takes=PAIR_TAKES,
+    example=[{"instruction": "Name a prime.", "completions": [_annotated("7", 9.0, "5"), _annotated("8", 2.0, "1")],
+              "source": "sharegpt"}],
+    of="UltraFeedback, with every completion and its annotations",
+    rank_by=("overall_score", "ratings", *ASPECTS),
+)  # fmt: skip
+HELPSTEER2 = Layout(
+    read=read_helpsteer2,
+    takes=PAIR_TAKES,
+    example=[
+        {"prompt": "Name a prime.", "response": "7", "helpfulness": 4, "correctness": 4, "coherence": 4,
+         "complexity": 0, "verbosity": 0},
+        {"prompt": "Name a prime.", "response": "8", "helpfulness": 1, "correctness": 0, "coherence": 4,
+         "complexity": 0, "verbosity": 0},
+    ],
+    of="HelpSteer and HelpSteer2: a row for each response, those of a prompt are read together",
+    rank_by=ATTRIBUTES,
+    group=helpsteer_key,
+)  # fmt: skip
+HELPSTEER2_PREFERENCE = Layout(
+    read=read_helpsteer2_preference, takes=PAIR_TAKES,
+    example=[{"prompt": "Name a prime.", "response_1": "7", "response_2": "8", "preference_strength": -3}],
+    of="HelpSteer2-Preference",
+)  # fmt: skip
+NECTAR = Layout(
+    read=read_nectar, takes=PAIR_TAKES,
+    example=[{"prompt": "\n\nHuman: Name a prime.\n\nAssistant: ",
+              "answers": [{"answer": "7", "model": "m", "rank": 1}, {"answer": "8", "model": "n", "rank": 2}]}],
+    of="Nectar, up to seven ranked answers",
+)  # fmt: skip

@@ -1,0 +1,343 @@
+"""The time of a compiled program on one device, by the compiler's own count, and what it wastes.
+
+    seconds = max(compute + kernels, memory) + links that nothing overlaps
+
+compute: the compiler's cycles (`jrl.tools.plan.cycles`) at the chip's clock. The compiler counts neither collectives
+nor Pallas kernels, and no copy that runs beside other work. Therefore:
+
+links: the bytes that a device receives, at the rate of one ring, and LATENCY for each collective. Asynchronous ones
+cost what is left of them after the compute.
+kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
+the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak.
+memory: the bytes that the program must read and write (`estimate`), at the rate of the memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+
+from jrl.device.sharding import GATHERED
+from jrl.learning.learner import MICRO_BATCHES
+from jrl.learning.vocab_parallel import CHUNKS
+from jrl.models.attention.kv_cache import cache_shapes
+from jrl.models.contract import is_spec
+from jrl.ops.logprobs import CHUNK
+from jrl.rollout import sampler
+from jrl.tools.plan import cycles, estimate, flops
+from jrl.tools.plan.case import Case, shard_shape
+from jrl.tools.plan.chips import Chip
+from jrl.tools.plan.collectives import groups_of
+from jrl.tools.plan.cycles import Frequency, Instruction, Program, Run
+
+LATENCY = 1e-6  # seconds that a collective takes however small it is: about that of a hop and its two barriers
+CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler gives any operation
+KERNEL_SHARE = 0.5  # of the matrix unit's peak that attention's kernel reaches
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+DEAREST = 10  # operations that are named
+SHOWN = 3  # warnings of a kind
+LEAST_SHARE = 1 / 200  # of a program's compute: what costs less is not warned of
+MIB = 2**20
+
+
+class Operation(NamedTuple):
+    """Instructions of one place in the traced program."""
+
+    name: str  # where they stand
+    what: str  # the first one's operation and type
+    times: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """One call of a program on one device, in seconds."""
+
+    compute: float  # where conditions hold as often as expected
+    compute_dearest: float  # where every condition takes its dearest branch
+    kernels: float
+    memory: float  # by arithmetic
+    links: float  # of collectives that nothing overlaps
+    links_overlapped: float  # of asynchronous ones
+    instructions: float  # fusions, copies and kernels that run
+    float32_share: float  # of the matrix unit's passes: products with a float32 operand
+    gathers_in_loops: float  # synchronous all-gathers in loops
+    dearest: tuple[Operation, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        work = max(self.compute + self.kernels, self.memory)
+        return work + self.links + max(self.links_overlapped - work, 0.0)
+
+
+def to_json(count: Count) -> dict[str, Any]:
+    """Returns a count's fields for `jrl plan --json`, seconds of a call."""
+    return {
+        "seconds": count.seconds,
+        **dataclasses.asdict(count),
+        "dearest": [operation._asdict() for operation in count.dearest],
+    }
+
+
+def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memory: float, times: float) -> Count:
+    """Returns what the compiler counts for a program.
+
+    Args:
+      text: the scheduled program, `*after_codegen.txt`.
+      kind: as in `case.Program`.
+      kernels, memory: seconds of a call, by arithmetic.
+      times: calls a step, for warnings.
+    """
+    program = cycles.parse(text)
+    runs = cycles.runs(program, frequency(kind, case))
+    clock = chip.clock_rate
+    compute, dearest = (sum(run.instruction.cycles * getattr(run, which) for run in runs) / clock
+                        for which in ("likely", "dearest"))  # fmt: skip
+    links, overlapped = link_seconds(program, runs, chip, math.prod(case.sizes.values()))
+    calls = sum(run.likely for run in runs if is_kernel(run.instruction))
+    passes = by_dtypes(program, runs)
+    all_passes = sum(passes.values()) or 1.0
+    return Count(
+        compute=compute,
+        compute_dearest=dearest,
+        kernels=kernels + calls * CALL_CYCLES / clock,
+        memory=memory,
+        links=links,
+        links_overlapped=overlapped,
+        instructions=sum(run.likely for run in runs if run.instruction.cycles or is_kernel(run.instruction)),
+        float32_share=sum(n for dtypes, n in passes.items() if "f32" in dtypes) / all_passes,
+        gathers_in_loops=sum(r.likely for r in runs if r.instruction.op == "all-gather" and r.loops),
+        dearest=dearest_operations(runs, clock),
+        warnings=tuple(warnings_of(program, runs, case, chip, times)),
+    )
+
+
+def frequency(kind: str, case: Case) -> Frequency:
+    """Returns how often the loops of a program run whose end only the data decides, where every completion has its most
+    tokens: a shard's sequences get their slots in rounds, and a round decodes all tokens of a completion."""
+    if kind != "sample":
+        filled = filled_chunks(case)
+        return Frequency(
+            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled},
+            taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled > 1)},
+        )
+    sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
+    rounds = -(-sequences // case.slots)
+    prefills = -(-prompts // sampler.num_resident_prompts(prompts, case.slots, case.samples))
+    return Frequency(
+        trips={
+            sampler.REFILLS: rounds,
+            sampler.ADMIT: sequences / rounds,
+            sampler.DECODE: case.completion_length,
+            sampler.COMPACTED: 0,
+        },
+        taken={sampler.PREFILL: prefills / sequences},
+    )
+
+
+def filled_chunks(case: Case) -> int:
+    """Returns the chunks of a packed row whose logits are computed."""
+    rows = case.micro_batches * case.shape.rows
+    chunk = min(case.stage.learner.chunk, case.shape.row_length)
+    return max(flops.read_positions(case) // (rows * chunk), 1)
+
+
+def all_chunks(case: Case) -> int:
+    """Returns the chunks of a packed row."""
+    return -(-case.shape.row_length // min(case.stage.learner.chunk, case.shape.row_length))
+
+
+def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
+    """Returns the seconds of a program's kernels but for their start, by the model above."""
+    cfg, devices, total = case.cfg, math.prod(case.sizes.values()), 0.0
+    if kind == "sample":
+        if cfg.attention == "splash":
+            length = case.config.data.prompt_length
+            total += flops.of_rows(cfg, case.prompts * length, length).weights
+        read = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
+        ragged = case.decode_steps * read / chip.hbm_rate if case.config.sampler.attention == "ragged" else 0.0
+        return ragged + total / devices / (KERNEL_SHARE * chip.matrix_rate)
+    if cfg.attention == "splash":
+        tokens = case.micro_batches * case.shape.rows * case.shape.row_length
+        attended = flops.of_rows(cfg, tokens, case.shape.keys, flops.carried(case)).weights
+        again = 0 if cfg.remat == "none" else 1
+        total = attended * (1 + 3.5 + again if kind == "update" else 1)
+    return total / devices / (KERNEL_SHARE * chip.matrix_rate)
+
+
+def is_kernel(instruction: Instruction) -> bool:
+    return instruction.op == "custom-call" and "tpu_custom_call" in instruction.attributes
+
+
+def link_seconds(program: Program, runs: Iterable[Run], chip: Chip, devices: int) -> tuple[float, float]:
+    """Returns the seconds of the collectives that the program waits for, and of those that run beside other work."""
+    waits = beside = 0.0
+    for run in runs:
+        for instruction in collectives_of(program, run.instruction):
+            seconds = run.likely * (LATENCY + received(instruction, devices) / chip.ring_rate)
+            if instruction is not run.instruction or instruction.op.endswith("-start") or "async" in run.computation:
+                beside += seconds
+            else:
+                waits += seconds
+    return waits, beside
+
+
+def collectives_of(program: Program, instruction: Instruction) -> list[Instruction]:
+    """Returns the collective that an instruction is, or those that a fusion starts and that go on beside others."""
+    if instruction.op.removesuffix("-start") in COLLECTIVES:
+        return [instruction]
+    inside = program.computations.get(instruction.called or "", {}) if instruction.op == "fusion" else {}
+    if not any("AsyncCollectiveStart" in inner.attributes for inner in inside.values()):
+        return []
+    return [inner for inner in inside.values() if inner.op in COLLECTIVES]
+
+
+def received(instruction: Instruction, devices: int) -> float:
+    """Returns the bytes that a device receives in a collective."""
+    op, arrays = instruction.op.removesuffix("-start"), instruction.shapes
+    if instruction.op.endswith("-start"):  # its result holds its operands too, and marks of the runtime
+        arrays = arrays[len(arrays) // 2 :][:1] if op != "all-reduce" else arrays
+    size = sum(array.bytes for array in arrays)
+    n = len(groups_of(instruction.attributes, devices)[0]) if "replica_groups" in instruction.attributes else 2
+    factor = {"all-gather": (n - 1) / n, "all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1,
+              "all-to-all": (n - 1) / n, "collective-permute": 1.0}[op]  # fmt: skip
+    return size * factor
+
+
+def by_dtypes(program: Program, runs: Iterable[Run]) -> dict[tuple[str, str], float]:
+    """Returns operations times passes of the matrix unit, by the dtypes of a product's operands."""
+    total: dict[tuple[str, str], float] = {}
+    for run in runs:
+        for product in cycles.products(program, run.instruction):
+            total[product.dtypes] = total.get(product.dtypes, 0.0) + run.likely * product.flops * product.passes
+    return total
+
+
+def dearest_operations(runs: Iterable[Run], clock: float) -> tuple[Operation, ...]:
+    """Returns the operations that cost the most, those of one place in the traced program together."""
+    total: dict[str, Operation] = {}
+    for run in runs:
+        instruction = run.instruction
+        if not instruction.cycles or not run.likely:
+            continue
+        name = instruction.op_name or f"{instruction.name} (the compiler's own)"
+        what = f"{instruction.op} {instruction.result.split('{')[0].lstrip('(')}"
+        before = total.get(name, Operation(name, what, 0.0, 0.0))
+        total[name] = before._replace(
+            times=before.times + run.likely, seconds=before.seconds + run.likely * instruction.cycles / clock
+        )
+    return tuple(sorted(total.values(), key=lambda operation: -operation.seconds)[:DEAREST])
+
+
+def warnings_of(program: Program, runs: Iterable[Run], case: Case, chip: Chip, times: float) -> Iterable[str]:
+    """Yields what a program wastes, a sentence each with its cost a step, the dearest of a kind first."""
+    checks = (copies, synchronous_gathers, float32_products, square_buffers)
+    least = LEAST_SHARE * sum(run.likely * run.instruction.cycles for run in runs) / chip.clock_rate
+    for check in checks:
+        found = sorted(check(program, runs, case, chip), key=lambda row: -row[1])
+        found = [row for row in found if row[1] >= least]
+        for what, seconds in found[:SHOWN]:
+            yield f"{what}: {1e3 * seconds * times:.3g} ms a step"
+        if len(found) > SHOWN:
+            rest = sum(seconds for _, seconds in found[SHOWN:])
+            yield f"and {len(found) - SHOWN} more like it: {1e3 * rest * times:.3g} ms a step"
+
+
+def copies(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+    """Returns copies inside loops of more than one layer's cache, and of weights in another layout."""
+    caches, weights = cache_sizes(case), weight_sizes(case)
+    most = min((entries for _, entries in caches), default=math.inf)
+    found = []
+    for run in in_loops(runs, "copy"):
+        array = run.instruction.shapes[0]
+        dims = tuple(sorted(n for n in array.dims if n > 1))
+        seconds = run.likely * run.instruction.cycles / chip.clock_rate
+        where = f"{array.dtype}[{','.join(map(str, array.dims))}] ({place_of(run.instruction)})"
+        if dims in weights and array.bytes >= MIB:
+            found.append((f"weights laid out anew in a loop, {where}", seconds))
+        elif array.size > most:
+            found.append((f"a copy in a loop of more than a layer's cache, {where}", seconds))
+    return merged(found)
+
+
+def cache_sizes(case: Case) -> list[tuple[int, ...]]:
+    """Returns (layers, entries of one layer on a device) of every stack of keys and values of a sampler."""
+    caches = cache_shapes(case.cfg, case.slots, case.width).values()
+    shapes = [fields["k"][0] for fields in caches if "k" in fields]
+    return [(shape[0], math.prod(shape[1:]) // case.sizes["tensor"]) for shape in shapes]
+
+
+def weight_sizes(case: Case) -> set[tuple[int, ...]]:
+    """Returns the dimensions of every matrix on a device as it is gathered, sorted: of a stack, and of one layer."""
+    sizes = set()
+    for leaf in jax.tree.leaves(case.stored, is_leaf=is_spec):
+        dims = shard_shape(leaf, GATHERED, case.sizes)
+        ordered = lambda numbers: tuple(sorted(n for n in numbers if n > 1))
+        sizes |= {ordered(dims), ordered(dims[1:])} if leaf.axes[0] == "layers" else {ordered(dims)}
+    return sizes
+
+
+def synchronous_gathers(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+    """Returns the gathers in loops that the program waits for."""
+    found = []
+    for run in in_loops(runs, "all-gather"):
+        size = received(run.instruction, math.prod(case.sizes.values()))
+        seconds = run.likely * (LATENCY + size / chip.ring_rate)
+        found.append((f"a gather that nothing overlaps, in a loop ({place_of(run.instruction)})", seconds))
+    return merged(found)
+
+
+def float32_products(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+    """Returns the products of a bfloat16 run that have a float32 operand, at the passes that they take."""
+    if case.cfg.dtype != "bfloat16":
+        return []
+    found = []
+    for run in runs:
+        for product in cycles.products(program, run.instruction):
+            if "f32" in product.dtypes:
+                seconds = run.likely * product.flops * product.passes / chip.matrix_rate
+                what = f"a product of {' and '.join(product.dtypes)} in a bfloat16 run, {product.passes} passes"
+                found.append((f"{what} ({short(product.op_name)})", seconds))
+    return merged(found)
+
+
+def square_buffers(program: Program, runs: Iterable[Run], case: Case, chip: Chip) -> list[tuple[str, float]]:
+    """Returns arrays of [L, L], L the tokens of a packed row or of a prompt, at the time of moving them twice."""
+    lengths = {case.shape.row_length, case.config.data.prompt_length} - {n for dims in weight_sizes(case) for n in dims}
+    found = []
+    for run in runs:
+        if run.instruction.op not in ("fusion", "copy", "broadcast", "convolution"):
+            continue
+        for array in run.instruction.shapes:
+            if any(array.dims.count(length) > 1 for length in lengths) and array.bytes >= MIB:
+                seconds = run.likely * 2 * array.bytes / chip.hbm_rate
+                what = f"an array of {array.dtype}[{','.join(map(str, array.dims))}]"
+                found.append((f"{what} ({place_of(run.instruction)})", seconds))
+    return merged(found)
+
+
+def in_loops(runs: Iterable[Run], op: str) -> Iterable[Run]:
+    return (run for run in runs if run.instruction.op == op and run.loops and run.likely)
+
+
+def merged(found: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Returns the same with equal sentences once, their seconds added."""
+    total: dict[str, float] = {}
+    for what, seconds in found:
+        total[what] = total.get(what, 0.0) + seconds
+    return list(total.items())
+
+
+def place_of(instruction: Instruction) -> str:
+    """Returns where an instruction stands in the traced program, or its name where the compiler made it."""
+    return short(instruction.op_name) or instruction.name
+
+
+def short(op_name: str) -> str:
+    """Returns the end of a place: its last three scopes."""
+    return "/".join(op_name.split("/")[-3:])

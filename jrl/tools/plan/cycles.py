@@ -1,0 +1,318 @@
+"""What the TPU compiler says a program costs: its estimate in cycles, of every instruction of the scheduled program.
+
+The compiler writes the program into a folder when asked (`*after_codegen.txt`), each instruction with
+`"estimated_cycles"`. A loop costs its body times its trip count; a condition one of its branches: the dearest, and the
+one that is likely. The estimate leaves out collectives and Pallas kernels: see `jrl.tools.plan.counted`.
+Everything here reads text, of the form that libtpu 0.0.42 writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+ITEMSIZE = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4,
+            "s64": 8, "u64": 8, "f64": 8, "s4": 0.5, "u4": 0.5}  # fmt: skip
+# Passes of the bfloat16 matrix unit for operands of these dtypes at precision 'highest'.
+PASSES = {("f32", "f32"): 6, ("bf16", "f32"): 3}
+
+_ARRAY = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\](?:\{([^}]*)\})?")
+_CALLED = re.compile(r"(?:calls|body|to_apply)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRUE_FALSE = re.compile(r"(true|false)_computation=%?([\w.-]+)")
+
+
+class Shape(NamedTuple):
+    """One array: dtype, dimensions, and the order of its dimensions in memory, the fastest first."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> float:
+        return self.size * ITEMSIZE.get(self.dtype, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction of a computation."""
+
+    name: str
+    result: str  # the text of its type
+    op: str  # copy, fusion, while, ...
+    arguments: str  # what stands in its parentheses
+    attributes: str  # what follows them
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"%([\w.-]+)", self.arguments))
+
+    @functools.cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        return shapes_of(self.result)
+
+    @property
+    def cycles(self) -> int:
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
+        return int(match[1]) if match else 0
+
+    @property
+    def op_name(self) -> str:
+        """Where it stands in the traced program."""
+        match = re.search(r'op_name="([^"]*)"', self.attributes)
+        return match[1] if match else ""
+
+    @property
+    def called(self) -> str | None:
+        """The computation that a fusion, a loop or an asynchronous instruction runs."""
+        match = _CALLED.search(self.attributes)
+        return match[1] if match else None
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The computations that a condition chooses from: that of index 0, or of false, first."""
+        if match := _BRANCHES.search(self.attributes):
+            return tuple(name.strip().lstrip("%") for name in match[1].split(","))
+        named = dict(_TRUE_FALSE.findall(self.attributes))
+        return (named["false"], named["true"]) if named else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The computations of a compiled program by name."""
+
+    computations: Mapping[str, Mapping[str, Instruction]]
+    entry: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frequency:
+    """What the text does not say, by the name of the scope (`jax.named_scope`) that a loop or a condition stands in."""
+
+    trips: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of loops whose end is computed
+    taken: Mapping[str, float] = dataclasses.field(default_factory=dict)  # share of times that a condition holds
+
+    def trips_of(self, instruction: Instruction) -> float | None:
+        return _in_scope(self.trips, instruction)
+
+    def taken_of(self, instruction: Instruction) -> float | None:
+        return _in_scope(self.taken, instruction)
+
+
+class Run(NamedTuple):
+    """An instruction, and how often a program runs it."""
+
+    computation: str
+    instruction: Instruction
+    dearest: float  # where every condition takes its dearest branch
+    likely: float  # where conditions hold as often as is expected
+    loops: tuple[str, ...]  # names of the loops around it, the outermost first
+
+
+def shapes_of(text: str) -> tuple[Shape, ...]:
+    """Returns the arrays of a type as the compiler writes it, of a tuple all."""
+    ints = lambda numbers: tuple(int(n) for n in numbers.split(",") if n.strip().isdigit())
+    return tuple(
+        Shape(dtype, ints(dims), ints((layout or "").split(":")[0])) for dtype, dims, layout in _ARRAY.findall(text)
+    )
+
+
+def parse(text: str) -> Program:
+    """Returns the computations of a compiled program's text. Raises ValueError where it has no entry."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, body = None, None
+    for line in _lines(text):
+        if line == "}":
+            body = None
+        elif body is None and line.endswith("{") and (line.startswith("%") or line.startswith("ENTRY")):
+            name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
+            body = computations[name] = {}
+            if line.startswith("ENTRY"):
+                entry = name
+        elif body is not None and (instruction := parse_instruction(line)) is not None:
+            body[instruction.name] = instruction
+    if entry is None:
+        raise ValueError("the text of a compiled program has no line that begins with ENTRY")
+    return Program(computations, entry)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields the lines of a program; a kernel's metadata is several, which are given as one."""
+    pending = ""
+    for line in text.splitlines():
+        if pending and (not line or line[0] not in " %E}" or line.startswith("}}")):
+            pending += line
+            continue
+        if pending:
+            yield pending
+        pending = line
+    yield pending
+
+
+def parse_instruction(line: str) -> Instruction | None:
+    """Returns the instruction of a line; None where there is none."""
+    name, equals, rest = line.strip().removeprefix("ROOT ").partition(" = ")
+    if not equals or not name.startswith("%"):
+        return None
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
+    result, rest = rest[:end], rest[end:].strip()
+    op, parenthesis, _ = rest.partition("(")
+    if not parenthesis:
+        return None
+    close = _closing(rest, len(op))
+    return Instruction(name.lstrip("%"), result, op, rest[len(op) + 1 : close], rest[close + 1 :])
+
+
+def known_trips(program: Program, loop: Instruction) -> int | None:
+    """Returns the trip count of a loop: the compiler's own, or that of a loop that counts up to a constant; None where
+    its end is computed."""
+    if match := re.search(r"known_trip_count\W+n\W+(\d+)", loop.attributes):
+        return int(match[1])
+    condition = program.computations[re.search(r"condition=%?([\w.-]+)", loop.attributes)[1]]
+    *_, root = condition.values()
+    if root.op != "compare" or "direction=LT" not in root.attributes or len(root.operands) != 2:
+        return None
+    counter, bound = (condition.get(name) for name in root.operands)
+    if counter is None or bound is None or counter.op != "get-tuple-element" or bound.op != "constant":
+        return None
+    return int(bound.arguments) if bound.arguments.isdigit() else None
+
+
+def runs(program: Program, frequency: Frequency) -> list[Run]:
+    """Returns every instruction that a program runs, those of loops and branches included, and how often."""
+    cost = functools.cache(lambda name: _dearest_cycles(program, name, frequency, cost))
+
+    def walk(name: str, dearest: float, likely: float, loops: tuple[str, ...]) -> Iterator[Run]:
+        for instruction in program.computations[name].values():
+            yield Run(name, instruction, dearest, likely, loops)
+            if instruction.op == "while":
+                trips = trips_of(program, instruction, frequency)
+                yield from walk(instruction.called, dearest * trips, likely * trips, (*loops, instruction.name))
+            elif instruction.op == "conditional":
+                for branch, is_dearest, share in _branch_shares(instruction, frequency, cost):
+                    yield from walk(branch, dearest * is_dearest, likely * share, loops)
+            elif instruction.op in ("call", "async-start"):
+                yield from walk(instruction.called, dearest, likely, loops)
+
+    return list(walk(program.entry, 1.0, 1.0, ()))
+
+
+def trips_of(program: Program, loop: Instruction, frequency: Frequency) -> float:
+    """Returns how often a loop runs its body; 1 where neither the text nor `frequency` says."""
+    trips = known_trips(program, loop)
+    if trips is None:
+        trips = frequency.trips_of(loop)
+    return 1 if trips is None else trips
+
+
+def _branch_shares(
+    instruction: Instruction, frequency: Frequency, cost: Callable[[str], float]
+) -> list[tuple[str, float, float]]:
+    """Returns (branch, 1 where it is the dearest else 0, share of times that it is likely to be taken)."""
+    branches = instruction.branches
+    dearest = max(range(len(branches)), key=lambda i: cost(branches[i]))
+    taken = frequency.taken_of(instruction)
+    shares = [float(i == dearest) for i in range(len(branches))]
+    if taken is not None and len(branches) == 2:
+        shares = [1 - taken, taken]
+    return [(branch, float(i == dearest), shares[i]) for i, branch in enumerate(branches)]
+
+
+def _dearest_cycles(program: Program, name: str, frequency: Frequency, cost: Callable[[str], float]) -> float:
+    """Returns the cycles of a computation where every condition takes its dearest branch."""
+    total = 0.0
+    for instruction in program.computations[name].values():
+        total += instruction.cycles
+        if instruction.op == "while":
+            total += trips_of(program, instruction, frequency) * cost(instruction.called)
+        elif instruction.op == "conditional":
+            total += max(map(cost, instruction.branches))
+        elif instruction.op in ("call", "async-start"):
+            total += cost(instruction.called)
+    return total
+
+
+class Product(NamedTuple):
+    """A matrix product: operations (a multiply-add is two), and the dtypes of its operands."""
+
+    flops: float
+    dtypes: tuple[str, str]
+    passes: int  # of the bfloat16 matrix unit
+    op_name: str
+
+
+def products(program: Program, instruction: Instruction) -> list[Product]:
+    """Returns the matrix products inside of a fusion; none of another instruction."""
+    if instruction.op != "fusion" or instruction.called not in program.computations:
+        return []
+    found = []
+    inside = program.computations[instruction.called]
+    for inner in inside.values():
+        if inner.op == "fusion":
+            found += products(program, inner)
+        elif inner.op == "convolution":
+            found.append(product_of(inner, inside))
+    return found
+
+
+def product_of(convolution: Instruction, inside: Mapping[str, Instruction]) -> Product:
+    """Returns a matrix product, which the TPU compiler writes as a convolution: batch dimensions and heads are spatial
+    dimensions of the window. Counted are the places of the window that meet an entry of the operand, neither padding
+    nor a gap of its dilation."""
+    left, right = (inside[name].shapes[0] for name in convolution.operands[:2])
+    result = convolution.shapes[0]
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", convolution.attributes)
+    window = _window(convolution.attributes)
+    total = 2 * left.dims[labels[1].index("b")] * right.dims[labels[2].index("i")] * right.dims[labels[2].index("o")]
+    for i in range(sum(letter.isdigit() for letter in labels[1])):
+        sizes = (left.dims[labels[1].index(str(i))], result.dims[labels[3].index(str(i))])
+        total *= _meetings(*sizes, **{name: values[i] for name, values in window.items() if i < len(values)})
+    dtypes = tuple(sorted((left.dtype, right.dtype)))
+    wide = "highest" in convolution.attributes
+    return Product(total, dtypes, PASSES.get(dtypes, 1) if wide else 1, convolution.op_name)
+
+
+def _window(attributes: str) -> dict[str, list[int]]:
+    """Returns size, stride, pad, lhs_dilate and rhs_dilate of a convolution's window, by dimension."""
+    match = re.search(r"window=\{([^}]*)\}", attributes)
+    fields = dict(field.split("=") for field in match[1].split()) if match else {}
+    numbers = lambda text: [int(n.split("_")[0]) for n in text.split("x")]
+    return {
+        name: numbers(fields[name]) for name in ("size", "stride", "pad", "lhs_dilate", "rhs_dilate") if name in fields
+    }
+
+
+def _meetings(
+    entries: int, results: int, size: int = 1, stride: int = 1, pad: int = 0, lhs_dilate: int = 1, rhs_dilate: int = 1
+) -> int:
+    """Returns how many pairs of a result's place and the window's place meet an entry of one dimension."""
+    places = (at * stride + step * rhs_dilate - pad for at in range(results) for step in range(size))
+    return sum(place % lhs_dilate == 0 and 0 <= place // lhs_dilate < entries for place in places)
+
+
+def _in_scope(by_scope: Mapping[str, float], instruction: Instruction) -> float | None:
+    """Returns the entry of the innermost scope that an instruction stands in."""
+    *scopes, _ = instruction.op_name.split("/") or [""]
+    if not scopes:
+        return None
+    innermost = re.sub(r"\w+\(|\)", "", scopes[-1])  # transpose(jvp(chunk)) is the scope `chunk`
+    return by_scope.get(innermost)
+
+
+def _closing(text: str, start: int) -> int:
+    """Returns where the parenthesis that opens at `start` closes; the end of the text where it does not."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return len(text)

@@ -1,0 +1,61 @@
+"""The command that tries the goals of reliability: its table, what it counts, and one goal tried for real."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+from benchmarks import reliability
+from benchmarks.reliability_goals import GOALS, Goal
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_every_release_blocking_goal_is_tried_or_says_why_not():
+    assert len(GOALS) == 67
+    assert [name for name, goal in GOALS.items() if not goal.tests and not goal.limits] == []
+    assert not any(goal.more and not goal.tests for goal in GOALS.values())
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_the_tests_of_a_goal_are_there(name):
+    for node in GOALS[name].nodes("full"):
+        file, _, test = node.partition("::")
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^def {test.partition('[')[0]}\(", source, re.MULTILINE) or not test, node
+
+
+def test_what_passed_is_counted_and_what_failed_is_named():
+    record = {"test": "a", "outcome": "passed", "trials": 30, "seeds": [0], "message": ""}
+    failed = record | {"test": "b", "outcome": "failed", "trials": 5, "message": "E assert 1 == 2"}
+    skipped = record | {"test": "c", "outcome": "skipped", "message": "needs 8 devices"}
+    result = reliability.outcome(Goal("p"), [record, record, failed, skipped])
+    assert (result["trials"], result["tests"], result["seeds"]) == (60, 2, [0])
+    assert (result["failed"], result["skipped"]) == (["b: E assert 1 == 2"], ["c: needs 8 devices"])
+
+
+def test_nothing_tried_is_a_failure():
+    assert reliability.outcome(Goal("p"), [])["failed"] == ["no trial took place"]
+
+
+def test_a_goal_is_tried_and_added_to_the_file(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.json"
+    out.write_text('{"goals": {"R1": {"trials": 1}}}')
+    node = "tests/data/test_stream.py::test_five_thousand_random_prompts_are_used_or_counted_and_nothing_else"
+    monkeypatch.setitem(GOALS, "C1", Goal("p", (node,)))
+    monkeypatch.setattr(sys, "argv", ["reliability", "--out", str(out), "--goal", "C1", "H1"])
+    assert reliability.main() == 0
+    results = json.loads(out.read_text())["goals"]
+    assert results["R1"] == {"trials": 1} and "H1" not in results
+    assert (results["C1"]["trials"], results["C1"]["seeds"], results["C1"]["failed"]) == (5000, [3], [])
+    assert "C1: 5000 trials, none failed" in capsys.readouterr().out
+
+
+def test_an_unknown_goal_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["reliability", "--out", str(tmp_path / "out.json"), "--goal", "C9"])
+    with pytest.raises(SystemExit):
+        reliability.main()

@@ -1,0 +1,148 @@
+"""What a training set shares with evaluation sets: by hand, and what configurations make of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jrl import cli
+from jrl.tasks.data.contamination import EvaluationIndex, described, repeats
+from jrl.tasks.envs import ENVS, Generated, open_source
+from jrl.tasks.envs.filtered import Filtered, open_filtered
+from jrl.tasks.example import Example, Message
+
+pytestmark = pytest.mark.fast
+
+
+def asked(name, text, answer="1", **info):
+    return Example(name, (Message("system", "be kind and brief"), Message("user", text)), answer=answer, info=info)
+
+
+def source_of(*examples, fingerprint="x"):
+    return Generated(len(examples), lambda i: examples[i], fingerprint, {"bad_json": 2})
+
+
+EVAL = [asked("e0", "one two three four five six"), asked("e1", "seven eight nine"), asked("e2", "two")]
+
+
+def test_the_share_of_an_evaluation_prompt_by_hand():
+    index = EvaluationIndex(EVAL, 3)
+    # Shared trigrams of e0: (one two three), (two three four) cover its words 1 to 4 of 6.
+    found = index.overlap(asked("t", "So: one, TWO three four! and more"))
+    assert (found.example, found.evaluated, found.kind, found.share) == ("t", "e0", "ngram", 4 / 6)
+    # Two runs that overlap in no word: 3 of 6, and 3 of 3, which is the most
+    assert index.overlap(asked("t", "one two three, seven eight nine"))[1:] == ("e1", "ngram", 1.0)
+    assert index.overlap(asked("t", "four five six"))[1:] == ("e0", "ngram", 0.5)
+    assert index.overlap(asked("t", "one two x three four x five six")) is None
+    # of prompts that are shorter than an n-gram only the same words are found; system messages are not compared
+    assert index.overlap(asked("t", "Two."))[1:] == ("e2", "exact", 1.0)
+    assert index.overlap(asked("t", "one two")) is None and index.overlap(asked("t", "be kind and brief")) is None
+    assert EvaluationIndex(EVAL, None).overlap(asked("t", "seven eight nine ten")) is None
+    assert EvaluationIndex(EVAL, None).overlap(asked("t", "Seven, eight: NINE"))[1:] == ("e1", "exact", 1.0)
+    assert EvaluationIndex([asked("e", "!?")], 1).overlap(asked("t", "?")) is None
+
+
+def test_the_shares_are_those_of_a_plain_loop():
+    words = lambda i, n: [f"w{(i * 7 + k * k) % 11}" for k in range(n)]
+    held = [words(i, 4 + i % 5) for i in range(12)]
+    index = EvaluationIndex([asked(str(i), " ".join(text)) for i, text in enumerate(held)], 2)
+    for i in range(40):
+        text = words(i + 100, 3 + i % 9)
+        grams = {tuple(text[k : k + 2]) for k in range(len(text) - 1)}
+        shares = []
+        for one in held:
+            marked = [False] * len(one)
+            for k in range(len(one) - 1):
+                if tuple(one[k : k + 2]) in grams:
+                    marked[k] = marked[k + 1] = True
+            shares.append(1.0 if one == text else sum(marked) / len(one))
+        found = index.overlap(asked("t", " ".join(text)))
+        assert (0.0 if found is None else found.share) == max(shares)
+
+
+def test_examples_repeat_only_where_every_text_does():
+    same = asked("a", "q", rejected="r")
+    others = [asked("b", "q"), asked("c", "q", "2", rejected="r"), asked("d", "q", rejected="s"),
+              asked("e", "Q", rejected="r"), asked("f", "q", rejected="r", label=True)]  # fmt: skip
+    assert repeats([same, *others, asked("g", "q", rejected="r", score=3), same]) == [(6, 0), (7, 0)]
+
+
+TRAIN = [asked("t0", "one two three four five six"), asked("t1", "fresh"), asked("t2", "fresh"),
+         asked("t3", "x one two three four five y"), asked("t4", "four five six")]  # fmt: skip
+
+
+@pytest.mark.parametrize("config, left, counts", [
+    ({}, ["t1", "t4"], {"duplicate": 1, "contaminated_exact": 1, "contaminated_ngram": 1}),  # t4 holds 3 of 6
+    ({"overlap": 0.4}, ["t1"], {"duplicate": 1, "contaminated_exact": 1, "contaminated_ngram": 2}),
+    ({"ngram": None}, ["t1", "t3", "t4"], {"duplicate": 1, "contaminated_exact": 1}),
+    ({"contaminated": "report"}, ["t0", "t1", "t3", "t4"],
+     {"duplicate": 1, "contaminated_exact": 1, "contaminated_ngram": 1}),
+    ({"duplicates": "report", "ngram": 6}, ["t1", "t2", "t3", "t4"], {"duplicate": 1, "contaminated_exact": 1}),
+])  # fmt: skip
+def test_what_is_found_is_dropped_or_counted(config, left, counts):
+    config = Filtered(**{"task": None, "ngram": 3, **config})
+    source = open_filtered(config, source_of(*TRAIN), [source_of(*EVAL[:1]), source_of(*EVAL[1:])])
+    assert [source[i].id for i in range(len(source))] == left and len(source.task) == len(left)
+    assert source.counts == {"bad_json": 2, **counts}
+    assert len(source.overlaps) == sum(n for cause, n in counts.items() if cause != "duplicate")
+
+
+def test_what_is_found_may_be_refused_with_its_rows():
+    config = Filtered(task=None, ngram=3, contaminated="refuse")
+    with pytest.raises(
+        ValueError, match=r"2 of 5 examples hold .*: t0 is the same prompt as e0; t3 holds 83% of the words of e0"
+    ):
+        open_filtered(config, source_of(*TRAIN), [source_of(*EVAL)])
+    with pytest.raises(ValueError, match="1 of 5 examples repeat earlier ones: t2 is t1 again"):
+        open_filtered(Filtered(task=None, duplicates="refuse"), source_of(*TRAIN), [])
+    with pytest.raises(ValueError, match="leaves no example of 1"):
+        open_filtered(Filtered(task=None), source_of(TRAIN[0]), [source_of(*EVAL)])
+    for bad, message in (
+        ({"ngram": 0}, "at least 1, or None"),
+        ({"overlap": 1.0}, "below 1"),
+        ({"overlap": -0.1}, "share"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Filtered(task=None, **bad)
+
+
+def test_the_identity_follows_rules_and_sets():
+    prints = {open_filtered(Filtered(task=None, **config), source_of(*TRAIN), sets).fingerprint
+              for config in ({}, {"ngram": 3}, {"overlap": 0.1}, {"duplicates": "report"}, {"contaminated": "report"})
+              for sets in ([], [source_of(EVAL[2], fingerprint="y")])}  # fmt: skip
+    assert len(prints) == 10
+
+
+def test_it_is_an_environment_around_any_other():
+    addition = lambda **config: ENVS["Addition"].config(digits=1, **config)
+    config = ENVS["Filtered"].config(task=addition(size=150), evaluation=(addition(size=10, seed=1),))
+    source, every = open_source(config, ENVS), open_source(addition(size=150), ENVS)
+    held = {open_source(addition(size=10, seed=1), ENVS)[i].messages for i in range(10)}
+    said = lambda one: (one.messages, one.answer, one.info["rejected"])
+    left = {said(every[i]) for i in range(150) if every[i].messages not in held}
+    assert len(source) == len(left) < 150 and {said(source[i]) for i in range(len(source))} == left
+
+
+def test_most_lines_of_a_report():
+    index = EvaluationIndex(EVAL, 3)
+    found = [index.overlap(one) for one in (TRAIN[4], TRAIN[0], TRAIN[3])]
+    assert described(found, 2) == ["t0 is the same prompt as e0", "t3 holds 83% of the words of e0", "and 1 more"]
+
+
+def test_the_command_names_the_rows(tmp_path, capsys):
+    row = lambda text: json.dumps({"prompt": text, "chosen": "a", "rejected": "b"}) + "\n"
+    (tmp_path / "train.jsonl").write_text(row("one two three four five six") + row("fresh") + row("fresh"))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"prompt": "one two three four five"}) + "\n")
+    arguments = ["data", "inspect", str(tmp_path / "train.jsonl"), "--layout", "preference", "--as", "Preferences",
+                 "--against", str(tmp_path / "test.jsonl"), "--ngram", "3"]  # fmt: skip
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "1 of 3 rows hold one of 1 evaluation prompts, 0 of them exactly, else by 3-grams above 50%" in out
+    assert "train.jsonl/1 holds 100% of the words of test.jsonl/1" in out
+    assert "duplicates, with the answer too: 1" in out
+    assert cli.main([*arguments[:3], "--layout", "messages"]) == 2
+    assert "train.jsonl, line 1: field 'messages' is missing" in (text := capsys.readouterr().err)
+    assert "these read the row: preference" in text
+    assert cli.main(["data", "inspect"]) == 2 and "name a FILE" in capsys.readouterr().err
+    assert cli.main([*arguments[:3], "--take", "each"]) == 2 and "name one" in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""What 'auto' stands for on each platform, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jrl.models.shape import Decoder
+from jrl.resolve import load_config
+from jrl.run.kernels import choose_kernels, sentence
+
+BINDINGS = ["Decoder.head_dim=64", "Decoder.vocab_size=131072"]
+
+
+def choice(*bindings, platform="tpu", tensor=1):
+    over = dict(binding.split("=", 1) for binding in [*BINDINGS, *bindings])
+    config, _ = load_config("configs/tiny.gin", [f"{name}={value}" for name, value in over.items()])
+    chosen, choices = choose_kernels(config, config.model, platform, tensor)
+    return chosen, {c.field: c for c in choices}
+
+
+def test_tpus_have_kernels_and_no_copy_of_the_cache():
+    config, choices = choice()
+    assert (config.model.attention, config.sampler.attention, config.sampler.layers) == ("splash", "ragged", "scanned")
+    # A position's logits are 131072 x 4 bytes = 2^19: 2^28 bytes are 512 positions.
+    learner = config.stages[-1].learner
+    assert (learner.logprobs, learner.logprob_chunk) == ("vocab_parallel", 512)
+    assert choices["Sampler.attention"].reason is None
+    assert sentence(choices["Sampler.attention"]) == "Sampler.attention = 'ragged'"
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_other_devices_have_the_reference(platform):
+    config, choices = choice(platform=platform)
+    assert (config.model.attention, config.sampler.attention) == ("reference", "reference")
+    assert config.sampler.layers == "unrolled" and config.stages[-1].learner.logprobs == "reference"
+    assert config.stages[-1].learner.logprob_chunk is None and config.stages[-1].learner.chunk == 128
+    assert platform.upper() in sentence(choices["Decoder.attention"])
+
+
+def test_what_is_asked_for_is_left_alone():
+    asked = ["Decoder.attention='reference'", "Sampler.attention='reference'", "Sampler.layers='scanned'",
+             "Learner.logprobs='reference'", "Learner.logprob_chunk=64"]  # fmt: skip
+    config, choices = choice(*asked)
+    assert not choices and config.sampler.layers == "scanned" and config.stages[-1].learner.chunk == 64
+
+
+@pytest.mark.parametrize(
+    "bindings, field, reason",
+    [
+        (["Learner.prefix_sharing='in_row'"], "Decoder.attention", "two segments"),
+        (["Decoder.attention_block=8"], "Decoder.attention", "attention_block"),
+        (["Decoder.head_dim=48"], "Decoder.attention", "heads of 48"),
+        (["Decoder.dtype='float64'"], "Sampler.attention", "float64"),
+        (["Sampler.kv_layout='head_dim_major'"], "Sampler.attention", "kv_layout"),
+        (["Decoder.heads=6", "Decoder.kv_heads=3"], "Sampler.attention", "key heads on a device, not 3"),
+    ],
+)
+def test_the_reference_has_a_reason_on_tpus(bindings, field, reason):
+    _, choices = choice(*bindings)
+    assert choices[field].value == "reference" and reason in choices[field].reason
+
+
+def test_scanned_layers_never_read_the_references_cache_on_tpus():
+    config, _ = choice("Sampler.kv_layout='head_dim_major'")
+    assert config.sampler.attention == "reference" and config.sampler.layers == "unrolled"
+
+
+def test_a_model_of_ones_own_has_no_kernels():
+    config, _ = load_config("configs/tiny.gin", BINDINGS)
+    chosen, _ = choose_kernels(config, object(), "tpu", 1)
+    assert chosen.sampler.attention == "reference" and chosen.stages[-1].learner.logprobs == "reference"
+    wide = dataclasses.replace(config.model, vocab_size=2**20)  # 2^22 bytes a position: 64 would fit
+    assert isinstance(wide, Decoder)
+    assert choose_kernels(config, wide, "tpu", 1)[0].stages[-1].learner.logprob_chunk == 128

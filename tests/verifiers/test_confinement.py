@@ -1,0 +1,270 @@
+"""What a worker may not do to the trainer, to later items, or leave behind: attacks from inside a user's verifier."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import resource
+import signal
+import sys
+
+import pytest
+from verifier_fakes import example, row
+
+from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import confine
+from jrl.tasks.verifiers.pool import Item, Pool
+from jrl.tasks.verifiers.source import PartSource
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
+
+# Each returns 1 where it had its way. {pid} is the trainer, {address} and {path} hold a secret of it.
+ATTACKS = """
+import ctypes, fcntl, json, os, resource, signal, socket, struct, sys, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+PID, ADDRESS, PATH, SECRET = {pid}, {address}, {path!r}, {secret!r}
+
+
+def _called(result):
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return 1.0
+
+
+def _pipe():
+    return next(int(fd) for fd in os.listdir("/proc/self/fd") if "socket:" in os.path.realpath("/proc/self/fd/" + fd))
+
+
+def good(completion, example): return 1.0
+def owns_descriptor(completion, example): fcntl.fcntl(_pipe(), fcntl.F_SETOWN, PID); return 1.0
+def owns_descriptor_by_struct(completion, example):
+    fcntl.fcntl(_pipe(), 15, struct.pack("ii", 1, PID)); return 1.0
+def chooses_signal(completion, example): fcntl.fcntl(_pipe(), 10, int(signal.SIGUSR1)); return 1.0
+def owns_socket(completion, example): fcntl.ioctl(_pipe(), 0x8901, struct.pack("i", PID)); return 1.0
+def locks_file(completion, example):
+    fcntl.flock(os.open(sys.executable, os.O_RDONLY), fcntl.LOCK_SH); return 1.0
+def locks_record(completion, example):
+    fcntl.lockf(os.open(sys.executable, os.O_RDONLY), fcntl.LOCK_SH); return 1.0
+def reads_memory(completion, example):
+    with open("/proc/%d/mem" % PID, "rb", buffering=0) as memory:
+        memory.seek(ADDRESS)
+        return float(memory.read(len(SECRET)) == SECRET.encode())
+def reads_environment(completion, example): return float(len(open("/proc/%d/environ" % PID, "rb").read()) > 0)
+def reads_run_file(completion, example): return float(open(PATH).read() == SECRET)
+def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, (64, 64)); return 1.0
+def limits_template(completion, example): resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)); return 1.0
+def raises_own_limits(completion, example):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); return 1.0
+def slows_parent(completion, example): os.setpriority(os.PRIO_PROCESS, PID, 19); return 1.0
+def slows_user(completion, example): return _called(libc.setpriority(2, 0, 19))
+def pins_parent(completion, example): os.sched_setaffinity(PID, [0]); return 1.0
+def schedules_parent(completion, example):
+    os.sched_setscheduler(PID, os.SCHED_IDLE, os.sched_param(0)); return 1.0
+def starves_disk(completion, example): return _called(libc.syscall({ioprio_set}, 1, PID, 3 << 13))
+def shares_memory(completion, example): return _called(libc.shmget(0x6A726C, 4096, 0o1600))
+def shares_semaphore(completion, example): return _called(libc.semget(0x6A726C, 1, 0o1600))
+def opens_system_v_queue(completion, example): return _called(libc.msgget(0x6A726C, 0o1600))
+def opens_queue(completion, example):
+    return _called(libc.mq_open(b"/jrl-worker", os.O_CREAT | os.O_RDWR, 0o600, None))
+def opens_shared_memory(completion, example):
+    return _called(libc.shm_open(b"/jrl-worker", os.O_CREAT | os.O_RDWR, 0o600))
+def changes_times(completion, example): os.utime(PATH, (0, 0)); return 1.0
+def counts_events(completion, example):
+    counter = ctypes.create_string_buffer(struct.pack("II", 1, 112), 112)
+    return _called(libc.syscall({perf_event_open}, counter, 0, -1, -1, 0))
+
+
+def _answer(**fields):
+    item = sys._getframe(1)
+    while "item" not in item.f_locals:
+        item = item.f_back
+    frame = dict(token=item.f_locals["item"]["token"], status=0, reward=1.0, detail="", spans=[], changed=False)
+    body = json.dumps(frame | fields).encode()
+    os.write(_pipe(), len(body).to_bytes(4, "big") + body)
+    time.sleep(100)
+def forges_large(completion, example): _answer(reward=1e29)
+def forges_nan(completion, example): _answer(reward=float("nan"))
+def forges_infinity(completion, example): _answer(reward=float("inf"))
+def forges_padding(completion, example): _answer(status=10, reward=None)
+def forges_infra_error(completion, example): _answer(status=9, reward=None)
+def forges_truth(completion, example): _answer(status=True)
+def forges_text(completion, example): _answer(detail="x" * 2000)
+def forges_spans(completion, example): _answer(spans=[[1, 5.0]])
+
+
+def replaces_judge(completion, example):
+    from jrl.tasks.verdict import Status, Verdict
+    import jrl.tasks.verifiers.fork_server as server
+    main = sys.modules["__main__"]
+    for module in (server, main):
+        module.judge = lambda *a: Verdict(Status.CORRECT, 0.75)
+    return 0.0
+def replaces_code(completion, example):
+    from jrl.tasks.verifiers import judge
+    judge.to_verdict.__code__ = (lambda *a: __import__("jrl.tasks.verdict").tasks.verdict.Verdict(0, 0.75)).__code__
+    return 0.0
+def replaces_builtin(completion, example):
+    import builtins
+    builtins.float = lambda x: 0.75
+    return 0.0
+def sets_trace(completion, example): sys.settrace(lambda *a: None); return 0.0
+def sets_alarm(completion, example):
+    signal.signal(signal.SIGALRM, lambda *a: os._exit(3)); signal.setitimer(signal.ITIMER_REAL, 0.05); return 0.0
+def sets_environment(completion, example): os.environ["LEFT"] = "1"; return 0.0
+def changes_folder(completion, example): os.chdir("/"); return 0.0
+seen = 0
+def counts(completion, example):
+    global seen
+    seen += 1
+    return float(os.getpid())
+
+
+def _functions():
+    return {{name: thing for name, thing in list(globals().items()) if callable(thing) and not name.startswith("_")}}
+VERIFIERS = _functions()
+"""
+NUMBERS = {"x86_64": {"ioprio_set": 251, "perf_event_open": 298}, "aarch64": {"ioprio_set": 30, "perf_event_open": 241}}
+SECRET = "a secret of the trainer's"
+NEEDS_OWN_USER = ("reads_run_file",)  # a worker of the trainer's user reads that user's files
+
+
+def part(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    held = ctypes.create_string_buffer(SECRET.encode())
+    numbers = NUMBERS.get(os.uname().machine)
+    if numbers is None:
+        pytest.skip("no filter on this machine")
+    source = ATTACKS.format(
+        pid=os.getpid(), address=ctypes.addressof(held), path=str(path), secret=SECRET, **numbers
+    )  # fmt: skip
+    return PartSource("attacks.py", source), held
+
+
+def names_of(prefixes):
+    lines = [line.removeprefix("def ").split("(")[0] for line in ATTACKS.splitlines() if line.startswith("def ")]
+    return [name for name in lines if name.startswith(prefixes)]
+
+
+def verdicts_of(source, rows, items, *, workers=1, **limits):
+    limits = {"cpu_seconds": 2.0, "wall_seconds": 10.0, "memory_mb": 512} | limits
+    with Pool([row(name) for name in rows], (source,), workers=workers, **limits) as pool:
+        verdicts = pool.collect(pool.submit([Item("4", example(), (place,)) for place in items]))
+        return [verdict for (verdict,) in verdicts], pool.layers, pool.counts
+
+
+@pytest.fixture
+def surroundings():
+    """The trainer's limits, priorities and signals, and what is shared, are afterwards what they were."""
+    heard = []
+    handlers = {
+        number: signal.signal(number, lambda n, _: heard.append(n)) for number in (signal.SIGUSR1, signal.SIGIO)
+    }
+
+    def state():
+        shared = [open(f"/proc/sysvipc/{kind}").read() for kind in ("shm", "sem", "msg")]
+        limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU)]
+        return limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0), [
+            [line.split()[0] for line in table.splitlines()] for table in shared
+        ]  # fmt: skip
+
+    before = state()
+    yield
+    after = state()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    assert heard == []
+    assert not os.path.exists("/dev/shm/jrl-worker")
+    assert after == before
+
+
+def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings):
+    source, _held = part(tmp_path)
+    names = [name for name in names_of(("owns", "chooses", "locks", "reads", "limits", "raises", "slows", "pins"))]
+    names += names_of(("schedules", "starves", "shares", "opens", "changes_times", "counts_events"))
+    verdicts, layers, _ = verdicts_of(source, names, range(len(names)))
+    if "seccomp" not in layers:
+        pytest.skip(f"this machine confines workers by {layers} only")
+    if "own user" not in layers:
+        verdicts = [verdict for name, verdict in zip(names, verdicts) if name not in NEEDS_OWN_USER]
+    had_its_way = {n: v for n, v in zip(names, verdicts) if v.status is not Status.VERIFIER_ERROR}
+    assert not had_its_way
+    assert all("PermissionError" in v.detail or "ValueError" in v.detail or "OSError" in v.detail for v in verdicts)
+
+
+def test_a_worker_of_root_is_a_user_of_its_own_that_owns_no_process(tmp_path):
+    if os.getuid() != 0:
+        pytest.skip("the trainer is not root")
+    look = PartSource(
+        "look.py",
+        """
+import json, os
+from jrl.tasks.verdict import Status, Verdict
+def look(completion, example):
+    status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+    ids = [os.getresuid(), os.getresgid(), os.getgroups(), int(status["CapEff"], 16), int(status["CapPrm"], 16)]
+    return Verdict(Status.CORRECT, 1.0, json.dumps(ids))
+VERIFIERS = {"look": look}
+""",
+    )
+    verdicts, layers, _ = verdicts_of(look, ["look"], [0] * 2)
+    if "own user" not in layers:
+        pytest.skip(f"this machine confines workers by {layers} only")
+    users, groups, others, *capabilities = json.loads(verdicts[0].detail)
+    assert len(set(users)) == 1 and users[0] not in (0, 65534) and groups == users and others == []
+    private = not all(confine._readable_by_others(pathlib.Path(folder)) for folder in sys.path if os.path.isabs(folder))
+    assert capabilities == ([confine.CAP_DAC_READ_SEARCH] * 2 if private else [0, 0])
+
+
+def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path):
+    source, _held = part(tmp_path)
+    names = names_of("forges")
+    verdicts, *_ = verdicts_of(source, ["good", *names], [0, *range(1, len(names) + 1), 0])
+    assert [verdicts[0].reward, verdicts[-1].reward] == [1.0, 1.0]
+    assert {n: v.status for n, v in zip(names, verdicts[1:])} == dict.fromkeys(names, Status.CRASH)
+    assert all(v.reward is None and v.spans == () for v in verdicts[1:-1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "replaces_judge",
+        "replaces_code",
+        "replaces_builtin",
+        "sets_trace",
+        "sets_alarm",
+        "sets_environment",
+        "changes_folder",
+    ],
+)
+def test_a_worker_that_is_not_what_it_was_scores_nothing_more(tmp_path, name):
+    source, _held = part(tmp_path)
+    verdicts, _, counts = verdicts_of(source, ["good", name], [0, 1, 0, 0])
+    assert [v.reward for v in (verdicts[0], *verdicts[2:])] == [1.0] * 3
+    assert (counts["workers_changed"], counts["workers_started"]) == (1, 2)
+
+
+def test_a_worker_that_only_counts_is_used_again(tmp_path):
+    source, _held = part(tmp_path)
+    verdicts, _, counts = verdicts_of(source, ["counts"], [0] * 5)
+    assert len({v.reward for v in verdicts}) == 1 and counts["workers_started"] == 1
+
+
+def test_a_verifier_that_runs_programs_gets_a_new_worker_for_each_completion(tmp_path):
+    source = PartSource(
+        "programs.py",
+        """
+import dataclasses, os
+from jrl.tasks.verifiers.contract import Verifier
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+    weight: float = 1.0
+VERIFIERS = {"Programs": Verifier(Programs, lambda config, completion, example: float(os.getpid()), single_use=True)}
+""",
+    )
+    verdicts, *_ = verdicts_of(source, ["Programs"], [0] * 5, workers=2)
+    assert len({v.reward for v in verdicts}) == 5
