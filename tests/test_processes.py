@@ -4,9 +4,11 @@ import threading
 
 import numpy as np
 import pytest
+from jax._src.clusters import cloud_tpu_cluster
 
 from jrl.device.processes import (
     ONE,
+    Cluster,
     OtherProcessFailed,
     Processes,
     ProcessesDisagree,
@@ -203,6 +205,20 @@ def test_the_exit_code_of_all_processes(codes, code):
 def test_flags_that_do_not_go_together_are_refused(arguments, part):
     with pytest.raises(ValueError, match=part):
         cluster_of(*arguments)
+
+
+@pytest.mark.parametrize("hosts", ["t1v-0", "t1v-0,t1v-1,t1v-2"])
+def test_the_hosts_of_a_tpu_slice_are_found_where_there_are_several(monkeypatch, hosts):
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hosts)
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    for name, value in {"MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0"}.items():
+        monkeypatch.setenv(name, value)  # or JAX asks a server that is not here
+    assert cluster_of(None, None, None) == (Cluster(None, 3, 0) if "," in hosts else None)
+
+
+def test_elsewhere_a_process_without_flags_is_alone():
+    assert cluster_of(None, None, None) is None
 
 
 def test_journals_of_other_processes_are_found_also_by_fewer(tmp_path):

@@ -69,7 +69,7 @@ class Store(Protocol):
 class Cluster(NamedTuple):
     """Where the processes of a run meet."""
 
-    address: str  # HOST:PORT of process 0
+    address: str | None  # HOST:PORT of process 0; None: as JAX finds it on a Cloud TPU slice
     count: int
     index: int  # of this process
 
@@ -263,13 +263,14 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
     jax.config.update("jax_enable_preemption_service", False)
     began = time.monotonic()
     try:
-        jax.distributed.initialize(
-            cluster.address,
-            cluster.count,
-            cluster.index,
-            initialization_timeout=start_seconds,
-            shutdown_timeout_seconds=start_seconds,
+        found = {} if cluster.address is None else dict(
+            coordinator_address=cluster.address,
+            num_processes=cluster.count,
+            process_id=cluster.index,
             cluster_detection_method="deactivate",
+        )  # fmt: skip
+        jax.distributed.initialize(
+            initialization_timeout=start_seconds, shutdown_timeout_seconds=start_seconds, **found
         )
     except (RuntimeError, ValueError) as error:
         if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
@@ -282,15 +283,16 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
 
 
 def _not_joined(cluster: Cluster, seconds: int, error: Exception) -> str:
+    address = cluster.address or "the first host of the slice"
     if "ALREADY_EXISTS" in str(error):
-        return f"another process has joined {cluster.address} as number {cluster.index}; give each its own"
+        return f"another process has joined {address} as number {cluster.index}; give each its own"
     if cluster.index == 0:
         return (
-            f"fewer than {cluster.count} processes came to {cluster.address} in {seconds} s; start all of them within "
+            f"fewer than {cluster.count} processes came to {address} in {seconds} s; start all of them within "
             "that time, each with its own --process-index, and let them reach this address"
         )
     return (
-        f"no run of {cluster.count} processes began at {cluster.address} in {seconds} s: process 0 must listen there, "
+        f"no run of {cluster.count} processes began at {address} in {seconds} s: process 0 must listen there, "
         "this machine must reach it, and all processes must come within that time"
     )
 

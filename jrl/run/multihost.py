@@ -78,11 +78,11 @@ def cluster_of(address: str | None, count: int | None, index: int | None) -> Clu
 
 
 def tpu_cluster() -> Cluster | None:
-    """Returns where the hosts of a Cloud TPU slice meet, as its own environment says; None elsewhere."""
+    """Returns the hosts of a Cloud TPU slice, as its own environment says; None elsewhere, and for one host."""
     from jax._src.clusters import cloud_tpu_cluster
 
     for kind in (cloud_tpu_cluster.GkeTpuCluster, cloud_tpu_cluster.GceTpuCluster):
         if kind.is_env_present():
             count = kind.get_process_count()
-            return Cluster(kind.get_coordinator_address(START_SECONDS), count, kind.get_process_id())
+            return Cluster(None, count, kind.get_process_id()) if count > 1 else None
     return None
