@@ -1,15 +1,21 @@
 """What processes exchange and agree on, with a table in memory in place of JAX's coordination service."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
 
+from jrl.device import processes as processes_module
 from jrl.device.processes import (
+    LATE_SECONDS,
+    LATE_STEPS,
     ONE,
     Cluster,
     OtherProcessFailed,
+    Place,
     Processes,
     ProcessesDisagree,
     decode,
@@ -183,6 +189,31 @@ def test_a_service_that_does_not_answer_means_that_process_0_is_lost():
     beats = Beats(2, clock=lambda: now[0])
     now[0] = LOST_SECONDS + 1
     assert beats.lost(1) == [0]
+
+
+def test_a_step_is_late_by_the_median_of_the_steps_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(processes_module.time, "monotonic", lambda: now[0])
+    place = Place()
+    for step, second in enumerate([100.0, 110.0, 120.0, 170.0], start=1):  # the first one compiles
+        now[0] = second
+        assert place.overdue() is None
+        place.ended(step)
+    now[0] = 170.0 + LATE_STEPS * 10 + LATE_SECONDS  # the median of 10, 10 and 50
+    assert place.overdue() is None
+    now[0] += 1
+    assert place.overdue() == LATE_STEPS * 10 + LATE_SECONDS + 1
+
+
+def test_an_abort_of_another_thread_ends_the_process_with_a_code_of_ours():
+    code = (
+        "import os, threading, time\n"
+        "from jrl.device.watchdog import at_abort, leave\n"
+        "with at_abort(lambda: leave(76)):\n"
+        "    threading.Thread(target=os.abort).start()\n"
+        "    time.sleep(20)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 76
 
 
 @pytest.mark.parametrize(
