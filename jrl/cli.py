@@ -118,7 +118,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         return code
     except KeyboardInterrupt:
         print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
-        return INTERRUPTED
+        return ended(args, INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
         return DONE
@@ -130,11 +130,17 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         several = getattr(args, "several", None)
         speaker = "jrl" if several is None else f"jrl, {several}"
         print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
-        if several is not None:
-            from jrl.device.watchdog import leave
+        return ended(args, code)
 
-            leave(code)  # what JAX would wait for when a process ends may never come
-        return code
+
+def ended(args: argparse.Namespace, code: int) -> int:
+    """Returns the exit code of a command that has failed. One of several processes ends here: what JAX would wait for
+    when a process ends may never come."""
+    if getattr(args, "several", None) is not None:
+        from jrl.device.watchdog import leave
+
+        leave(code)
+    return code
 
 
 def exit_code(error: BaseException) -> int:

@@ -14,6 +14,8 @@ from jrl.device.processes import ONE, START_SECONDS, Cluster, OtherProcessFailed
 from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, watching
 from jrl.run.signals import write_past_streams
 
+_log = logging.getLogger(__name__)
+
 TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends
 
 
@@ -81,8 +83,12 @@ def tpu_cluster() -> Cluster | None:
     """Returns the hosts of a Cloud TPU slice, as its own environment says; None elsewhere, and for one host."""
     from jax._src.clusters import cloud_tpu_cluster
 
-    for kind in (cloud_tpu_cluster.GkeTpuCluster, cloud_tpu_cluster.GceTpuCluster):
-        if kind.is_env_present():
-            count = kind.get_process_count()
-            return Cluster(None, count, kind.get_process_id()) if count > 1 else None
+    try:
+        for kind in (cloud_tpu_cluster.GkeTpuCluster, cloud_tpu_cluster.GceTpuCluster):
+            if kind.is_env_present():
+                count = kind.get_process_count()
+                return Cluster(None, count, kind.get_process_id()) if count > 1 else None
+    except (ImportError, OSError, RuntimeError) as error:  # of the request for what Google knows of this machine
+        _log.warning("the hosts of this TPU slice could not be found (%s): training on this one alone; give "
+                     "--coordinator, --process-count and --process-index where there are more", error)  # fmt: skip
     return None
