@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrl.algos.contract import Objective
+from jrl.device.processes import place_on_mesh
 from jrl.experiment import Online
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
@@ -186,7 +187,7 @@ def packed_minibatches(
 def plans_of(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
     """Returns how sampled rows are packed into every minibatch."""
     plans = plans_on_host(stage, host)
-    return jax.device_put(plans, plan_shardings(plans, stage.sampler.mesh))
+    return place_on_mesh(plans, plan_shardings(plans, stage.sampler.mesh))
 
 
 def plans_on_host(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
