@@ -203,7 +203,8 @@ def measured() -> str:
 
 AGREEMENT = """\
 `python -m benchmarks.agreement --out docs/agreement.json` compares every advantage, loss, KL term, reduction and value,
-and the losses of pairs, labeled answers and text (section P), on {cases:,} seeded random cases (seed {seed}): with a plain loop over rows and tokens, and with {versions} where they
+and the losses of pairs, labeled answers and text (section P), on {cases:,} seeded random cases (seed {seed}): with a
+plain loop over rows and tokens, and with {versions} where they
 have it. A difference is |ours - theirs| / max(1, |theirs|), the largest of all entries and cases; of a loss also that
 of its derivative by the log-probs, values or logits. The bar is 1e-5.
 
@@ -211,9 +212,9 @@ The loops were written from [algorithms.md](algorithms.md) and the names of the 
 Conventions that the formulas leave open were taken over afterwards: the order of axes, weights of 1 where masked, NaN
 for a baseline before the first batch, which noise Clip-Cov takes first, ties in KL-Cov, no reset before the first step,
 and the proximal log-probs of a token that the current weights drew. One comparison found a mistake, which is mended:
-the KL form of A-LoL also penalized rows with an advantage of 0 or less, which do not learn. The loops of section P are by
-the author of some of its tests; there one found that the reward model learned from pairs with an empty answer. Their
-derivatives are central differences of the loops.
+the KL form of A-LoL also penalized rows with an advantage of 0 or less, which do not learn. The loops of
+section P are by the author of some of its tests, and their derivatives are central differences; one of them found that
+the reward model learned from pairs with an empty answer.
 
 Cases for the loops have ragged masks with gaps, rows and steps without a token, rows without a verdict, groups of one,
 equal rewards, log-ratios beyond the clamp, and NaN wherever an entry is masked. Cases for the libraries are those that
