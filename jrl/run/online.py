@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jrl.algos.contract import Objective
 from jrl.experiment import Online
+from jrl.learning.layout import Learner
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
@@ -185,9 +187,14 @@ def packed_minibatches(
 
 def plans_of(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
     """Returns how sampled rows are packed into every minibatch."""
+    return sampled_plans(stage.shape, stage.config.learner, host, stage.sampler.mesh)
+
+
+def sampled_plans(shape: Shape, learner: Learner, host: Mapping[str, np.ndarray], mesh: Mesh) -> list[PackingPlan]:
+    """Returns how sampled rows are packed into every minibatch. host: of Rollout, `length` and `action_mask`."""
     lengths, acts = host["length"], host["action_mask"]
     prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
-    return pack_plans(stage.shape, stage.config.learner.minibatches, lengths, prompts, stage.sampler.mesh)
+    return pack_plans(shape, learner.minibatches, lengths, prompts, mesh)
 
 
 def pack_and_prepare(

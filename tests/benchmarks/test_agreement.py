@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from benchmarks import environments
 from benchmarks.agreement import compare
 from benchmarks.agreement.rows import FINISH, PREPARE, ROWS

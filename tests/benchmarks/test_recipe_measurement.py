@@ -8,8 +8,8 @@ import types
 import jax
 import numpy as np
 import pytest
-
 from benchmarks import recipes
+
 from jrl.rollout.collect import Collected
 from jrl.rollout.scoring import HostScores
 from jrl.tasks.data.prompts import Visit

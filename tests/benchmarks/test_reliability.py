@@ -8,7 +8,6 @@ import re
 import sys
 
 import pytest
-
 from benchmarks import reliability
 from benchmarks.reliability_goals import GOALS, Goal
 
