@@ -21,7 +21,7 @@ from jrl.run.report.text import printable_lines
 from jrl.run.signals import INTERRUPTED, StopRequest, leave_on_second_interrupt, stop_on_signals
 
 DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, NOTHING_TO_DO = 0, 1, 2, 3, 4, 5
-CHECKPOINTS_REMOVED, PREEMPTED = 6, 75
+CHECKPOINTS_REMOVED, PREEMPTED, LOST = 6, 75, 76
 
 # By the full name of an exception's class or of one above it, so that nothing is imported to find out.
 EXITS: Mapping[str, int] = {
@@ -30,6 +30,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
+    "jrl.run.records.Diverged": STOPPED,
     "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
@@ -39,6 +40,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.run_state.NoIntactStep": STOPPED,
     "jrl.run.checkpoints.run_state.StateMismatch": OTHER_RUN,
     "jrl.run.records.Preempted": PREEMPTED,
+    "jrl.device.processes.HostLost": LOST,
     "jrl.tasks.stopping.StopRequested": PREEMPTED,
     "jrl.tasks.verifiers.process.TemplateLost": STOPPED,
     "builtins.MemoryError": STOPPED,
@@ -59,6 +61,7 @@ EXIT_CODES = """exit codes:
   5   nothing to do: the run already has all the steps asked for
   6   the run's checkpoints were removed; nothing was changed
   75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
+  76  another process of the run is gone or does not answer; rerun all to continue from the last checkpoint
   130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
 
 
@@ -116,7 +119,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         return code
     except KeyboardInterrupt:
         print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
-        return INTERRUPTED
+        return ended(args, INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
         return DONE
@@ -125,13 +128,27 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         if code == UNFORESEEN or args.traceback:
             traceback.print_exc()
         # A verifier's error may quote what a model wrote: no line of it may command the terminal.
-        print(f"jrl: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
-        return code
+        several = getattr(args, "several", None)
+        speaker = "jrl" if several is None else f"jrl, {several}"
+        print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
+        return ended(args, code)
+
+
+def ended(args: argparse.Namespace, code: int) -> int:
+    """Returns the exit code of a command that has failed. One of several processes ends here: what JAX would wait for
+    when a process ends may never come."""
+    if getattr(args, "several", None) is not None:
+        from jrl.device.watchdog import leave
+
+        leave(code)
+    return code
 
 
 def exit_code(error: BaseException) -> int:
     """Returns the exit code of an exception; UNFORESEEN for one that nobody wrote for a reader."""
     names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
+    if "jrl.device.processes.OtherProcessFailed" in names:
+        return error.code
     for name in names:
         if name in EXITS:
             return EXITS[name]
@@ -222,20 +239,53 @@ def reading_bar() -> Callable[[int, int], None] | None:
 
 
 def train(args: argparse.Namespace) -> int:
+    if args.processes is not None:
+        return train_locally(args)
     stop = StopRequest()
     with stop_on_signals(stop), leave_on_second_interrupt(stop.say):
         prepare_jax(args)
         from jrl.resolve import load_config
 
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
-        from jrl.api import run_folder
-        from jrl.api import steps as run
+        from jrl.run.multihost import joined
 
-        args.run = run_folder(args.run)
-        had = steps_summarized(args.run)
-        made = sum(1 for _ in run(args.config, args.bindings, run=args.run, stop=stop,
-                                  accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
-        return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+        with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
+            from jrl.api import run_folder
+            from jrl.api import steps as run
+
+            if processes.count > 1:
+                args.several = f"process {processes.index}"
+            if processes.count > 1 and args.run is None:
+                raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
+            args.run = run_folder(args.run)
+            had = steps_summarized(args.run)
+            made = sum(1 for _ in run(args.config, args.bindings, run=args.run, stop=stop, processes=processes,
+                                      accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
+            return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+
+
+def train_locally(args: argparse.Namespace) -> int:
+    """Starts the processes of a run on this machine."""
+    if args.processes < 1:
+        raise ValueError(f"--processes is {args.processes}; it counts processes and must be at least 1")
+    if (args.coordinator, args.process_count, args.process_index) != (None, None, None):
+        raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
+                         "--process-count and --process-index")  # fmt: skip
+    from jrl.resolve import load_config
+    from jrl.run.launch import launch
+
+    load_config(args.config, args.bindings)
+    if args.run is None:
+        raise ValueError("a run of several processes needs --run DIR")
+    options = {"--devices": args.devices, "--from": args.begin_from}
+    flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
+             "--traceback": args.traceback}  # fmt: skip
+    return launch(
+        [args.config, *args.bindings, "--run", str(args.run)]
+        + [text for name, value in options.items() if value is not None for text in (name, str(value))]
+        + [name for name, given in flags.items() if given],
+        args.processes,
+    )
 
 
 def steps_summarized(run: Path) -> int | None:
@@ -663,6 +713,13 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
                         help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
     _devices(parser)
+    parser.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine that train "
+                        "together, each with its own --devices")  # fmt: skip
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="one process of a run on several machines, started "
+                        "once on each: where process 0 listens (a Cloud TPU slice is found without)")  # fmt: skip
+    parser.add_argument("--process-count", type=int, metavar="N", help="with --coordinator: the processes of the run")
+    parser.add_argument("--process-index", type=int, metavar="I", help="with --coordinator: the number of this one, "
+                        "from 0")  # fmt: skip
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,12 +16,14 @@ from urllib.parse import quote, unquote
 import jax
 import numpy as np
 
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Online
 from jrl.learning.step import learn_from_sampled, prepare
 from jrl.plugins import saved_parts
 from jrl.resolve import load_config
 from jrl.rollout.scoring import HostScores
+from jrl.run.batches import plan_shardings
 from jrl.run.checkpoints.run_state import restore_step
 from jrl.run.identity import with_saved_model
 from jrl.run.job import Policy, open_policy, stage_arrays
@@ -134,7 +136,8 @@ def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> T
         raise ValueError(f"the store holds {len(rows['reward'])} rows of step {done + 1}, whose batch has "
                          f"{shape.sequences} rows{' with padding' if count < shape.sequences else ''}")  # fmt: skip
     rollout, scores = _batch(rows, shape.width, mesh)
-    plans = sampled_plans(shape, stage.learner, rows, mesh)
+    plans = sampled_plans(shape, stage.learner, rows)
+    plans = place_on_mesh(plans, plan_shardings(plans, mesh))
     temperature = number(config.sampler.temperature or 1.0)
     minibatches = [
         prepare(programs, state, "policy", programs.pack(rollout, plan, temperature), plan) for plan in plans

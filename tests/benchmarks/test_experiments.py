@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from benchmarks import experiments
 from benchmarks.experiments import EXPERIMENTS, MARK, Experiment, Variant
-
 from jrl.resolve import load_config
 from jrl.tools.sweep.population import unsupported
 from jrl.tools.sweep.runs import RunResult

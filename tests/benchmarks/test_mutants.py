@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks import mutants
 
+from benchmarks import mutants
 from jrl.ops import reduce
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from benchmarks import limits, shapes
 from benchmarks.limits import Limits
 from benchmarks.shapes import SAMPLING, SHAPES, Sampling
-
 from jrl.tasks.tokenizers.published import from_files
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from benchmarks.agreement import ours
 from benchmarks.agreement.compare import BAR, against_loop, cases_of, loop_of, parts_compared
 

@@ -7,9 +7,9 @@ import random
 from fractions import Fraction
 
 import pytest
-from benchmarks import math_answers
 from mpmath import libmp
 
+from benchmarks import math_answers
 from jrl.tasks.verifiers.expressions import equality
 from jrl.tasks.verifiers.expressions.balls import WORK, Undecided, Work, evaluate
 from jrl.tasks.verifiers.expressions.forms import Reader, read_answer
