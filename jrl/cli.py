@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import itertools
 import json
 import logging
 import os
@@ -487,20 +488,27 @@ def sample(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl import paths
-    from jrl.run.policy import open_trained
+    from jrl.run.policy import is_published, open_trained
     from jrl.tools import evaluation
 
-    trained = open_trained(
-        args.source, args.bindings, args.step, args.config, reading_bar(), stage=args.stage, role=args.role
-    )
+    # More sources come before the bindings, which alone have an equals sign.
+    more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
+    sources, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
-    result = evaluation.reevaluate(trained, announce)
+    results = []
+    for source in sources:
+        # A run has a configuration of its own, by which it is evaluated.
+        config = args.config if len(sources) == 1 or is_published(source) else None
+        trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
+        results.append({"source": str(source), **evaluation.reevaluate(trained, announce)})
+        trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
-    print(evaluation.table(result))
+    print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
     if args.out is not None:
-        paths.write_bytes_atomic(args.out, json.dumps(result, indent=2).encode() + b"\n")
+        written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
+        paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
     return DONE
 
 
@@ -551,7 +559,7 @@ def data(args: argparse.Namespace) -> int:
         file, bindings = None, [file, *bindings]
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables
-    read = inspect_data.Read(args.layout, args.take)
+    read = inspect_data.Read(args.layout, args.take, args.stage)
     opened = inspect_data.open_file(file, config, tables, args.source, read)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
     for line in inspect_data.lines(opened, args.rows, args.most, color):
@@ -571,7 +579,8 @@ def rollouts(args: argparse.Namespace) -> int:
     folder = args.source / "rollouts"
     conditions = browse.parse_where(args.where)
     known = browse.columns_of(folder)
-    columns = browse.chosen_columns(known, args.columns and [name.strip() for name in args.columns.split(",")])
+    asked = args.columns and [name.strip() for name in args.columns.split(",")]
+    columns = browse.chosen_columns(known, asked, browse.SHOWN if args.out is None else browse.EXPORTED)
     if args.out is not None:
         count = browse.export(browse.select(folder, conditions, columns, args.most), columns, args.out)
         print(f"{count} rows with {', '.join(columns)} are in {args.out}")
@@ -601,6 +610,8 @@ def fingerprint(args: argparse.Namespace) -> int:
 
 
 def replay(args: argparse.Namespace) -> int:
+    if args.step is not None:
+        return repeat(args)
     prepare_jax(args, platform="cpu")
     from jrl.run.fault import replay as run
 
@@ -613,6 +624,22 @@ def replay(args: argparse.Namespace) -> int:
         print("every update is finite on this machine: the fault is not reproduced")
         return STOPPED
     print(f"first not finite: {replayed.fault} of the role {replayed.role}")
+    return DONE
+
+
+def repeat(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl.run.replay import repeat as run
+
+    repeated = run(args.source, args.step)
+    print(f"updates {repeated.first + 1} to {repeated.step} from the rollout store")
+    if repeated.different is None:
+        print(f"there is no checkpoint of step {repeated.step} to compare with")
+    elif repeated.different:
+        print(f"{len(repeated.different)} arrays differ from the checkpoint: {', '.join(repeated.different[:8])}")
+        return STOPPED
+    else:
+        print("every bit is that of the checkpoint")
     return DONE
 
 
@@ -816,10 +843,11 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model; "
+                        "several are shown in one table")  # fmt: skip
     _bindings(parser, "the run's configuration, or --config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="the task and the verifiers for a published model: a .gin file, or a name out of "
+                        help="the task and the verifiers for published models: a .gin file, or a name out of "
                              "`jrl list configs`")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="also write the numbers to this file")
     _step(parser)
@@ -882,6 +910,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
                              "`jrl list configs` (default: bytes)")  # fmt: skip
     parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name out of `jrl list layouts` "
                         "(default: the columns of Jsonl)")  # fmt: skip
+    parser.add_argument("--stage", metavar="NAME", help="without FILE: the stage of --config whose task is shown")
     parser.add_argument("--take", metavar="TAKE", help="what becomes an example of a layout, such as all_pairs")
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
                         help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
@@ -901,14 +930,17 @@ def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     parser.add_argument("--where", metavar="CONDITION", default="",
                         help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
-    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts)")
+    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
+                        "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
     parser.add_argument("--most", type=int, metavar="N", help="rows at most (default: 20 on the screen, all in a file)")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the rows to a file, .jsonl or .csv")
 
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DIR", type=_folder, help="the folder `fault` of a run that stopped because "
-                        "its updates were not finite")  # fmt: skip
+                        "its updates were not finite; with --step, the folder of a run")  # fmt: skip
+    parser.add_argument("--step", type=int, metavar="N", help="repeat the run's updates from the checkpoint before "
+                        "this step up to it, and compare with the checkpoint of it")  # fmt: skip
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -1014,7 +1046,7 @@ COMMANDS: dict[str, Command] = {
         fingerprint,
     ),
     "replay": Command(
-        "Repeat, on a CPU, the updates that stopped a run because they were not finite.",
+        "Repeat the updates that stopped a run because they were not finite, or any update from its stored rollouts.",
         "jrl replay runs/tiny/fault",
         _replay_arguments,
         replay,

@@ -88,7 +88,7 @@ from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
 from jrl.tasks.data.survey import answered_conversations, texts_of
-from jrl.tasks.envs.contract import Source, named_verifiers, tasks_of
+from jrl.tasks.envs.contract import Source, digest_of, named_verifiers, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
@@ -120,6 +120,7 @@ class Job:
     policy: Policy
     folder: Path
     source: Source
+    stored: Sequence[Source]  # of every Offline stage, in their order
     stream: Stream  # of the prompts that Online stages sample
     stages: tuple[OfflineStage | OnlineStage, ...]
     scorer: Scorer
@@ -283,11 +284,15 @@ def open_job(
         if isinstance(stop, StopRequest):
             stack.enter_context(stop.routed_to(display.notice))
         display.phase("data")
-        source = open_source(config.task, parts.tables["envs"], stop.is_set) if beside is None else beside.source
-        if source.counts:
-            counts = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
-            display.note(f"{len(source)} examples; dropped or noticed: {counts}")
-        processes.agree("data", {"data": getattr(source, "fingerprint", ""), "examples": len(source)})
+        open_ = lambda task: open_source(task, parts.tables["envs"], stop.is_set)
+        source = open_(config.task) if beside is None else beside.source
+        stored = stored_sources(config, source, open_) if beside is None else beside.stored
+        for name, one in {"": source, **of_their_own(config, stored)}.items():
+            if one.counts:
+                counts = ", ".join(f"{count} {cause}" for cause, count in sorted(one.counts.items()))
+                display.note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
+        data = data_fingerprint(config, source, stored)
+        processes.agree("data", {"data": data, "examples": len(source)})
         origin = origin_of(folder, begin_from)
         if beside is not None:
             tokenizer = beside.tokenizer
@@ -296,7 +301,7 @@ def open_job(
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set, processes)
         else:
             tokenizer = tokenizer_of_origin(origin.run, parts, folder, processes)
-        manifest = {**identify(config, parts, tokenizer, source), **manifest_entry(origin)}
+        manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_saved_model(config, folder)
@@ -320,7 +325,7 @@ def open_job(
             parts.sources,
             folder / journal_name(processes.index),
             other_journals=other_journals(folder, processes.index),
-            also=sorted(named_verifiers(source)),
+            also=sorted(named_verifiers(source)),  # what stages learn from stored rows is not judged
             pool=None if beside is None else beside.scorer.pool,
         )
         stack.callback(scorer.close)
@@ -341,12 +346,13 @@ def open_job(
         )
         stack.callback(run_state.close)
         key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
-        streams = open_streams(config, source, tokenizer)
+        streams = open_streams(config, source, stored, tokenizer)
         stages = open_stages(policy, streams, scorer, classifier, judges, key, processes)
         job = Job(
             policy=policy,
             folder=folder,
             source=source,
+            stored=stored,
             stream=streams[0],
             stages=stages,
             scorer=scorer,
@@ -380,12 +386,44 @@ def open_job(
                     resource.close()
 
 
-def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]:
+def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:
+    """Returns the examples of every Offline stage: of its own task, each of which is opened once, or of the run's.
+
+    Args:
+      source: of Config.task.
+    """
+    tasks = [stage.task for stage in config.stages if isinstance(stage, Offline)]
+    opened: list[tuple[Any, Source]] = [(None, source), (config.task, source)]
+    for task in tasks:
+        if all(task != other for other, _ in opened):
+            opened.append((task, open_(task)))
+    return [next(one for other, one in opened if task == other) for task in tasks]
+
+
+def of_their_own(config: Config, stored: Sequence[Source]) -> dict[str, Source]:
+    """Returns the examples of the Offline stages that have a task of their own, by the name of the stage."""
+    offline = [(name, s) for name, s in zip(stage_names(config.stages), config.stages) if isinstance(s, Offline)]
+    return {name: one for (name, stage), one in zip(offline, stored) if stage.task is not None}
+
+
+def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -> str:
+    """Returns what names the examples of a run: those of Config.task, and of stages with tasks of their own."""
+    fingerprint = lambda one: getattr(one, "fingerprint", "")
+    own = of_their_own(config, stored)
+    if not own:
+        return fingerprint(source)
+    return digest_of("stages", fingerprint(source), *(f"{name}={fingerprint(one)}" for name, one in own.items()))
+
+
+def open_streams(config: Config, source: Source, stored: Sequence[Source], tokenizer: Any) -> list[Stream]:
     """Returns the walks over the training split: first that of the prompts that Online stages sample, then one for each
-    Offline stage, in their order."""
-    count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
+    Offline stage, in their order, over its examples in `stored`."""
+    count = 1 + len(stored)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
-    streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+    streams = [
+        open_stream(one, tokenizer, config.data, seed=int(seed), split="train")
+        for one, seed in zip((source, *stored), seeds)
+    ]
     curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
     if curricula:
         streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
@@ -556,13 +594,16 @@ def preflight_data(job: Job) -> None:
     """Raises ValueError for data that a new run would stumble over later: no usable prompt, no stored row, nothing held
     out for evaluation, or nobody to judge the first. What it reads is read again by the run, from the start."""
     config, seed = job.config, job.config.run.seed
-    open_ = lambda: open_stream(job.source, job.tokenizer, config.data, seed=seed, split="train", stop=job.stop.is_set)
+    open_ = lambda source=job.source: open_stream(
+        source, job.tokenizer, config.data, seed=seed, split="train", stop=job.stop.is_set
+    )
+    stored = iter(job.stored)
     looked_at = min(len(job.source), ENOUGH_SEEN)
     for stage in job.stages:
         if isinstance(stage, OnlineStage) and stage.config.steps:
             job.scorer.rows_for(open_().next(looked_at)[0].example)
         elif isinstance(stage, OfflineStage):
-            visits = open_().next(LOOKED_AT)
+            visits = open_(next(stored)).next(LOOKED_AT)
             rows, left_out = stage.source.rows(stage.config.source, visits, job.tokenizer, stage.shape.width)
             if not len(rows.length):
                 causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))

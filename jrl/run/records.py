@@ -36,6 +36,7 @@ from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape
 from jrl.run.programs import abstract
+from jrl.run.replay import fitting, score_columns
 from jrl.run.report.messages import (
     closing_message,
     condemned_message,
@@ -442,7 +443,11 @@ def keep(job: Job, step: Step) -> None:
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
     fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
-    stored = {**fields_on_host, "weights_fingerprint": fingerprint}
+    sampled = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
+    components = tuple(dict.fromkeys(name for stage in sampled for name in stage.sampler.components))
+    of_tokens = any(stage.rewards_tokens for stage in sampled)
+    scored = score_columns(step.batch.host_scores, components, of_tokens)
+    stored = {**fields_on_host, "weights_fingerprint": fingerprint, **fitting(scored, job.rollouts.columns())}
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
