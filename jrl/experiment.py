@@ -10,6 +10,7 @@ from typing import Any
 from jrl.algos import ALGOS
 from jrl.algos.contract import Facts, Needs, Objective
 from jrl.algos.reward_shaping import Shaping, check_shaping, components_read
+from jrl.algos.xpo import XPO
 from jrl.device.sharding import MeshShape
 from jrl.learning.average import AVERAGE
 from jrl.learning.critic import CRITIC
@@ -31,6 +32,7 @@ from jrl.rollout.strategies.branching import Branching
 from jrl.rollout.strategies.contract import Setting
 from jrl.rollout.strategies.opponent import MixtureOpponent
 from jrl.rollout.strategies.partial import Partial, num_segments
+from jrl.rollout.strategies.reference_samples import ReferenceSamples
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn
 from jrl.rollout.strategies.self_correction import SelfCorrection
@@ -99,7 +101,7 @@ class Online:
     # Most tokens of a completion in this stage, the stop token included; None: as Sampler says, the longest of all.
     completion_length: int | None = None
     # How the completions of a prompt come about; None: each is drawn by itself.
-    strategy: Branching | MixtureOpponent | Partial | Reset | RollIn | SelfCorrection | None = None
+    strategy: Branching | MixtureOpponent | Partial | ReferenceSamples | Reset | RollIn | SelfCorrection | None = None
     # Which prompts are visited, by the outcomes of those before; None: all of them in turn.
     curriculum: (
         Prioritized
@@ -394,6 +396,10 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
     if online and stage.shaping is not None and isinstance(stage.strategy, MixtureOpponent):
         raise ValueError("Online.shaping reads how long the policy's own completions are, and an opponent's tokens "
                          "(MixtureOpponent) are not: wins would depend on it; set Online.shaping = None")  # fmt: skip
+    if online and isinstance(stage.strategy, ReferenceSamples) != isinstance(stage.objective, XPO):
+        raise ValueError(f"{name} with Online.strategy = {type(stage.strategy).__name__}: XPO compares the policy's "
+                         "samples with the reference's, which @ReferenceSamples() draws, and no other objective reads "
+                         "those; use the two together")  # fmt: skip
     if online and isinstance(stage.strategy, Partial):
         check_partial(stage, objective, config)
     if online and stage.lag > 1 and not objective.corrects_staleness(stage.objective):

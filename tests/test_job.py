@@ -127,7 +127,7 @@ def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
     assert caplog.text == ""
     other = load_("Sampler.attention = 'ragged'", "warm/AdamW.memory = 'host'")
     refuse_another(tmp_path, say(other), other)
-    assert 'sampler.attention: "reference", now "ragged"' in caplog.text
+    assert 'sampler.attention: "auto", now "ragged"' in caplog.text
     assert 'stages.0.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
 
 

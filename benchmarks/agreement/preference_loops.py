@@ -18,6 +18,7 @@ import numpy as np
 
 from jrl.algos.contract import Sequences, Tokens
 from jrl.algos.parts import Part
+from jrl.ops.divergence import teacher_advantage
 from jrl.ops.win_rate import win_probability
 
 Array = np.ndarray
@@ -138,10 +139,13 @@ PAIRS: dict[str, Callable[[dict, Answer, Answer, tuple[Answer, Answer]], float]]
     "cpl": cpl,
     "wpo": wpo,
     "rpo": lambda c, w, l, held: plain(c, w, l) - c["weight"] * mean(w),
+    "online_ipo": ipo,
+    "online_simpo": lambda c, w, l, held: -log_sigmoid(c["beta"] * (mean(w) - mean(l)) - c["gamma"]),
 }
 # Fields that are a part of the program, one set after the other; {} elsewhere.
 SETTINGS: dict[str, list[dict]] = {
     "ipo": [{"over_tokens": "sum"}, {"over_tokens": "mean"}],
+    "online_ipo": [{"over_tokens": "sum"}, {"over_tokens": "mean"}],
     "f_dpo": [{"divergence": "alpha"}, {"divergence": "jensen_shannon"}],
     "bradley_terry": [{"center": None}, {}],
 }
@@ -371,6 +375,20 @@ def conservative_q(logits, action):
     return -math.log(math.exp(logits[action]) / sum(math.exp(x) for x in logits))
 
 
+def kl(p, q):
+    return sum(math.exp(a) * (a - b) for a, b in zip(p, q))
+
+
+def jensen_shannon(p, q, share):
+    m = [math.log(share * math.exp(b) + (1 - share) * math.exp(a)) for a, b in zip(p, q)]
+    return share * kl(q, m) + (1 - share) * kl(p, m)
+
+
+def draw_distributions(rng: np.random.Generator) -> list[Any]:
+    drawn = rng.normal(scale=1.5, size=(2, 5))
+    return list((drawn - np.log(np.exp(drawn).sum(1, keepdims=True))).astype(np.float32))
+
+
 def draw_list(rng: np.random.Generator) -> list[Any]:
     mask = rng.uniform(size=5) < 0.8
     hidden = lambda x: np.where(mask, x, np.nan).astype(np.float32)
@@ -396,6 +414,10 @@ NUMBERS: dict[str, tuple[Callable[[np.random.Generator], list[Any]], Callable[..
     ),
     "pro": (draw_list, pro),
     "rrhf": (draw_list, rrhf),
+    "xpo": (numbers((-3, 3), (-20, -1), (0.001, 0.1)), lambda m, lp, a: -log_sigmoid(m) + a * lp),
+    "reverse_kl": (draw_distributions, kl),
+    "forward_kl": (draw_distributions, lambda p, q: kl(q, p)),
+    "jensen_shannon": (lambda rng: [*draw_distributions(rng), np.float32(rng.uniform(0.1, 0.9))], jensen_shannon),
 }  # fmt: skip
 
 
@@ -437,10 +459,32 @@ def of_win_probability(part: Part, count: int, rng: np.random.Generator) -> tupl
     return (([np.asarray(ours)], [theirs]),)
 
 
+# P37: what a teacher gives a sampled token more.
+
+
+def of_teacher_advantage(part: Part, count: int, rng: np.random.Generator) -> tuple[Answers]:
+    """Returns the advantages, which carry no derivative."""
+    mask = rng.uniform(size=(count, 6)) < 0.7
+    old, teacher = (np.where(mask, -rng.exponential(2, mask.shape), np.nan).astype(np.float32) for _ in range(2))
+    theirs = np.zeros(mask.shape)
+    for place in np.ndindex(mask.shape):
+        if mask[place]:
+            theirs[place] = float(teacher[place]) - float(old[place])
+    return (([np.asarray(teacher_advantage(old, teacher, mask))], [theirs]),)
+
+
+def name_of(part: Part) -> str:
+    """Returns a part's function without its module, or the module of an objective's loss."""
+    module, function = part["function"].split(":")
+    return module.rpartition(".")[2] if function in OBJECTIVE_FUNCTIONS else function
+
+
 def comparison_of(name: str) -> Callable[[Part, int, np.random.Generator], tuple[Answers, ...]] | None:
     """Returns what compares a part of section P with its loop, from the part, a number of cases and a generator."""
     if name == "win_probability":
         return of_win_probability
+    if name == "teacher_advantage":
+        return of_teacher_advantage
     if name in NUMBERS:
         return of_numbers
     return of_objective if name in (*PAIRS, "kto", "sequence_baseline", "sft", "dft") else None

@@ -2,6 +2,8 @@
 
     python -m benchmarks.agreement.side CASES.npz ANSWERS.npz verl
 
+The last argument is a file of benchmarks/agreement/peers/, which begins with the library's name.
+
 CASES.npz has `row/input` -> [cases, ...] for every row of the comparison. ANSWERS.npz gets `row/value` and, where the
 library's loss has a derivative, `row/slope`; or `row/failed`, the error of a row that the library would not compute.
 `version` is the library's.
@@ -19,7 +21,8 @@ import numpy as np
 def main() -> None:
     cases_path, answers_path, library = sys.argv[1:]
     rows = importlib.import_module(f"benchmarks.agreement.peers.{library}").ROWS
-    cases, answers = np.load(cases_path), {"version": np.asarray(importlib.metadata.version(library))}
+    cases = np.load(cases_path)
+    answers = {"version": np.asarray(importlib.metadata.version(library.partition("_")[0]))}
     for row in sorted({key.split("/")[0] for key in cases.files}):
         given = {key.split("/")[1]: cases[key] for key in cases.files if key.split("/")[0] == row}
         count = len(next(iter(given.values())))

@@ -37,6 +37,7 @@ from jrl.algos import (
     high_entropy_tokens,
     hinge_dpo,
     icepop,
+    inpo,
     ipo,
     kimi_mirror_descent,
     kl_cov,
@@ -51,8 +52,11 @@ from jrl.algos import (
     nca,
     on_policy_distillation,
     online_dpo,
+    online_ipo,
+    online_simpo,
     opo,
     orpo,
+    osp,
     pass_at_k,
     pf_ppo,
     ppo,
@@ -78,6 +82,7 @@ from jrl.algos import (
     vpo,
     vtrace_ppo,
     wpo,
+    xpo,
 )
 from jrl.algos.contract import Objective
 
@@ -156,4 +161,9 @@ ALGOS: dict[str, Objective] = {
     "OnPolicyDistillation": on_policy_distillation.OBJECTIVE,
     "GKD": gkd.OBJECTIVE,
     "Distillation": distillation.OBJECTIVE,
+    "OnlineIPO": online_ipo.OBJECTIVE,
+    "OnlineSimPO": online_simpo.OBJECTIVE,
+    "OSP": osp.OBJECTIVE,
+    "INPO": inpo.OBJECTIVE,
+    "XPO": xpo.OBJECTIVE,
 }

@@ -245,7 +245,9 @@ def pairs_are_of_rows_that_count(objective: Objective, config: Any) -> None:
     _true(bool((np.asarray(objective.keep(config, groups)) | (unit < 0)).all()), "a row that is not kept is compared")
     for number in set(unit[unit >= 0].tolist()):
         rows = unit == number
-        _true(sorted(label[rows]) == [0, 1], f"comparison {number} has the labels {label[rows]}")
+        certain = sorted(label[rows]) == [0, 1]
+        strong = objective.strengths and len(label[rows]) == 2 and max(label[rows]) > 0.5 and sum(label[rows]) == 1
+        _true(certain or strong, f"comparison {number} has the labels {label[rows]}")
         _true(len(set(np.asarray(groups.group)[rows].tolist())) == 1, f"comparison {number} is of several prompts")
     _true(bool(jnp.all(jnp.isfinite(found.weight))), "a weight is no number")
 
@@ -340,6 +342,8 @@ def a_tie_has_one_loss(objective: Objective, config: Any) -> None:
     tied = sequences.replace(
         logprob=level(sequences.logprob, -2.0),
         ref_logprob=level(sequences.ref_logprob, -2.5),
+        behaviour_logprob=level(sequences.behaviour_logprob, -2.2),
+        value=level(sequences.value, 0.0),
         score=level(sequences.score, 0.5),
         length=jnp.full_like(sequences.length, 4),
     )
@@ -517,6 +521,8 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         unit=empty(unit, -1),
         mask=empty(unit < 5, False),
         baseline=jnp.full((2, places), 0.3, jnp.float32),
+        behaviour_logprob=logprob + draw(-0.5, 0.5),
+        value=draw(0, 1),
     )
 
 
@@ -560,6 +566,7 @@ def _sequences(objective: Objective, config: Any) -> Sequences:
         logprob=sequences.logprob if needs.logprobs else None,
         ref_logprob=sequences.ref_logprob if needs.reference else None,
         score=sequences.score if needs.score else None,
+        behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
     )
 
 

@@ -90,9 +90,12 @@ class Sequences:
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
-    baseline: Array | None = (
-        None  # [..., S] float32 or wider, Objective.sequence_baseline at every place; None: it has none
-    )
+    # [..., S] float32 or wider, Objective.sequence_baseline at every place; None: it has none
+    baseline: Array | None = None
+    # [..., S] float32, what its data or Objective.pairs say that it is worth, such as a score; None: nothing
+    value: Array | None = None
+    # [..., S] float32, sum under the distribution that drew the tokens; None: they were not sampled
+    behaviour_logprob: Array | None = None
 
 
 class ValueBins(NamedTuple):
@@ -170,6 +173,7 @@ class Pairs(NamedTuple):
     label: Array  # [N] float32, 1: preferred, 0: not
     unit: Array  # [N] int32, the comparison that a row is part of; -1: none, and it is not learned from
     weight: Array  # [N] float32
+    value: Array | None = None  # [N] float32, what sequence_loss reads of a row beside its label; None: nothing
 
 
 class Objective(NamedTuple):

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jrl.device.sharding import batch_sharding
 from jrl.types import Array, PyTree
 
 START_SECONDS = 30  # how long a process waits for the others when it starts
@@ -334,11 +335,22 @@ class _ServiceStore:
 # Arrays
 
 
-def place_on_mesh(x: PyTree, sharding: Sharding) -> PyTree:
-    """Returns host arrays, which all processes hold alike, on the devices: each process places its own shards."""
-    if sharding.is_fully_addressable:
+def place_on_mesh(x: PyTree, sharding: PyTree) -> PyTree:
+    """Returns host arrays, which all processes hold alike, on the devices: each process places its own shards.
+
+    Args:
+      sharding: one of all arrays, or a tree with that of each.
+    """
+    if all(one.is_fully_addressable for one in jax.tree.leaves(sharding)):
         return jax.device_put(x, sharding)
-    return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), x)
+    if isinstance(sharding, Sharding):
+        return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), x)
+    return jax.tree.map(_place_leaf, x, sharding)
+
+
+def rows_on_mesh(mesh: Mesh, x: np.ndarray) -> Array:
+    """Returns a host array on the devices, its rows sharded over the batch axes."""
+    return place_on_mesh(x, batch_sharding(mesh, x.ndim))
 
 
 def _place_leaf(x: Any, sharding: Sharding) -> Array:

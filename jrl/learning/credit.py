@@ -231,6 +231,7 @@ def targets_of(packed: PackedBatch, mask: Array, pairs: Pairs, config: PyTree, o
         label=by_place(pairs.label, packed.sequence),
         weight=by_place(pairs.weight, packed.sequence),
         unit=by_place(pairs.unit + 1, packed.sequence) - 1,
+        value=None if pairs.value is None else by_place(pairs.value, packed.sequence),
         denominator=objective.sequence_denominator(config, _everywhere(mask), _everywhere(pairs.unit)),
     )
 
@@ -242,6 +243,7 @@ class StoredLabels(NamedTuple):
     label: Array  # [N] float32, 1: preferred, 0: not
     weight: Array  # [N] float32
     unit: Array  # [N] int32, the comparison a row is part of; those of one are adjacent
+    value: Array | None = None  # [N] float32, what the data say that a row is worth; None: they do not
 
 
 def finish_stored(
@@ -259,7 +261,7 @@ def finish_stored(
     mask = _everywhere(labels.mask) & plan.member[:, None]
     weights = objective.weights(config, labels.mask, max_completion)
     if objective.sequence_loss is not None:
-        pairs = Pairs(labels.label, labels.unit, labels.weight)
+        pairs = Pairs(labels.label, labels.unit, labels.weight, labels.value)
         targets = targets_of(packed, plan.member, pairs, config, objective)
         if objective.sequence_baseline is not None:
             tokens = (packed.action_mask, recomputed.old_logprobs, recomputed.ref_logprobs)
@@ -298,7 +300,9 @@ def sequences_of(
         label=targets.label,
         unit=targets.unit,
         mask=targets.counts,
+        value=targets.value,
         baseline=None if baseline is None else jnp.broadcast_to(baseline, targets.label.shape),
+        behaviour_logprob=total(packed.behaviour_logprobs),
     )
 
 

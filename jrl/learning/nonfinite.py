@@ -149,7 +149,7 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
     }
     masked = [(name, value, batch.loss_mask) for name, value in of_tokens.items()]
     if batch.targets is not None:
-        masked += [(name, getattr(batch.targets, name), batch.targets.counts) for name in ("label", "weight")]
+        masked += [(name, getattr(batch.targets, name), batch.targets.counts) for name in ("label", "weight", "value")]
     for name, value, mask in masked:
         if value is None:
             continue

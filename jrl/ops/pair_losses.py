@@ -220,6 +220,18 @@ def inpo(margin: Array, ref_margin: Array, previous_margin: Array, eta: Array | 
     return (margin - share * ref_margin - (1 - share) * previous_margin - 1 / (2 * eta)) ** 2
 
 
+def xpo(margin: Array, ref_sample_logprob: Array, alpha: Array | float) -> Array:
+    """Returns P20, -log sigmoid(m) + a LP(y'): DPO, and a push away from what the reference says.
+
+    Args:
+      margin: [...] float, beta * D. ref_sample_logprob: [...] float, LP(y') under the policy of the pair's answer that
+        the reference drew. alpha: a, above 0 and small.
+
+    Source: Xie et al. 2405.21046 algorithm 1.
+    """
+    return jax.nn.softplus(-margin) + alpha * ref_sample_logprob
+
+
 def cpl(logprob: Array, other_logprob: Array, alpha: Array | float, bias: Array | float) -> Array:
     """Returns P26, -log(exp(a_w) / (exp(a_w) + exp(lam a_l))), a = alpha * LP: no reference, and the other answer
     counts for less. LP are sums (or sums of discounted log-probs), so that long answers weigh more.

@@ -43,6 +43,7 @@ class PromptSampler:
     key: Array  # root of every draw
     params: SamplingParams
     stop_table: StopTable | None
+    place: Callable[[np.ndarray], Array]  # puts what is known of a draw's rows where learning takes it from
     prompts: int  # a draw
     samples: int  # of each prompt
     prompt_length: int
@@ -69,7 +70,8 @@ class Submitted(NamedTuple):
     drawn: Draw
     host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
     texts: list[str]  # completion of every sequence that is not padding, what began it included; "" where not decoded
-    ticket: ScoringTicket  # of the last attempts of `own_rows`, then of the first ones where there are two
+    # Of the last attempts of `own_rows`, then of the first ones where there are two; None: nothing scores them.
+    ticket: ScoringTicket | None
     others: list[Any]  # tickets of the other sources of rewards
 
 
@@ -240,13 +242,50 @@ def collect(
     scores = padded(scores, missing)
     return Collected(
         drawn.rollout,
-        on_device(scores, sampler.components, sampler.mesh),
+        scores_to_learn_from(scores, sampler.components, sampler.place),
         submitted.host,
         scores,
         drawn.visits,
         texts + [""] * missing,
         verdict_metrics(scores, drawn.visits, samples)
         | prefix_metrics(sampler, drawn.visits, host["action_mask"], samples),
+        samples,
+    )
+
+
+def unsubmitted(drawn: Draw) -> Submitted:
+    """Returns a draw that nothing scores."""
+    host = {name: getattr(drawn.rollout, name) for name in ON_HOST}
+    return Submitted(drawn, host, [""] * len(host["length"]), None, [])
+
+
+def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewards_tokens: bool) -> Collected:
+    """Returns a draw of which no row counts, so that nothing is learned from it.
+
+    Args:
+      rewards_tokens: scores of the stage have rewards of tokens.
+    """
+    shape = submitted.host["tokens"].shape
+    zeros = np.zeros(shape[0], np.float32)
+    scores = HostScores(
+        reward=zeros,
+        valid=np.zeros(shape[0], bool),
+        verdict=np.full(shape[0], Status.VERIFIER_ERROR, np.int8),
+        outcome=zeros,
+        components={},
+        details=[""] * shape[0],
+        counts={},
+        replayed=0,
+        token_reward=np.zeros(shape, np.float32) if rewards_tokens else None,
+    )
+    return Collected(
+        submitted.drawn.rollout,
+        scores_to_learn_from(scores, sampler.components, sampler.place),
+        submitted.host,
+        scores,
+        submitted.drawn.visits,
+        submitted.texts,
+        {},
         samples,
     )
 
@@ -349,12 +388,11 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     fetched = [fetch(fields(round_.rollout)) for round_ in rounds]
     taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
     taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)
-    place = lambda x: place_on_mesh(x, batch_sharding(sampler.mesh, x.ndim))
     scores = chosen_scores([round_.host_scores for round_ in rounds], rows)
     visits = [rounds[r].visits[g] for r, g in chosen]
     return Collected(
-        rollout=rounds[0].rollout.replace(**{name: place(value) for name, value in taken.items()}),
-        scores=on_device(scores, sampler.components, sampler.mesh),
+        rollout=rounds[0].rollout.replace(**{name: sampler.place(value) for name, value in taken.items()}),
+        scores=scores_to_learn_from(scores, sampler.components, sampler.place),
         host={name: taken[name] for name in ON_HOST},
         host_scores=scores,
         visits=visits,
@@ -365,14 +403,14 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     )
 
 
-def on_device(scores: HostScores, components: Sequence[str], mesh: Mesh) -> Scores:
-    """Returns what learning needs of the scores, cut over the batch axes.
+def scores_to_learn_from(scores: HostScores, components: Sequence[str], place: Callable[[np.ndarray], Array]) -> Scores:
+    """Returns what learning needs of the scores.
 
     Args:
       components: the names of those that learning may see, whatever verifiers have been met since the run began.
+      place: puts an array, by row, where learning takes it from.
     """
     nothing = np.full(scores.reward.shape, np.nan, np.float32)
-    place = lambda x: place_on_mesh(x, batch_sharding(mesh, x.ndim))
     return Scores(
         reward=place(scores.reward),
         valid=place(scores.valid),
@@ -452,5 +490,5 @@ def fields(rollout: Rollout) -> dict[str, Array]:
     return {
         name: value
         for name, value in vars(rollout).items()
-        if value is not None and isinstance(value, jax.Array) and jnp.ndim(value) > 0
+        if isinstance(value, jax.Array | np.ndarray) and jnp.ndim(value) > 0
     }

@@ -28,6 +28,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
+from jrl.models.attention.fused import fused
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
 from jrl.models.mixture import Pair, mixture
@@ -277,6 +278,8 @@ def program(
     # 16 GiB a chip more for 8B over tensor 4.
     weights_fingerprint = fingerprint(by_role[POLICY])
     prepared = {role: model.prepare_for_decode(weights, model_cfg) for role, weights in by_role.items()}
+    if layout == "single_block":  # which an accelerator's kernel reads
+        prepared = {role: fused(*both, model_cfg) for role, both in prepared.items()}
     place = lambda names: jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
     places = {role: place(names) for role, (_, names) in prepared.items()}
     params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)

@@ -34,6 +34,7 @@ __all__ = [
     "ScoringAbandoned",
     "ScoringStopped",
     "ScoringTicket",
+    "WorkersLost",
     "open_scoring",
 ]
 
@@ -64,6 +65,10 @@ class Scoring:
 
 class ScoringStopped(RuntimeError):
     """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
+
+
+class WorkersLost(ScoringStopped):
+    """Too much of a batch was lost to INFRA_ERROR: the workers are at fault, whatever the completions are."""
 
 
 class RewardOverflow(ScoringStopped):
@@ -179,7 +184,7 @@ class Scorer:
         Raises:
             ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
             ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR, or more than
-                `stop_above_verifier_errors` to VERIFIER_ERROR.
+                `stop_above_verifier_errors` to VERIFIER_ERROR. WorkersLost in the first case.
         """
         known, total = len(ticket.known), len(ticket.rows)
         report = None if progress is None else lambda done, _: progress(known + done, total)
@@ -218,7 +223,7 @@ class Scorer:
                 if status is Status.INFRA_ERROR
                 else "Fix the verifier; it should return 0 for a completion that it cannot parse"
             )
-            raise ScoringStopped(
+            raise (WorkersLost if status is Status.INFRA_ERROR else ScoringStopped)(
                 f"{len(lost)} of {len(verdicts)} completions ({len(lost) / len(verdicts):.0%}) {why}, above "
                 f"Scoring.{name} = {getattr(self._config, name)}. The first of {verifier} ({counts[verifier]}): "
                 f"{detail or 'no detail'}. {hint}"

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
-from jrl.device.processes import ONE, Processes, place_on_mesh
+from jrl.device.processes import ONE, Processes, place_on_mesh, rows_on_mesh
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
 from jrl.experiment import (
@@ -306,8 +306,9 @@ def open_job(
         else:
             policy = dataclasses.replace(beside.policy, config=config)
         config = policy.config
-        for choice in policy.chosen if beside is None else ():
-            display.note(f"chosen: {sentence(choice)}")
+        if policy.chosen and beside is None:
+            display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
+        manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
         check_covered(policy.mesh, processes)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
@@ -367,8 +368,7 @@ def open_job(
         processes.barrier("opened")  # what a process has to refuse, it has refused before the run is written down
         if not is_begun:
             if processes.writer:
-                chosen = {choice.field: choice.value for choice in policy.chosen}
-                write_run_metadata(started, parts, folder, {**manifest, "chosen": chosen})
+                write_run_metadata(started, parts, folder, manifest)
             processes.barrier("written")
         elif changes and processes.writer:
             job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)
@@ -440,6 +440,7 @@ def open_stages(
             stream=streams[0],
             tokenizer=policy.tokenizer,
             mesh=mesh,
+            place=functools.partial(rows_on_mesh, mesh),
             key=key,
             params=params_on_device(config.sampler, mesh),
             stop_table=table,

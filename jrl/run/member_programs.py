@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.program_cache import Program, ProgramCache, shared_jit
@@ -59,6 +60,30 @@ class MemberPrograms:
         split = [_split(jax.tree.leaves(tree), shared) for tree in trees]
         stacked = _stack([own for own, _ in split])
         return jax.tree.unflatten(jax.tree.structure(trees[0]), _joined(stacked, split[0][1], shared))
+
+    def place(self, trees: Sequence[PyTree], shardings: PyTree) -> PyTree:
+        """Returns what every member has on the host as one tree, on the device.
+
+        Args:
+          shardings: of one member's arrays.
+        """
+        over = lambda sharding: NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+        together = jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+        return jax.device_put(together, jax.tree.map(over, shardings))
+
+    def on_host(self, tree: PyTree) -> list[PyTree]:
+        """Returns what each member has of a tree, as views of one copy on the host. Keys stay on the device, and so
+        does what is shared."""
+        leaves, structure = jax.tree.flatten(tree)
+        own, same = _split(leaves, shared_leaves(tree, self.shares_base))
+        is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in own]
+        keys = _unstack([x for x, key in zip(own, is_key) if key], self.count)
+        rest = jax.device_get([x for x, key in zip(own, is_key) if not key])
+        shared = shared_leaves(tree, self.shares_base)
+        return [
+            jax.tree.unflatten(structure, _joined(_joined([x[i] for x in rest], keys[i], is_key), same, shared))
+            for i in range(self.count)
+        ]
 
     def unstack(self, tree: PyTree) -> list[PyTree]:
         """Returns what each member has of a tree, on the device; what is shared is not copied."""

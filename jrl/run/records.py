@@ -153,7 +153,7 @@ def restore(job: Job) -> Progress:
         if set_aside := job.run_state.condemned():
             job.display.note(condemned_message(set_aside))
         else:
-            check_not_removed(job)
+            check_not_removed(job, f"put one back under {job.folder / 'checkpoints'}")
         begin_files(job)
         return Progress(beginning(job, job.key), (), stage=-1)
     return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
@@ -215,8 +215,12 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     return tuple(waiting)
 
 
-def check_not_removed(job: Job) -> None:
-    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first."""
+def check_not_removed(job: Job, remedy: str) -> None:
+    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first.
+
+    Args:
+      remedy: what would be valid, beside another folder.
+    """
     # One row is written before the save of its step, which may be what a kill has interrupted.
     every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
     first_save = min([every, *ends[:1]])
@@ -224,8 +228,8 @@ def check_not_removed(job: Job) -> None:
     if last > first_save or paths.exists(job.folder / "summary.json"):
         raise CheckpointsRemoved(
             f"{job.folder} has done {last} steps and holds no checkpoint: they were removed, or it is a member of a "
-            f"population (`jrl sweep --population` continues that). Nothing was changed; put one back under "
-            f"{job.folder / 'checkpoints'}, or start a new run in another folder"
+            f"population (`jrl sweep --population` continues that). Nothing was changed; {remedy}, or start anew in "
+            "another folder"
         )
 
 

@@ -133,7 +133,9 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
     name = "learned" if inspected.rows.unit_size == 1 else "label {:g}"
     found = [
         TokenRow(name.format(label), tokens[:n].tolist(), mask[:n].tolist())
-        for tokens, n, mask, label, weight in zip(*stored[:-1])
+        for tokens, n, mask, label, weight in zip(
+            stored.tokens, stored.length, stored.action_mask, stored.label, stored.weight
+        )
         if weight
     ]
     return example.id, found, next(iter(causes), None)

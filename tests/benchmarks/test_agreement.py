@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import environments
-from benchmarks.agreement import compare
+from benchmarks.agreement import compare, preferences
 from benchmarks.agreement.rows import FINISH, PREPARE, ROWS
 
 PEERS = Path(compare.__file__).parent / "peers"
@@ -31,6 +31,17 @@ def test_every_row_is_answered_and_every_answer_is_asked_for(library):
     assert names_asked(library) == {row.name for row in ROWS if row.library == library}
 
 
+def test_every_loss_of_preferences_is_answered_and_has_its_cases():
+    rows = (*preferences.ROWS, *preferences.ARRAY_ROWS)
+    assert names_asked("trl_preferences") == {row.name for row in rows}
+    assert len({row.objective for row in preferences.ROWS}) >= 15
+    assert all(len(preferences.cases_of(row, 2, seed=0)) == 2 for row in rows)
+    for row in (row for row in rows if row.name in ("kto", "alpha_divergence", "reward")):
+        cases = preferences.cases_of(row, 2, seed=0)
+        value, slope = preferences.answers(row, cases)
+        assert np.isfinite(value).all() and np.isfinite(slope).all() and np.any(slope)
+
+
 def test_rows_are_of_parts_and_of_known_preparations():
     for row in ROWS:
         assert compare.part_of(row.part)
@@ -42,6 +53,12 @@ def test_cases_of_libraries_have_nothing_in_which_they_differ():
     for case in compare.shared_cases(row, 20, seed=0):
         assert case["valid"].all() and case["action_mask"].any(axis=1).all()
         assert min(np.unique(case["group"], return_counts=True)[1]) >= 2
+
+
+@pytest.mark.parametrize("name", ["bradley_terry", "kto", "pro", "win_probability"])
+def test_losses_of_preferences_equal_their_loops(name):
+    worst = compare.against_preference_loop(compare.preferences_compared()[name], count=20, seed=0)
+    assert all(difference <= compare.BAR for difference in worst if difference is not None)
 
 
 def test_a_difference_is_relative_above_1_and_infinite_where_one_is_not_a_number():

@@ -239,7 +239,7 @@ def test_death_at_any_file_operation_leaves_the_old_or_the_new_step(tmp_path, mo
 OTHER_ERRORS = [pytest.param(error, marks=pytest.mark.slow) for error in (errno.EIO, errno.EROFS, errno.ESTALE)]
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, *OTHER_ERRORS])
+@pytest.mark.parametrize("error", [errno.ENOSPC, *OTHER_ERRORS], ids=["ENOSPC", "EIO", "EROFS", "ESTALE"])
 def test_an_error_at_any_file_operation_is_reported_at_once(tmp_path, monkeypatch, error, trials):
     """The save itself fails, says what is left, and the next save works."""
     real = {name: getattr(run_state.paths, name) for name in OPERATIONS}

@@ -15,6 +15,7 @@ from verifier_fakes import example, row
 
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import confine
+from jrl.tasks.verifiers import pool as pool_module
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
 
@@ -218,6 +219,27 @@ VERIFIERS = {"look": look}
     assert len(set(users)) == 1 and users[0] not in (0, 65534) and groups == users and others == []
     private = not all(confine._readable_by_others(pathlib.Path(folder)) for folder in sys.path if os.path.isabs(folder))
     assert capabilities == ([confine.CAP_DAC_READ_SEARCH] * 2 if private else [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("layers", "root", "missing"),
+    [
+        (["rlimits", "own user", "landlock", "seccomp"], True, []),
+        (["rlimits", "seccomp"], False, []),
+        (["rlimits", "no capabilities", "landlock", "seccomp"], True, ["a user of their own"]),
+        (["rlimits", "landlock"], False, ["a filter on system calls"]),
+        (["rlimits"], True, ["a filter on system calls", "a user of their own"]),
+    ],
+)
+def test_a_layer_that_is_missing_is_named(layers, root, missing):
+    assert confine.missing_layers(layers, root=root) == missing
+
+
+def test_workers_without_a_layer_are_warned_of_once(caplog):
+    pool_module._warn_of([])
+    assert not caplog.records
+    pool_module._warn_of(["a filter on system calls", "a user of their own"])
+    assert "run without a filter on system calls and a user of their own on this machine" in caplog.text
 
 
 def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path):

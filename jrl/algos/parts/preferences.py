@@ -21,6 +21,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/algos/test_bradley_terry.py::test_the_loss_of_a_pair_by_hand",
             "tests/algos/test_bradley_terry.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_bradley_terry.py::test_a_pair_with_an_empty_answer_is_left_out",
         ],
     },
     {
@@ -265,7 +266,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.soft_q:conservative_q",
         "inputs": ["logits", "action"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_conservative_q_is_the_surprise_of_the_action"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_conservative_q_is_the_surprise_of_the_action",
+            "tests/ops/test_pair_losses.py::test_values_and_ranks_are_computed_wide",
+        ],
     },
     {
         "id": "P32",
@@ -326,16 +330,6 @@ PARTS: list[Part] = [
     },
     {
         "id": "P37",
-        "function": "jrl.ops.divergence:token_divergence",
-        "inputs": ["hidden", "teacher_hidden", "mask", "unembed", "teacher_unembed", "kind", "temperature", "chunk"],
-        "output": "divergence [R, L] float32",
-        "tests": [
-            "tests/ops/test_divergence.py::test_over_chunks_it_is_that_of_every_state_with_its_gradient",
-            "tests/ops/test_divergence.py::test_a_teacher_gets_no_gradient",
-        ],
-    },
-    {
-        "id": "P37",
         "function": "jrl.ops.divergence:teacher_advantage",
         "inputs": ["old_logprobs", "teacher_logprobs", "action_mask"],
         "output": "advantages [N, T] float32",
@@ -345,10 +339,34 @@ PARTS: list[Part] = [
         ],
     },
     {
-        "id": "P37",
-        "function": "jrl.algos.distillation:token_loss",
-        "inputs": ["config", "tokens", "state"],
-        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
-        "tests": ["tests/algos/test_distillation.py::test_the_loss_is_the_divergence_where_it_counts"],
+        "id": "P16",
+        "function": "jrl.algos.online_ipo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+        ],
+    },
+    {
+        "id": "P17",
+        "function": "jrl.algos.online_simpo:loss",
+        "inputs": ["config", "pair"],
+        "output": "loss [..., S] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+        ],
+    },
+    {
+        "id": "P20",
+        "function": "jrl.ops.pair_losses:xpo",
+        "inputs": ["margin", "ref_sample_logprob", "alpha"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_sampled_pairs.py::test_the_bonus_of_xpo_is_of_the_references_answer_whichever_is_preferred",
+        ],
     },
 ]

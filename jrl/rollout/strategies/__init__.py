@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrl.rollout.strategies import branching, opponent, partial, reset, roll_in, self_correction
+from jrl.rollout.strategies import branching, opponent, partial, reference_samples, reset, roll_in, self_correction
 from jrl.rollout.strategies.contract import PLAIN, Strategy
 
 STRATEGIES: dict[type, Strategy] = {
@@ -12,6 +12,7 @@ STRATEGIES: dict[type, Strategy] = {
         branching.STRATEGY,
         opponent.STRATEGY,
         partial.STRATEGY,
+        reference_samples.STRATEGY,
         reset.STRATEGY,
         roll_in.STRATEGY,
         self_correction.STRATEGY,

@@ -20,6 +20,7 @@ class StoredRows(NamedTuple):
     label: np.ndarray  # [n] float32, 1: preferred, or alone; 0: not preferred
     weight: np.ndarray  # [n] float32
     unit: np.ndarray  # [n] int32, the comparison a row is part of
+    value: np.ndarray  # [n] float32, what the data say that a row is worth; 0 where they do not
 
 
 class StoredSource(NamedTuple):
@@ -48,14 +49,15 @@ def stack(sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], unit_
         action_mask[i, len(prompt) : length[i]] = True
     label = np.array([label for _, _, label in sequences], np.float32)
     unit = np.arange(count, dtype=np.int32) // unit_size
-    return StoredRows(tokens, length, action_mask, label, np.ones(count, np.float32), unit)
+    weight, value = np.ones(count, np.float32), np.zeros(count, np.float32)
+    return StoredRows(tokens, length, action_mask, label, weight, unit, value)
 
 
 def padded_rows(rows: StoredRows, count: int) -> StoredRows:
     """Returns the rows followed by empty ones, `count` in all. Empty rows are part of no comparison."""
     missing = count - len(rows.length)
     zeros = lambda x, fill=0: np.concatenate([x, np.full((missing, *x.shape[1:]), fill, x.dtype)])
-    return StoredRows(*(zeros(x) for x in rows[:-1]), zeros(rows.unit, -1))
+    return StoredRows(*(zeros(x) for x in rows))._replace(unit=zeros(rows.unit, -1))
 
 
 class Template:

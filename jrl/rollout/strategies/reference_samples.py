@@ -1,0 +1,55 @@
+"""Half of a prompt's completions are drawn from the reference, to be compared with the policy's and learned from.
+
+Unlike those of an opponent (MixtureOpponent) their tokens are actions: of a pair both answers have log-probs under the
+policy. They are the last of a prompt's samples.
+
+Source: XPO 2405.21046 draws one answer from each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jrl.rollout.strategies.contract import Fields, Setting, Shard, Strategy
+from jrl.rollout.strategies.opponent import REFERENCE
+from jrl.rollout.strategies.rows import interleaved
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReferenceSamples:
+    """Half of a prompt's completions are the reference's, the last ones."""
+
+
+def check(config: ReferenceSamples, setting: Setting) -> None:
+    if setting.samples % 2:
+        raise ValueError(
+            f"ReferenceSamples draws half of the completions of a prompt from the reference, and Online.samples = "
+            f"{setting.samples} has no half; 2 is usual"
+        )
+    if REFERENCE not in setting.roles:
+        raise ValueError("ReferenceSamples draws from the reference, which this objective has none of; use XPO")
+
+
+class ReferenceDrawing(NamedTuple):
+    """Samples of both on the device."""
+
+    config: ReferenceSamples
+    roles: tuple[str, ...] = (REFERENCE,)
+
+    def __call__(self, shard: Shard) -> Fields:
+        half = shard.samples // 2
+        asked = {"samples": half, "completion_length": shard.completion_length}
+        own = shard.sample(shard.prompts, **asked)
+        after = shard.prompts.replace(sample=jnp.full_like(shard.prompts.length, half))
+        return interleaved([own, shard.sample(after, role=REFERENCE, **asked)], shard.prompts.length.shape[0])
+
+
+STRATEGY = Strategy(
+    config=ReferenceSamples,
+    check=check,
+    drawing=lambda config, tokenizer: ReferenceDrawing(config),
+    roles=lambda config: (REFERENCE,),
+)
