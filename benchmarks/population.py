@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 JRL = (sys.executable, "-P", "-m", "jrl.cli")
@@ -42,14 +44,22 @@ SMALL_STEPS = ("Online.prompts=4", "Online.samples=4", "Log.rollouts=False", "Sa
                "Learner.logprob_chunk=12")  # fmt: skip
 
 
-def process(*arguments: str, folder: Path) -> float:
-    """Returns the seconds of one `jrl` process, from its start to its end."""
+class Spent(NamedTuple):
+    """What a process took from its start to its end."""
+
+    seconds: float
+    processor_seconds: float  # of it and its children
+
+
+def process(*arguments: str, folder: Path) -> Spent:
+    """Returns what one `jrl` process took."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    start = time.perf_counter()
+    start, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([*JRL, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"jrl {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Spent(time.perf_counter() - start, after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime)
 
 
 def measure_time(alone: int, repeats: int, bindings: Sequence[str]) -> dict:
@@ -66,14 +76,18 @@ def measure_time(alone: int, repeats: int, bindings: Sequence[str]) -> dict:
         together = lambda to: process(
             "sweep", tiny, *bindings, rates, seeds, "--out", to, "--population", folder=folder
         )
-        first = {"alone": one(*runs[0], "cold"), "together": together("cold-population")}
-        seconds = [one(rate, seed, f"alone-{i}") for i, (rate, seed) in enumerate(chosen)]
+        first = {"alone": one(*runs[0], "cold").seconds, "together": together("cold-population").seconds}
+        trained = [one(rate, seed, f"alone-{i}") for i, (rate, seed) in enumerate(chosen)]
         populations = [together(f"together-{i}") for i in range(repeats)]
-    counted = statistics.mean(seconds) * len(runs)
+    counted, of_processors = (len(runs) * statistics.mean(column) for column in zip(*trained))
+    seconds, processor_seconds = (list(column) for column in zip(*populations))
     return {
-        "bindings": list(bindings), "members": len(runs), "trained_alone": len(chosen), "alone_seconds": seconds,
-        "one_after_another_seconds": counted, "population_seconds": populations,
-        "ratio": counted / statistics.median(populations), "first_seconds": first,
+        "bindings": list(bindings), "members": len(runs), "trained_alone": len(chosen),
+        "alone_seconds": [one.seconds for one in trained],
+        "one_after_another_seconds": counted, "population_seconds": seconds,
+        "ratio": counted / statistics.median(seconds), "first_seconds": first,
+        "processor_seconds": {"one_after_another": of_processors, "population": processor_seconds},
+        "processor_ratio": of_processors / statistics.median(processor_seconds),
     }  # fmt: skip
 
 

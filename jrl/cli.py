@@ -241,6 +241,8 @@ def reading_bar() -> Callable[[int, int], None] | None:
 def train(args: argparse.Namespace) -> int:
     if args.processes is not None:
         return train_locally(args)
+    if args.process_index is not None:
+        args.several = f"process {args.process_index}"
     stop = StopRequest()
     with stop_on_signals(stop), leave_on_second_interrupt(stop.say):
         prepare_jax(args)

@@ -276,16 +276,17 @@ def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
     except (RuntimeError, ValueError) as error:
         if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
             raise
-        raise HostLost(_not_joined(cluster, start_seconds, error)) from error
+        raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
     processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
     mine = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
     processes.names = tuple(processes.exchange("names", mine))
     return processes
 
 
-def _not_joined(cluster: Cluster, seconds: int, error: Exception) -> str:
+def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:
+    """Returns the message of a process that waited for the others in vain. error: JAX's own."""
     address = cluster.address or "the first host of the slice"
-    if "ALREADY_EXISTS" in str(error):
+    if "ALREADY_EXISTS" in error:
         return f"another process has joined {address} as number {cluster.index}; give each its own"
     if cluster.index == 0:
         return (

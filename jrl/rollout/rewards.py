@@ -282,7 +282,7 @@ def _scores(params: PyTree, hidden: Array, tokens: Array, length: Array, pad_id:
     if pad_id is not None:
         read = read & (tokens != pad_id)
     last = _state_at(hidden, jnp.where(read, columns, 0).max(1, keepdims=True))
-    scores = read_head(params[REWARD], last).mean(0).astype(jnp.float32)
+    scores = read_head(params[REWARD], last)[0].astype(jnp.float32)  # a published head has one member
     return standardized(scores, params[CENTER], params[SCALE]) if CENTER in params else scores
 
 

@@ -7,11 +7,22 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import jax
 
-from jrl.device.processes import ONE, START_SECONDS, Cluster, OtherProcessFailed, Processes, join
-from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, watching
+from jrl.device.processes import (
+    LOST,
+    ONE,
+    START_SECONDS,
+    Cluster,
+    HostLost,
+    OtherProcessFailed,
+    Processes,
+    join,
+    not_joined,
+)
+from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, at_abort, leave, watching
 from jrl.run.signals import write_past_streams
 
 _log = logging.getLogger(__name__)
@@ -29,13 +40,14 @@ def joined(
       address, count, index: where they meet, as the command line has them; None: as a Cloud TPU slice says, else alone.
       code_of: the exit code of an error.
 
-    Raises: ValueError for arguments that do not go together; HostLost where the others do not come.
+    Ends the process with exit code 76 where the others do not come. Raises: ValueError for arguments that do not go
+    together.
     """
     cluster = cluster_of(address, count, index)
     if cluster is None or cluster.count == 1:
         yield ONE
         return
-    processes = join(cluster, start_seconds=int(os.environ.get("JRL_START_SECONDS", START_SECONDS)))
+    processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)))
     if not processes.writer:
         logging.getLogger().setLevel(logging.ERROR)  # process 0 says what all of them have noticed
     with watching(processes, write_past_streams):
@@ -47,6 +59,21 @@ def joined(
             raise
     with contextlib.suppress(RuntimeError):
         jax.distributed.shutdown()
+
+
+def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
+    """Returns the processes of a run. Where they do not come, JAX's client aborts its process while the error is on its
+    way, so the process ends here."""
+
+    def give_up(why: str) -> NoReturn:
+        write_past_streams(why)
+        leave(LOST)
+
+    with at_abort(lambda: give_up(not_joined(cluster, seconds))):
+        try:
+            return join(cluster, start_seconds=seconds)
+        except HostLost as error:
+            give_up(str(error))
 
 
 def tell(processes: Processes, error: BaseException, code_of: Callable[[BaseException], int]) -> None:

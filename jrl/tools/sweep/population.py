@@ -183,10 +183,11 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
     """Returns the members that train together, and whether they begin again: those of the population that was
     interrupted, those that have failed in one that has ended, else all that are not finished. Writes them down."""
     record = folder / FOLDER / MEMBERS
-    if paths.exists(record):
-        written = paths.read_object(record)
-        return written["members"], AGAIN in written
-    names = sorted(name for name, member in members.items() if not is_finished(folder, member))
+    written = paths.read_object(record) if paths.exists(record) else None
+    if written is not None and AGAIN not in written:
+        return written["members"], False
+    unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
+    names = unfinished if written is None else written["members"]
     for name in names:
         saved = folder / name / "checkpoints"
         if paths.exists(saved) and list_steps(saved):
@@ -195,9 +196,9 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[st
                 f"--population: {folder / name} has checkpoints of its own, from which a population cannot continue; "
                 "leave --population out, or choose another --out",
             )
-    if names:
+    if names and written is None:
         write_members(folder, {"members": names})
-    return names, False
+    return names, written is not None
 
 
 def write_members(folder: Path, content: Mapping[str, Any]) -> None:
