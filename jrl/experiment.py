@@ -273,7 +273,15 @@ class Config:
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
-ROUNDED = ("AdamW.memory", "Decoder.attention", "Published.attention", "Sampler.attention", "Sampler.layers")
+ROUNDED = (
+    "AdamW.memory",
+    "Decoder.attention",
+    "Published.attention",
+    "Sampler.attention",
+    "Sampler.layers",
+    "Learner.logprobs",
+    "Learner.logprob_chunk",
+)
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it

@@ -61,7 +61,7 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_router, check_shared
+from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared
 from jrl.run.identity import (
     check_not_foreign,
     identify,
@@ -229,6 +229,7 @@ def open_policy(
         check_bytes(trained if frozen is None else frozen, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in)
     return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen))
