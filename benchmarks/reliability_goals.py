@@ -324,6 +324,7 @@ GOALS: dict[str, Goal] = {
     "S1": Goal(
         "hostile completions earn nothing, end in time, and reach nothing",
         _in("verifiers/test_gym_score.py", "test_the_reference_answer_is_right_and_junk_is_not")
+        + _in("verifiers/test_gym_score.py", "test_no_junk_has_full_marks_on_tasks_whose_answers_differ")
         + _in("verifiers/test_expressions.py", "test_hostile_text_is_judged_without_an_exception_and_none_is_accepted")
         + _in("verifiers/test_confinement.py")
         + _in("verifiers/test_pool.py", "test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other"),
@@ -364,7 +365,9 @@ GOALS: dict[str, Goal] = {
     ),
     "S10": Goal(
         "no port is opened, and a run's folder is its owner's",
-        _in("test_finished_run.py", "test_a_run_is_for_its_owner_only"),
+        _in("test_finished_run.py", "test_a_run_is_for_its_owner_only")
+        + _in("verifiers/test_source_gate.py", "test_no_text_becomes_code_and_no_port_is_opened"),
+        limits="By looking at the source. Several hosts talk over ports of JAX.",
     ),
     "S11": Goal(
         "no text of a model or a file is obeyed by a terminal or a table",

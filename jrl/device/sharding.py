@@ -95,11 +95,6 @@ def batch_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def rows_on_device(mesh: Mesh, x: Any) -> Array:
-    """Returns a host array on the device, its rows sharded over the batch axes."""
-    return jax.device_put(x, batch_sharding(mesh, x.ndim))
-
-
 def spec(axes: Sequence[str | None], rules: dict[str | None, Any]) -> PartitionSpec:
     """Returns the PartitionSpec of logical `axes` under `rules`, without axes that are manual here."""
     mesh = jax.sharding.get_abstract_mesh()

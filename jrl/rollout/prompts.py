@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.sharding import batch_sharding, batch_shards, rows_on_device
+from jrl.device.processes import rows_on_mesh
+from jrl.device.sharding import batch_sharding, batch_shards
 from jrl.tasks.data.prompts import Visit
 from jrl.types import PromptBatch
 
@@ -39,7 +40,7 @@ def prompt_batch(visits: Sequence[Visit], *, prompt_length: int, pad_id: int) ->
 def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
     """Returns prompts on the device, sharded over the batch axes; missing ones are prompts of length 0."""
     host = padded_prompts(visits, count, width, pad_id, mesh)
-    return jax.tree.map(functools.partial(rows_on_device, mesh), host)
+    return jax.tree.map(functools.partial(rows_on_mesh, mesh), host)
 
 
 def padded_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:

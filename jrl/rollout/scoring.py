@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.device.processes import Processes
 from jrl.tasks.example import Example
 from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
@@ -317,6 +318,32 @@ class Scorer:
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
 
 
+def scores_of_all(scores: HostScores, processes: Processes) -> HostScores:
+    """Returns the scores of all processes, given those of each one's own rows, in the order of the processes."""
+    if processes.count == 1:
+        return scores
+    every = [HostScores(**found) for found in processes.exchange("scores", vars(scores))]
+    names = sorted({name for each in every for name in each.components})
+    nothing = lambda each: np.full(each.reward.shape, np.nan, np.float32)
+    joined = lambda name: np.concatenate([getattr(each, name) for each in every])
+    spans = None
+    if scores.spans is not None:
+        spans = [tuple((int(end), reward) for end, reward in row) for each in every for row in each.spans]
+    return HostScores(
+        reward=joined("reward"),
+        valid=joined("valid"),
+        verdict=joined("verdict"),
+        outcome=joined("outcome"),
+        components={
+            name: np.concatenate([each.components.get(name, nothing(each)) for each in every]) for name in names
+        },
+        details=[detail for each in every for detail in each.details],
+        counts={status.name: sum(each.counts[status.name] for each in every) for status in Status},
+        replayed=sum(each.replayed for each in every),
+        spans=spans,
+    )
+
+
 def check_range(scores: HostScores) -> HostScores:
     """Returns the scores. Raises RewardOverflow where a reward of a token that counts is beyond float32."""
     if scores.token_reward is not None:
@@ -335,6 +362,7 @@ def open_scoring(
     part_sources: Sequence[PartSource] = (),
     journal_path: str | os.PathLike[str] | None = None,
     *,
+    other_journals: Sequence[str | os.PathLike[str]] = (),
     also: Sequence[str] = (),
     pool: Pool | None = None,
 ) -> Scorer:
@@ -345,6 +373,7 @@ def open_scoring(
         verifier_table: name -> row, jrl's own and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
         journal_path: file of the verdicts that depended on the machine; None: no journal.
+        other_journals: files of other processes, whose verdicts are replayed too.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
         pool: workers that another scorer of the same configuration has started; None: they are started.
@@ -355,7 +384,7 @@ def open_scoring(
     table = merge(verifier_table)
     for verifier in config.verifiers:
         look_up(table, type(verifier).__name__, "Scoring.verifiers")
-    journal = None if journal_path is None else Journal(journal_path)
+    journal = None if journal_path is None else Journal(journal_path, other_journals)
     try:
         pool = pool or Pool(
             [row_of(verifier) for verifier in config.verifiers],

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, replicated
 from jrl.learning.pack import PackingPlan, Shape, plan
 from jrl.types import PyTree
@@ -20,7 +21,7 @@ def pack_plans(
       lengths: [N] int, tokens of every sequence. prompts: [N] int, those before the first action.
     """
     plans = host_plans(shape, minibatches, lengths, prompts)
-    return jax.device_put(plans, plan_shardings(plans, mesh))
+    return place_on_mesh(plans, plan_shardings(plans, mesh))
 
 
 def host_plans(shape: Shape, minibatches: int, lengths: np.ndarray, prompts: np.ndarray) -> list[PackingPlan]:

@@ -20,7 +20,7 @@ def check_host(config: Config, mesh: Mesh) -> None:
     if getattr(config.model, "remat", None) == "offload":
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:
-        check_host_memory(said, mesh.devices.flat[0])
+        check_host_memory(said, mesh.local_devices[0])
 
 
 def check_router(config: Config, cfg: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.algos.contract import Objective
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Offline
 from jrl.learning.credit import StoredLabels
@@ -68,7 +69,7 @@ def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list
     """Returns the next stored rows of the training split on the device, counts of those left out, as metrics, and the
     id of every row's example; [] where some examples gave none."""
     batch, counts, examples = next_on_host(stage)
-    return jax.device_put(batch, shardings(batch, stage.mesh)), counts, examples
+    return place_on_mesh(batch, shardings(batch, stage.mesh)), counts, examples
 
 
 def next_on_host(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jrl.algos.contract import Objective
+from jrl.device.processes import place_on_mesh
 from jrl.experiment import Online
+from jrl.learning.layout import Learner
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
@@ -186,14 +188,20 @@ def packed_minibatches(
 def plans_of(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
     """Returns how sampled rows are packed into every minibatch."""
     plans = plans_on_host(stage, host)
-    return jax.device_put(plans, plan_shardings(plans, stage.sampler.mesh))
+    return place_on_mesh(plans, plan_shardings(plans, stage.sampler.mesh))
 
 
 def plans_on_host(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
     """Returns what `plans_of` does, on the host."""
+    return sampled_plans(stage.shape, stage.config.learner, host)
+
+
+def sampled_plans(shape: Shape, learner: Learner, host: Mapping[str, np.ndarray]) -> list[PackingPlan]:
+    """Returns how sampled rows are packed into every minibatch, on the host. host: of Rollout, `length` and
+    `action_mask`."""
     lengths, acts = host["length"], host["action_mask"]
     prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
-    return host_plans(stage.shape, stage.config.learner.minibatches, lengths, prompts)
+    return host_plans(shape, learner.minibatches, lengths, prompts)
 
 
 def pack_and_prepare(

@@ -24,12 +24,14 @@ from jrl.run.report.text import printable, printable_lines
 
 BLOCK_ROWS = 4096  # read at a time
 SHOWN = ("step", "reward", "example_id", "prompt", "completion")  # columns, where none are named
+# In a file, where none are named: those of the layout `rollouts`, from which Dataset makes training data.
+EXPORTED = ("step", "group", "reward", "valid", "example_id", "prompt", "completion")
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
     "contains": lambda text, part: part in text,
 }  # fmt: skip
 _CONDITION = re.compile(
-    r"\s*(?P<column>[\w./-]+)\s*(?P<op>==|!=|<=|>=|<|>|\bcontains\b)\s*"
+    r"\s*(?P<column>[\w./%-]+)\s*(?P<op>==|!=|<=|>=|<|>|\bcontains\b)\s*"
     r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\"]+)\s*(?:\band\b|$)"
 )
 
@@ -82,11 +84,11 @@ def _columns(store: Snapshot) -> dict[str, int]:
     return {name: 0 if name in TEXTS else np.ndim(value) - 1 for name, value in first.items()}
 
 
-def chosen_columns(known: dict[str, int], asked: Sequence[str] | None) -> list[str]:
-    """Returns the columns to show: those asked for, else SHOWN as far as they are there. Raises: ValueError for one
-    that is not."""
+def chosen_columns(known: dict[str, int], asked: Sequence[str] | None, otherwise: Sequence[str] = SHOWN) -> list[str]:
+    """Returns the columns to show: those asked for, else `otherwise` as far as they are there. Raises: ValueError for
+    one that is not."""
     if not asked:
-        return [name for name in SHOWN if name in known]
+        return [name for name in otherwise if name in known]
     for name in asked:
         if name not in known:
             guess = nearest(name, known)

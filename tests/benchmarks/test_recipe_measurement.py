@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import recipes
-from jrl.device.sharding import rows_on_device
+from jrl.device.processes import rows_on_mesh
 from jrl.rollout.collect import Collected
 from jrl.rollout.scoring import HostScores
 from jrl.tasks.data.prompts import Visit
@@ -43,7 +43,7 @@ def batch(mesh):
         details=list("abcde"), counts={}, replayed=0, token_reward=None, source_metrics={},
     )  # fmt: skip
     visits = [Visit(Example(text, (Message("user", text),)), (0, 0), (1,)) for text in ("p", "q")]
-    sampler = types.SimpleNamespace(components=("row",), place=functools.partial(rows_on_device, mesh))
+    sampler = types.SimpleNamespace(components=("row",), place=functools.partial(rows_on_mesh, mesh))
     return Collected(None, None, {}, scores, visits, [""] * 5, {}, 2), sampler
 
 

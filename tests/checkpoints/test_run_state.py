@@ -157,7 +157,7 @@ def test_nothing_is_pruned_when_the_new_step_fails(tmp_path, monkeypatch):
     saves = run_state.open_run_state(tmp_path, keep=1)
     saves.save(1, {"w": jnp.ones(2)}, {})
 
-    def differ(temporary, body):
+    def differ(*_):
         raise ValueError("leaf w reads back with other values")
 
     monkeypatch.setattr(run_state, "_read_back", differ)

@@ -9,6 +9,7 @@ import pathlib
 import resource
 import signal
 import sys
+import tempfile
 
 import pytest
 from verifier_fakes import example, row
@@ -183,10 +184,11 @@ def surroundings():
     assert after == before
 
 
-def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings):
+def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings, trials):
     source, _held = part(tmp_path)
     names = [name for name in names_of(("owns", "chooses", "locks", "reads", "limits", "raises", "slows", "pins"))]
     names += names_of(("schedules", "starves", "shares", "opens", "changes_times", "counts_events"))
+    trials(len(names))
     verdicts, layers, _ = verdicts_of(source, names, range(len(names)))
     if "seccomp" not in layers:
         pytest.skip(f"this machine confines workers by {layers} only")
@@ -221,6 +223,32 @@ VERIFIERS = {"look": look}
     assert capabilities == ([confine.CAP_DAC_READ_SEARCH] * 2 if private else [0, 0])
 
 
+@pytest.fixture
+def reachable():
+    """A folder that everybody can reach, which pytest's are not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+def test_others_can_import_where_every_folder_on_the_way_lets_them(reachable):
+    top, readable = reachable / "top", confine._readable_by_others
+    (top / "lib").mkdir(parents=True, mode=0o755)
+    archive = top / "lib" / "modules.zip"
+    archive.write_bytes(b"")
+    archive.chmod(0o644)
+    link = reachable / "link"
+    link.symlink_to(top / "lib")
+    for mode, reached in ((0o755, True), (0o700, False), (0o754, False), (0o711, True)):
+        top.chmod(mode)
+        assert [readable(place) for place in (top / "lib", link, archive)] == [reached] * 3, oct(mode)
+    top.chmod(0o755)
+    archive.chmod(0o600)
+    assert not readable(archive) and readable(top / "nowhere")
+    (top / "lib").chmod(0o711)
+    assert not readable(top / "lib")
+
+
 @pytest.mark.parametrize(
     ("layers", "root", "missing"),
     [
@@ -242,9 +270,10 @@ def test_workers_without_a_layer_are_warned_of_once(caplog):
     assert "run without a filter on system calls and a user of their own on this machine" in caplog.text
 
 
-def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path):
+def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path, trials):
     source, _held = part(tmp_path)
     names = names_of("forges")
+    trials(len(names))
     verdicts, *_ = verdicts_of(source, ["good", *names], [0, *range(1, len(names) + 1), 0])
     assert [verdicts[0].reward, verdicts[-1].reward] == [1.0, 1.0]
     assert {n: v.status for n, v in zip(names, verdicts[1:])} == dict.fromkeys(names, Status.CRASH)

@@ -44,6 +44,7 @@ class RolloutStore:
     commit: Callable[[], int]
     rows: Callable[[], int]  # appended, on disk or waiting
     close: Callable[[], None]
+    columns: Callable[[], set[str]]  # of the rows that it has; empty: none
 
 
 def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0, writers: int = 1) -> RolloutStore:
@@ -129,7 +130,13 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0,
             commit()
             closed = True
 
-    return RolloutStore(append=append, commit=commit, rows=lambda: index["rows"] + waiting_rows, close=close)
+    return RolloutStore(
+        append=append,
+        commit=commit,
+        rows=lambda: index["rows"] + waiting_rows,
+        close=close,
+        columns=lambda: set(index["fields"]),
+    )
 
 
 def writer_folder(folder: str | os.PathLike[str], writer: int) -> Path:
