@@ -37,7 +37,7 @@ def command(folder, *bindings, processes=2, devices=2, settings=ONE_SMALL):
 def train(folder, *bindings, code=0, **options):
     environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as the suite's own runs are compiled
     done = subprocess.run(
-        command(folder, *bindings, **options), capture_output=True, text=True, timeout=280, env=environment
+        command(folder, *bindings, **options), capture_output=True, text=True, timeout=900, env=environment
     )
     assert done.returncode == code, done.stderr
     return done
@@ -91,7 +91,7 @@ def start(folder, *bindings, others=((), ()), index_of=(0, 1)):
     return processes
 
 
-def ends(process, seconds=60):
+def ends(process, seconds=200):
     """Returns exit code and messages of a process."""
     try:
         _, messages = process.communicate(timeout=seconds)
@@ -101,7 +101,7 @@ def ends(process, seconds=60):
 
 
 def wait_for_rows(folder, count, processes):
-    end = time.monotonic() + 200
+    end = time.monotonic() + 600
     while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < count:
         assert time.monotonic() < end and all(process.poll() is None for process in processes)
         time.sleep(0.05)

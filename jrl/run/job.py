@@ -492,7 +492,7 @@ def open_stages(
             segments=segments_of(stage, config),
             next_segment=own.next_segment,
             processes=processes,
-            decodes_all=processes.writer,
+            decodes_all=processes.writer and config.log.rollouts,
         )
         stages.append(
             OnlineStage(
