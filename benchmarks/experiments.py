@@ -37,7 +37,7 @@ from scipy.special import stdtrit
 from jrl import cli
 from jrl.run.policy import open_trained
 from jrl.tools.evaluation import reevaluate
-from jrl.tools.sweep import charts
+from jrl.tools.sweep import charts, manifest
 from jrl.tools.sweep.comparison import Comparison, Curve, Row, compare, to_json
 from jrl.tools.sweep.runs import RunResult, find_runs, read_run
 
@@ -182,10 +182,21 @@ def folder_of(out: Path, experiment: Experiment, variant: Variant, seeds: int) -
     return out / f"{words[:60]}-{hashlib.sha256(repr(sweep).encode()).hexdigest()[:8]}"
 
 
+def is_finished(folder: Path) -> bool:
+    """Whether all members of a sweep are trained."""
+    file = folder / manifest.FILE
+    return file.exists() and all(member.get("finished") for member in manifest.read(folder)["members"])
+
+
 def train(experiment: Experiment, variant: Variant, seeds: int, folder: Path) -> None:
     """Trains and evaluates what is not there yet. Raises RuntimeError where a sweep does not finish."""
     how = ["--population"] if experiment.population else []
-    code = cli.main(["sweep", *sweep_of(experiment, variant, seeds), "--out", str(folder), *how])
+    # A finished sweep is not asked again: after an upgrade it would be refused as that of another configuration.
+    code = (
+        cli.DONE
+        if is_finished(folder)
+        else cli.main(["sweep", *sweep_of(experiment, variant, seeds), "--out", str(folder), *how])
+    )
     if code != cli.DONE:
         raise RuntimeError(f"the sweep in {folder} ended with {code}; the same command goes on")
     if not any(metric.startswith(ALL_PROMPTS) for metric in experiment.metrics):

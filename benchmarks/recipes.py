@@ -1,26 +1,39 @@
 """Trains every recipe of configs/algos/ on their toy task: does it learn on every seed, how long does it take, and does
-it learn nothing where rewards say nothing?
+it learn nothing where nothing says what is right?
 
-    python -m benchmarks.recipes --out F.json                     all, three seeds each, and a control
+    python -m benchmarks.recipes --out F.json                     all, three seeds each, and three controls
     python -m benchmarks.recipes --out F.json --only grpo ppo     these
     python -m benchmarks.recipes --out F.json --seeds 1           one seed each
-    python -m benchmarks.recipes --out F.json --minutes 4         no new run after 4 minutes; the same call goes on
+    python -m benchmarks.recipes --out F.json --minutes 4         no new program after 4 minutes; the same call goes on
+
+The seeds of a recipe train in one program, as a population; one after the other where the recipe has what no
+population has (a sampling strategy, rewards of roles). `together` says how many shared a program, and with it the
+seconds.
 
 For each run: the mean outcome (right or wrong, whatever else is rewarded) in the first and in the last five sampling
 calls, of the prompts sampled in both, each prompt alike, and the interval of the difference (95 %, paired by prompt).
 So it does not matter which prompts a recipe samples more often, or leaves out of its loss. A recipe has learned where
 the interval lies above 0 on every seed.
 
-The control is the same run with permuted rewards: at every step, what the completions of the batch were scored with is
-dealt out anew among them, so that the batch's statistics stay and no reward says anything of its completion.
+The control is the same program where nothing says which answer belongs to which prompt. At every step, what the
+completions of the batch were scored with is dealt out anew among them, so that the batch's statistics stay and no
+reward says anything of its completion; and the demonstrations of the warm-up, and the answers that a completion begins
+with, are dealt out among the prompts. So the policy learns the form of an answer and starts at chance. From the warm
+start, which is above chance, permuted rewards alone make most recipes worse: with Adam a step along noise is as long as
+one along a signal, and undoes what imitation taught.
+
+A control is measured above chance: of every outcome, the share of the batch's other prompts that the completion would
+have answered is subtracted. Where the policy knows nothing of its prompt the mean of that is 0, whatever answers it
+prefers, before and after. So the interval includes 0 in 95 of 100 controls, unless a recipe finds a signal where there
+is none.
 
 A recipe without an Online stage learns from stored rows. Of it, in the first and in the last five steps of its last
 stage: the share of pairs in the right order; of labeled answers, by how much the good ones gained more than the bad
 ones; else the log-prob of what is imitated. The interval is Welch's, over steps. Its control deals the labels of every
 comparison out anew.
 
-Seconds are those of a whole run, from opening its folder to its summary, and of the processors as well: of this process
-and of its verifiers. `warm`: the same programs had been compiled in this process before.
+Seconds are those of a whole program, from opening its folders to its summaries, and of the processors as well: of this
+process and of its verifiers. `warm`: the same programs had been compiled in this process before.
 """
 
 from __future__ import annotations
@@ -29,10 +42,12 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import resource
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from unittest import mock
@@ -40,12 +55,23 @@ from unittest import mock
 import numpy as np
 
 import jrl
+from jrl import loop
+from jrl.config import ConfigError
+from jrl.device.compile_cache import use_compile_cache
+from jrl.experiment import Config
+from jrl.plugins import Parts
 from jrl.rollout import collect
 from jrl.rollout.collect import Collected, PromptSampler
 from jrl.run import offline, online
+from jrl.run import population as populations
+from jrl.run.job import open_job
+from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
-from jrl.tasks.data.stored import StoredRows, padded_rows
+from jrl.tasks.data.stored import StoredRows, padded_rows, stack
+from jrl.tasks.example import Example
 from jrl.tasks.verdict import Status
+from jrl.tasks.verifiers import VERIFIERS
+from jrl.tools.sweep import population as sweep_population
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 5  # sampling calls
@@ -53,7 +79,6 @@ CRITICAL = (
     1.98  # two-sided 95 % point of Student's t with about 100 degrees of freedom, one less than the toy's prompts
 )
 WELCH = 2.31  # two-sided 95 % point of Student's t with 8 degrees of freedom, two windows of five steps
-WARM_STEPS = 40  # of imitation, before the stage on stored rows
 FEWEST = 10  # prompts in both; with fewer, the interval is of their completions, Welch's
 
 Outcomes = dict[str, list[float]]  # prompt -> outcomes of its completions, in one sampling call
@@ -99,6 +124,28 @@ def outcomes_of(batch: Collected) -> Outcomes:
     return found
 
 
+def above_chance(batch: Collected) -> Outcomes:
+    """Returns by prompt, of every completion that counts, its outcome less its chance: the share of the batch's other
+    prompts that it would have answered."""
+    exact = VERIFIERS["Exact"]  # what decides an outcome in every recipe of the toy
+    examples = {visit.example.messages[-1].content: visit.example for visit in batch.visits}
+    would_answer: dict[tuple[str, str | None], float] = {}
+
+    def outcome(text: str, example: Example) -> float:
+        pair = (text, example.answer)
+        if pair not in would_answer:
+            would_answer[pair] = exact.score(exact.config(), text, example).reward
+        return would_answer[pair]
+
+    found: Outcomes = {}
+    for row, (reached, valid) in enumerate(zip(batch.host_scores.outcome, batch.host_scores.valid)):
+        if valid:
+            prompt = batch.visits[row // batch.samples].example.messages[-1].content
+            others = [outcome(batch.texts[row], example) for other, example in examples.items() if other != prompt]
+            found.setdefault(prompt, []).append(float(reached) - (fmean(others) if others else 0.0))
+    return found
+
+
 def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generator) -> Collected:
     """Returns a scored batch whose scores are dealt out anew among its completions; padding stays where it is."""
     scores = batch.host_scores
@@ -106,7 +153,9 @@ def permuted(batch: Collected, sampler: PromptSampler, draws: np.random.Generato
     order = np.arange(len(scores.verdict))
     order[rows] = draws.permutation(rows)
     dealt = collect.chosen_scores([scores], [(0, int(row)) for row in order])
-    return batch._replace(scores=collect.on_device(dealt, sampler.components, sampler.mesh), host_scores=dealt)
+    return batch._replace(
+        scores=collect.scores_to_learn_from(dealt, sampler.components, sampler.place), host_scores=dealt
+    )
 
 
 def relabeled(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
@@ -119,9 +168,22 @@ def relabeled(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
     return rows._replace(label=label)
 
 
+def dealt(rows: StoredRows, draws: np.random.Generator) -> StoredRows:
+    """Returns demonstrations whose completions are dealt out anew among their prompts; others with new labels."""
+    if len(np.unique(rows.unit)) < len(rows.unit) or not (rows.label == 1).all():
+        return relabeled(rows, draws)
+    count, width = rows.tokens.shape
+    starts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
+    of_prompt = [rows.tokens[i, : starts[i]].tolist() for i in range(count)]
+    completions = [rows.tokens[i, starts[i] : rows.length[i]].tolist() for i in draws.permutation(count)]
+    pairs = [(prompt, completion[: width - len(prompt)], 1.0) for prompt, completion in zip(of_prompt, completions)]
+    return stack(pairs, 1, 0, width)
+
+
 def stored_improvement(rows: list[dict]) -> tuple[float, float, float]:
-    """Returns (first mean, last mean, half width of the interval of their difference) of a stage on stored rows."""
-    values = [stored_measure(row) for row in rows]
+    """Returns (first mean, last mean, half width of the interval of their difference) of a run's last stage, on stored
+    rows."""
+    values = [stored_measure(row) for row in rows if row["phase"] == rows[-1]["phase"]]
     first, last = values[:WINDOW], values[-WINDOW:]
     width = WELCH * math.sqrt((variance(first) + variance(last)) / WINDOW)
     return fmean(first), fmean(last), width
@@ -134,21 +196,36 @@ def stored_measure(row: dict) -> float:
 
 
 @contextlib.contextmanager
-def observed(calls: list[Outcomes], control: int | None) -> Iterator[None]:
-    """Within it, the outcomes of every sampling call of this process are appended to `calls`.
+def observed(calls: dict[int, list[Outcomes]], control: int | None) -> Iterator[None]:
+    """Within it, the outcomes of every sampling call of this process are appended to those of its run in `calls`, by
+    the identity of the run's stream of prompts.
 
     Args:
-      control: the seed by which rewards are permuted afterwards, for the run; None: they are not.
+      control: the seed by which everything is dealt out anew, and outcomes are those above chance; None: nothing is.
     """
-    draws, collects = np.random.default_rng(control), collect.collect
+    collects, prefixes = collect.collect, collect.prefix_of
+    draws: dict[int, np.random.Generator] = {}  # a run's own, so that runs do not depend on who trains beside them
+    stored = np.random.default_rng([control or 0, 1])
+    seen: list[Example] = []
 
     def observe(submitted, samples, scorer, sources, sampler, *rest):
         batch = collects(submitted, samples, scorer, sources, sampler, *rest)
-        calls.append(outcomes_of(batch))
-        return batch if control is None else permuted(batch, sampler, draws)
+        found = calls.setdefault(id(sampler.stream), [])
+        found.append(outcomes_of(batch) if control is None else above_chance(batch))
+        own = draws.setdefault(id(sampler.stream), np.random.default_rng([control or 0, 0, len(draws)]))
+        return batch if control is None else permuted(batch, sampler, own)
 
-    pad = offline.padded_rows if control is None else lambda rows, count: padded_rows(relabeled(rows, draws), count)
-    with mock.patch.object(online, "collect", observe), mock.patch.object(offline, "padded_rows", pad):
+    def prefix_of_another(sampler, visit):
+        seen.append(visit.example)
+        return prefixes(sampler, visit._replace(example=seen[stored.integers(len(seen))]))
+
+    with contextlib.ExitStack() as stack_:
+        for module in (online, populations):
+            stack_.enter_context(mock.patch.object(module, "collect", observe))
+        if control is not None:
+            pad = lambda rows, count: padded_rows(dealt(rows, stored), count)
+            stack_.enter_context(mock.patch.object(offline, "padded_rows", pad))
+            stack_.enter_context(mock.patch.object(collect, "prefix_of", prefix_of_another))
         yield
 
 
@@ -158,19 +235,49 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def run(path: Path, seed: int, *, control: bool, warm: bool) -> dict:
-    """Trains one recipe and returns what came of it."""
+def run(path: Path, seeds: Sequence[int], *, control: bool, warm: bool) -> list[dict]:
+    """Trains one recipe with several seeds and returns what came of each: in one program where a population can."""
+    name = path.relative_to(ROOT).as_posix()
+    loaded = {f"seed={seed}": jrl.load_config(name, [f"Run.seed={seed}"]) for seed in seeds}
+    configs, parts = {member: config for member, (config, _) in loaded.items()}, next(iter(loaded.values()))[1]
+    try:
+        if len(seeds) > 1:
+            sweep_population.check_population(configs, parts.tables)
+    except ConfigError:
+        return [one for seed in seeds for one in run(path, [seed], control=control, warm=warm or seed != seeds[0])]
     start, used = time.perf_counter(), processor_seconds()
-    calls: list[Outcomes] = []
-    with tempfile.TemporaryDirectory() as folder, observed(calls, seed if control else None):
-        jrl.train(path.relative_to(ROOT).as_posix(), [f"Run.seed={seed}"], run=Path(folder) / "run")
-        rows = list(read_metrics(Path(folder) / "run" / "metrics.jsonl"))
-    first, last, width = improvement(calls) if calls else stored_improvement(rows[WARM_STEPS:])
-    return {
-        "seed": seed, "warm": warm, "seconds": round(time.perf_counter() - start, 1),
-        "processor_seconds": round(processor_seconds() - used, 1),
-        "first": round(first, 4), "last": round(last, 4), "half_width": round(width, 4),
-    }  # fmt: skip
+    calls: dict[int, list[Outcomes]] = {}
+    with tempfile.TemporaryDirectory() as folder, observed(calls, seeds[0] if control else None):
+        streams = train(configs, parts, Path(folder))
+        rows = [list(read_metrics(Path(folder) / member / "metrics.jsonl")) for member in configs]
+    seconds, processor = time.perf_counter() - start, processor_seconds() - used
+    found = []
+    for seed, stream, own in zip(seeds, streams, rows):
+        first, last, width = improvement(calls[stream]) if calls else stored_improvement(own)
+        found.append({
+            "seed": seed, "together": len(seeds), "warm": warm, "seconds": round(seconds, 1),
+            "processor_seconds": round(processor, 1),
+            "first": round(first, 4), "last": round(last, 4), "half_width": round(width, 4),
+        })  # fmt: skip
+    return found
+
+
+def train(configs: Mapping[str, Config], parts: Parts, folder: Path) -> list[int]:
+    """Trains runs below a folder, in one program if there are several; returns the identity of each one's stream of
+    prompts."""
+    stop = threading.Event()
+    show = lambda steps: open_display(steps, open(os.devnull, "w", encoding="utf-8"), live=False)
+    if len(configs) == 1:
+        ((name, config),) = configs.items()
+        with open_job(config, parts, folder / name, stop, show=show) as job:
+            for _ in loop.steps(job):
+                pass
+            return [id(job.stream)]
+    with populations.open_population(configs, parts, folder, stop, lambda _: show) as population:
+        sweep_population.run(population, stop, lambda: None)
+        if population.failed:
+            raise RuntimeError(f"members have failed: {population.failed}")
+        return [id(job.stream) for job in population.jobs.values()]
 
 
 def shown(runs: list[dict]) -> str:
@@ -184,28 +291,32 @@ def learned(one: dict) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file; runs that are in it are not made again")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; what is in it is not measured again")
     parser.add_argument("--only", nargs="*", help="names of recipes")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each recipe")
-    parser.add_argument("--controls", type=int, default=1, help="runs of each recipe with permuted rewards")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further run begins")
+    parser.add_argument("--controls", type=int, default=3, help="runs of each recipe where nothing says what is right")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further program begins")
     args = parser.parse_args()
     start = time.monotonic()
-    results = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    use_compile_cache()
+    report = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    results = report.setdefault("recipes", {})
     for name, path in recipes().items():
         if args.only and name not in args.only:
             continue
-        entry = results.setdefault(name, {"runs": [], "controls": []})
+        entry = results.get(name, {"runs": [], "controls": []})
         warm = False
         for kind, count in (("runs", args.seeds), ("controls", args.controls)):
-            for seed in range(len(entry[kind]), count):
-                if time.monotonic() - start > 60 * args.minutes:
-                    return
-                entry[kind].append(run(path, seed, control=kind == "controls", warm=warm))
-                warm = True
-                args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            if len(entry[kind]) >= count:
+                continue
+            if time.monotonic() - start > 60 * args.minutes:
+                return
+            entry[kind] = run(path, range(count), control=kind == "controls", warm=warm)
+            warm = True
+            results[name] = entry
+            args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         found = "learned" if all(map(learned, entry["runs"])) else "NOT"
-        print(f"{name:<30} {found:<8} {shown(entry['runs'])}  | permuted {shown(entry['controls'])}", flush=True)
+        print(f"{name:<30} {found:<8} {shown(entry['runs'])}  | control {shown(entry['controls'])}", flush=True)
     made = [entry for entry in results.values() if entry["runs"]]
     print(f"{sum(all(map(learned, entry['runs'])) for entry in made)} of {len(made)} recipes learn on every seed")
 

@@ -5,18 +5,21 @@
     python -m benchmarks.reliability --out F.json --goal K1 N5     of these goals
 
 A trial is a test of the suite, or one of the cases that a test counts (`trials` in tests/conftest.py). The goals are
-the release-blocking ones (P0) that one host can show; for the others the reason is given. One that is in F.json already
-is replaced, the others stay. The command fails where a trial does. docs/generate.py makes docs/reliability.md from
-docs/reliability.json.
+the release-blocking ones (P0) that one host can show; for the others the reason is given. The tests of the goals of one
+letter run in one process. A goal that is in F.json already is replaced, the others stay. The command fails where a
+trial does. docs/generate.py makes docs/reliability.md from docs/reliability.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import datetime
+import itertools
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -44,22 +47,22 @@ def main() -> int:
     results = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"goals": {}}
     results |= {"hardware": hardware(), "versions": f"jax {jax.__version__}, Python {platform.python_version()}"}
     failed = []
-    for place, name in enumerate(args.goal):
-        goal = GOALS[name]
-        if not goal.tests:
-            results["goals"].pop(name, None)
+    for area, names in itertools.groupby(sorted(args.goal, key=list(GOALS).index), key=lambda name: name[0]):
+        goals = {name: GOALS[name] for name in names if GOALS[name].tests}
+        if not goals:
             continue
-        start = time.monotonic()
-        result = outcome(goal, list(run(goal.nodes(args.trials), args.trials)))
-        result |= {
-            "size": args.trials,
-            "seconds": round(time.monotonic() - start, 1),
-            "date": str(datetime.date.today()),
-        }
-        results["goals"][name] = result
+        nodes = dict.fromkeys(node for goal in goals.values() for node in goal.nodes(args.trials))
+        start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        records = list(run(list(nodes), args.trials))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        for name, goal in goals.items():
+            result = outcome(goal, args.trials, records) | {"date": str(datetime.date.today())}
+            results["goals"][name] = result
+            failed += [f"{name}: {one}" for one in result["failed"]]
+            print(line_of(name, goal, result), flush=True)
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"{area}: {time.monotonic() - start:.0f} s, {used:.0f} s of processors", flush=True)
         out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        failed += [f"{name}: {one}" for one in result["failed"]]
-        print(f"[{place + 1}/{len(args.goal)}] {line_of(name, goal, result)}", flush=True)
     print(*failed, sep="\n")
     return 1 if failed else 0
 
@@ -75,7 +78,7 @@ def line_of(name: str, goal: Goal, result: dict[str, Any]) -> str:
 
 
 def run(nodes: list[str], size: str) -> Iterator[dict[str, Any]]:
-    """Runs tests in a process of their own; yields a record of each. A process that dies is a failed trial."""
+    """Runs tests in a process of their own; yields a record of each. Prints the last words of one that ends early."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.jsonl")
         command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "benchmarks.reliability", "--trials", size]
@@ -91,29 +94,45 @@ def run(nodes: list[str], size: str) -> Iterator[dict[str, Any]]:
     records = [json.loads(row) for row in rows]
     yield from records
     if done.returncode not in (0, 1) or not records:  # 1: tests failed, and are among the records
-        last = (done.stdout + done.stderr).strip().splitlines()[-3:]
-        yield {"test": "pytest", "outcome": "failed", "trials": 0, "seeds": [], "message": " ".join(last)}
+        print(*(done.stdout + done.stderr).strip().splitlines()[-10:], sep="\n", flush=True)
 
 
-def outcome(goal: Goal, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what the records of a goal's tests come to: trials, seeds, what failed and what was skipped."""
-    passed = [record for record in records if record["outcome"] == "passed"]
-    told = lambda kind: [f"{r['test']}: {r['message']}" for r in records if r["outcome"] == kind]
-    result = {
+def outcome(goal: Goal, size: str, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what the records of a goal's tests come to: trials, seeds, what failed and what was skipped.
+
+    A test of the goal that has no record did not take place, and that is a failure.
+    """
+    own, missing = [], []
+    for node in goal.nodes(size):
+        of_node = [
+            record
+            for record in records
+            if record["test"] == node or record["test"].startswith((f"{node}[", f"{node}::"))
+        ]
+        missing += [] if of_node else [f"{node}: no trial took place"]
+        own += of_node
+    passed = [record for record in own if record["outcome"] == "passed"]
+    told = lambda kind: [f"{record['test']}: {record['message']}" for record in own if record["outcome"] == kind]
+    if not passed and not missing:
+        missing = ["every test was skipped"]
+    return {
         "promise": goal.promise,
+        "size": size,
         "trials": sum(record["trials"] for record in passed),
         "tests": len(passed),
         "seeds": sorted({seed for record in passed for seed in record["seeds"]}),
-        "failed": told("failed"),
+        "seconds": round(sum(record["seconds"] for record in own), 1),
+        "failed": told("failed") + missing,
         "skipped": told("skipped"),
     }
-    if not passed and not result["failed"]:
-        result["failed"] = ["no trial took place"]
-    return result
+
+
+_seconds: dict[str, float] = collections.defaultdict(float)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
     """Writes a line for each test: its outcome, the trials and seeds that it counted, and what went wrong."""
+    _seconds[report.nodeid] += report.duration
     if (path := os.environ.get(REPORT)) is None or (report.when != "call" and report.outcome == "passed"):
         return
     message = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
@@ -123,6 +142,7 @@ def pytest_runtest_logreport(report: Any) -> None:
         "outcome": report.outcome,
         "trials": sum(value for name, value in report.user_properties if name == "trials") or 1,
         "seeds": [value for name, value in report.user_properties if name == "seed"],
+        "seconds": _seconds[report.nodeid],
         "message": " ".join(lines[-3:])[:500],
     }
     with open(path, "a", encoding="utf-8") as file:

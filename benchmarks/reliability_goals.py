@@ -45,7 +45,8 @@ GOALS: dict[str, Goal] = {
         + _in("test_loop.py", "test_a_stop_in_an_evaluation_is_heard_between_its_batches")
         + _in("test_scoring.py", "test_a_stop_request_ends_scoring_soon_and_the_scorer_can_be_used_on")
         + _in("test_signals.py"),
-        limits="A compilation is not interrupted: a stop request during one is heard at its end.",
+        _in("trials/test_kill.py", "test_a_run_that_is_asked_to_stop_saves_and_resumes_to_the_same_bits"),
+        "A compilation is not interrupted: a stop request during one is heard at its end.",
     ),
     "R3": Goal(
         "the same configuration and seed give the same bits, whatever the number of workers and their order",
@@ -102,7 +103,7 @@ GOALS: dict[str, Goal] = {
     "K3": Goal(
         "a full disk is reported by the save that meets it, and the step before stays",
         _in("checkpoints/test_run_state.py", "test_a_full_disk_is_reported_and_the_earlier_step_stays")
-        + _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once"),
+        + _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once[ENOSPC]"),
     ),
     "K4": Goal(
         "retention never removes the only step that can be restored, and nothing before the new one is verified",
@@ -122,9 +123,10 @@ GOALS: dict[str, Goal] = {
     ),
     "K7": Goal(
         "an error of a save is raised by that save, and named with the last good checkpoint",
-        _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once")
+        _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once[ENOSPC]")
         + _in("test_cli.py", "test_a_failed_save_names_the_last_checkpoint_once"),
-        limits="A save ends before the next step begins: there is no background writer.",
+        _in("checkpoints/test_run_state.py", "test_an_error_at_any_file_operation_is_reported_at_once"),
+        "A save ends before the next step begins: there is no background writer.",
     ),
     "K8": Goal(
         "loading a folder of somebody else's runs nothing, reads nothing outside it, and takes bounded memory",
@@ -212,8 +214,9 @@ GOALS: dict[str, Goal] = {
         _in("models/test_ragged.py", "test_a_run_that_asks_for_it_does_not_start_on_a_cpu")
         + _in("models/test_splash.py", "test_a_run_that_asks_for_it_does_not_start_on_a_cpu")
         + _in("models/test_cudnn.py", "test_a_run_that_asks_for_it_does_not_start_on_a_cpu")
-        + _in("test_host.py", "test_a_device_without_such_memory_is_refused_by_the_field_that_asks"),
-        limits="The platform is the one that JAX chooses; set JAX_PLATFORMS to have JAX refuse any other.",
+        + _in("test_host.py", "test_a_device_without_such_memory_is_refused_by_the_field_that_asks")
+        + _in("trials/test_missing_accelerator.py"),
+        limits="A run takes the platform that JAX chooses. Where it must be another, say so with JAX_PLATFORMS.",
     ),
     "W1": Goal(
         "update t learns from samples of the version that it declares",
@@ -229,7 +232,7 @@ GOALS: dict[str, Goal] = {
     ),
     "W3": Goal(
         "planted disagreements of sampler and learner are caught",
-        limits="No list of disagreements is kept. Faults planted in formulas are: N6.",
+        _in("test_sampler_trials.py", "test_planted_disagreements_are_caught"),
     ),
     "C1": Goal(
         "an unknown key is refused, and the one that was meant is named",
@@ -300,8 +303,10 @@ GOALS: dict[str, Goal] = {
         "There is no watchdog over the host's memory.",
     ),
     "E4": Goal(
-        "a tracker that fails or hangs costs its rows and no step",
-        limits="Not tried. A writer is the tracker's own client, called between steps.",
+        "a tracker that fails costs its rows and no step",
+        _in("report/test_metrics.py", "test_a_failing_sink_is_counted_named_once_and_left_alone")
+        + _in("report/test_sinks.py"),
+        limits="A tracker's client is called between steps: one that blocks is waited for.",
     ),
     "E5": Goal("remote storage that is lost during a save", limits="jrl writes to mounted folders only."),
     "E6": Goal(
@@ -319,6 +324,7 @@ GOALS: dict[str, Goal] = {
     "S1": Goal(
         "hostile completions earn nothing, end in time, and reach nothing",
         _in("verifiers/test_gym_score.py", "test_the_reference_answer_is_right_and_junk_is_not")
+        + _in("verifiers/test_gym_score.py", "test_no_junk_has_full_marks_on_tasks_whose_answers_differ")
         + _in("verifiers/test_expressions.py", "test_hostile_text_is_judged_without_an_exception_and_none_is_accepted")
         + _in("verifiers/test_confinement.py")
         + _in("verifiers/test_pool.py", "test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other"),
@@ -332,7 +338,12 @@ GOALS: dict[str, Goal] = {
     ),
     "S3": Goal("no program that a model wrote sees the expected output", limits=PROGRAMS),
     "S4": Goal("no program that a model wrote forges its verdict", limits=PROGRAMS),
-    "S5": Goal("no isolation is lost silently", limits=PROGRAMS),
+    "S5": Goal(
+        "a layer of the workers' confinement that a machine does not have is named when the run starts",
+        _in("verifiers/test_confinement.py", "test_a_layer_that_is_missing_is_named")
+        + _in("verifiers/test_confinement.py", "test_workers_without_a_layer_are_warned_of_once"),
+        limits=PROGRAMS,
+    ),
     "S6": Goal(
         "MathEqual accepts what is equal by the stated policy and nothing else",
         _in("verifiers/test_math_equal.py") + _in("verifiers/test_math_policy.py"),
@@ -354,7 +365,9 @@ GOALS: dict[str, Goal] = {
     ),
     "S10": Goal(
         "no port is opened, and a run's folder is its owner's",
-        _in("test_finished_run.py", "test_a_run_is_for_its_owner_only"),
+        _in("test_finished_run.py", "test_a_run_is_for_its_owner_only")
+        + _in("verifiers/test_source_gate.py", "test_no_text_becomes_code_and_no_port_is_opened"),
+        limits="By looking at the source. Several hosts talk over ports of JAX.",
     ),
     "S11": Goal(
         "no text of a model or a file is obeyed by a terminal or a table",

@@ -13,6 +13,7 @@ import jax
 
 from jrl import paths
 from jrl.device.compile_cache import use_compile_cache
+from jrl.device.processes import ONE, Processes
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part
@@ -37,6 +38,7 @@ def steps(
     stop: threading.Event | None = None,
     accept_change: bool = False,
     begin_from: str | Path | None = None,
+    processes: Processes = ONE,
 ) -> Iterator[Step]:
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
@@ -49,6 +51,7 @@ def steps(
       run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
       accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
       begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
+      processes: those that train together, as `jrl.device.processes.join` returns them.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
@@ -58,7 +61,7 @@ def steps(
         stop = StopRequest()
         say = stop.say
     use_compile_cache()
-    refuse_overflow(resolved, loaded, jax.devices())
+    refuse_overflow(resolved, loaded, jax.local_devices(), jax.device_count())
     with (
         stop_on_signals(stop, say),
         open_job(
@@ -68,9 +71,10 @@ def steps(
             stop,
             accept_change=accept_change,
             begin_from=None if begin_from is None else Path(begin_from),
+            processes=processes,
         ) as job,
     ):
-        if stop.is_set():
+        if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")
         yield from loop_steps(job)
 

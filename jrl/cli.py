@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import errno
+import itertools
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from jrl.run.report.text import printable_lines
 from jrl.run.signals import INTERRUPTED, StopRequest, leave_on_second_interrupt, stop_on_signals
 
 DONE, UNFORESEEN, REFUSED, OTHER_RUN, STOPPED, NOTHING_TO_DO = 0, 1, 2, 3, 4, 5
-CHECKPOINTS_REMOVED, PREEMPTED = 6, 75
+CHECKPOINTS_REMOVED, PREEMPTED, LOST = 6, 75, 76
 
 # By the full name of an exception's class or of one above it, so that nothing is imported to find out.
 EXITS: Mapping[str, int] = {
@@ -29,6 +30,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
+    "jrl.run.records.Diverged": STOPPED,
     "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
@@ -38,6 +40,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.checkpoints.run_state.NoIntactStep": STOPPED,
     "jrl.run.checkpoints.run_state.StateMismatch": OTHER_RUN,
     "jrl.run.records.Preempted": PREEMPTED,
+    "jrl.device.processes.HostLost": LOST,
     "jrl.tasks.stopping.StopRequested": PREEMPTED,
     "jrl.tasks.verifiers.process.TemplateLost": STOPPED,
     "builtins.MemoryError": STOPPED,
@@ -58,6 +61,7 @@ EXIT_CODES = """exit codes:
   5   nothing to do: the run already has all the steps asked for
   6   the run's checkpoints were removed; nothing was changed
   75  stopped on request (SIGTERM, Ctrl-C) and saved; rerun to continue
+  76  another process of the run is gone or does not answer; rerun all to continue from the last checkpoint
   130 stopped at once (a second Ctrl-C); rerun to continue from the last checkpoint"""
 
 
@@ -115,7 +119,7 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         return code
     except KeyboardInterrupt:
         print(f"jrl: interrupted. {last_checkpoint(args)}", file=sys.stderr)
-        return INTERRUPTED
+        return ended(args, INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left: nothing to say
         return DONE
@@ -124,13 +128,27 @@ def guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) 
         if code == UNFORESEEN or args.traceback:
             traceback.print_exc()
         # A verifier's error may quote what a model wrote: no line of it may command the terminal.
-        print(f"jrl: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
-        return code
+        several = getattr(args, "several", None)
+        speaker = "jrl" if several is None else f"jrl, {several}"
+        print(f"{speaker}: {printable_lines(message(error, code, last_checkpoint(args)))}", file=sys.stderr)
+        return ended(args, code)
+
+
+def ended(args: argparse.Namespace, code: int) -> int:
+    """Returns the exit code of a command that has failed. One of several processes ends here: what JAX would wait for
+    when a process ends may never come."""
+    if getattr(args, "several", None) is not None:
+        from jrl.device.watchdog import leave
+
+        leave(code)
+    return code
 
 
 def exit_code(error: BaseException) -> int:
     """Returns the exit code of an exception; UNFORESEEN for one that nobody wrote for a reader."""
     names = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__]
+    if "jrl.device.processes.OtherProcessFailed" in names:
+        return error.code
     for name in names:
         if name in EXITS:
             return EXITS[name]
@@ -221,20 +239,55 @@ def reading_bar() -> Callable[[int, int], None] | None:
 
 
 def train(args: argparse.Namespace) -> int:
+    if args.processes is not None:
+        return train_locally(args)
+    if args.process_index is not None:
+        args.several = f"process {args.process_index}"
     stop = StopRequest()
     with stop_on_signals(stop), leave_on_second_interrupt(stop.say):
         prepare_jax(args)
         from jrl.resolve import load_config
 
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
-        from jrl.api import run_folder
-        from jrl.api import steps as run
+        from jrl.run.multihost import joined
 
-        args.run = run_folder(args.run)
-        had = steps_summarized(args.run)
-        made = sum(1 for _ in run(args.config, args.bindings, run=args.run, stop=stop,
-                                  accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
-        return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+        with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
+            from jrl.api import run_folder
+            from jrl.api import steps as run
+
+            if processes.count > 1:
+                args.several = f"process {processes.index}"
+            if processes.count > 1 and args.run is None:
+                raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
+            args.run = run_folder(args.run)
+            had = steps_summarized(args.run)
+            made = sum(1 for _ in run(args.config, args.bindings, run=args.run, stop=stop, processes=processes,
+                                      accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
+            return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+
+
+def train_locally(args: argparse.Namespace) -> int:
+    """Starts the processes of a run on this machine."""
+    if args.processes < 1:
+        raise ValueError(f"--processes is {args.processes}; it counts processes and must be at least 1")
+    if (args.coordinator, args.process_count, args.process_index) != (None, None, None):
+        raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
+                         "--process-count and --process-index")  # fmt: skip
+    from jrl.resolve import load_config
+    from jrl.run.launch import launch
+
+    load_config(args.config, args.bindings)
+    if args.run is None:
+        raise ValueError("a run of several processes needs --run DIR")
+    options = {"--devices": args.devices, "--from": args.begin_from}
+    flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
+             "--traceback": args.traceback}  # fmt: skip
+    return launch(
+        [args.config, *args.bindings, "--run", str(args.run)]
+        + [text for name, value in options.items() if value is not None for text in (name, str(value))]
+        + [name for name, given in flags.items() if given],
+        args.processes,
+    )
 
 
 def steps_summarized(run: Path) -> int | None:
@@ -437,20 +490,27 @@ def sample(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl import paths
-    from jrl.run.policy import open_trained
+    from jrl.run.policy import is_published, open_trained
     from jrl.tools import evaluation
 
-    trained = open_trained(
-        args.source, args.bindings, args.step, args.config, reading_bar(), stage=args.stage, role=args.role
-    )
+    # More sources come before the bindings, which alone have an equals sign.
+    more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
+    sources, bindings = [args.source, *map(Path, more)], args.bindings[len(more) :]
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
-    result = evaluation.reevaluate(trained, announce)
+    results = []
+    for source in sources:
+        # A run has a configuration of its own, by which it is evaluated.
+        config = args.config if len(sources) == 1 or is_published(source) else None
+        trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
+        results.append({"source": str(source), **evaluation.reevaluate(trained, announce)})
+        trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
-    print(evaluation.table(result))
+    print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
     if args.out is not None:
-        paths.write_bytes_atomic(args.out, json.dumps(result, indent=2).encode() + b"\n")
+        written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
+        paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
     return DONE
 
 
@@ -501,7 +561,7 @@ def data(args: argparse.Namespace) -> int:
         file, bindings = None, [file, *bindings]
     config, parts = (None, None) if args.config is None else load_config(args.config, bindings)
     tables = None if parts is None else parts.tables
-    read = inspect_data.Read(args.layout, args.take)
+    read = inspect_data.Read(args.layout, args.take, args.stage)
     opened = inspect_data.open_file(file, config, tables, args.source, read)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # no-color.org
     for line in inspect_data.lines(opened, args.rows, args.most, color):
@@ -521,7 +581,8 @@ def rollouts(args: argparse.Namespace) -> int:
     folder = args.source / "rollouts"
     conditions = browse.parse_where(args.where)
     known = browse.columns_of(folder)
-    columns = browse.chosen_columns(known, args.columns and [name.strip() for name in args.columns.split(",")])
+    asked = args.columns and [name.strip() for name in args.columns.split(",")]
+    columns = browse.chosen_columns(known, asked, browse.SHOWN if args.out is None else browse.EXPORTED)
     if args.out is not None:
         count = browse.export(browse.select(folder, conditions, columns, args.most), columns, args.out)
         print(f"{count} rows with {', '.join(columns)} are in {args.out}")
@@ -551,6 +612,8 @@ def fingerprint(args: argparse.Namespace) -> int:
 
 
 def replay(args: argparse.Namespace) -> int:
+    if args.step is not None:
+        return repeat(args)
     prepare_jax(args, platform="cpu")
     from jrl.run.fault import replay as run
 
@@ -563,6 +626,22 @@ def replay(args: argparse.Namespace) -> int:
         print("every update is finite on this machine: the fault is not reproduced")
         return STOPPED
     print(f"first not finite: {replayed.fault} of the role {replayed.role}")
+    return DONE
+
+
+def repeat(args: argparse.Namespace) -> int:
+    prepare_jax(args)
+    from jrl.run.replay import repeat as run
+
+    repeated = run(args.source, args.step)
+    print(f"updates {repeated.first + 1} to {repeated.step} from the rollout store")
+    if repeated.different is None:
+        print(f"there is no checkpoint of step {repeated.step} to compare with")
+    elif repeated.different:
+        print(f"{len(repeated.different)} arrays differ from the checkpoint: {', '.join(repeated.different[:8])}")
+        return STOPPED
+    else:
+        print("every bit is that of the checkpoint")
     return DONE
 
 
@@ -636,6 +715,13 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
                         help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
     _devices(parser)
+    parser.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine that train "
+                        "together, each with its own --devices")  # fmt: skip
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="one process of a run on several machines, started "
+                        "once on each: where process 0 listens (a Cloud TPU slice is found without)")  # fmt: skip
+    parser.add_argument("--process-count", type=int, metavar="N", help="with --coordinator: the processes of the run")
+    parser.add_argument("--process-index", type=int, metavar="I", help="with --coordinator: the number of this one, "
+                        "from 0")  # fmt: skip
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -759,10 +845,11 @@ def _sample_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model")
+    parser.add_argument("source", metavar="SOURCE", type=Path, help="the folder of a run, or of a published model; "
+                        "several are shown in one table")  # fmt: skip
     _bindings(parser, "the run's configuration, or --config")
     parser.add_argument("--config", metavar="CONFIG", type=Path,
-                        help="the task and the verifiers for a published model: a .gin file, or a name out of "
+                        help="the task and the verifiers for published models: a .gin file, or a name out of "
                              "`jrl list configs`")  # fmt: skip
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="also write the numbers to this file")
     _step(parser)
@@ -825,6 +912,7 @@ def _data_arguments(parser: argparse.ArgumentParser) -> None:
                              "`jrl list configs` (default: bytes)")  # fmt: skip
     parser.add_argument("--layout", metavar="LAYOUT", help="how the file is written: a name out of `jrl list layouts` "
                         "(default: the columns of Jsonl)")  # fmt: skip
+    parser.add_argument("--stage", metavar="NAME", help="without FILE: the stage of --config whose task is shown")
     parser.add_argument("--take", metavar="TAKE", help="what becomes an example of a layout, such as all_pairs")
     parser.add_argument("--against", metavar="EVAL", type=Path, action="append", default=[],
                         help="an evaluation set, to be compared with the rows' prompts; may be repeated")  # fmt: skip
@@ -844,14 +932,17 @@ def _rollouts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN", type=Path, help="the folder of a run; it may be running")
     parser.add_argument("--where", metavar="CONDITION", default="",
                         help="rows that meet it, such as \"reward < 0.5 and completion contains 'So'\"")  # fmt: skip
-    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts)")
+    parser.add_argument("--columns", metavar="A,B", help="what to show of each row (default: step, reward and texts; "
+                        "in a file also what Dataset.layout = 'rollouts' reads)")  # fmt: skip
     parser.add_argument("--most", type=int, metavar="N", help="rows at most (default: 20 on the screen, all in a file)")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the rows to a file, .jsonl or .csv")
 
 
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DIR", type=_folder, help="the folder `fault` of a run that stopped because "
-                        "its updates were not finite")  # fmt: skip
+                        "its updates were not finite; with --step, the folder of a run")  # fmt: skip
+    parser.add_argument("--step", type=int, metavar="N", help="repeat the run's updates from the checkpoint before "
+                        "this step up to it, and compare with the checkpoint of it")  # fmt: skip
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -957,7 +1048,7 @@ COMMANDS: dict[str, Command] = {
         fingerprint,
     ),
     "replay": Command(
-        "Repeat, on a CPU, the updates that stopped a run because they were not finite.",
+        "Repeat the updates that stopped a run because they were not finite, or any update from its stored rollouts.",
         "jrl replay runs/tiny/fault",
         _replay_arguments,
         replay,

@@ -74,6 +74,8 @@ class Offline:
 
     source: Any = dataclasses.field(metadata={"table": "sources"})  # where rows come from
     objective: Any = dataclasses.field(metadata={"table": "algos"})  # how the stage learns from them
+    # Where its examples come from; None: Config.task. Texts for a tokenizer and held-out prompts are Config.task's.
+    task: Any | None = dataclasses.field(default=None, metadata={"table": "envs"})
     steps: int = 100  # batches; each is learned from in Learner.minibatches * epochs optimizer steps
     batch_size: int = 64  # rows a step; of a source of pairs, pairs
     trains: str = "policy"  # the role that learns; another begins as a copy of the policy, with the heads it needs
@@ -273,7 +275,15 @@ class Config:
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
-ROUNDED = ("AdamW.memory", "Decoder.attention", "Published.attention", "Sampler.attention", "Sampler.layers")
+ROUNDED = (
+    "AdamW.memory",
+    "Decoder.attention",
+    "Published.attention",
+    "Sampler.attention",
+    "Sampler.layers",
+    "Learner.logprobs",
+    "Learner.logprob_chunk",
+)
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it

@@ -88,7 +88,7 @@ def steps(job: Job) -> Iterator[Step]:
                     records.save(job, progress)
                     saved = job.done
                 yield emitted
-            if job.stop.is_set():
+            if job.stopping():
                 break
         emitted = None
         if held is not None:
@@ -183,7 +183,7 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
         return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
     done = job.done - starts(job.config)[progress.stage]
-    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop.is_set)
+    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
@@ -213,7 +213,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     """
     announce = lambda done, total: job.display.phase(f"evaluating {name}", done=done, total=total)
     weights = weights_of(state.models, "policy").params
-    stop = job.stop.is_set if interruptible else never
+    stop = job.stop_alone if interruptible else never
     with job.timed("eval"):
         try:
             result = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)

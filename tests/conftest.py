@@ -167,6 +167,7 @@ LONG = (
     "models/test_experts.py",
     "test_loop.py",
     "test_stages.py",
+    "test_pods.py",
     "test_strategies.py",
     "sweep/test_population.py",
     "sweep/test_sweep_command.py",

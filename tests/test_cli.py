@@ -369,6 +369,33 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
         assert name in text
 
 
+def test_several_sources_are_evaluated_in_one_table(run, command, tmp_path):
+    out = tmp_path / "eval.json"
+    given = ["Data.held_out_every=3", "Config.eval=@Eval()", "Eval.prompts=4", "Eval.batch=8", "Eval.samples=2"]
+    code, text, _ = command("eval", run, run, *given, "--out", out)
+    first, second = json.loads(out.read_text())
+    assert code == 0 and first == second and first["source"] == str(run)
+    title, head, *rows = text.splitlines()
+    assert title.startswith("4 held-out prompts, 2 samples each")
+    assert head.split() == ["source", "step", "avg", "pass@1", "pass@2", "majority@1", "majority@2"]
+    assert rows[0] == rows[1] and rows[0].startswith(f"{run}  ")
+
+
+def test_a_table_of_sources_by_hand():
+    interval = lambda mean, low, high: {"mean": mean, "low": low, "high": high, "n": 9}
+    one = {"source": "a", "step": 7, "samples": 4, "prompts_digest": "x", **interval(0.5, 0.25, 0.75),
+           "pass_at_k": {"4": interval(1.0, 1.0, 1.0)}}  # fmt: skip
+    other = {"source": "long/b", "step": 12, "samples": 2, "prompts_digest": "x", **interval(None, None, None)}
+    assert evaluation.side_by_side([one, other]).splitlines() == [
+        "9 held-out prompts, 2 to 4 samples each; percent, 95 % intervals",
+        "source  step                avg                pass@4",
+        "a          7  50.0 [25.0, 75.0]  100.0 [100.0, 100.0]",
+        "long/b    12                  -                     -",
+    ]
+    with pytest.raises(ValueError, match="long/b is evaluated on other prompts than a"):
+        evaluation.side_by_side([one, other | {"prompts_digest": "y"}])
+
+
 def test_an_evaluation_of_nothing_has_a_table_too():
     nothing = {"mean": None, "low": None, "high": None, "n": 0}
     text = evaluation.table({"step": 1, "samples": 1, "parsed": 0.0, "unscorable": 4, **nothing})

@@ -1,5 +1,6 @@
 """What a folder is told before a run touches it."""
 
+import dataclasses
 import signal
 import sys
 import threading
@@ -12,9 +13,13 @@ from jrl.config import load, to_gin, to_json
 from jrl.experiment import FREE, TABLES, Config, config_classes
 from jrl.plugins import load_parts
 from jrl.run.identity import RefusedIdentity, check_not_foreign, identify, places_of, refuse_another, remove_unbegun
+from jrl.run.job import data_fingerprint, open_streams, stored_sources
 from jrl.run.report.manifest import compare, make_manifest, write_manifest
 from jrl.run.report.text import printable_lines
 from jrl.run.signals import stop_on_signals
+from jrl.tasks.envs import ENVS, open_source
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tools.doctor import examine, stages
 
 pytestmark = pytest.mark.fast
@@ -107,7 +112,7 @@ def test_a_refusal_names_only_what_makes_another_run():
 
 def test_the_last_stage_may_go_on_and_no_other(tmp_path):
     load_ = lambda *bindings: load("configs/tiny.gin", [*WARM, *bindings], Config, config_classes(TABLES))
-    say = lambda config: identify(config, PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint="d"))
+    say = lambda config: identify(config, PARTS, SimpleNamespace(fingerprint="t"), "d")
     write_manifest(tmp_path / "manifest.json", say(load_()))
     refuse_another(tmp_path, say(longer := load_("Online.steps = 31")), longer)
     config = load_("warm/Offline.steps = 2", "Online.steps = 31")
@@ -127,14 +132,12 @@ def test_a_resume_by_another_kernel_is_a_warning(tmp_path, caplog):
     assert caplog.text == ""
     other = load_("Sampler.attention = 'ragged'", "warm/AdamW.memory = 'host'")
     refuse_another(tmp_path, say(other), other)
-    assert 'sampler.attention: "reference", now "ragged"' in caplog.text
+    assert 'sampler.attention: "auto", now "ragged"' in caplog.text
     assert 'stages.0.optimizer.memory: "device", now "host"' in caplog.text and len(caplog.records) == 2
 
 
 def test_data_may_be_moved_but_not_renamed_or_changed(tmp_path):
-    say = lambda path, data="d": identify(
-        config_of(path), PARTS, SimpleNamespace(fingerprint="t"), SimpleNamespace(fingerprint=data)
-    )
+    say = lambda path, data="d": identify(config_of(path), PARTS, SimpleNamespace(fingerprint="t"), data)
     config_of = lambda path: load(
         "configs/tiny.gin", ["Config.task = @Jsonl()", f"Jsonl.path = '{path}'"], Config, config_classes(TABLES)
     )
@@ -181,3 +184,33 @@ def test_a_closed_terminal_asks_the_run_to_save_unless_nohup_has_it_ignored():
 
 def test_error_text_keeps_its_lines_and_nothing_that_a_terminal_obeys():
     assert printable_lines("one\n\x1b[31mtwo" + "x" * 500) == "one\n\\x1b[31mtwo" + "x" * 500
+
+
+def sources_of(*tasks):
+    """A configuration whose Offline stages have these tasks (None: the run's), its sources, and those opened for it."""
+    task = lambda size: ENVS["Addition"].config(size=size)
+    one = load("configs/tiny.gin", WARM, Config, config_classes(TABLES))
+    (warm, *_) = one.stages
+    stages = tuple(dataclasses.replace(warm, name=f"s{i}", task=size and task(size)) for i, size in enumerate(tasks))
+    config = dataclasses.replace(one, task=task(9), stages=stages)
+    opened = []
+    open_ = lambda task: opened.append(task.size) or open_source(task, ENVS)
+    source = open_source(config.task, ENVS)
+    return config, source, stored_sources(config, source, open_), opened
+
+
+def test_a_stage_learns_from_its_own_examples_or_the_runs():
+    config, source, stored, opened = sources_of(None, 5, 9, 5, 4)
+    assert opened == [5, 4]  # each task once
+    assert [len(one) for one in stored] == [9, 5, 9, 5, 4]
+    assert stored[0] is stored[2] is source and stored[1] is stored[3]
+    streams = open_streams(config, source, stored, TOKENIZERS["Bytes"].build(Bytes(), ()))
+    assert [stream.get_state()["size"] for stream in streams] == [9, 9, 5, 9, 5, 4]
+
+
+def test_the_fingerprint_of_the_data_is_the_tasks_where_no_stage_has_its_own():
+    fingerprint = lambda *tasks: data_fingerprint(*(found := sources_of(*tasks))[:2], found[2])
+    (_, source, _, _) = sources_of(None)
+    assert fingerprint(None) == fingerprint(None, None) == source.fingerprint
+    others = [fingerprint(5), fingerprint(5, None), fingerprint(None, 5), fingerprint(5, 4), fingerprint(4, 5)]
+    assert len({*others, source.fingerprint}) == 5 and others[0] == others[1]

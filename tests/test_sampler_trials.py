@@ -207,3 +207,89 @@ def test_2000_random_cases_agree_with_the_learner_and_a_plain_forward(dtype):
         bar = {"float32": 2e-6, "float64": 1e-12, "bfloat16": np.inf}[dtype]
         assert worst <= bar and worst_packed <= bar and worst_truncated <= bar
         assert error <= 1.01
+
+
+TEMPERATURE = 0.8
+LAYOUT = Sampler(completion_length=12, slots=8, temperature=TEMPERATURE, top_p=0.7)
+
+
+def chosen(params, tokens, temperature=TEMPERATURE, cfg=CFG, of=None):
+    """Log-probs [N, T] of `of` (None: the tokens themselves) after the tokens before them."""
+    full = log_softmax(scores(params, tokens, cfg), temperature)
+    return np.take_along_axis(full, (tokens if of is None else of)[..., None], -1)[..., 0]
+
+
+def another(tokens, rows, columns, by=1):
+    """Returns tokens of which one a row is another."""
+    tokens = tokens.copy()
+    tokens[rows, columns] = (tokens[rows, columns] + by) % 512
+    return tokens
+
+
+def changed(params, name, change):
+    """Returns parameters with one leaf changed."""
+    return jax.tree_util.tree_map_with_path(lambda p, x: change(x) if name in jax.tree_util.keystr(p) else x, params)
+
+
+def neighbors_seen(params, tokens):
+    """Log-probs where every second row is packed behind the one before it, which it attends to."""
+    both = np.concatenate([tokens[0::2], tokens[1::2]], axis=1)
+    return np.stack([chosen(params, tokens)[0::2], chosen(params, both)[:, tokens.shape[1] :]], 1).reshape(tokens.shape)
+
+
+# What a learner may get wrong of the sampler's draws. Each is given (params, out, prompt lengths of the rows).
+SHAPES = {
+    "the base of the rotations": dict(rope_theta=9_900.0),
+    "the norms' epsilon": dict(norm_eps=1e-4),
+    "the scale of queries": dict(query_scale=0.36),
+    "a window": dict(window=6),
+    "a layer without rotation": dict(rotary_layers=(True, False)),
+    "a cap on attention": dict(attention_cap=20.0),
+    "a cap on logits": dict(logit_cap=60.0),
+    "another activation": dict(activation="gelu_tanh"),
+    "a scale of the embedding": dict(embed_scale=1.001),
+    "bfloat16": dict(dtype="bfloat16"),
+}
+FAULTS = {
+    "no temperature": lambda params, out, lengths: chosen(params, out.tokens, 1.0),
+    "another temperature": lambda params, out, lengths: chosen(params, out.tokens, 0.81),
+    "a column early": lambda params, out, lengths: np.roll(chosen(params, out.tokens), 1, axis=1),
+    "a column late": lambda params, out, lengths: np.roll(chosen(params, out.tokens), -1, axis=1),
+    "the token itself is seen": lambda params, out, lengths: chosen(params, np.roll(out.tokens, -1, 1), of=out.tokens),
+    "the next sample's": lambda params, out, lengths: np.roll(chosen(params, out.tokens), 1, axis=0),
+    "samples before prompts": lambda params, out, lengths: chosen(params, out.tokens).reshape(8, 2, -1).swapaxes(
+        0, 1).reshape(16, -1),
+    "the first token lost": lambda params, out, lengths: chosen(
+        params, another(out.tokens, np.arange(16), 0), of=out.tokens),
+    "the prompt's last token lost": lambda params, out, lengths: chosen(
+        params, another(out.tokens, np.arange(16), lengths - 1), of=out.tokens),
+    "a stale key": lambda params, out, lengths: chosen(
+        params, another(out.tokens, np.arange(16), lengths // 2, by=7), of=out.tokens),
+    "end tokens left out": lambda params, out, lengths: np.where(
+        np.isin(out.tokens, STOP_IDS), 0.0, chosen(params, out.tokens)),
+    "the truncated distribution": lambda params, out, lengths: out.truncated_logprobs,
+    "bits for nats": lambda params, out, lengths: chosen(params, out.tokens) / np.log(2),
+    "float16": lambda params, out, lengths: chosen(params, out.tokens).astype(np.float16),
+    "the row before it is seen": lambda params, out, lengths: neighbors_seen(params, out.tokens),
+    "a norm of one step before": lambda params, out, lengths: chosen(
+        changed(params, "final_norm", lambda x: x * 0.999), out.tokens),
+    "one matrix of one step before": lambda params, out, lengths: chosen(
+        changed(params, "down", lambda x: x * 0.999), out.tokens),
+    "rounded weights": lambda params, out, lengths: chosen(
+        changed(params, "", lambda x: x.astype(jnp.bfloat16).astype(x.dtype)), out.tokens),
+} | {
+    name: lambda params, out, lengths, change=change: chosen(
+        params, out.tokens, cfg=dataclasses.replace(CFG, **change)) for name, change in SHAPES.items()
+}  # fmt: skip
+
+
+def test_planted_disagreements_are_caught(trials):
+    params, batch = weights(), prompts(8, 6, 0)
+    out = run(batch, LAYOUT, params, samples=2)
+    lengths = np.repeat(batch.length, 2)
+    assert np.isin(out.tokens[out.action_mask], STOP_IDS).any()
+    allowed = 2e-6 * max(1.0, np.abs(scores(params, out.tokens)[out.action_mask]).max() / TEMPERATURE)
+    worst = lambda given: np.abs(out.sampler_logprobs - given)[out.action_mask].max()
+    assert worst(chosen(params, out.tokens)) <= allowed
+    trials(len(FAULTS))
+    assert [name for name, fault in FAULTS.items() if not worst(fault(params, out, lengths)) > allowed] == []

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
 
 import jrl
+from jrl.device.processes import rows_on_mesh
 from jrl.device.sharding import MeshShape, make_mesh
-from jrl.rollout.collect import on_device, padded
+from jrl.rollout.collect import padded, scores_to_learn_from
 from jrl.rollout.scoring import HostScores, Scoring, open_scoring
 from jrl.rollout.sources import LearnedScores, add_scores
 from jrl.rollout.token_rewards import span_rewards
@@ -43,6 +45,8 @@ def test_rewards_of_spans_by_hand():
     expected[0, 2 + 2], expected[0, 2 + 5] = 0.15, 0.15
     np.testing.assert_allclose(found, expected, atol=1e-7)
     assert found.dtype == np.float32
+    # Where nothing was sampled nothing is rewarded.
+    assert not span_rewards([((3, 0.15),)], tokens, np.zeros_like(actions), tokenizer).any()
 
 
 def test_a_character_of_several_tokens_is_completed_by_its_last_one():
@@ -156,7 +160,7 @@ def test_token_rewards_of_sources_are_added_and_a_masked_row_has_none():
     assert neither.token_reward is None
     mesh = make_mesh(MeshShape(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        found = on_device(padded(both, 1), ("role/a", "Later"), mesh)
+        found = scores_to_learn_from(padded(both, 1), ("role/a", "Later"), functools.partial(rows_on_mesh, mesh))
     np.testing.assert_array_equal(found.token_reward, [[2, 4], [0, 0], [0, 0]])
     np.testing.assert_array_equal(found.components["role/a"], [0, 0, np.nan])
     assert np.isnan(found.components["Later"]).all()

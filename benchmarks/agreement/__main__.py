@@ -70,7 +70,8 @@ def main() -> None:
     parser.add_argument("--python", help="interpreter of an environment with the libraries")
     parser.add_argument("--cache", help="folder of the environments that this command builds")
     args = parser.parse_args()
-    parts = {compare.name_of(part): part for part in compare.parts_compared()}
+    preferences = compare.preferences_compared()
+    parts = {part["function"].rpartition(":")[2]: part for part in compare.parts_compared()} | preferences
     unknown = set(args.only or ()) - set(parts) - {row.name for row in (*PREFERENCES, *ARRAY_ROWS)}
     if unknown:
         parser.error(f"no part has the function {', '.join(sorted(unknown))}: see `jrl list parts`")
@@ -97,7 +98,9 @@ def main() -> None:
     for name, part in parts.items():
         if args.only and name not in args.only:
             continue
-        if compare.loop_of(part) is None:
+        if name in preferences:
+            report(name, "loop", compare.against_preference_loop(part, args.cases, args.seed))
+        elif compare.loop_of(part) is None:
             report(name, "loop", None, "there is no loop for it")
         else:
             report(name, "loop", compare.against_loop(part, args.cases, args.seed))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +18,26 @@ from benchmarks.agreement.rows import FINISH, PREPARE, Row
 from jrl.algos.parts import PARTS, Part
 from jrl.ops import stored_advantages
 
-SECTIONS = ("A", "L", "K", "G", "V", "P")
+SECTIONS = ("A", "L", "K", "G", "V")
 BAR = 1e-5
 
 
-def parts_compared() -> list[Part]:
+def parts_compared(sections: Sequence[str] = SECTIONS) -> list[Part]:
     """Returns the parts of the sections that are compared, each function once. How data become rows is no formula."""
     formulas = [part for part in PARTS if not part["function"].startswith("jrl.tasks.data")]
-    parts = {part["function"]: part for part in reversed(formulas) if part["id"][0] in SECTIONS}
+    parts = {part["function"]: part for part in reversed(formulas) if part["id"][0] in sections}
     return list(reversed(parts.values()))
 
 
-def name_of(part: Part) -> str:
-    """Returns a part's function without its module, or the module of an objective's loss."""
-    module, function = part["function"].split(":")
-    return module.rpartition(".")[2] if function in preference_loops.OBJECTIVE_FUNCTIONS else function
+def preferences_compared() -> dict[str, Part]:
+    """Returns the parts of section P that have a loop, by the names of their functions or of their objectives."""
+    parts = {preference_loops.name_of(part): part for part in parts_compared("P")}
+    return {name: part for name, part in parts.items() if preference_loops.comparison_of(name) is not None}
 
 
 def loop_of(part: Part) -> Any:
-    """Returns the loop that computes a part, or None. Those of section P are in tables of their own."""
-    name = name_of(part)
-    if part["id"][0] == "P":
-        return preference_loops.comparison_of(name)
+    """Returns the loop that computes a part, or None."""
+    name = part["function"].rpartition(":")[2]
     return getattr(advantage_loops, name, None) or getattr(loss_loops, name, None)
 
 
@@ -59,11 +58,6 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def against_loop(part: Part, count: int, seed: int) -> tuple[float, float | None]:
     """Returns the largest differences between a part and its loop: of any output, and of the derivative, if any."""
-    if part["id"][0] == "P":
-        rng = np.random.default_rng([seed, zlib.crc32(name_of(part).encode())])
-        answers = loop_of(part)(part, count, rng)
-        worst = [max(map(difference, a, b), default=0.0) for a, b in answers]
-        return worst[0], worst[1] if len(worst) > 1 else None
     cases, loop = cases_of(part, count, seed), loop_of(part)
     expected = [loop(**each) for each in cases]
     # A loop of `loss_loops` that has a derivative returns it last.
@@ -79,8 +73,17 @@ def against_loop(part: Part, count: int, seed: int) -> tuple[float, float | None
     return value, difference(given_slopes, slopes) if differentiate else None
 
 
+def against_preference_loop(part: Part, count: int, seed: int) -> tuple[float, float | None]:
+    """Returns the same for a part of section P, whose cases are rows of pairs or of answers, or numbers."""
+    name = preference_loops.name_of(part)
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    answers = preference_loops.comparison_of(name)(part, count, rng)
+    worst = [max(map(difference, a, b), default=0.0) for a, b in answers]
+    return worst[0], worst[1] if len(worst) > 1 else None
+
+
 def part_of(name: str) -> Part:
-    return next(part for part in parts_compared() if name_of(part) == name)
+    return next(part for part in parts_compared() if part["function"].rpartition(":")[2] == name)
 
 
 def shared_cases(row: Row, count: int, seed: int) -> list[Case]:

@@ -473,6 +473,12 @@ def of_teacher_advantage(part: Part, count: int, rng: np.random.Generator) -> tu
     return (([np.asarray(teacher_advantage(old, teacher, mask))], [theirs]),)
 
 
+def name_of(part: Part) -> str:
+    """Returns a part's function without its module, or the module of an objective's loss."""
+    module, function = part["function"].split(":")
+    return module.rpartition(".")[2] if function in OBJECTIVE_FUNCTIONS else function
+
+
 def comparison_of(name: str) -> Callable[[Part, int, np.random.Generator], tuple[Answers, ...]] | None:
     """Returns what compares a part of section P with its loop, from the part, a number of cases and a generator."""
     if name == "win_probability":

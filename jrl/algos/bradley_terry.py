@@ -36,7 +36,8 @@ def sequence_loss(config: BradleyTerry, sequences: Sequences, state: PyTree) -> 
     """Returns P1 at the preferred sequence of every pair, 0 elsewhere, [..., S] float32; and its metrics."""
     score = jnp.where(sequences.mask, sequences.score, 0)
     other = other_of_pair(score, sequences)
-    preferred = sequences.mask & (sequences.label > 0.5)  # the loss of a pair is that of its preferred sequence
+    shorter = jnp.minimum(sequences.length, other_of_pair(sequences.length, sequences))  # a pair needs two answers
+    preferred = sequences.mask & (sequences.label > 0.5) & (shorter > 0)  # a pair's loss is at the preferred sequence
     difference = jnp.where(preferred, score - other, 0)
     loss = jax.nn.softplus(config.margin - difference)
     if config.center is not None:

@@ -86,6 +86,8 @@ def bundles(lengths: np.ndarray, prompts: np.ndarray, first: int, shape: Shape) 
     if shape.unit > 1:
         units = lengths.reshape(-1, shape.unit)
         return [Bundle(first + shape.unit * i, 0, tuple(map(int, unit))) for i, unit in enumerate(units)]
+    if shape.samples == 1:
+        return [Bundle(first + i, 0, (int(n),)) for i, n in enumerate(lengths)]
     out: list[Bundle] = []
     end = first + len(lengths)
     while first < end:
@@ -125,8 +127,9 @@ def pack_in_row(length: np.ndarray, starts: np.ndarray, first: int, shape: Shape
         if b.length == 0:
             continue
         root = shape.places + 1 + p  # of a prefix: neither a sequence's place nor padding
-        pieces.append(Piece(r, s, b.first, 0, b.shared, root, root))
-        s += b.shared
+        if b.shared:
+            pieces.append(Piece(r, s, b.first, 0, b.shared, root, root))
+            s += b.shared
         for i, n in enumerate(b.lengths):
             pieces.append(Piece(r, s, b.first + i, b.shared, b.shared + n, p + i, root if b.shared else p + i))
             s += n

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jrl.device.sharding import constrain, einsum, gather, per_shard, take_rows
 from jrl.models import experts
-from jrl.models.attention import cudnn, linear
+from jrl.models.attention import cudnn, fused, linear
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
 from jrl.models.attention.reference import attend
@@ -336,12 +336,17 @@ def _attention(
     def normed(x: Array, name: str) -> Array:
         return x if cfg.qk_norm is None else rms_norm(x, _weight(weights[name_of(name)], cfg), cfg.norm_eps)
 
-    q = project("q", "heads")
-    if variant.shared:
+    if fused.QKV in weights:
+        scale = _weight(weights[fused.QK_NORM], cfg) if fused.QK_NORM in weights else None
+        both, v = fused.project(h, weights, cfg, scale)
+        q, k = fused.split(_rotate(both, rotary, kind), weights, cfg)
+    elif variant.shared:
+        q = project("q", "heads")
         q = normed(plus(q, weights, name_of("q_bias")), "q_norm")
         q = _rotate(q, rotary, kind)
         k, v = (None, None) if cache is not None else shared_kv
     else:
+        q = project("q", "heads")
         k = project("k", "kv_heads")
         v = project("v", "kv_heads") if name_of("v") in weights else k
         q, k, v = (plus(x, weights, name_of(f"{name}_bias")) for x, name in ((q, "q"), (k, "k"), (v, "v")))
@@ -349,6 +354,7 @@ def _attention(
         if cfg.value_norm:
             v = rms_norm(v, jnp.ones(v.shape[-1], v.dtype), cfg.norm_eps)
         q, k = _rotate(q, rotary, kind), _rotate(k, rotary, kind)
+    if not variant.shared:
         # Heads before columns: one head's keys are contiguous, and a decode step reads them without a copy.
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cache is not None:

@@ -52,7 +52,7 @@ def correlation(a: Array, b: Array, valid: Array) -> Array:
       a, b: [N] float; may be NaN where not valid. valid: [N] bool.
     """
     varied = lambda x: jnp.max(jnp.where(valid, x, -jnp.inf)) > jnp.min(jnp.where(valid, x, jnp.inf))  # exactly (E1)
-    center = lambda x: jnp.where(valid, reduce.widen(x) - reduce.masked_mean(x, valid), 0)
+    center = lambda x: jnp.where(valid, x - reduce.masked_mean(x, valid), 0)
     x, y = center(a), center(b)
     norm = jnp.sqrt((x * x).sum()) * jnp.sqrt((y * y).sum())
     return jnp.where(varied(a) & varied(b), (x * y).sum() / norm, 0)

@@ -52,7 +52,7 @@ def kl_in_reward(
     an empty row on the last column.
     """
     penalty = -beta * kl.k1(old_logprobs, ref_logprobs, action_mask)
-    final = jnp.where(last_action(action_mask), reduce.widen(reward)[:, None], 0)
+    final = jnp.where(last_action(action_mask), reward[:, None], 0)
     return jax.lax.stop_gradient(penalty + final)
 
 

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.device.processes import ONE, Processes, fetch, place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range
+from jrl.rollout.scoring import HostScores, Scorer, ScoringTicket, check_range, scores_of_all
 from jrl.rollout.sources import Completions, RewardSource, add_scores
 from jrl.rollout.stop_strings import StopTable
 from jrl.rollout.strategies import strategy_of
@@ -42,6 +43,7 @@ class PromptSampler:
     key: Array  # root of every draw
     params: SamplingParams
     stop_table: StopTable | None
+    place: Callable[[np.ndarray], Array]  # puts what is known of a draw's rows where learning takes it from
     prompts: int  # a draw
     samples: int  # of each prompt
     prompt_length: int
@@ -50,6 +52,8 @@ class PromptSampler:
     strategy: Any = None  # its configuration; None: each completion is drawn by itself
     segments: int = 1  # in how many calls a completion is drawn, each by its own weights
     next_segment: Callable[..., Rollout] | None = None  # draws one of them after the first; None: there is one
+    processes: Processes = ONE  # of the run; each decodes and scores its own rows
+    decodes_all: bool = True  # this process decodes the rows of the others too, which the run stores or shows
 
 
 class Draw(NamedTuple):
@@ -65,8 +69,9 @@ class Submitted(NamedTuple):
 
     drawn: Draw
     host: dict[str, np.ndarray]  # the rollout's fields ON_HOST
-    texts: list[str]  # completion of every sequence that is not padding, what began it included
-    ticket: ScoringTicket  # of the last attempts of all sequences, then of the first ones where there are two
+    texts: list[str]  # completion of every sequence that is not padding, what began it included; "" where not decoded
+    # Of the last attempts of `own_rows`, then of the first ones where there are two; None: nothing scores them.
+    ticket: ScoringTicket | None
     others: list[Any]  # tickets of the other sources of rewards
 
 
@@ -88,7 +93,7 @@ def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     position, visits = next_visits(sampler)
     begun = [visit._replace(prompt=visit.prompt + prefix_of(sampler, visit)) for visit in visits]
     prompts = place_prompts(begun, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
-    stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
+    stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
     return Draw(rollout, visits, position)
 
@@ -97,8 +102,8 @@ def draw_further(sampler: PromptSampler, drawn: Draw, weights: PyTree, version: 
     """Dispatches the next segment of a draw that was begun, and returns at once."""
     uid = np.zeros((*drawn.rollout.length.shape, 2), np.uint32)
     uid[: len(drawn.visits) * sampler.samples] = np.repeat([visit.uid for visit in drawn.visits], sampler.samples, 0)
-    uid = jax.device_put(uid, batch_sharding(sampler.mesh, 2))
-    stream = jax.device_put(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
+    uid = place_on_mesh(uid, batch_sharding(sampler.mesh, 2))
+    stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.next_segment(weights, drawn.rollout, uid, sampler.key, stream, version, sampler.params)
     return drawn._replace(rollout=rollout)
 
@@ -156,20 +161,33 @@ def submit(
     Args:
       completions: (draw, its fields on the host, texts) -> what sources beside the verifiers are given.
     """
-    host = jax.device_get({name: getattr(drawn.rollout, name) for name in ON_HOST})
+    host = fetch({name: getattr(drawn.rollout, name) for name in ON_HOST})
     rows = range(len(drawn.visits) * samples)
+    scored_here = own_rows(sampler, drawn.visits, samples)
+    decoded = set(rows if sources or sampler.decodes_all else scored_here)
     visits = [drawn.visits[row // samples] for row in rows]
     text_of = lambda row, columns: sampler.tokenizer.decode(host["tokens"][row][columns].tolist())
     attempts = strategy_of(sampler.strategy).attempts
     scored = [scored_columns(host, row, len(visit.prompt), attempts) for row, visit in zip(rows, visits)]
-    texts = [text_of(row, slice(len(visit.prompt), host["length"][row])) for row, visit in zip(rows, visits)]
+    texts = [
+        text_of(row, slice(len(visit.prompt), host["length"][row])) if row in decoded else ""
+        for row, visit in zip(rows, visits)
+    ]
     # The last attempts first, which is all there is of most strategies.
-    in_turn = [[text_of(row, scored[row][k]) for row in rows] for k in reversed(range(attempts))]
-    keys = [(visit.uid, row % samples) for row, visit in zip(rows, visits)]
-    examples = [visit.example for visit in visits]
+    in_turn = [[text_of(row, scored[row][k]) for row in scored_here] for k in reversed(range(attempts))]
+    keys = [(visits[row].uid, row % samples) for row in scored_here]
+    examples = [visits[row].example for row in scored_here]
     ticket = scorer.submit([*itertools.chain(*in_turn)], examples * attempts, keys * attempts)
-    batch = completions(drawn, host, in_turn[0]) if sources else None
+    alone = len(scored_here) == len(rows)
+    last = lambda: in_turn[0] if alone else [text_of(row, scored[row][-1]) for row in rows]
+    batch = completions(drawn, host, last()) if sources else None
     return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources])
+
+
+def own_rows(sampler: PromptSampler, visits: Sequence[Visit], samples: int) -> range:
+    """Returns the rows of a draw that this process scores: those of its share of the prompts."""
+    share = sampler.processes.share(len(visits))
+    return range(share.start * samples, share.stop * samples)
 
 
 def scored_columns(host: dict[str, np.ndarray], row: int, start: int, attempts: int) -> list[np.ndarray]:
@@ -207,7 +225,8 @@ def collect(
     drawn, texts, host = submitted.drawn, submitted.texts, submitted.host
     attempts = strategy_of(sampler.strategy).attempts
     if attempts > 1:
-        scores = last_of_two(scores, len(texts))
+        scores = last_of_two(scores, len(own_rows(sampler, drawn.visits, samples)))
+    scores = scores_of_all(scores, sampler.processes)
     if scores.spans is not None:
         written = np.zeros(host["tokens"].shape, bool)
         for row in range(len(texts)):
@@ -223,13 +242,50 @@ def collect(
     scores = padded(scores, missing)
     return Collected(
         drawn.rollout,
-        on_device(scores, sampler.components, sampler.mesh),
+        scores_to_learn_from(scores, sampler.components, sampler.place),
         submitted.host,
         scores,
         drawn.visits,
         texts + [""] * missing,
         verdict_metrics(scores, drawn.visits, samples)
         | prefix_metrics(sampler, drawn.visits, host["action_mask"], samples),
+        samples,
+    )
+
+
+def unsubmitted(drawn: Draw) -> Submitted:
+    """Returns a draw that nothing scores."""
+    host = {name: getattr(drawn.rollout, name) for name in ON_HOST}
+    return Submitted(drawn, host, [""] * len(host["length"]), None, [])
+
+
+def unscored(submitted: Submitted, samples: int, sampler: PromptSampler, *, rewards_tokens: bool) -> Collected:
+    """Returns a draw of which no row counts, so that nothing is learned from it.
+
+    Args:
+      rewards_tokens: scores of the stage have rewards of tokens.
+    """
+    shape = submitted.host["tokens"].shape
+    zeros = np.zeros(shape[0], np.float32)
+    scores = HostScores(
+        reward=zeros,
+        valid=np.zeros(shape[0], bool),
+        verdict=np.full(shape[0], Status.VERIFIER_ERROR, np.int8),
+        outcome=zeros,
+        components={},
+        details=[""] * shape[0],
+        counts={},
+        replayed=0,
+        token_reward=np.zeros(shape, np.float32) if rewards_tokens else None,
+    )
+    return Collected(
+        submitted.drawn.rollout,
+        scores_to_learn_from(scores, sampler.components, sampler.place),
+        submitted.host,
+        scores,
+        submitted.drawn.visits,
+        submitted.texts,
+        {},
         samples,
     )
 
@@ -316,7 +372,7 @@ def filled(rounds: list[Collected], kept: list[list[int]], samples: int, sampler
 
 def groups_with_signal(round_: Collected, keep: Array, samples: int) -> list[int]:
     """Returns the groups of a round that the objective would learn from. keep: [N] bool."""
-    groups = jax.device_get(keep).reshape(-1, samples).any(axis=1)
+    groups = fetch(keep).reshape(-1, samples).any(axis=1)
     return [g for g in np.flatnonzero(groups).tolist() if g < len(round_.visits)]
 
 
@@ -329,15 +385,14 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     rows = [(r, g * samples + k) for r, g in chosen for k in range(samples)]
     pad = rounds[0].host["length"].shape[0] - len(rows)
     rows += [(0, num_groups * samples + k) for k in range(pad)]
-    fetched = [jax.device_get(fields(round_.rollout)) for round_ in rounds]
+    fetched = [fetch(fields(round_.rollout)) for round_ in rounds]
     taken = {name: np.stack([fetched[r][name][i] for r, i in rows]) for name in fetched[0]}
     taken["group"] = (np.arange(len(rows)) // samples).astype(taken["group"].dtype)
-    place = lambda x: jax.device_put(x, batch_sharding(sampler.mesh, x.ndim))
     scores = chosen_scores([round_.host_scores for round_ in rounds], rows)
     visits = [rounds[r].visits[g] for r, g in chosen]
     return Collected(
-        rollout=rounds[0].rollout.replace(**{name: place(value) for name, value in taken.items()}),
-        scores=on_device(scores, sampler.components, sampler.mesh),
+        rollout=rounds[0].rollout.replace(**{name: sampler.place(value) for name, value in taken.items()}),
+        scores=scores_to_learn_from(scores, sampler.components, sampler.place),
         host={name: taken[name] for name in ON_HOST},
         host_scores=scores,
         visits=visits,
@@ -348,14 +403,14 @@ def merge(rounds: list[Collected], kept: list[list[int]], samples: int, sampler:
     )
 
 
-def on_device(scores: HostScores, components: Sequence[str], mesh: Mesh) -> Scores:
-    """Returns what learning needs of the scores, cut over the batch axes.
+def scores_to_learn_from(scores: HostScores, components: Sequence[str], place: Callable[[np.ndarray], Array]) -> Scores:
+    """Returns what learning needs of the scores.
 
     Args:
       components: the names of those that learning may see, whatever verifiers have been met since the run began.
+      place: puts an array, by row, where learning takes it from.
     """
     nothing = np.full(scores.reward.shape, np.nan, np.float32)
-    place = lambda x: jax.device_put(x, batch_sharding(mesh, x.ndim))
     return Scores(
         reward=place(scores.reward),
         valid=place(scores.valid),
@@ -435,5 +490,5 @@ def fields(rollout: Rollout) -> dict[str, Array]:
     return {
         name: value
         for name, value in vars(rollout).items()
-        if value is not None and isinstance(value, jax.Array) and jnp.ndim(value) > 0
+        if isinstance(value, jax.Array | np.ndarray) and jnp.ndim(value) > 0
     }

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.device.processes import ONE, Processes, fetch, place_on_mesh
 from jrl.device.sharding import replicated
 from jrl.ops import statistics
 from jrl.rollout.collect import ON_HOST, completion_text
 from jrl.rollout.prompts import EVAL_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams
-from jrl.rollout.scoring import Scorer
+from jrl.rollout.scoring import Scorer, scores_of_all
 from jrl.rollout.stop_strings import StopTable
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.stopping import Stop, check_stop, never
@@ -40,6 +40,7 @@ class Evaluator:
     samples: int  # of each prompt
     batch: int  # prompts sampled at once
     prompt_length: int
+    processes: Processes = ONE  # of the run; each scores its own rows
 
 
 def measure(
@@ -63,8 +64,8 @@ def measure(
     Raises: StopRequested where `stop` says so.
     """
     e = evaluator
-    stream = jax.device_put(np.uint32(EVAL_STREAM), replicated(e.mesh))
-    version = jax.device_put(np.int32(0), replicated(e.mesh))
+    stream = place_on_mesh(np.uint32(EVAL_STREAM), replicated(e.mesh))
+    version = place_on_mesh(np.int32(0), replicated(e.mesh))
     pending = []
     for start in range(0, len(visits), e.batch):
         check_stop(stop, "evaluating")
@@ -72,13 +73,14 @@ def measure(
         part = visits[start : start + e.batch]
         prompts = place_prompts(part, e.batch, e.prompt_length, e.tokenizer.pad_id, e.mesh)
         rollout = e.program(weights, prompts, e.key, stream, version, e.params, e.stop_table, None)
-        host = jax.device_get({name: getattr(rollout, name) for name in ON_HOST})
-        rows = range(len(part) * e.samples)
-        texts = [completion_text(e.tokenizer, host, row) for row in rows]
+        host = fetch({name: getattr(rollout, name) for name in ON_HOST})
+        share = e.processes.share(len(part))
+        rows = range(share.start * e.samples, share.stop * e.samples)
+        texts = [completion_text(e.tokenizer, host, row) for row in range(len(part) * e.samples)]
         examples = [part[row // e.samples].example for row in rows]
         keys = [(part[row // e.samples].uid, row % e.samples) for row in rows]
-        pending.append((scorer.submit(texts, examples, keys), texts))
-    scores = [scorer.collect(ticket, stop) for ticket, _ in pending]
+        pending.append((scorer.submit(texts[rows.start : rows.stop], examples, keys), texts))
+    scores = [scores_of_all(scorer.collect(ticket, stop), e.processes) for ticket, _ in pending]
     texts = [text for _, part in pending for text in part]
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
     rewards = np.where(by_prompt("valid"), by_prompt("reward"), np.nan)

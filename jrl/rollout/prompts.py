@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.device.processes import rows_on_mesh
 from jrl.device.sharding import batch_sharding, batch_shards
 from jrl.tasks.data.prompts import Visit
-from jrl.types import Array, PromptBatch
+from jrl.types import PromptBatch
 
 # Streams separate the draws for one prompt in training, evaluation and interactive use.
 TRAIN_STREAM, EVAL_STREAM, INTERACTIVE_STREAM = 0, 1, 2
@@ -37,14 +39,15 @@ def prompt_batch(visits: Sequence[Visit], *, prompt_length: int, pad_id: int) ->
 
 def place_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
     """Returns prompts on the device, sharded over the batch axes; missing ones are prompts of length 0."""
+    host = padded_prompts(visits, count, width, pad_id, mesh)
+    return jax.tree.map(functools.partial(rows_on_mesh, mesh), host)
+
+
+def padded_prompts(visits: Sequence[Visit], count: int, width: int, pad_id: int, mesh: Mesh) -> PromptBatch:
+    """Returns what `place_prompts` does, on the host."""
     host = prompt_batch(visits, prompt_length=width, pad_id=pad_id)
     rows = -(-count // batch_shards(mesh)) * batch_shards(mesh)
-
-    def place(x: np.ndarray) -> Array:
-        full = np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)])
-        return jax.device_put(full, batch_sharding(mesh, full.ndim))
-
-    return jax.tree.map(place, host)
+    return jax.tree.map(lambda x: np.concatenate([x, np.zeros((rows - len(x), *x.shape[1:]), x.dtype)]), host)
 
 
 def abstract_prompts(count: int, width: int, mesh: Mesh) -> PromptBatch:

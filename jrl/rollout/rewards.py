@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jrl.device.processes import fetch, place_on_mesh
 from jrl.device.sharding import batch_sharding, batch_shards, constrain, replicated
 from jrl.models import decoder
 from jrl.models.heads import REWARD, read_head
@@ -127,7 +128,7 @@ def open_classifier(
         together = lambda *arrays: aggregate(config.ensemble, each(*arrays))
         names, weights = names if len(labels) > 1 else ("RewardModel",), config.weights
     else:
-        place = lambda x: jax.device_put(x, replicated(mesh))
+        place = lambda x: place_on_mesh(x, replicated(mesh))
         params = {**params, GATE: jax.tree.map(place, load_gate(config.gate, labels, cfg.width))}
         together = functools.partial(gated, gate=config.gate, labels=labels, cfg=cfg, pad_id=pad_id)
         names, weights = ("RewardModel", *names), (*config.weights, *(0.0 for _ in labels))
@@ -213,7 +214,7 @@ def normalization(
 
 def normalized(opened: OpenClassifier, center: np.ndarray, scale: np.ndarray) -> OpenClassifier:
     """Returns the reward model with its members' scores put on one scale. center, scale: [members, labels]."""
-    place = lambda x: jax.device_put(np.asarray(x, np.float32), replicated(opened.mesh))
+    place = lambda x: place_on_mesh(np.asarray(x, np.float32), replicated(opened.mesh))
     of_one = (lambda x: x[0]) if len(center) == 1 else (lambda x: x)
     return opened._replace(params={**opened.params, CENTER: place(of_one(center)), SCALE: place(of_one(scale))})
 
@@ -281,7 +282,7 @@ def _scores(params: PyTree, hidden: Array, tokens: Array, length: Array, pad_id:
     if pad_id is not None:
         read = read & (tokens != pad_id)
     last = _state_at(hidden, jnp.where(read, columns, 0).max(1, keepdims=True))
-    scores = read_head(params[REWARD], last).mean(0).astype(jnp.float32)
+    scores = read_head(params[REWARD], last)[0].astype(jnp.float32)  # a published head has one member
     return standardized(scores, params[CENTER], params[SCALE]) if CENTER in params else scores
 
 
@@ -303,7 +304,7 @@ def dispatch(
         if opened.gated:
             arrays.append(np.ones(opened.batch, np.int32))
             arrays[-1][: len(part)] = prompt_lengths[start : start + opened.batch]
-        place = lambda x: jax.device_put(x, batch_sharding(opened.mesh, x.ndim))
+        place = lambda x: place_on_mesh(x, batch_sharding(opened.mesh, x.ndim))
         with jax.set_mesh(opened.mesh):
             outputs.append(opened.program(opened.params, *map(place, arrays)))
     return outputs
@@ -318,7 +319,7 @@ def classify(opened: OpenClassifier, sequences: Sequence[Sequence[int]], rows: i
     outputs = dispatch(opened, sequences)
     if not outputs:
         return np.zeros((0, len(opened.labels)), np.float32)
-    return np.concatenate(jax.device_get(outputs), axis=rows).take(range(len(sequences)), axis=rows)
+    return np.concatenate(fetch(outputs), axis=rows).take(range(len(sequences)), axis=rows)
 
 
 class _Dispatched(NamedTuple):
@@ -343,7 +344,7 @@ def reward_model_source(opened: OpenClassifier) -> RewardSource:
         good = [row for row, problem in enumerate(problems) if not problem]
         values = np.full((len(problems), len(opened.names)), np.nan, np.float32)
         if good:
-            values[good] = np.concatenate(jax.device_get(ticket.labels))[: len(good)]
+            values[good] = np.concatenate(fetch(ticket.labels))[: len(good)]
         for row in good:
             if not np.isfinite(values[row]).all():
                 problems[row] = f"its labels are {', '.join(map(str, values[row]))}, which are not numbers"

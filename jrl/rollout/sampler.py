@@ -26,7 +26,9 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
+from jrl.models.attention.fused import fused
 from jrl.models.attention.kernels import OneToken
 from jrl.models.contract import Layout, Model, has_state, unstack_cache
 from jrl.models.mixture import Pair, mixture
@@ -107,7 +109,7 @@ class SamplingParams:
 
 def params_on_device(config: Sampler, mesh: Mesh) -> SamplingParams:
     """Returns the sampler's traced part as arrays."""
-    number = lambda x, dtype: None if x is None else jax.device_put(dtype(x), replicated(mesh))
+    number = lambda x, dtype: None if x is None else place_on_mesh(dtype(x), replicated(mesh))
     return SamplingParams(
         temperature=number(config.temperature, np.float32),
         top_k=number(config.top_k, np.int32),
@@ -118,7 +120,7 @@ def params_on_device(config: Sampler, mesh: Mesh) -> SamplingParams:
 
 def untruncated(temperature: float | None, mesh: Mesh) -> SamplingParams:
     """Returns the sampling parameters of the policy at a temperature, never truncated; None: greedy."""
-    temperature = None if temperature is None else jax.device_put(np.float32(temperature), replicated(mesh))
+    temperature = None if temperature is None else place_on_mesh(np.float32(temperature), replicated(mesh))
     return SamplingParams(temperature=temperature, top_k=None, top_p=None, min_p=None)
 
 
@@ -126,7 +128,7 @@ def stop_table_on_device(config: Sampler, tokenizer: Any, mesh: Mesh) -> StopTab
     """Returns the stop strings' automaton on the device, or None where there are none."""
     if not config.stop_strings:
         return None
-    return jax.device_put(build(config.stop_strings, tokenizer.token_bytes()), replicated(mesh))
+    return place_on_mesh(build(config.stop_strings, tokenizer.token_bytes()), replicated(mesh))
 
 
 class BehaviorPolicy(NamedTuple):
@@ -276,6 +278,8 @@ def program(
     # 16 GiB a chip more for 8B over tensor 4.
     weights_fingerprint = fingerprint(by_role[POLICY])
     prepared = {role: model.prepare_for_decode(weights, model_cfg) for role, weights in by_role.items()}
+    if layout == "single_block":  # which an accelerator's kernel reads
+        prepared = {role: fused(*both, model_cfg) for role, both in prepared.items()}
     place = lambda names: jax.tree.map(lambda axes: spec(axes, GATHERED), names, is_leaf=_is_names)
     places = {role: place(names) for role, (_, names) in prepared.items()}
     params = jax.tree.map(jax.sharding.reshard, {role: weights for role, (weights, _) in prepared.items()}, places)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.device.processes import Processes
 from jrl.tasks.example import Example
 from jrl.tasks.rewards.weighted import LARGEST_REWARD, weighted_sum
 from jrl.tasks.stopping import Stop, never
@@ -33,6 +34,7 @@ __all__ = [
     "ScoringAbandoned",
     "ScoringStopped",
     "ScoringTicket",
+    "WorkersLost",
     "open_scoring",
 ]
 
@@ -63,6 +65,10 @@ class Scoring:
 
 class ScoringStopped(RuntimeError):
     """Too much of a batch was lost to failures that are not the model's. Nothing was learned from the batch."""
+
+
+class WorkersLost(ScoringStopped):
+    """Too much of a batch was lost to INFRA_ERROR: the workers are at fault, whatever the completions are."""
 
 
 class RewardOverflow(ScoringStopped):
@@ -178,7 +184,7 @@ class Scorer:
         Raises:
             ScoringAbandoned: `stop` returned True. Nothing of the batch is in the journal.
             ScoringStopped: more than `stop_above` of the rows were lost to INFRA_ERROR, or more than
-                `stop_above_verifier_errors` to VERIFIER_ERROR.
+                `stop_above_verifier_errors` to VERIFIER_ERROR. WorkersLost in the first case.
         """
         known, total = len(ticket.known), len(ticket.rows)
         report = None if progress is None else lambda done, _: progress(known + done, total)
@@ -217,7 +223,7 @@ class Scorer:
                 if status is Status.INFRA_ERROR
                 else "Fix the verifier; it should return 0 for a completion that it cannot parse"
             )
-            raise ScoringStopped(
+            raise (WorkersLost if status is Status.INFRA_ERROR else ScoringStopped)(
                 f"{len(lost)} of {len(verdicts)} completions ({len(lost) / len(verdicts):.0%}) {why}, above "
                 f"Scoring.{name} = {getattr(self._config, name)}. The first of {verifier} ({counts[verifier]}): "
                 f"{detail or 'no detail'}. {hint}"
@@ -312,6 +318,32 @@ class Scorer:
         return HostScores(reward, valid, status, outcome, components, details, counts, ticket.replayed, rewarded)
 
 
+def scores_of_all(scores: HostScores, processes: Processes) -> HostScores:
+    """Returns the scores of all processes, given those of each one's own rows, in the order of the processes."""
+    if processes.count == 1:
+        return scores
+    every = [HostScores(**found) for found in processes.exchange("scores", vars(scores))]
+    names = sorted({name for each in every for name in each.components})
+    nothing = lambda each: np.full(each.reward.shape, np.nan, np.float32)
+    joined = lambda name: np.concatenate([getattr(each, name) for each in every])
+    spans = None
+    if scores.spans is not None:
+        spans = [tuple((int(end), reward) for end, reward in row) for each in every for row in each.spans]
+    return HostScores(
+        reward=joined("reward"),
+        valid=joined("valid"),
+        verdict=joined("verdict"),
+        outcome=joined("outcome"),
+        components={
+            name: np.concatenate([each.components.get(name, nothing(each)) for each in every]) for name in names
+        },
+        details=[detail for each in every for detail in each.details],
+        counts={status.name: sum(each.counts[status.name] for each in every) for status in Status},
+        replayed=sum(each.replayed for each in every),
+        spans=spans,
+    )
+
+
 def check_range(scores: HostScores) -> HostScores:
     """Returns the scores. Raises RewardOverflow where a reward of a token that counts is beyond float32."""
     if scores.token_reward is not None:
@@ -330,6 +362,7 @@ def open_scoring(
     part_sources: Sequence[PartSource] = (),
     journal_path: str | os.PathLike[str] | None = None,
     *,
+    other_journals: Sequence[str | os.PathLike[str]] = (),
     also: Sequence[str] = (),
     pool: Pool | None = None,
 ) -> Scorer:
@@ -340,6 +373,7 @@ def open_scoring(
         verifier_table: name -> row, jrl's own and those of the run's parts.
         part_sources: the parts files that define verifiers, as text; the workers load them.
         journal_path: file of the verdicts that depended on the machine; None: no journal.
+        other_journals: files of other processes, whose verdicts are replayed too.
         also: names of verifiers that examples name. Others are loaded at their first example, which may take seconds,
             and add a name to `HostScores.components`.
         pool: workers that another scorer of the same configuration has started; None: they are started.
@@ -350,7 +384,7 @@ def open_scoring(
     table = merge(verifier_table)
     for verifier in config.verifiers:
         look_up(table, type(verifier).__name__, "Scoring.verifiers")
-    journal = None if journal_path is None else Journal(journal_path)
+    journal = None if journal_path is None else Journal(journal_path, other_journals)
     try:
         pool = pool or Pool(
             [row_of(verifier) for verifier in config.verifiers],

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from jrl.device.processes import fetch
 from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge
@@ -107,7 +107,7 @@ def roles_source(name: str, weight: float, scores: Callable[[TrainState, PackedB
     def collect(ticket: tuple[int, list[tuple[Array, Array]]]) -> LearnedScores:
         count, dispatched = ticket
         values = np.full(count, np.nan, np.float32)
-        for sequence, sequence_scores in jax.device_get(dispatched):
+        for sequence, sequence_scores in fetch(dispatched):
             placed = sequence < count
             values[sequence[placed]] = sequence_scores[placed]
         problems = ["" if np.isfinite(value) else f"its score is {value}" for value in values]

@@ -6,8 +6,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, replicated
 from jrl.learning.pack import PackingPlan, Shape, plan
+from jrl.types import PyTree
 
 
 def pack_plans(
@@ -18,6 +20,16 @@ def pack_plans(
     Args:
       lengths: [N] int, tokens of every sequence. prompts: [N] int, those before the first action.
     """
-    rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
-    place = lambda x: jax.device_put(x, rows if np.ndim(x) == 3 else replicated(mesh))
-    return [jax.tree.map(place, plan(lengths, shape, i, minibatches, prompts)) for i in range(minibatches)]
+    plans = host_plans(shape, minibatches, lengths, prompts)
+    return place_on_mesh(plans, plan_shardings(plans, mesh))
+
+
+def host_plans(shape: Shape, minibatches: int, lengths: np.ndarray, prompts: np.ndarray) -> list[PackingPlan]:
+    """Returns what `pack_plans` does, on the host."""
+    return [plan(lengths, shape, i, minibatches, prompts) for i in range(minibatches)]
+
+
+def plan_shardings(plans: PyTree, mesh: Mesh) -> PyTree:
+    """Returns how the arrays of packing plans are cut: those of rows as the packed rows are."""
+    rows, everywhere = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES)), replicated(mesh)
+    return jax.tree.map(lambda x: rows if np.ndim(x) == 3 else everywhere, plans)

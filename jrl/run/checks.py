@@ -20,7 +20,7 @@ def check_host(config: Config, mesh: Mesh) -> None:
     if getattr(config.model, "remat", None) == "offload":
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:
-        check_host_memory(said, mesh.devices.flat[0])
+        check_host_memory(said, mesh.local_devices[0])
 
 
 def check_router(config: Config, cfg: Any) -> None:
@@ -50,6 +50,16 @@ def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
     if prefix_sharing == "cross_row" and cfg.linear is not None:
         raise ValueError("Learner.prefix_sharing='cross_row' is not supported by linear attention, which sees one row; "
                          "use 'in_row'")  # fmt: skip
+
+
+def check_logprobs(config: Config, cfg: Any) -> None:
+    """Raises ValueError for log-probs by the decoder's head where the model is another."""
+    for stage in config.stages:
+        if stage.learner.logprobs == "vocab_parallel" and not isinstance(cfg, Decoder):
+            raise ValueError(
+                f"Learner.logprobs='vocab_parallel' reads the head of jrl's decoder, and {type(cfg).__name__} is a "
+                "model of your own; use 'auto' or 'reference'"
+            )
 
 
 def check_cache(config: Config, cfg: Any, tensor: int) -> None:

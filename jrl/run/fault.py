@@ -54,6 +54,8 @@ class Replayed(NamedTuple):
 
 def begin_bundle(job: Job, progress: Progress) -> None:
     """Saves the state before the step that may be the last. What cannot be saved is told when the run stops."""
+    if job.processes.count > 1:  # of a bundle one process must hold all arrays
+        return
     folder = _unfinished(job)
     paths.remove_tree(folder)
     job.display.phase("saving the state before a step that may not be finite")
@@ -66,7 +68,8 @@ def begin_bundle(job: Job, progress: Progress) -> None:
 
 def discard(job: Job) -> None:
     """Removes what `begin_bundle` saved, where the run goes on or begins again."""
-    paths.remove_tree(_unfinished(job))
+    if job.processes.writer:
+        paths.remove_tree(_unfinished(job))
 
 
 def stopped(job: Job, progress: Progress, step: Step) -> StopRun:

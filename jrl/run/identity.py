@@ -17,7 +17,6 @@ from jrl.models.pretrained.published import Published, companions_of
 from jrl.plugins import Parts, part_files
 from jrl.run.checkpoints.run_state import list_steps
 from jrl.run.report.manifest import compare, make_manifest, read_manifest, write_manifest
-from jrl.tasks.envs.contract import Source
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +38,13 @@ def with_saved_model(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder / PUBLISHED)))
 
 
-def identify(config: Config, parts: Parts, tokenizer: Any, source: Source) -> dict[str, Any]:
-    """Returns the manifest: what the run is, and where it runs."""
+def identify(config: Config, parts: Parts, tokenizer: Any, data: str) -> dict[str, Any]:
+    """Returns the manifest: what the run is, and where it runs. data: the fingerprint of its examples."""
     return make_manifest(
         config_identity=gin.identity(without_last_steps(config), FREE),
         config=gin.to_json(config),
         tokenizer=tokenizer.fingerprint,
-        data=getattr(source, "fingerprint", ""),
+        data=data,
         parts=parts.hashes,
         seed=config.run.seed,
         mesh=dataclasses.asdict(config.mesh),

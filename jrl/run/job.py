@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
+from jrl.device.processes import ONE, Processes, place_on_mesh, rows_on_mesh
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
 from jrl.experiment import (
@@ -48,10 +49,19 @@ from jrl.rollout.sources import ROLE_ENSEMBLE, RewardSource, judge_source, roles
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import programs
+from jrl.run.agreement import (
+    check_covered,
+    check_several,
+    check_shared_folder,
+    facts,
+    journal_name,
+    other_journals,
+    with_place,
+)
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_router, check_shared
+from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared
 from jrl.run.identity import (
     check_not_foreign,
     identify,
@@ -66,7 +76,7 @@ from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import starts
 from jrl.run.programs import Programs
-from jrl.run.report.display import Display, open_display
+from jrl.run.report.display import Display, no_display, open_display
 from jrl.run.report.memory import PeakMemory
 from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
@@ -79,7 +89,7 @@ from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stream import ENOUGH_SEEN, Stream, open_stream
 from jrl.tasks.data.survey import answered_conversations, texts_of
-from jrl.tasks.envs.contract import Source, named_verifiers, tasks_of
+from jrl.tasks.envs.contract import Source, digest_of, named_verifiers, tasks_of
 from jrl.tasks.envs.mixture import open_source
 from jrl.tasks.judges import OpenJudge, open_judges
 from jrl.tasks.stopping import Stop
@@ -111,6 +121,7 @@ class Job:
     policy: Policy
     folder: Path
     source: Source
+    stored: Sequence[Source]  # of every Offline stage, in their order
     stream: Stream  # of the prompts that Online stages sample
     stages: tuple[OfflineStage | OnlineStage, ...]
     scorer: Scorer
@@ -121,6 +132,7 @@ class Job:
     memory: PeakMemory
     stop: threading.Event  # someone asked the run to stop
     key: Array  # root of every draw
+    processes: Processes
     published: Published | None  # the weights that the run begins with; None: random ones
     origin: Origin | None  # the other run whose weights it begins with
     # What the loop moves.
@@ -151,6 +163,14 @@ class Job:
     def total(self) -> int:
         """Steps of all stages."""
         return sum(stage.steps for stage in self.config.stages)
+
+    def stopping(self) -> bool:
+        """Whether any process was asked to stop. All of them ask, at the same places."""
+        return self.processes.any("stop", self.stop.is_set())
+
+    def stop_alone(self) -> bool:
+        """Whether a run of one process was asked to stop. One of several ends its step first, as the others do."""
+        return self.processes.count == 1 and self.stop.is_set()
 
     def held_out(self) -> list[Visit]:
         """Returns the held-out prompts of the evaluation; always the same."""
@@ -210,6 +230,7 @@ def open_policy(
         check_bytes(trained if frozen is None else frozen, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in)
     return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen))
@@ -227,6 +248,7 @@ def open_job(
     show: Callable[[int], Display] = open_display,
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
     beside: Job | None = None,
+    processes: Processes = ONE,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
@@ -236,40 +258,52 @@ def open_job(
       show: (steps of all stages) -> the display.
       programs_in: as in `open_policy`.
       beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
+      processes: those that train together, each with its own devices, in one folder that all of them see.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
     """
     opened = time.monotonic()
     with contextlib.ExitStack() as stack:
-        check_not_foreign(folder)
+        processes.agree("configuration and code", facts(config, parts, processes))
+        check_several(config, processes.count)
+        if processes.writer:
+            check_not_foreign(folder)
         check_writers(config.log.writers)
         if isinstance(config.model, Published) and begin_from is None and not paths.exists(folder / "manifest.json"):
             check_folder(config.model)
-        is_new = not paths.exists(folder)
-        folder = Path(paths.make_private_dir(folder))
-        lock = hold_run(folder)
-        stack.callback(lock.release)
-        if is_new:
-            stack.callback(remove_unbegun, folder)
-        display = show(sum(stage.steps for stage in config.stages))
+        if processes.writer:
+            is_new = not paths.exists(folder)
+            folder = Path(paths.make_private_dir(folder))
+            lock = hold_run(folder)
+            stack.callback(lock.release)
+            if is_new:
+                stack.callback(remove_unbegun, folder)
+        check_shared_folder(folder, processes)
+        display = show(sum(stage.steps for stage in config.stages)) if processes.writer else no_display()
+        display = with_place(display, processes)
         stack.callback(display.close)
         if isinstance(stop, StopRequest):
             stack.enter_context(stop.routed_to(display.notice))
         display.phase("data")
-        source = open_source(config.task, parts.tables["envs"], stop.is_set) if beside is None else beside.source
-        if source.counts:
-            counts = ", ".join(f"{count} {cause}" for cause, count in sorted(source.counts.items()))
-            display.note(f"{len(source)} examples; dropped or noticed: {counts}")
+        open_ = lambda task: open_source(task, parts.tables["envs"], stop.is_set)
+        source = open_(config.task) if beside is None else beside.source
+        stored = stored_sources(config, source, open_) if beside is None else beside.stored
+        for name, one in {"": source, **of_their_own(config, stored)}.items():
+            if one.counts:
+                counts = ", ".join(f"{count} {cause}" for cause, count in sorted(one.counts.items()))
+                display.note(f"{name}{': ' * bool(name)}{len(one)} examples; dropped or noticed: {counts}")
+        data = data_fingerprint(config, source, stored)
+        processes.agree("data", {"data": data, "examples": len(source)})
         origin = origin_of(folder, begin_from)
         if beside is not None:
             tokenizer = beside.tokenizer
             save_tokenizer(tokenizer, folder)
         elif origin is None:
-            tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set)
+            tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set, processes)
         else:
-            tokenizer = tokenizer_of_origin(origin.run, parts, folder)
-        manifest = {**identify(config, parts, tokenizer, source), **manifest_entry(origin)}
+            tokenizer = tokenizer_of_origin(origin.run, parts, folder, processes)
+        manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
         config = with_saved_model(config, folder)
@@ -279,9 +313,11 @@ def open_job(
         else:
             policy = dataclasses.replace(beside.policy, config=config)
         config = policy.config
-        for choice in policy.chosen if beside is None else ():
-            display.note(f"chosen: {sentence(choice)}")
+        if policy.chosen and beside is None:
+            display.note(f"chosen: {'; '.join(map(sentence, policy.chosen))}")
+        manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
+        check_covered(policy.mesh, processes)
         if config.teacher is not None and not paths.exists(folder / "manifest.json"):
             check_teacher(config, tokenizer, policy.mesh, parts.tables)
             needs = (row_of(parts.tables, "algos", one.objective).needs(one.objective) for one in config.stages)
@@ -293,8 +329,9 @@ def open_job(
             config.scoring,
             parts.tables["verifiers"],
             parts.sources,
-            folder / "journal.jsonl",
-            also=sorted(named_verifiers(source)),
+            folder / journal_name(processes.index),
+            other_journals=other_journals(folder, processes.index),
+            also=sorted(named_verifiers(source)),  # what stages learn from stored rows is not judged
             pool=None if beside is None else beside.scorer.pool,
         )
         stack.callback(scorer.close)
@@ -310,35 +347,42 @@ def open_job(
         for opened_judge in judges:
             stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
-        run_state = open_run_state(folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1])
+        run_state = open_run_state(
+            folder / "checkpoints", keep=config.checkpoint.keep, pinned=ends[:-1], processes=processes
+        )
         stack.callback(run_state.close)
-        key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
-        streams = open_streams(config, source, tokenizer)
-        stages = open_stages(policy, streams, scorer, classifier, judges, key)
+        key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
+        streams = open_streams(config, source, stored, tokenizer)
+        stages = open_stages(policy, streams, scorer, classifier, judges, key, processes)
         job = Job(
             policy=policy,
             folder=folder,
             source=source,
+            stored=stored,
             stream=streams[0],
             stages=stages,
             scorer=scorer,
             classifier=classifier,
-            evaluator=None if config.eval is None else open_evaluator(policy, key),
+            evaluator=None if config.eval is None else open_evaluator(policy, key, processes),
             run_state=run_state,
             display=display,
             memory=PeakMemory() if beside is None else beside.memory,  # of one process
             stop=stop,
             key=key,
+            processes=processes,
             opened=opened,
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
         )
-        if not paths.exists(folder / "manifest.json"):
-            if beside is None:  # another member has looked at the same data
-                preflight_data(job)
-            chosen = {choice.field: choice.value for choice in policy.chosen}
-            write_run_metadata(started, parts, folder, {**manifest, "chosen": chosen})
-        elif changes:
+        is_begun = paths.exists(folder / "manifest.json")
+        if not is_begun and beside is None:  # another member has looked at the same data
+            preflight_data(job)
+        processes.barrier("opened")  # what a process has to refuse, it has refused before the run is written down
+        if not is_begun:
+            if processes.writer:
+                write_run_metadata(started, parts, folder, manifest)
+            processes.barrier("written")
+        elif changes and processes.writer:
             job.record_change = functools.partial(record_change, started, parts, folder, manifest, changes)
         try:
             yield job
@@ -348,12 +392,44 @@ def open_job(
                     resource.close()
 
 
-def open_streams(config: Config, source: Source, tokenizer: Any) -> list[Stream]:
+def stored_sources(config: Config, source: Source, open_: Callable[[Any], Source]) -> list[Source]:
+    """Returns the examples of every Offline stage: of its own task, each of which is opened once, or of the run's.
+
+    Args:
+      source: of Config.task.
+    """
+    tasks = [stage.task for stage in config.stages if isinstance(stage, Offline)]
+    opened: list[tuple[Any, Source]] = [(None, source), (config.task, source)]
+    for task in tasks:
+        if all(task != other for other, _ in opened):
+            opened.append((task, open_(task)))
+    return [next(one for other, one in opened if task == other) for task in tasks]
+
+
+def of_their_own(config: Config, stored: Sequence[Source]) -> dict[str, Source]:
+    """Returns the examples of the Offline stages that have a task of their own, by the name of the stage."""
+    offline = [(name, s) for name, s in zip(stage_names(config.stages), config.stages) if isinstance(s, Offline)]
+    return {name: one for (name, stage), one in zip(offline, stored) if stage.task is not None}
+
+
+def data_fingerprint(config: Config, source: Source, stored: Sequence[Source]) -> str:
+    """Returns what names the examples of a run: those of Config.task, and of stages with tasks of their own."""
+    fingerprint = lambda one: getattr(one, "fingerprint", "")
+    own = of_their_own(config, stored)
+    if not own:
+        return fingerprint(source)
+    return digest_of("stages", fingerprint(source), *(f"{name}={fingerprint(one)}" for name, one in own.items()))
+
+
+def open_streams(config: Config, source: Source, stored: Sequence[Source], tokenizer: Any) -> list[Stream]:
     """Returns the walks over the training split: first that of the prompts that Online stages sample, then one for each
-    Offline stage, in their order."""
-    count = 1 + sum(isinstance(stage, Offline) for stage in config.stages)
+    Offline stage, in their order, over its examples in `stored`."""
+    count = 1 + len(stored)
     seeds = np.random.SeedSequence(config.run.seed).generate_state(max(count, 2))[:count]
-    streams = [open_stream(source, tokenizer, config.data, seed=int(seed), split="train") for seed in seeds]
+    streams = [
+        open_stream(one, tokenizer, config.data, seed=int(seed), split="train")
+        for one, seed in zip((source, *stored), seeds)
+    ]
     curricula = [stage.curriculum for stage in config.stages if isinstance(stage, Online) and stage.curriculum]
     if curricula:
         streams[0].outcomes = no_outcomes(tasks_of(source), curricula)
@@ -367,11 +443,12 @@ def open_stages(
     classifier: OpenClassifier | None,
     judges: Sequence[OpenJudge],
     key: Array,
+    processes: Processes = ONE,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
     """Returns the run's stages with all that their steps use."""
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
     everywhere = replicated(mesh)
-    number = lambda x: jax.device_put(np.float32(x), everywhere)
+    number = lambda x: place_on_mesh(np.float32(x), everywhere)
     names, stored = stage_names(config.stages), iter(streams[1:])
     table = stop_table_on_device(config.sampler, policy.tokenizer, mesh)
     stages: list[OfflineStage | OnlineStage] = []
@@ -407,6 +484,7 @@ def open_stages(
             stream=streams[0],
             tokenizer=policy.tokenizer,
             mesh=mesh,
+            place=functools.partial(rows_on_mesh, mesh),
             key=key,
             params=params_on_device(config.sampler, mesh),
             stop_table=table,
@@ -418,6 +496,8 @@ def open_stages(
             strategy=stage.strategy,
             segments=segments_of(stage, config),
             next_segment=own.next_segment,
+            processes=processes,
+            decodes_all=processes.writer and config.log.rollouts,
         )
         stages.append(
             OnlineStage(
@@ -462,7 +542,7 @@ def reward_sources(
     return (*([] if classifier is None else [reward_model_source(classifier)]), *map(judge_source, judges), *from_roles)
 
 
-def open_evaluator(policy: Policy, key: Array) -> Evaluator:
+def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:
     """Returns what evaluates a policy on held-out prompts, of a configuration with an Eval section."""
     config = policy.config
     return Evaluator(
@@ -475,10 +555,11 @@ def open_evaluator(policy: Policy, key: Array) -> Evaluator:
         samples=config.eval.samples,
         batch=config.eval.batch,
         prompt_length=config.data.prompt_length,
+        processes=processes,
     )
 
 
-def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, stop: Stop) -> Any:
+def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, stop: Stop, processes: Processes) -> Any:
     """Returns the run's tokenizer: the one in the folder, or one trained on the run's own texts and saved there."""
     saved = folder / "tokenizer"
     # Before the manifest, a folder belongs to no run. A tokenizer that was lost since is trained again; the manifest
@@ -487,17 +568,23 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, s
         return load_tokenizer(saved, parts.tables["tokenizers"])
     texts = texts_of(source, config.data, TOKENIZER_TEXTS, stop)
     tokenizer = row_of(parts.tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
-    save_tokenizer(tokenizer, folder)
-    return tokenizer
+    return shared_tokenizer(tokenizer, folder, processes)
 
 
-def tokenizer_of_origin(run: Path, parts: Parts, folder: Path) -> Any:
+def tokenizer_of_origin(run: Path, parts: Parts, folder: Path, processes: Processes) -> Any:
     """Returns the tokenizer of another run, saved in the folder of the one that begins with its weights."""
     saved = folder / "tokenizer"
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
     tokenizer = load_tokenizer(run / "tokenizer", parts.tables["tokenizers"])
-    save_tokenizer(tokenizer, folder)
+    return shared_tokenizer(tokenizer, folder, processes)
+
+
+def shared_tokenizer(tokenizer: Any, folder: Path, processes: Processes) -> Any:
+    """Returns the tokenizer, which one process saves. Raises ProcessesDisagree where another has a different one."""
+    processes.agree("tokenizer", {"tokenizer": tokenizer.fingerprint})
+    if processes.writer:
+        save_tokenizer(tokenizer, folder)
     return tokenizer
 
 
@@ -513,13 +600,16 @@ def preflight_data(job: Job) -> None:
     """Raises ValueError for data that a new run would stumble over later: no usable prompt, no stored row, nothing held
     out for evaluation, or nobody to judge the first. What it reads is read again by the run, from the start."""
     config, seed = job.config, job.config.run.seed
-    open_ = lambda: open_stream(job.source, job.tokenizer, config.data, seed=seed, split="train", stop=job.stop.is_set)
+    open_ = lambda source=job.source: open_stream(
+        source, job.tokenizer, config.data, seed=seed, split="train", stop=job.stop.is_set
+    )
+    stored = iter(job.stored)
     looked_at = min(len(job.source), ENOUGH_SEEN)
     for stage in job.stages:
         if isinstance(stage, OnlineStage) and stage.config.steps:
             job.scorer.rows_for(open_().next(looked_at)[0].example)
         elif isinstance(stage, OfflineStage):
-            visits = open_().next(LOOKED_AT)
+            visits = open_(next(stored)).next(LOOKED_AT)
             rows, left_out = stage.source.rows(stage.config.source, visits, job.tokenizer, stage.shape.width)
             if not len(rows.length):
                 causes = ", ".join(f"{count} {cause}" for cause, count in sorted(left_out.items()))

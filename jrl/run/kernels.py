@@ -75,7 +75,7 @@ def chosen_learner(learner: Learner, cfg: Any, platform: str, tensor: int) -> Le
 def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
     """Returns why attention over rows is not by the splash kernel; None where it is."""
     if platform != "tpu":
-        return f"the kernel is for TPUs, and these devices are {platform.upper()}s"
+        return f"no kernel for {platform.upper()}s"
     if (reason := not_ours(cfg)) is not None:
         return reason
     if cfg.attention_block is not None:
@@ -92,7 +92,7 @@ def no_splash(config: Config, cfg: Any, platform: str) -> str | None:
 def no_ragged(config: Config, cfg: Any, platform: str, tensor: int) -> str | None:
     """Returns why attention over the cache is not by the ragged kernel; None where it is."""
     if platform != "tpu":
-        return f"the kernel is for TPUs, and these devices are {platform.upper()}s"
+        return f"no kernel for {platform.upper()}s"
     if (reason := not_ours(cfg)) is not None:
         return reason
     if config.sampler.kv_layout != "token_major":

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.device.program_cache import Program, ProgramCache, shared_jit
@@ -46,19 +47,48 @@ class MemberPrograms:
         """Returns the shapes of what one run has, with the axis of members."""
 
         def widened(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            sharding = NamedSharding(shape.sharding.mesh, PartitionSpec(None, *shape.sharding.spec))
-            return jax.ShapeDtypeStruct((self.count, *shape.shape), shape.dtype, sharding=sharding)
+            return jax.ShapeDtypeStruct((self.count, *shape.shape), shape.dtype, sharding=over_one(shape.sharding))
 
         leaves, structure = jax.tree.flatten(tree)
         shared = shared_leaves(tree, self.shares_base)
         return jax.tree.unflatten(structure, [x if same else widened(x) for x, same in zip(leaves, shared)])
 
     def stack(self, trees: Sequence[PyTree]) -> PyTree:
-        """Returns what every member has of its own as one tree, on the device."""
+        """Returns what every member has of its own as one tree, on the device. For small trees: it goes over the host,
+        since a program that stacks would have an argument for every array of every member."""
         shared = shared_leaves(trees[0], self.shares_base)
         split = [_split(jax.tree.leaves(tree), shared) for tree in trees]
-        stacked = _stack([own for own, _ in split])
-        return jax.tree.unflatten(jax.tree.structure(trees[0]), _joined(stacked, split[0][1], shared))
+        first, same = split[0]
+        is_key = [_is_key(x) for x in first]
+        parts = [_split(own, is_key) for own, _ in split]
+        keys = [jnp.stack(of_members) for of_members in zip(*(keys for _, keys in parts))]
+        shardings = [over_one(x.sharding) for x, key in zip(first, is_key) if not key]
+        host = zip(*jax.device_get([rest for rest, _ in parts]))
+        rest = jax.device_put([np.stack(of_members) for of_members in host], shardings)
+        return jax.tree.unflatten(jax.tree.structure(trees[0]), _joined(_joined(rest, keys, is_key), same, shared))
+
+    def place(self, trees: Sequence[PyTree], shardings: PyTree) -> PyTree:
+        """Returns what every member has on the host as one tree, on the device.
+
+        Args:
+          shardings: of one member's arrays.
+        """
+        together = jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+        return jax.device_put(together, jax.tree.map(over_one, shardings))
+
+    def on_host(self, tree: PyTree) -> list[PyTree]:
+        """Returns what each member has of a tree, as views of one copy on the host. Keys stay on the device, and so
+        does what is shared."""
+        leaves, structure = jax.tree.flatten(tree)
+        shared = shared_leaves(tree, self.shares_base)
+        own, same = _split(leaves, shared)
+        is_key = [_is_key(x) for x in own]
+        rest, keys = _split(own, is_key)
+        rest, keys = jax.device_get(rest), _unstack(keys, self.count) if keys else [[]] * self.count
+        return [
+            jax.tree.unflatten(structure, _joined(_joined([x[i] for x in rest], keys[i], is_key), same, shared))
+            for i in range(self.count)
+        ]
 
     def unstack(self, tree: PyTree) -> list[PyTree]:
         """Returns what each member has of a tree, on the device; what is shared is not copied."""
@@ -148,9 +178,13 @@ def _joined(own: Sequence, same: Sequence, shared: list[bool]) -> list:
     return [next(same if is_same else own) for is_same in shared]
 
 
-@jax.jit
-def _stack(trees: list[list[jax.Array]]) -> list[jax.Array]:
-    return [jnp.stack(leaves) for leaves in zip(*trees)]
+def over_one(sharding: NamedSharding) -> NamedSharding:
+    """Returns how an array over members is placed, each of whose parts is placed so."""
+    return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 @functools.partial(jax.jit, static_argnums=1)

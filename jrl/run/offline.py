@@ -11,12 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.algos.contract import Objective
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Offline
 from jrl.learning.credit import StoredLabels
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.step import Learned, StageArrays, StagePrograms, learn_from_stored, prepare
-from jrl.run.batches import pack_plans
+from jrl.run.batches import host_plans, plan_shardings
 from jrl.tasks.data.stored import StoredSource, padded_rows
 from jrl.tasks.data.stream import Stream
 from jrl.types import Array, TrainState
@@ -65,21 +66,31 @@ class StoredBatch(NamedTuple):
 
 
 def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
-    """Returns the next stored rows of the training split, counts of those left out, as metrics, and the id of every
-    row's example; [] where some examples gave none."""
+    """Returns the next stored rows of the training split on the device, counts of those left out, as metrics, and the
+    id of every row's example; [] where some examples gave none."""
+    batch, counts, examples = next_on_host(stage)
+    return place_on_mesh(batch, shardings(batch, stage.mesh)), counts, examples
+
+
+def next_on_host(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
+    """Returns what `next_batch` does, on the host."""
     config = stage.config
     visits = stage.stream.next(config.batch_size)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
     rows = padded_rows(rows, stage.shape.sequences)
     prompts = np.where(rows.action_mask.any(axis=1), rows.action_mask.argmax(axis=1), rows.length)
-    plans = pack_plans(stage.shape, config.learner.minibatches, rows.length, prompts, stage.mesh)
-    by_row = lambda x: jax.device_put(x, batch_sharding(stage.mesh, x.ndim))
-    everywhere = lambda x: jax.device_put(x, replicated(stage.mesh))
-    of_rows = (everywhere(x) for x in (rows.label, rows.weight, rows.unit, rows.value))
-    labels = StoredLabels(by_row(rows.action_mask), *of_rows)
+    plans = host_plans(stage.shape, config.learner.minibatches, rows.length, prompts)
+    labels = StoredLabels(rows.action_mask, rows.label, rows.weight, rows.unit, rows.value)
     counts = {f"data/left_out_{cause}": float(count) for cause, count in left_out.items()}
     examples = [] if left_out else [visit.example.id for visit in visits for _ in range(stage.source.unit_size)]
-    return StoredBatch(by_row(rows.tokens), labels, plans), counts, examples
+    return StoredBatch(rows.tokens, labels, plans), counts, examples
+
+
+def shardings(batch: StoredBatch, mesh: Mesh) -> StoredBatch:
+    """Returns how the arrays of a batch are placed: tokens cut over the batch axes, labels everywhere."""
+    by_row, everywhere = batch_sharding(mesh, 2), replicated(mesh)
+    labels = StoredLabels(by_row, *[everywhere] * 4)
+    return StoredBatch(by_row, labels, plan_shardings(batch.plans, mesh))
 
 
 def learn(

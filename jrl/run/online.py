@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jrl.algos.contract import Objective
+from jrl.device.processes import place_on_mesh
 from jrl.experiment import Online
+from jrl.learning.layout import Learner
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.previous import previous_roles
@@ -30,7 +32,7 @@ from jrl.rollout.collect import (
 from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import Completions, RewardSource
 from jrl.rollout.strategies import strategy_of
-from jrl.run.batches import pack_plans
+from jrl.run.batches import host_plans, plan_shardings
 from jrl.tasks.stopping import Stop
 from jrl.types import Array, PackedBatch, PyTree, Rollout, Scores, TrainState
 
@@ -185,9 +187,21 @@ def packed_minibatches(
 
 def plans_of(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
     """Returns how sampled rows are packed into every minibatch."""
+    plans = plans_on_host(stage, host)
+    return place_on_mesh(plans, plan_shardings(plans, stage.sampler.mesh))
+
+
+def plans_on_host(stage: OnlineStage, host: dict[str, np.ndarray]) -> list[PackingPlan]:
+    """Returns what `plans_of` does, on the host."""
+    return sampled_plans(stage.shape, stage.config.learner, host)
+
+
+def sampled_plans(shape: Shape, learner: Learner, host: Mapping[str, np.ndarray]) -> list[PackingPlan]:
+    """Returns how sampled rows are packed into every minibatch, on the host. host: of Rollout, `length` and
+    `action_mask`."""
     lengths, acts = host["length"], host["action_mask"]
     prompts = np.where(acts.any(axis=1), acts.argmax(axis=1), lengths)
-    return pack_plans(stage.shape, stage.config.learner.minibatches, lengths, prompts, stage.sampler.mesh)
+    return host_plans(shape, learner.minibatches, lengths, prompts)
 
 
 def pack_and_prepare(

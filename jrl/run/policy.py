@@ -14,6 +14,7 @@ import jax
 from jrl import config as gin
 from jrl import paths
 from jrl.config import ConfigError
+from jrl.device.processes import place_on_mesh
 from jrl.device.sharding import MeshShape, replicated
 from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names, trained_heads
 from jrl.learning.average import AVERAGE
@@ -103,7 +104,7 @@ def open_trained(
         step = step_of_stage(folder, config, stage, step)
     tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
     policy = open_policy(config, parts, tokenizer)
-    key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
+    key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
     state = policy.programs.init.shape(programs.abstract(key, policy.mesh))
     policy_state = state.models["policy"]
     models = {"policy": {"params": policy_state.params, "frozen": policy_state.frozen}}
@@ -196,7 +197,7 @@ def open_published(
         chosen = config.tokenizer if isinstance(config.tokenizer, HuggingFace) else HuggingFace(path=str(folder))
         tokenizer = build_tokenizer(chosen, ())
     policy = open_policy(config, parts, tokenizer)
-    key = jax.device_put(jax.random.key(config.run.seed), replicated(policy.mesh))
+    key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
     return Trained(policy, 0, load(config.model, policy.mesh, announce), key)
 
 

@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from jrl import paths
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import replicated
+from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Config
 from jrl.learning.learner import weights_of
 from jrl.learning.step import Minibatch, StageArrays, learn_from_sampled, prepare
@@ -37,10 +38,14 @@ from jrl.rollout.collect import (
     needs_another,
     next_visits,
     record_outcomes,
+    unscored,
+    unsubmitted,
 )
-from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
+from jrl.rollout.prompts import TRAIN_STREAM, padded_prompts
 from jrl.rollout.sampler import SamplingParams
+from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import offline, online, records
+from jrl.run.batches import plan_shardings
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, RunState, open_run_state
 from jrl.run.identity import PUBLISHED
 from jrl.run.job import Job, open_job
@@ -55,11 +60,19 @@ from jrl.tasks.stopping import Stop
 from jrl.types import Array, PyTree, Rollout, TrainState
 
 
+class MembersDraw(NamedTuple):
+    """A sampling call of all members under way."""
+
+    rollout: Rollout  # of all members
+    visits: Sequence[list[Visit]]  # of each member
+    positions: Sequence[dict[str, Any]]  # of each member's data stream, as `Draw` has it
+
+
 class PopulationProgress(NamedTuple):
     """What a population carries from step to step besides its members' data positions."""
 
     state: TrainState  # of all members
-    waiting: tuple[Sequence[Draw], ...]  # for each of the next steps, the completions being drawn of every member
+    waiting: tuple[MembersDraw, ...]  # the completions being drawn for each of the next steps
     stage: int  # the stage that the state belongs to; -1: none has begun
 
 
@@ -89,6 +102,7 @@ class PopulationStep(NamedTuple):
     metrics: dict[str, Array]  # [members] each
     steps: list[Step]  # with the metrics that are known on the host
     seconds: float
+    failed: frozenset[str]  # members that had failed once it was done: their metrics say nothing
 
 
 @contextlib.contextmanager
@@ -122,6 +136,7 @@ def open_population(
                 config, parts, folder / name, stop, show=show(name), programs_in=programs_in, beside=beside
             )
             jobs[name] = stack.enter_context(opened)
+            jobs[name].stages = tuple(map(held_on_host, jobs[name].stages))
         members, every = made[0], list(jobs.values())
         run_state = open_run_state(folder / FOLDER / "checkpoints", keep=first.checkpoint.keep)
         stack.callback(run_state.close)
@@ -143,11 +158,25 @@ def open_population(
         )
 
 
+def held_on_host(stage: OfflineStage | OnlineStage) -> OfflineStage | OnlineStage:
+    """Returns a member's stage that leaves what it knows of sampled rows on the host: those of all members are placed
+    on the device together."""
+    if isinstance(stage, OfflineStage):
+        return stage
+    return dataclasses.replace(stage, sampler=dataclasses.replace(stage.sampler, place=lambda x: x))
+
+
 FOLDER = "population"  # of a sweep, what all members have together
 
 
-def restore(population: Population) -> PopulationProgress:
-    """Returns the progress of the newest intact checkpoint, or of the beginning, with every file cut to match."""
+def restore(population: Population, *, again: bool = False) -> PopulationProgress:
+    """Returns the progress of the newest intact checkpoint, or of the beginning, with every file cut to match.
+
+    Args:
+      again: members have failed in a population that has ended, and begin anew.
+
+    Raises: CheckpointsRemoved where members have done steps and there is no checkpoint.
+    """
     first, jobs = population.first, population.jobs
     inputs = records.inputs_of(first)
     for step in reversed(population.run_state.steps()):
@@ -160,12 +189,24 @@ def restore(population: Population) -> PopulationProgress:
         except DamagedStep as damage:
             first.display.note(f"{damage}; trying the one before it")
             continue
-        waiting = [records.take_up(job, tree["members"][name], host["members"][name]) for name, job in jobs.items()]
+        taken_up = [records.take_up(job, tree["members"][name], host["members"][name]) for name, job in jobs.items()]
         population.failed.update(host["failed"])
-        return PopulationProgress(tree["state"], tuple(zip(*waiting)), stage_at(first.config, first.done))
+        waiting = tuple(
+            MembersDraw(
+                population.members.stack([own.rollout for own in drawn]),
+                [own.visits for own in drawn],
+                [own.position for own in drawn],
+            )
+            for drawn in zip(*taken_up)
+        )
+        return PopulationProgress(tree["state"], waiting, stage_at(first.config, first.done))
     if population.run_state.steps():
         raise NoIntactStep(f"no checkpoint of the population in {first.folder.parent / FOLDER} is intact; nothing was "
                            "changed. Put a good copy of one back, or sweep into another folder")  # fmt: skip
+    saved = first.folder.parent / FOLDER / "checkpoints"
+    for job in jobs.values():
+        if not again:
+            records.check_not_removed(job, f"put one of the population back under {saved}")
     for job in jobs.values():
         records.begin_files(job)
     state = records.beginning(first, population.keys)
@@ -178,25 +219,40 @@ def restore(population: Population) -> PopulationProgress:
 
 def save(population: Population, progress: PopulationProgress) -> None:
     """Writes a checkpoint of all members."""
-    trees, hosts = {}, {}
-    start = time.monotonic()
-    for i, (name, job) in enumerate(population.jobs.items()):
-        trees[name], hosts[name] = records.to_save(job, [drawn[i] for drawn in progress.waiting])
+    start, jobs = time.monotonic(), population.jobs
+    # Files of members are synced at the same time: a disk that waits for one has time for others.
+    with ThreadPoolExecutor(MOST_WRITERS) as writers:
+        saved = list(writers.map(records.to_save, jobs.values(), draws_of_members(population, progress)))
+    trees, hosts = ({name: pair[part] for name, pair in zip(jobs, saved)} for part in (0, 1))
     population.run_state.save(
         population.first.done,
         {"state": progress.state, "members": trees},
         {"members": hosts, "failed": population.failed},
-        skipped=max(job.skipped for job in population.jobs.values()),
+        skipped=max((job.skipped for name, job in jobs.items() if name not in population.failed), default=0),
     )
     add_seconds(population, "checkpoint", time.monotonic() - start)
 
 
 def save_members(population: Population, progress: PopulationProgress) -> None:
     """Writes a checkpoint into the folder of every member that has not failed."""
-    for i, (state, (name, job)) in enumerate(zip(population.members.unstack(progress.state), population.jobs.items())):
+    states, waiting = population.members.on_host(progress.state), draws_of_members(population, progress)
+    for (name, job), state, own in zip(population.jobs.items(), states, waiting):
         if name not in population.failed:
-            waiting = tuple(drawn[i] for drawn in progress.waiting)
-            records.save(job, Progress(state, waiting, progress.stage))
+            records.save(job, Progress(state, tuple(own), progress.stage))
+
+
+MOST_WRITERS = 8  # threads that commit the files of members
+
+
+def draws_of_members(population: Population, progress: PopulationProgress) -> list[list[Draw]]:
+    """Returns the completions that are being drawn of each member, in the order of their steps."""
+    steps = [members_draws(population, drawn) for drawn in progress.waiting]
+    return [[drawn[i] for drawn in steps] for i in range(population.members.count)]
+
+
+def members_draws(population: Population, drawn: MembersDraw) -> list[Draw]:
+    """Waits for a draw, and returns what each member has of it, on the host."""
+    return [Draw(*own) for own in zip(population.members.on_host(drawn.rollout), drawn.visits, drawn.positions)]
 
 
 def begin_stage(population: Population, state: TrainState, i: int) -> TrainState:
@@ -221,24 +277,25 @@ def take_step(
     i, first, jobs = progress.stage, population.first, list(population.jobs.values())
     stages, start = [job.stages[i] for job in jobs], time.monotonic()
     if isinstance(stages[0], OfflineStage):
-        batches, known, _ = zip(*map(offline.next_batch, stages))
+        batches, known, _ = zip(*map(offline.next_on_host, stages))
+        batch = population.members.place(batches, offline.shardings(batches[0], first.mesh))
         state, metrics, _ = offline.learn(
-            stages[0], progress.state, population.members.stack(batches), population.arrays[i],
-            population.temperatures[i],
-        )  # fmt: skip
+            stages[0], progress.state, batch, population.arrays[i], population.temperatures[i]
+        )
         progress, found = progress._replace(state=state), [None] * len(jobs)
     else:
         progress, metrics, found, known = _online_step(population, progress, stages, stop)
     seconds = time.monotonic() - start
     add_seconds(population, stages[0].name, seconds)
     steps = []
-    for job, stage, batch, values in zip(jobs, stages, found, known):
+    for name, job, stage, batch, values in zip(population.jobs, jobs, stages, found, known):
         counts = records.stream_of(job, stage).counts
         dropped = {f"data/dropped_{cause}": float(count) for cause, count in counts.items()}
         step = Step(first.done + 1, stage.name, {**values, **dropped}, batch)
-        records.keep(job, step)
+        if name not in population.failed:
+            records.keep(job, step)
         steps.append(step)
-    return progress, PopulationStep(metrics, steps, seconds)
+    return progress, PopulationStep(metrics, steps, seconds, frozenset(population.failed))
 
 
 def _online_step(
@@ -247,26 +304,48 @@ def _online_step(
     """Returns the progress after a step of an Online stage, its metrics, what each member sampled, and the metrics
     that each has on the host."""
     state, first, members, i = progress.state, population.first, population.members, progress.stage
-    phase, p, config = first.display.phase, stages[0].programs, stages[0].config
+    phase, p, config, names = first.display.phase, stages[0].programs, stages[0].config, list(population.jobs)
     phase("sampling")
     newest = weights_of(state.models, "policy").params, state.models["policy"].version
     missing = range(len(progress.waiting), 1 + draws_ahead(first.config, first.done + 1))
     current, *following = [*progress.waiting, *(draw(population, stages, *newest) for _ in missing)]
 
-    submitted = [online.send(stage, state, drawn) for stage, drawn in zip(stages, current)]
-    rollout = members.stack([drawn.rollout for drawn in current])
+    rollout, own = current.rollout, members_draws(population, current)
+    stopped: dict[str, ScoringStopped] = {}  # members whose completions cannot be scored in this step
+
+    def send(m: int, drawn: Draw) -> Submitted:
+        lost = names[m] in population.failed or names[m] in stopped
+        return unsubmitted(drawn) if lost else online.send(stages[m], state, drawn)
+
+    def wait(m: int, sent: Submitted) -> Collected:
+        stage = stages[m]
+        if sent.ticket is not None:
+            try:
+                return collect(sent, config.samples, stage.scorer, stage.sources, stage.sampler, stop)
+            except WorkersLost:  # which all members share
+                raise
+            except ScoringStopped as error:
+                stopped[names[m]] = error
+        return unscored(sent, config.samples, stage.sampler, rewards_tokens=stage.rewards_tokens)
+
+    submitted = [send(m, drawn) for m, drawn in enumerate(own)]
     phase("scoring")
     temperature = population.temperatures[i]
     minibatches = pack_and_prepare(members, stages, state, rollout, [sent.host for sent in submitted], temperature)
-    wait = lambda stage, sent: collect(sent, config.samples, stage.scorer, stage.sources, stage.sampler, stop)
-    rounds = [[wait(*pair)] for pair in zip(stages, submitted)]
+    rounds = [[wait(m, sent)] for m, sent in enumerate(submitted)]
     batches = [first_round for (first_round,) in rounds]
     if (most := stages[0].objective.refill(config.objective)) is not None:
-        batches = _refilled(population, state, stages, population.arrays[i], rollout, rounds, most, wait)
+        judged = lambda m: names[m] not in population.failed and names[m] not in stopped
+        batches = _refilled(population, state, stages, population.arrays[i], rollout, rounds, most, send, wait, judged)
         if any(len(of_member) > 1 for of_member in rounds):
-            rollout = members.stack([batch.rollout for batch in batches])
+            rollout = placed_rows(population, [batch.rollout for batch in batches])
             hosts = [batch.host for batch in batches]
             minibatches = pack_and_prepare(members, stages, state, rollout, hosts, temperature)
+
+    if stopped and {*population.failed, *stopped} >= {*names}:
+        raise next(iter(stopped.values()))  # the verifiers are at fault, and no member
+    for name, error in stopped.items():
+        fail(population, name, str(error))
 
     phase("updating")
     state, metrics, _ = learn_from_sampled(
@@ -274,7 +353,7 @@ def _online_step(
         state,
         minibatches,
         rollout,
-        members.stack([batch.scores for batch in batches]),
+        placed_rows(population, [batch.scores for batch in batches]),
         population.arrays[i],
         epochs=config.learner.epochs,
         warms_up=first.done - starts(first.config)[i] < config.critic_warmup,
@@ -299,8 +378,16 @@ def pack_and_prepare(
     Args:
       rollout: of all members. hosts: its fields on the host, of each.
     """
-    p, plans = stages[0].programs, zip(*(online.plans_of(stage, host) for stage, host in zip(stages, hosts)))
-    return [prepare(p, state, "policy", p.pack(rollout, plan, temperature), plan) for plan in map(members.stack, plans)]
+    p, plans = stages[0].programs, [online.plans_on_host(stage, host) for stage, host in zip(stages, hosts)]
+    together = members.place(plans, plan_shardings(plans[0], stages[0].sampler.mesh))
+    return [prepare(p, state, "policy", p.pack(rollout, plan, temperature), plan) for plan in together]
+
+
+def placed_rows(population: Population, trees: Sequence[PyTree]) -> PyTree:
+    """Returns on the device what members have of sampled rows on the host; single numbers are everywhere."""
+    mesh = population.first.mesh
+    shardings = jax.tree.map(lambda x: batch_sharding(mesh, x.ndim) if x.ndim else replicated(mesh), trees[0])
+    return population.members.place(trees, shardings)
 
 
 def _refilled(
@@ -311,28 +398,36 @@ def _refilled(
     rollout: Rollout,
     rounds: list[list[Collected]],
     most: int,
-    wait: Callable[[OnlineStage, Submitted], Collected],
+    send: Callable[[int, Draw], Submitted],
+    wait: Callable[[int, Submitted], Collected],
+    judged: Callable[[int], bool],
 ) -> list[Collected]:
     """Returns each member's batch, as `collect.refilled` does for one run. Adds what members sample to `rounds`; one
-    that needs nothing more takes part in the others' rounds with its last prompts, which count nowhere."""
-    config, members, p = stages[0].config, population.members, stages[0].programs
+    that needs nothing more takes part in the others' rounds with its last prompts, which count nowhere.
+
+    Args:
+      judged: whether a member's completions can be scored.
+    """
+    config, p = stages[0].config, stages[0].programs
     kept: list[list[list[int]]] = [[] for _ in stages]
 
     def note_kept(rollout: Rollout, places: Sequence[int]) -> None:
-        scores = members.stack([of_member[-1].scores for of_member in rounds])
-        keep = members.unstack(p.keep(rollout, scores, arrays.objective, arrays.shaping))
+        scores = placed_rows(population, [of_member[-1].scores for of_member in rounds])
+        keep = jax.device_get(p.keep(rollout, scores, arrays.objective, arrays.shaping))
         for m in places:
             kept[m].append(groups_with_signal(rounds[m][-1], keep[m], config.samples))
 
     note_kept(rollout, range(len(stages)))
     weights = online.refill_weights(stages[0], state)
-    while short := [m for m in range(len(stages)) if needs_another(rounds[m], kept[m], most)]:
+    needs_more = lambda m: judged(m) and needs_another(rounds[m], kept[m], most)
+    while short := [m for m in range(len(stages)) if needs_more(m)]:
         again = [None if m in short else of_member[-1].visits for m, of_member in enumerate(rounds)]
         drawn = draw(population, stages, *weights, again)
-        sent = {m: online.send(stages[m], state, drawn[m]) for m in short}
+        own = members_draws(population, drawn)
+        sent = {m: send(m, own[m]) for m in short}
         for m in short:
-            rounds[m].append(wait(stages[m], sent[m]))
-        note_kept(members.stack([d.rollout for d in drawn]), short)
+            rounds[m].append(wait(m, sent[m]))
+        note_kept(drawn.rollout, short)
     return [filled(*of_member, config.samples, stage.sampler) for stage, *of_member in zip(stages, rounds, kept)]
 
 
@@ -342,7 +437,7 @@ def draw(
     weights: PyTree,
     version: Array,
     again: Sequence[list[Visit] | None] | None = None,
-) -> list[Draw]:
+) -> MembersDraw:
     """Dispatches one sampling call on the next prompts of every member, and returns at once.
 
     Args:
@@ -351,13 +446,13 @@ def draw(
     samplers = [stage.sampler for stage in stages]
     again = again or [None] * len(stages)
     positions, visits = zip(*(next_visits(s) if old is None else ({}, old) for s, old in zip(samplers, again)))
-    prompts = population.members.stack([
-        place_prompts(some, s.prompts, s.prompt_length, s.tokenizer.pad_id, s.mesh)
+    prompts = [
+        padded_prompts(some, s.prompts, s.prompt_length, s.tokenizer.pad_id, s.mesh)
         for s, some in zip(samplers, visits)
-    ])  # fmt: skip
+    ]
     rollout = stages[0].programs.sample(
         weights,
-        prompts,
+        placed_rows(population, prompts),
         population.keys,
         population.streams,
         version,
@@ -365,8 +460,7 @@ def draw(
         samplers[0].stop_table,
         None,
     )
-    rollouts = population.members.unstack(rollout)
-    return [Draw(*drawn) for drawn in zip(rollouts, visits, positions)]
+    return MembersDraw(rollout, visits, positions)
 
 
 def emit(population: Population, step: PopulationStep) -> None:
@@ -374,6 +468,8 @@ def emit(population: Population, step: PopulationStep) -> None:
     failed, and the others go on."""
     fetched = jax.device_get(step.metrics)
     for i, (own, (name, job)) in enumerate(zip(step.steps, population.jobs.items())):
+        if name in step.failed:
+            continue
         own.metrics = {**{metric: values[i] for metric, values in fetched.items()}, **own.metrics}
         records.clock(job, own, step.seconds)
         try:
@@ -381,9 +477,15 @@ def emit(population: Population, step: PopulationStep) -> None:
             why = not_finite(own) if job.skipped >= STOP_AFTER_SKIPPED else ""
         except StopRun as error:
             why = str(error)
-        if why and name not in population.failed:
-            population.failed[name] = why
-            job.display.note(f"jrl: {why}")
+        if why:
+            fail(population, name, why)
+
+
+def fail(population: Population, name: str, why: str) -> None:
+    """Marks a member that cannot go on."""
+    if name not in population.failed:
+        population.failed[name] = why
+        population.jobs[name].display.note(f"jrl: {why}")
 
 
 def not_finite(step: Step) -> str:

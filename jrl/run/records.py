@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
+from jrl.device.processes import fetch
+from jrl.device.replicas import differing_replica
 from jrl.experiment import Config, Online, segments_of
 from jrl.learning.step import Learned
 from jrl.models import decoder
@@ -33,6 +36,7 @@ from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape
 from jrl.run.programs import abstract
+from jrl.run.replay import fitting, score_columns
 from jrl.run.report.messages import (
     closing_message,
     condemned_message,
@@ -41,7 +45,7 @@ from jrl.run.report.messages import (
     resume_message,
     scoring_warning,
 )
-from jrl.run.report.metrics import open_metrics, read_metrics
+from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
@@ -63,6 +67,13 @@ class Preempted(RuntimeError):
 
 class StopRun(RuntimeError):
     """The run cannot go on. The message is the diagnosis; the last checkpoint is good."""
+
+
+class Diverged(RuntimeError):
+    """Processes that should hold the same weights and data no longer do."""
+
+
+OF_THE_WRITER = ("metrics_offset", "metrics_sha256", "rollout_rows", "time")  # in a save, what process 0 alone knows
 
 
 class CheckpointsRemoved(RuntimeError):
@@ -94,7 +105,7 @@ class Step:
         if self.batch is None:
             return None
         scores = self.batch.host_scores
-        on_host = jax.device_get(fields(self.batch.rollout))
+        on_host = fetch(fields(self.batch.rollout))  # in a run of several processes all of them ask for it
         return {**on_host, "reward": scores.reward, "valid": scores.valid, "verdict": scores.verdict}
 
     @property
@@ -144,7 +155,7 @@ def restore(job: Job) -> Progress:
         if set_aside := job.run_state.condemned():
             job.display.note(condemned_message(set_aside))
         else:
-            check_not_removed(job)
+            check_not_removed(job, f"put one back under {job.folder / 'checkpoints'}")
         begin_files(job)
         return Progress(beginning(job, job.key), (), stage=-1)
     return Progress(tree["state"], take_up(job, tree, host), stage=stage_at(job.config, job.done))
@@ -164,7 +175,7 @@ def beside_state(job: Job, inputs: Inputs, step: int, state: TrainState) -> dict
 def begin_files(job: Job) -> None:
     """Opens the files of a run that begins."""
     metrics = job.folder / "metrics.jsonl"
-    if paths.exists(metrics) and paths.size(metrics):
+    if job.processes.writer and paths.exists(metrics) and paths.size(metrics):
         aside = unused_name(job.folder, "metrics.jsonl")
         paths.rename(metrics, aside)
         job.display.note(f"no good checkpoint in {job.folder}: starting over; the rows so far are now {aside.name}")
@@ -206,8 +217,12 @@ def take_up(job: Job, tree: dict[str, PyTree], host: dict[str, Any]) -> tuple[Dr
     return tuple(waiting)
 
 
-def check_not_removed(job: Job) -> None:
-    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first."""
+def check_not_removed(job: Job, remedy: str) -> None:
+    """Raises CheckpointsRemoved where a run without a checkpoint has done more steps than it does before its first.
+
+    Args:
+      remedy: what would be valid, beside another folder.
+    """
     # One row is written before the save of its step, which may be what a kill has interrupted.
     every, ends = job.config.checkpoint.every, [stage.steps for stage in job.config.stages if stage.steps]
     first_save = min([every, *ends[:1]])
@@ -215,8 +230,8 @@ def check_not_removed(job: Job) -> None:
     if last > first_save or paths.exists(job.folder / "summary.json"):
         raise CheckpointsRemoved(
             f"{job.folder} has done {last} steps and holds no checkpoint: they were removed, or it is a member of a "
-            f"population (`jrl sweep --population` continues that). Nothing was changed; put one back under "
-            f"{job.folder / 'checkpoints'}, or start a new run in another folder"
+            f"population (`jrl sweep --population` continues that). Nothing was changed; {remedy}, or start anew in "
+            "another folder"
         )
 
 
@@ -288,8 +303,9 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
     """Raises RefusedIdentity where a run that begins anew finds other weights than it began with."""
     record = job.folder / PUBLISHED / "weights.json"
     content = json.dumps({"fingerprint": f"{fingerprint:08x}"}).encode() + b"\n"
-    if not paths.exists(record):
-        paths.write_bytes_atomic(record, content)
+    if job.processes.from_writer("weights", paths.exists(record)) is False:
+        if job.processes.writer:
+            paths.write_bytes_atomic(record, content)
     elif paths.read_bytes(record) != content:
         raise RefusedIdentity(
             f"the weights in {job.published.path} are not those that {job.folder} began with; restore those, or use "
@@ -298,6 +314,9 @@ def refuse_other_weights(job: Job, fingerprint: int) -> None:
 
 
 def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256: str | None = None) -> None:
+    if not job.processes.writer:
+        job.metrics, job.rollout_rows = no_metrics(), rollout_rows
+        return
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
         job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
@@ -312,7 +331,31 @@ def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
     with job.timed("checkpoint"):
         tree, host = to_save(job, progress.waiting)
+        check_not_diverged(job, progress.state, host)
         job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
+
+
+def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:
+    """Raises Diverged where the processes of a run no longer hold the same: copies of weights on their devices, or the
+    place in the data. One process has nobody to compare with."""
+    if job.processes.count == 1:
+        return
+    last = f"Nothing was saved of step {job.done}; start all processes again from the checkpoint before it"
+    if (found := differing_replica(state)) is not None:
+        first, other = (job.processes.name(device.process_index) for device in (found.device, found.other))
+        raise Diverged(
+            f"after step {job.done}, {found.leaf} has other bits on {found.device} of {first} than on {found.other} of "
+            f"{other}: a device or its memory is at fault. {last}"
+        )
+    shared = {name: value for name, value in host.items() if name not in OF_THE_WRITER}
+    texts = [json.dumps(shared[name], sort_keys=True) for name in sorted(shared)]
+    every = job.processes.exchange("position", [zlib.crc32(text.encode()) for text in texts])
+    for index, hashes in enumerate(every):
+        if different := [name for name, a, b in zip(sorted(shared), every[0], hashes) if a != b]:
+            raise Diverged(
+                f"after step {job.done}, {', '.join(different)} differ between {job.processes.name(0)} and "
+                f"{job.processes.name(index)}: the processes have not read the same data. {last}"
+            )
 
 
 def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[str, Any]]:
@@ -405,19 +448,28 @@ def show_samples(job: Job, step: Step) -> None:
 
 def keep(job: Job, step: Step) -> None:
     """Appends a step's rollouts to the store."""
-    if job.rollouts is None or step.batch is None:
+    if not job.config.log.rollouts or step.batch is None:
+        return
+    fields_on_host = step.rollout
+    if not job.processes.writer:
         return
     prompts, completions = zip(*step.texts)
     ids = [visit.example.id for visit in step.batch.visits]
     uids = np.array([visit.uid for visit in step.batch.visits], np.uint32)
     fingerprint = jax.device_get(step.batch.rollout.weights_fingerprint)
-    stored = {**step.rollout, "weights_fingerprint": fingerprint}
+    sampled = [stage for stage in job.stages if isinstance(stage, OnlineStage)]
+    components = tuple(dict.fromkeys(name for stage in sampled for name in stage.sampler.components))
+    of_tokens = any(stage.rewards_tokens for stage in sampled)
+    scored = score_columns(step.batch.host_scores, components, of_tokens)
+    stored = {**fields_on_host, "weights_fingerprint": fingerprint, **fitting(scored, job.rollouts.columns())}
     job.rollouts.append(step.step, stored, list(prompts), list(completions), ids, uids)
 
 
 def summarize(job: Job) -> None:
     """Writes summary.json, and says how the run went and where everything is."""
     job.memory.sample(now=True)
+    if not job.processes.writer:
+        return
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))
     summary = write_summary(
         job.folder / "summary.json",

@@ -19,17 +19,19 @@ import numpy as np
 
 from jrl import paths
 from jrl.config.errors import nearest
-from jrl.run.report.rollouts import TEXTS, count_rollouts, read_rollouts
+from jrl.run.report.rollouts import TEXTS, Snapshot, snapshot
 from jrl.run.report.text import printable, printable_lines
 
 BLOCK_ROWS = 4096  # read at a time
 SHOWN = ("step", "reward", "example_id", "prompt", "completion")  # columns, where none are named
+# In a file, where none are named: those of the layout `rollouts`, from which Dataset makes training data.
+EXPORTED = ("step", "group", "reward", "valid", "example_id", "prompt", "completion")
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt,
     "contains": lambda text, part: part in text,
 }  # fmt: skip
 _CONDITION = re.compile(
-    r"\s*(?P<column>[\w./-]+)\s*(?P<op>==|!=|<=|>=|<|>|\bcontains\b)\s*"
+    r"\s*(?P<column>[\w./%-]+)\s*(?P<op>==|!=|<=|>=|<|>|\bcontains\b)\s*"
     r"(?P<value>'[^']*'|\"[^\"]*\"|[^\s'\"]+)\s*(?:\band\b|$)"
 )
 
@@ -74,15 +76,19 @@ def columns_of(folder: Path) -> dict[str, int]:
 
     Raises: ValueError where there is no store.
     """
-    first = read_rollouts(folder, 0, min(1, count_rollouts(folder)))
+    return _columns(snapshot(folder))
+
+
+def _columns(store: Snapshot) -> dict[str, int]:
+    first = store.read(0, min(1, store.rows))
     return {name: 0 if name in TEXTS else np.ndim(value) - 1 for name, value in first.items()}
 
 
-def chosen_columns(known: dict[str, int], asked: Sequence[str] | None) -> list[str]:
-    """Returns the columns to show: those asked for, else SHOWN as far as they are there. Raises: ValueError for one
-    that is not."""
+def chosen_columns(known: dict[str, int], asked: Sequence[str] | None, otherwise: Sequence[str] = SHOWN) -> list[str]:
+    """Returns the columns to show: those asked for, else `otherwise` as far as they are there. Raises: ValueError for
+    one that is not."""
     if not asked:
-        return [name for name in SHOWN if name in known]
+        return [name for name in otherwise if name in known]
     for name in asked:
         if name not in known:
             guess = nearest(name, known)
@@ -93,21 +99,22 @@ def chosen_columns(known: dict[str, int], asked: Sequence[str] | None) -> list[s
 
 def select(folder: Path, conditions: Sequence[Condition], columns: Sequence[str], most: int | None) -> Iterator[dict]:
     """Yields the rows that meet every condition, oldest first: column -> number, text or nested lists. The store may be
-    written by a run meanwhile; rows that come after the call are not seen.
+    written by runs meanwhile; rows that come after the call are not seen.
 
     Args:
       most: rows to yield; None: all.
 
     Raises: ValueError for a column that is not there, or a condition that does not fit its column.
     """
-    known = columns_of(folder)
+    store = snapshot(folder)
+    known = _columns(store)
     chosen_columns(known, columns)
     chosen_columns(known, [condition.column for condition in conditions] or None)
     for condition in conditions:
         _check(condition, known)
-    found, total = 0, count_rollouts(folder)
-    for start in range(0, total, BLOCK_ROWS):
-        block = read_rollouts(folder, start, min(start + BLOCK_ROWS, total))
+    found = 0
+    for start in range(0, store.rows, BLOCK_ROWS):
+        block = store.read(start, min(start + BLOCK_ROWS, store.rows))
         meets = np.ones(len(block["completion"]), bool)
         for condition in conditions:
             meets &= _meets(condition, block[condition.column])

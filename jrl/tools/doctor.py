@@ -19,6 +19,7 @@ from jrl.rollout.scoring import Scoring, open_scoring
 from jrl.run.checkpoints.lock import holder_of
 from jrl.run.checkpoints.run_state import DamagedStep, list_steps, verify_step
 from jrl.run.identity import free_places, identify
+from jrl.run.job import data_fingerprint, stored_sources
 from jrl.run.policy import is_published
 from jrl.run.precompile import stage_at
 from jrl.run.report.manifest import compare, read_manifest
@@ -180,9 +181,11 @@ def identity(folder: Path) -> Line:
     """Returns whether the run's own configuration, read here, is still the run's identity."""
     try:
         config, parts = load_config(str(folder / "config.gin"))
-        source = open_source(config.task, parts.tables["envs"])
+        open_ = lambda task: open_source(task, parts.tables["envs"])
+        source = open_(config.task)
+        data = data_fingerprint(config, source, stored_sources(config, source, open_))
         tokenizer = load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"])
-        now = identify(config, parts, tokenizer, source)
+        now = identify(config, parts, tokenizer, data)
         differs, environment = compare(read_manifest(folder / "manifest.json"), now, free_places(config))
     except Exception as error:  # a part or a task of the user's may raise anything; that is the finding
         return Line(False, f"the run cannot be opened here: {type(error).__name__}: {error}")

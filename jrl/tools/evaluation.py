@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrl.experiment import row_of
@@ -32,7 +33,8 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
         result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
     finally:
         scorer.close()
-    return {"step": trained.step, **result}
+    digest = hashlib.sha256(b"".join(sorted(visit.example.prompt_digest() for visit in visits))).hexdigest()[:16]
+    return {"step": trained.step, "prompts_digest": digest, **result}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -51,6 +53,35 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *best, tail]
     )
+
+
+def side_by_side(results: Sequence[dict[str, Any]]) -> str:
+    """Returns the reports of several sources as one table: a row for each, in percent with 95 % intervals.
+
+    Raises: ValueError where the sources were not asked the same prompts: their numbers cannot be compared.
+    """
+    asked = {result["source"]: result["prompts_digest"] for result in results}
+    first = results[0]
+    if different := [source for source, digest in asked.items() if digest != first["prompts_digest"]]:
+        raise ValueError(f"{different[0]} is evaluated on other prompts than {first['source']}: their tasks, Data "
+                         "or Run.seed differ; set the same with NAME=VALUE")  # fmt: skip
+    columns = {"avg": lambda result: result}
+    for name, key in (("pass", "pass_at_k"), ("majority", "majority_at_k")):
+        for k in first.get(key, {}):
+            columns[f"{name}@{k}"] = lambda result, key=key, k=k: result.get(key, {}).get(k)
+
+    def cell(interval: dict[str, float | None] | None) -> str:
+        if interval is None or interval["mean"] is None:
+            return "-"
+        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * interval[key] for key in ("mean", "low", "high")))
+
+    rows = [["source", "step", *columns]]
+    rows += [[r["source"], str(r["step"]), *(cell(column(r)) for column in columns.values())] for r in results]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:])) for row in rows]
+    counts = sorted({result["samples"] for result in results})
+    samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return "\n".join([f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals", *lines])
 
 
 def _best_line(k: str, value: dict[str, float]) -> str:

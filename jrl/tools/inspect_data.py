@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrl.config.errors import nearest
-from jrl.experiment import Config, Offline, row_of
+from jrl.experiment import Config, Offline, row_of, stage_names
 from jrl.run.report.text import printable
 from jrl.tasks.data.contamination import EvaluationIndex, described, example_digest
 from jrl.tasks.data.prompts import Data, Visit, encode_prompt, is_held_out
@@ -52,10 +52,11 @@ class TokenRow(NamedTuple):
 
 
 class Read(NamedTuple):
-    """How a file is read where no configuration says."""
+    """How data are read where the configuration does not say, and of which of its stages they are."""
 
     layout: str | None = None  # of LAYOUTS; None: the columns of Jsonl
     take: str | None = None  # what becomes an example of that layout; None: its first
+    stage: str | None = None  # whose own task is read; None: Config.task
 
 
 BY_COLUMNS = Read()
@@ -77,6 +78,17 @@ def file_config(path: str, read: Read, task: Any = None) -> Dataset | Jsonl:
         if isinstance(task, Dataset | Jsonl)
         else Jsonl(path=path, needs_answer=False)
     )
+
+
+def task_of(config: Config, stage: str | None) -> Any:
+    """Returns the task of a stage, by its name; None: of the run. Raises: ValueError where there is no such stage."""
+    if stage is None:
+        return config.task
+    stages = dict(zip(stage_names(config.stages), config.stages))
+    if stage not in stages:
+        raise ValueError(f"--stage: the configuration has no stage {stage!r}. Available: {', '.join(stages)}")
+    own = stages[stage].task if isinstance(stages[stage], Offline) else None
+    return config.task if own is None else own
 
 
 def open_file(
@@ -107,7 +119,7 @@ def open_file(
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:
-        task = config.task if path is None else file_config(path, read, config.task)
+        task = task_of(config, read.stage) if path is None else file_config(path, read, config.task)
         source, data = open_source(task, tables["envs"]), config.data
         texts = texts_of(source, data, TOKENIZER_TEXTS)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
@@ -133,7 +145,9 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
     name = "learned" if inspected.rows.unit_size == 1 else "label {:g}"
     found = [
         TokenRow(name.format(label), tokens[:n].tolist(), mask[:n].tolist())
-        for tokens, n, mask, label, weight in zip(*stored[:-1])
+        for tokens, n, mask, label, weight in zip(
+            stored.tokens, stored.length, stored.action_mask, stored.label, stored.weight
+        )
         if weight
     ]
     return example.id, found, next(iter(causes), None)

@@ -157,3 +157,11 @@ def test_the_gradient_of_the_other_goes_to_the_other():
 def test_units_are_counted_once(mask, unit, expected):
     count = jax.jit(count_units)(jnp.array(mask, bool), jnp.array(unit, jnp.int32))
     assert count == expected and count.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("length", [[0, 3, 1, 1], [3, 0, 1, 1]])
+def test_a_pair_with_an_empty_answer_is_left_out(length):
+    both = pairs([1.0, 0.5, 1.0, 0.5]).replace(length=jnp.int32(length))
+    loss, metrics = OBJECTIVE.sequence_loss(BradleyTerry(center=0.01), both, ())
+    np.testing.assert_allclose(loss, [0, 0, 0.474077 + 0.01 * 1.5**2, 0], 1e-6)
+    np.testing.assert_array_equal(metrics["reward_model/accuracy"], [0, 0, 1, 0])

@@ -55,6 +55,12 @@ def test_cases_of_libraries_have_nothing_in_which_they_differ():
         assert min(np.unique(case["group"], return_counts=True)[1]) >= 2
 
 
+@pytest.mark.parametrize("name", ["bradley_terry", "kto", "pro", "win_probability"])
+def test_losses_of_preferences_equal_their_loops(name):
+    worst = compare.against_preference_loop(compare.preferences_compared()[name], count=20, seed=0)
+    assert all(difference <= compare.BAR for difference in worst if difference is not None)
+
+
 def test_a_difference_is_relative_above_1_and_infinite_where_one_is_not_a_number():
     assert compare.difference(np.array([0.5]), np.array([0.25])) == 0.25
     assert compare.difference(np.array([110.0]), np.array([100.0])) == pytest.approx(0.1)

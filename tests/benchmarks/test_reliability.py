@@ -29,17 +29,22 @@ def test_the_tests_of_a_goal_are_there(name):
         assert re.search(rf"^def {test.partition('[')[0]}\(", source, re.MULTILINE) or not test, node
 
 
-def test_what_passed_is_counted_and_what_failed_is_named():
-    record = {"test": "a", "outcome": "passed", "trials": 30, "seeds": [0], "message": ""}
-    failed = record | {"test": "b", "outcome": "failed", "trials": 5, "message": "E assert 1 == 2"}
-    skipped = record | {"test": "c", "outcome": "skipped", "message": "needs 8 devices"}
-    result = reliability.outcome(Goal("p"), [record, record, failed, skipped])
-    assert (result["trials"], result["tests"], result["seeds"]) == (60, 2, [0])
-    assert (result["failed"], result["skipped"]) == (["b: E assert 1 == 2"], ["c: needs 8 devices"])
+def test_what_passed_is_counted_and_what_failed_or_is_missing_is_named():
+    goal = Goal("p", ("a.py::a", "b.py"), ("c.py::c",))
+    record = {"test": "a.py::a[1]", "outcome": "passed", "trials": 30, "seeds": [0], "seconds": 1.25, "message": ""}
+    failed = record | {"test": "b.py::b", "outcome": "failed", "trials": 5, "message": "E assert 1 == 2"}
+    skipped = record | {"test": "b.py::c", "outcome": "skipped", "message": "needs 8 devices"}
+    another = record | {"test": "a.py::ab"}
+    result = reliability.outcome(goal, "full", [record, record | {"test": "a.py::a[2]"}, failed, skipped, another])
+    assert (result["trials"], result["tests"], result["seeds"], result["seconds"]) == (60, 2, [0], 5.0)
+    assert result["failed"] == ["b.py::b: E assert 1 == 2", "c.py::c: no trial took place"]
+    assert result["skipped"] == ["b.py::c: needs 8 devices"]
 
 
 def test_nothing_tried_is_a_failure():
-    assert reliability.outcome(Goal("p"), [])["failed"] == ["no trial took place"]
+    skipped = {"test": "a.py::a", "outcome": "skipped", "trials": 1, "seeds": [], "seconds": 0.0, "message": "no"}
+    assert reliability.outcome(Goal("p", ("a.py",)), "smoke", [skipped])["failed"] == ["every test was skipped"]
+    assert reliability.outcome(Goal("p", ("a.py",)), "smoke", [])["failed"] == ["a.py: no trial took place"]
 
 
 def test_a_goal_is_tried_and_added_to_the_file(tmp_path, monkeypatch, capsys):

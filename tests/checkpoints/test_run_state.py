@@ -157,7 +157,7 @@ def test_nothing_is_pruned_when_the_new_step_fails(tmp_path, monkeypatch):
     saves = run_state.open_run_state(tmp_path, keep=1)
     saves.save(1, {"w": jnp.ones(2)}, {})
 
-    def differ(temporary, body):
+    def differ(*_):
         raise ValueError("leaf w reads back with other values")
 
     monkeypatch.setattr(run_state, "_read_back", differ)
@@ -239,7 +239,7 @@ def test_death_at_any_file_operation_leaves_the_old_or_the_new_step(tmp_path, mo
 OTHER_ERRORS = [pytest.param(error, marks=pytest.mark.slow) for error in (errno.EIO, errno.EROFS, errno.ESTALE)]
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, *OTHER_ERRORS])
+@pytest.mark.parametrize("error", [errno.ENOSPC, *OTHER_ERRORS], ids=["ENOSPC", "EIO", "EROFS", "ESTALE"])
 def test_an_error_at_any_file_operation_is_reported_at_once(tmp_path, monkeypatch, error, trials):
     """The save itself fails, says what is left, and the next save works."""
     real = {name: getattr(run_state.paths, name) for name in OPERATIONS}

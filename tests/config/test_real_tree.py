@@ -33,9 +33,12 @@ def chosen(table: str, name: str) -> list[str]:
     remaining = [binding for binding in BASE if not (field and binding.startswith(f"{field} "))]
     inner = {
         "Mixture": ["Mixture.tasks = [@Addition(), @other/Addition()]", "other/Addition.digits = 5"],
+        "Dataset": ["Dataset.layout = 'alpaca'"],
+        "Filtered": ["Filtered.task = @Addition()"],
         "Cleaned": ["Cleaned.task = @Addition()", "Cleaned.evaluation = [@other/Addition()]"],
     }
-    return [*remaining, pick, *required(CLASSES[table][name]), *inner.get(name, [])]
+    fields = [binding for binding in required(CLASSES[table][name]) if binding != "Dataset.layout = 'x'"]
+    return [*remaining, pick, *fields, *inner.get(name, [])]
 
 
 ROWS = [(table, name) for table, rows in CLASSES.items() for name in rows]

@@ -38,6 +38,7 @@ def test_a_pair_by_hand():
         [False] * 2 + [True] * 3 + [False] * 5,
     ]
     assert (rows.label.tolist(), rows.weight.tolist(), rows.unit.tolist()) == ([1, 0], [1, 1], [0, 0])
+    assert rows.value.tolist() == [0, 0]
     assert counts == {}
     dtypes = [np.int32, np.int32, np.bool_, np.float32, np.float32, np.int32, np.float32]
     assert [x.dtype for x in rows] == dtypes

@@ -18,9 +18,15 @@ OPTIONAL = {
     "openassistant_trees": {"prompt.parent_id", "prompt.rank", "prompt.lang", "prompt.replies"}
     | {f"prompt.replies[{i}].{name}" for i in (0, 1) for name in ("parent_id", "rank", "lang")},
     "openassistant_messages": {"lang", "rank"},
+    "rollouts": {"reward", "valid"},
     "tldr_comparisons": {"extra", "extra.confidence"},
 }
-MAY_BE_EMPTY = {("alpaca", "input"), ("openassistant_trees", "prompt.replies"), ("tldr_comparisons", "extra")}
+MAY_BE_EMPTY = {
+    ("alpaca", "input"),
+    ("openassistant_trees", "prompt.replies"),
+    ("rollouts", "completion"),
+    ("tldr_comparisons", "extra"),
+}
 # Fields that hold a text or a list of messages: the other of the two is no damage of its own.
 EITHER = {("rlvr", "messages")}
 
@@ -43,6 +49,8 @@ def good_rows(layout: str, i: int) -> list[dict[str, Any]]:
     for row in rows:
         if "message_tree_id" in row:
             row["message_tree_id"] = f"t{i}"
+        if layout == "rollouts":
+            row["step"] = i
     return rows
 
 
@@ -296,6 +304,12 @@ SEMANTIC: dict[str, list[tuple]] = {
         _same("response_1", "response_2"),
         ("strength 4", 1, "preference_strength", ("out_of_range",), _set("preference_strength", 4)),
         ("strength 0.5", 1, "preference_strength", ("out_of_range",), _set("preference_strength", 0.5)),
+    ],
+    "rollouts": [
+        ("another prompt", 2, "prompt", ("contradiction",), _set("prompt", "Else?", 1)),
+        ("alone: step -1", 1, "step", ("out_of_range",), _set("step", -1)),
+        ("alone: a half", 2, "group", ("out_of_range",), _set("group", 0.5, 1)),
+        ("alone: valid 2", 2, "valid", ("out_of_range",), _set("valid", 2, 1)),
     ],
     "ultrafeedback": [
         ("score 11", 1, "completions[1].overall_score", ("out_of_range",), _set("completions[1].overall_score", 11)),

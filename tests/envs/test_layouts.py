@@ -41,7 +41,7 @@ def test_damage_is_refused_by_file_row_and_field_or_dropped_with_exact_counts(la
         assert (
             len(dropped.keys() - {"missing_parent"}) <= 1 if case.causes is None else set(dropped) <= set(case.causes)
         )
-        assert all(example.answer for example in examples(source))
+        assert all(example.messages[-1].content for example in examples(source))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -104,6 +104,7 @@ def test_records_that_are_damaged_are_refused_with_the_file_or_the_record(tmp_pa
     ("preference", "margin_preference", None),  # it has the columns of one
     ("anthropic_hh", "implicit_preference", ["implicit_preference"]),
     ("sharegpt", "helpsteer2", ["helpsteer2"]),
+    ("unpaired", "rollouts", ["prompt_completion", "rollouts"]),
     ("alpaca", "scored_preference", ["implicit_preference", "scored_preference"]),
     ("preference", "openassistant_messages", ["openassistant_messages"]),
 ])  # fmt: skip
@@ -275,6 +276,21 @@ def test_scores_beside_a_choice(tmp_path):
     answers = [examples(opened(tmp_path / "r.jsonl", [row], "safe_rlhf", rank_by=by))[0].answer
                for by in (None, "safer_response_id")]  # fmt: skip
     assert answers == ["7", "8"]
+
+
+def test_rollouts_of_a_group_are_ranked_by_their_rewards(tmp_path):
+    row = lambda group, text, reward, valid=True: {"step": 3, "group": group, "prompt": f"q{group}", "completion": text,
+                                                   "reward": reward, "valid": valid, "example_id": "e"}  # fmt: skip
+    rows = [row(0, "a", 0.5), row(1, "x", 1), row(0, "b", 1.0), row(0, "", 0.0), row(0, "lost", 0, False),
+            row(1, "y", None), row(2, "z", 0.2), row(2, "w", 0.2)]  # fmt: skip
+    source = opened(tmp_path / "r.jsonl", rows, "rollouts")
+    (one,) = examples(source)
+    assert (one.messages, one.answer) == (said("q0"), "b") and source.counts == {"unranked": 1, "tied": 1}
+    assert one.info == {"example_id": "e", "rejected": "", "score": 1.0, "rejected_score": 0.0, "margin": 1.0}
+    each = examples(opened(tmp_path / "r.jsonl", rows, "rollouts", take="each"))
+    assert [(e.answer, e.info.get("score"), e.info.get("label")) for e in each] == [
+        ("a", 0.5, None), ("b", 1.0, True), ("", 0.0, False), ("lost", None, None), ("x", 1.0, True), ("y", None, None),
+        ("z", 0.2, None), ("w", 0.2, None)]  # fmt: skip
 
 
 def tree_rows(flat):

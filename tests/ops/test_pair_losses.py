@@ -54,6 +54,7 @@ BY_HAND = {
     "noisy, soft": (pair_losses.noisy_preference, (2.0, 0.05, 0.0, 0.1, 0.1), 0.9 * 0.126928 + 0.1 * 2.126928),
     "noisy, flipped": (pair_losses.noisy_preference, (2.0, -0.8, 0.0, 0.1, 0.1), 2.126928),
     "expectile": (expectile, (1.0, 0.7), 0.7),
+    "expectile, near": (expectile, (0.5, 0.7), 0.175),  # 0.7 * 0.5^2
     "expectile, below": (expectile, (-2.0, 0.7), 1.2),  # 0.3 * 4
     "q": (q_error, (0.5, 1.0, 0.4, 0.5), 0.49),  # (1 + 0.2 - 0.5)^2
     # Q = [2, 0]: V = log(e^2 + 1) = 2.126928, log pi = -0.126928; V' = log(2 e) = 1.693147
@@ -140,6 +141,7 @@ def test_rrhf_by_hand():
 def test_conservative_q_is_the_surprise_of_the_action():
     # log(e^2 + e^0) - 2 = 0.126928
     np.testing.assert_allclose(conservative_q(jnp.float32([[2.0, 0.0]]), jnp.array([0])), [0.126928], 1e-5)
+    np.testing.assert_allclose(conservative_q(jnp.float32([2.0, 0.0]), jnp.array(0)), 0.126928, 1e-5)
 
 
 def test_values_and_ranks_are_computed_wide():

@@ -72,7 +72,7 @@ def test_loops_multiply_and_conditions_take_a_branch():
 def test_an_instruction_has_its_place_and_its_loops():
     runs = cycles.runs(cycles.parse(DUMP), Frequency(trips={"decode": 20}))
     (fusion,) = [run for run in runs if run.instruction.name == "fusion.1"]
-    assert fusion.loops == ("loop", "w") and fusion.likely == 100
+    assert [loop.name for loop in fusion.loops] == ["loop", "w"] and fusion.likely == 100
     (kernel,) = [run for run in runs if run.instruction.op == "custom-call"]
     assert kernel.instruction.op_name == "jit(f)/kernel"  # after metadata of several lines
     assert fusion.instruction.shapes[0] == cycles.Shape("f32", (8, 16), (1, 0))
@@ -105,6 +105,13 @@ def test_a_convolution_counts_what_it_multiplies(line, left, right, flops):
     inside = {name: cycles.parse_instruction(f"  %{name} = {shape} parameter(0)")
               for name, shape in (("l", left), ("r", right))}  # fmt: skip
     assert cycles.product_of(cycles.parse_instruction(line), inside).flops == flops
+
+
+def test_the_scope_of_a_loop_is_the_innermost():
+    loop = cycles.parse(DUMP).computations["main"]["loop"]
+    assert cycles.scope_of(loop) == "decode"
+    condition = cycles.parse(DUMP).computations["outer"]["c"]
+    assert cycles.scope_of(condition) == "chunk"  # of transpose(jvp(chunk)), as a gradient has it
 
 
 def test_a_text_without_an_entry_is_refused():

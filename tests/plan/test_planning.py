@@ -8,9 +8,9 @@ import pytest
 
 from jrl import cli
 from jrl.resolve import load_config
-from jrl.tools.plan import budget, compiled, libtpu, planning
+from jrl.tools.plan import budget, compiled, libtpu, planning, report
 from jrl.tools.plan.case import make_case
-from jrl.tools.plan.chips import GIB
+from jrl.tools.plan.chips import GIB, parse_topology
 from jrl.tools.plan.compiled import Compiled
 
 
@@ -92,3 +92,28 @@ def test_what_the_run_keeps_beside_a_program_counts():
     assert planning.by_kind("rl.sample", actual, arithmetic, resident) == budget.Memory(
         weights=resident.weights, optimizer=resident.optimizer, cache=GIB, temporary=2 * GIB
     )
+
+
+def test_a_program_with_a_text_has_a_count(small, tmp_path):
+    text = "\n".join([
+        "ENTRY %main (p: f32[8]) -> f32[8] {",
+        '  ROOT %copy = f32[8]{0} copy(%p), metadata={op_name="f/sum"}, backend_config={"estimated_cycles":"1750000"}',
+        "}",
+    ])  # fmt: skip
+    case, topology = small(), parse_topology("v5p:1x1x1")
+    programs = {"rl.update": Compiled(arguments=1, text=text), "rl.sample": Compiled(arguments=1)}
+    rows = {row.name: row for row in planning.rows_of(case, topology, programs, None)}
+    update = rows["rl.update"]
+    assert update.count.compute == 1e-3 and update.seconds == update.count.seconds >= 1e-3  # at 1.75 GHz
+    assert rows["rl.sample"].count is None and rows["rl.sample"].seconds == rows["rl.sample"].estimate.seconds
+    plan = planning.Plan(topology, case, list(rows.values()), 2**40, 2.0, 1.0, [], [], [])
+    printed = report.time(plan)
+    assert "a step takes at least 1 s" in printed and "a step takes about 2 s by the compiler's count" in printed
+    assert "0.001 s, 1 times: copy f32[8] (f/sum)" in printed
+    of = {program["name"]: program for program in planning.to_json(plan)["programs"]}
+    assert of["update"]["count"]["compute"] == 1e-3 and of["sample"]["count"] is None
+    # A text is kept beside the report that it belongs to.
+    place = tmp_path / "kept.json"
+    first = compiled.cached_or(lambda lowered: programs["rl.update"], None, place)
+    again = compiled.cached_or(lambda lowered: None, None, place)
+    assert first == (programs["rl.update"], False) and again == (programs["rl.update"], True)

@@ -1,18 +1,29 @@
 from __future__ import annotations
 
+import json
 import os
+import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jrl.run.report.rollouts import LOCK, count_rollouts, open_rollouts, read_rollouts
+from jrl.run.report.rollouts import (
+    LOCK,
+    WRITER,
+    count_rollouts,
+    open_rollouts,
+    read_rollouts,
+    snapshot,
+    writer_folder,
+)
 
 
 def step_of(number: int, rows: int = 4, width: int = 6):
@@ -260,3 +271,117 @@ def test_a_full_disk_keeps_the_rows_waiting(tmp_path):
     assert store.commit() == 8
     store.close()
     assert_holds(tmp_path, [1, 2])
+
+
+# Several writers
+
+WRITER_STEP = 10_000  # writer w appends steps w * WRITER_STEP + 1, + 2 ...
+WRITERS = textwrap.dedent("""
+    import sys
+    sys.path.insert(0, sys.argv[2])
+    from tests.report.test_rollouts import WRITER_STEP, fill, rows_of_writer
+    from jrl.run.report.rollouts import open_rollouts
+    writer, back = int(sys.argv[3]), int(sys.argv[4])
+    rows = max(rows_of_writer(sys.argv[1], writer) - 4 * back, 0)
+    store = open_rollouts(sys.argv[1], rows=rows, writer=writer, writers=2)
+    for step in range(rows // 4 + 1, WRITER_STEP):
+        fill(store, writer * WRITER_STEP + step)
+        print(store.commit(), flush=True)
+    """)
+
+
+def rows_of_writer(folder, writer: int) -> int:
+    """Returns how many rows a writer's index counts; 0 where it has none."""
+    index = writer_folder(folder, writer) / "index.json"
+    return json.loads(index.read_text())["rows"] if index.exists() else 0
+
+
+def assert_rows_of_writers(store) -> int:
+    """Checks every row of a snapshot of two writers against what they append, and returns how many there are."""
+    rows = store.read()
+    place = 0
+    for folder, index in store.parts:
+        writer = int(folder.name.removeprefix(WRITER)) if folder.name.startswith(WRITER) else 0
+        assert index["rows"] % 4 == 0
+        for step in range(1, index["rows"] // 4 + 1):
+            number, fields, prompts, completions, _, _ = step_of(writer * WRITER_STEP + step)
+            cut = slice(place, place + 4)
+            assert rows["step"][cut].tolist() == [number] * 4
+            for name, value in fields.items():
+                if value is not None:
+                    np.testing.assert_array_equal(rows[name][cut], value)
+            assert rows["prompt"][cut] == prompts and rows["completion"][cut] == completions
+            place += 4
+    assert place == store.rows == len(rows["completion"])
+    return place
+
+
+def kill_writers(folder: Path, points: int, seed: int) -> int:
+    """Has two processes append to one store, killed at random `points` times, and read meanwhile. Returns its rows."""
+    draw = random.Random(seed)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for _ in range(points):
+        command = [sys.executable, "-c", WRITERS, str(folder), str(Path(__file__).parents[2])]
+        writers = [
+            subprocess.Popen([*command, str(writer), str(draw.randrange(3))], stdout=subprocess.PIPE, text=True,
+                             env=environment) for writer in (0, 1)
+        ]  # fmt: skip
+        committed = [int(process.stdout.readline()) for process in writers]
+        read = assert_rows_of_writers(snapshot(folder))  # while both append
+        assert read >= sum(committed)
+        for process in draw.sample(writers, 2):
+            time.sleep(draw.random() * 0.1)
+            process.send_signal(signal.SIGKILL)
+        for writer, process in enumerate(writers):
+            lines = process.communicate()[0].split("\n")[:-1]  # the last may be cut
+            last = int(lines[-1]) if lines else committed[writer]
+            assert rows_of_writer(folder, writer) >= last
+        assert assert_rows_of_writers(snapshot(folder)) >= sum(committed)
+    return snapshot(folder).rows
+
+
+def test_two_writers_killed_while_they_append_leave_whole_rows(tmp_path):
+    assert kill_writers(tmp_path / "store", points=3, seed=0) > 0
+
+
+@pytest.mark.slow
+def test_two_writers_killed_at_twenty_random_points_leave_whole_rows(tmp_path):
+    rows = kill_writers(tmp_path / "store", points=20, seed=1)
+    print(f"{rows} rows of two writers after 20 kills, all of them whole")
+
+
+def test_the_rows_of_writers_are_read_as_one_store(tmp_path):
+    first, second = (open_rollouts(tmp_path, rows=0, writer=writer, writers=2) for writer in (0, 1))
+    fill(first, 1)
+    first.commit()
+    before = snapshot(tmp_path)
+    second.append(*step_of(WRITER_STEP + 1, width=9))
+    second.commit()
+    fill(first, 2)
+    first.commit()
+    assert (before.rows, len(before.read()["prompt"]), count_rollouts(tmp_path)) == (4, 4, 12)
+    rows = read_rollouts(tmp_path)
+    assert rows["step"].tolist() == [1] * 4 + [2] * 4 + [WRITER_STEP + 1] * 4
+    assert rows["tokens"].shape == (12, 9) and not rows["tokens"][:8, 6:].any()
+    part = read_rollouts(tmp_path, 6, 9)
+    assert part["completion"] == rows["completion"][6:9] and part["step"].tolist() == rows["step"][6:9].tolist()
+    assert read_rollouts(tmp_path, 12, 12)["prompt"] == []
+    # a run of one process drops what it does not go on with, and a writer that starts over touches its own alone
+    open_rollouts(tmp_path, rows=0, writer=0, writers=2).close()
+    assert count_rollouts(tmp_path) == 4
+    open_rollouts(tmp_path, rows=0)
+    assert count_rollouts(tmp_path) == 0 and not (tmp_path / "writer-1").exists()
+    with pytest.raises(ValueError, match="writer 2 of 2"):
+        open_rollouts(tmp_path, rows=0, writer=2, writers=2)
+
+
+def test_writers_of_other_fields_are_refused(tmp_path):
+    for writer, names in ((0, ["reward", "group"]), (1, ["reward"])):
+        store = open_rollouts(tmp_path, rows=0, writer=writer, writers=2)
+        number, fields, *rest = step_of(1)
+        store.append(
+            number, {name: fields[name] for name in names}, *rest[:2], rest[2] * 2, np.zeros((4, 2), np.uint32)
+        )
+        store.close()
+    with pytest.raises(ValueError, match="different fields: group"):
+        snapshot(tmp_path)

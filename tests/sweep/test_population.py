@@ -13,12 +13,13 @@ from short_runs import run as train_alone
 
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.rollout.scoring import ScoringStopped, WorkersLost
 from jrl.run import population as populations
 from jrl.run.checkpoints.run_state import list_steps, restore_step
 from jrl.run.policy import open_trained
 from jrl.run.population import open_population
 from jrl.run.precompile import state_shape
-from jrl.run.records import Preempted, inputs_of
+from jrl.run.records import CheckpointsRemoved, Preempted, inputs_of
 from jrl.run.report.display import open_display
 from jrl.run.report.metrics import read_metrics
 from jrl.run.run_hash import run_fingerprint
@@ -109,6 +110,46 @@ def test_order_and_a_stop_change_no_bit(trained, interrupted):
     assert len(set(hashes)) == 4, "members that learn the same are no population"
 
 
+def test_a_member_that_cannot_be_scored_fails_alone_and_lost_workers_stop_all_of_them(trained, tmp_path):
+    folder = tmp_path / "sweep"
+    with opened(folder) as population:
+        breaks_at(2, population.jobs[MEMBERS[0]], WorkersLost("no worker is left"))
+        with pytest.raises(WorkersLost):
+            sweep_population.run(population, threading.Event(), lambda: None)
+    assert list_steps(folder / populations.FOLDER / "checkpoints") == [1]
+    with opened(folder) as population:
+        breaks_at(1, population.jobs[MEMBERS[1]], ScoringStopped("the verifier raised"))  # the second step of all
+        sweep_population.run(population, threading.Event(), lambda: None)
+        assert population.failed == {MEMBERS[1]: "the verifier raised"}
+    for name in set(MEMBERS) - {MEMBERS[1]}:
+        assert run_fingerprint(folder / name, 3) == run_fingerprint(trained / name, 3), name
+    assert not (folder / MEMBERS[1] / "summary.json").exists()
+    assert [row["step"] for row in read_metrics(folder / MEMBERS[1] / "metrics.jsonl")] == [1]
+
+
+def breaks_at(call, job, error):
+    """Makes a member's scorer raise from a call on."""
+    calls, collect = [], job.scorer.collect
+
+    def broken(*args):
+        calls.append(args)
+        if len(calls) >= call:
+            raise error
+        return collect(*args)
+
+    job.scorer.collect = broken
+
+
+def test_a_population_whose_checkpoints_were_removed_is_refused(tmp_path):
+    rows = "".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3))
+    with opened(tmp_path / "sweep") as population:
+        metrics = tmp_path / "sweep" / MEMBERS[2] / "metrics.jsonl"
+        metrics.write_text(rows)
+        with pytest.raises(CheckpointsRemoved, match=r"one of the population back under .*population.checkpoints"):
+            populations.restore(population)
+        assert metrics.read_text() == rows and not (metrics.parent / "metrics.jsonl.1").exists()
+
+
 def test_the_first_update_is_that_of_the_member_alone(interrupted, tmp_path):
     _, states = interrupted
     name = "learning_rate=0.03,seed=5"
@@ -173,6 +214,14 @@ def test_a_member_with_checkpoints_of_its_own_is_refused(tmp_path):
         sweep_population.begin_together(tmp_path, {member.name: member for member in sweep.members})
 
 
+def test_members_that_failed_begin_again_when_the_sweep_is_called_again(tmp_path):
+    sweep = read_sweep("configs/tiny.gin", [*TINY, *SWEPT])
+    members = {member.name: member for member in sweep.members}
+    assert sweep_population.begin_together(tmp_path, members) == (sorted(MEMBERS), False)
+    sweep_population.write_members(tmp_path, {"members": MEMBERS[:1], sweep_population.AGAIN: True})
+    assert sweep_population.begin_together(tmp_path, members) == (MEMBERS[:1], True)
+
+
 @pytest.mark.slow
 def test_members_refill_and_sample_ahead_each_as_alone(tmp_path):
     harder = [binding for binding in TINY if not binding.startswith(("Online.steps", "Checkpoint"))] + [
@@ -203,4 +252,5 @@ def test_a_member_that_diverges_fails_and_the_others_go_on(tmp_path):
     log = (tmp_path / "sweep" / "logs" / "learning_rate=1e+30.log").read_text()
     assert "5 updates in a row were not finite" in log
     assert not (tmp_path / "sweep" / "learning_rate=1e+30" / "summary.json").exists()
-    assert not (tmp_path / "sweep" / populations.FOLDER).exists()
+    record = json.loads((tmp_path / "sweep" / populations.FOLDER / "members.json").read_text())
+    assert record == {"members": ["learning_rate=1e+30"], "again": True}

@@ -10,6 +10,7 @@ import pytest
 
 from jrl import cli
 from jrl.run.report.rollouts import open_rollouts
+from jrl.tasks.envs.dataset import Dataset, open_dataset
 from jrl.tools import browse_rollouts as browse
 
 pytestmark = pytest.mark.fast
@@ -106,3 +107,19 @@ def test_rows_in_files(run, tmp_path, capsys):
     assert [row["tokens"] for row in table] == ["[0, 1, 2]"] * 4 and table[0]["completion"] == "it's 8\n\x1b[31m"
     assert cli.main(["rollouts", str(run), "--out", str(tmp_path / "rows.txt")]) == 2
     assert ".jsonl or .csv" in capsys.readouterr().err
+
+
+def test_exported_rollouts_are_training_data(tmp_path, capsys):
+    store = open_rollouts(tmp_path / "rollouts", rows=0)
+    for step in (1, 2):
+        fields = {"reward": np.float32([0, 1, 0.5, 0.5]), "group": np.int32([0, 0, 1, 1]), "valid": np.ones(4, bool)}
+        texts = [f"{step}.{i}" for i in range(4)]
+        store.append(step, fields, ["p", "p", "q", "q"], texts, ["e", "f"], np.zeros((2, 2), np.uint32))
+    store.close()
+    out = tmp_path / "rows.jsonl"
+    assert cli.main(["rollouts", str(tmp_path), "--out", str(out)]) == 0
+    assert "8 rows with step, group, reward, valid, example_id, prompt, completion" in capsys.readouterr().out
+    source = open_dataset(Dataset(path=str(out), layout="rollouts"))
+    assert [(source[i].messages[0].content, source[i].answer, source[i].info["rejected"]) for i in range(2)] == [
+        ("p", "1.1", "1.0"), ("p", "2.1", "2.0")]  # fmt: skip
+    assert len(source) == 2 and source.counts == {"tied": 2, "duplicate_prompt": 1}

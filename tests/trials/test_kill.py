@@ -36,8 +36,9 @@ def finish(folder, lag, config="configs/tiny.gin"):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def kill_at(folder, lag, doing, times, longest, seed, config="configs/tiny.gin"):
-    """Starts a run and kills it while it is `doing`, the `times`-th time. Returns the last step it had written."""
+def kill_at(folder, lag, doing, times, longest, seed, config="configs/tiny.gin", number=signal.SIGKILL):
+    """Starts a run and sends it a signal while it is `doing`, the `times`-th time; SIGTERM has it save and leave with
+    code 75. Returns the last step it had written."""
     process = subprocess.Popen(
         command(folder, lag, doing != "compile", config), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -49,8 +50,10 @@ def kill_at(folder, lag, doing, times, longest, seed, config="configs/tiny.gin")
                 break
     time.sleep(random.Random(seed).uniform(0, longest))
     alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and alive, "the process had ended before it was killed"
+    process.send_signal(number)
+    said = process.stderr.read()
+    ended = -signal.SIGKILL if number == signal.SIGKILL else 75
+    assert process.wait() == ended and alive, f"the process had ended before it was killed: {said[-500:]}"
     metrics = folder / "metrics.jsonl"
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
@@ -86,3 +89,12 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, uninterrupted, lag, doi
     print(f"lag {lag}: killed in {doing} with {rows} of 30 rows written; total {fingerprint['total'][:12]}")
     assert fingerprint == uninterrupted[lag][0]
     assert table == uninterrupted[lag][1]
+
+
+@pytest.mark.parametrize("doing,times,longest", POINTS)
+def test_a_run_that_is_asked_to_stop_saves_and_resumes_to_the_same_bits(tmp_path, uninterrupted, doing, times, longest):
+    kill_at(tmp_path, 0, doing, times, longest, seed=f"{doing}{times}", number=signal.SIGTERM)
+    finish(tmp_path, 0)
+    fingerprint, table = contents(tmp_path)
+    assert fingerprint == uninterrupted[0][0]
+    assert table == uninterrupted[0][1]

@@ -9,18 +9,21 @@ import pathlib
 import resource
 import signal
 import sys
+import tempfile
 
 import pytest
 from verifier_fakes import example, row
 
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import confine
+from jrl.tasks.verifiers import pool as pool_module
 from jrl.tasks.verifiers.pool import Item, Pool
 from jrl.tasks.verifiers.source import PartSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 
-# Each returns 1 where it had its way. {pid} is the trainer, {address} and {path} hold a secret of it.
+# Each returns 1 where it had its way. {pid} is the trainer, {address} and {path} hold a secret of it. Where nothing
+# denies them they do no harm: limits, priorities and schedules are set to what they are, and of the trainer alone.
 ATTACKS = """
 import ctypes, fcntl, json, os, resource, signal, socket, struct, sys, time
 
@@ -54,16 +57,16 @@ def reads_memory(completion, example):
         return float(memory.read(len(SECRET)) == SECRET.encode())
 def reads_environment(completion, example): return float(len(open("/proc/%d/environ" % PID, "rb").read()) > 0)
 def reads_run_file(completion, example): return float(open(PATH).read() == SECRET)
-def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, (64, 64)); return 1.0
-def limits_template(completion, example): resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)); return 1.0
+def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, {files}); return 1.0
+def limits_template(completion, example):
+    resource.prlimit(os.getppid(), resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)); return 1.0
 def raises_own_limits(completion, example):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); return 1.0
-def slows_parent(completion, example): os.setpriority(os.PRIO_PROCESS, PID, 19); return 1.0
-def slows_user(completion, example): return _called(libc.setpriority(2, 0, 19))
-def pins_parent(completion, example): os.sched_setaffinity(PID, [0]); return 1.0
+def slows_parent(completion, example): os.setpriority(os.PRIO_PROCESS, PID, {priority}); return 1.0
+def pins_parent(completion, example): os.sched_setaffinity(PID, {processors}); return 1.0
 def schedules_parent(completion, example):
-    os.sched_setscheduler(PID, os.SCHED_IDLE, os.sched_param(0)); return 1.0
-def starves_disk(completion, example): return _called(libc.syscall({ioprio_set}, 1, PID, 3 << 13))
+    os.sched_setscheduler(PID, {schedule}, os.sched_param(0)); return 1.0
+def starves_disk(completion, example): return _called(libc.syscall({ioprio_set}, 1, PID, 0))
 def shares_memory(completion, example): return _called(libc.shmget(0x6A726C, 4096, 0o1600))
 def shares_semaphore(completion, example): return _called(libc.semget(0x6A726C, 1, 0o1600))
 def opens_system_v_queue(completion, example): return _called(libc.msgget(0x6A726C, 0o1600))
@@ -140,7 +143,9 @@ def part(tmp_path):
     if numbers is None:
         pytest.skip("no filter on this machine")
     source = ATTACKS.format(
-        pid=os.getpid(), address=ctypes.addressof(held), path=str(path), secret=SECRET, **numbers
+        pid=os.getpid(), address=ctypes.addressof(held), path=str(path), secret=SECRET,
+        files=resource.getrlimit(resource.RLIMIT_NOFILE), priority=os.getpriority(os.PRIO_PROCESS, 0),
+        processors=os.sched_getaffinity(0), schedule=os.sched_getscheduler(0), **numbers
     )  # fmt: skip
     return PartSource("attacks.py", source), held
 
@@ -182,10 +187,11 @@ def surroundings():
     assert after == before
 
 
-def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings):
+def test_a_worker_reaches_neither_the_trainer_nor_what_outlives_it(tmp_path, surroundings, trials):
     source, _held = part(tmp_path)
     names = [name for name in names_of(("owns", "chooses", "locks", "reads", "limits", "raises", "slows", "pins"))]
     names += names_of(("schedules", "starves", "shares", "opens", "changes_times", "counts_events"))
+    trials(len(names))
     verdicts, layers, _ = verdicts_of(source, names, range(len(names)))
     if "seccomp" not in layers:
         pytest.skip(f"this machine confines workers by {layers} only")
@@ -220,9 +226,57 @@ VERIFIERS = {"look": look}
     assert capabilities == ([confine.CAP_DAC_READ_SEARCH] * 2 if private else [0, 0])
 
 
-def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path):
+@pytest.fixture
+def reachable():
+    """A folder that everybody can reach, which pytest's are not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+def test_others_can_import_where_every_folder_on_the_way_lets_them(reachable):
+    top, readable = reachable / "top", confine._readable_by_others
+    (top / "lib").mkdir(parents=True, mode=0o755)
+    archive = top / "lib" / "modules.zip"
+    archive.write_bytes(b"")
+    archive.chmod(0o644)
+    link = reachable / "link"
+    link.symlink_to(top / "lib")
+    for mode, reached in ((0o755, True), (0o700, False), (0o754, False), (0o711, True)):
+        top.chmod(mode)
+        assert [readable(place) for place in (top / "lib", link, archive)] == [reached] * 3, oct(mode)
+    top.chmod(0o755)
+    archive.chmod(0o600)
+    assert not readable(archive) and readable(top / "nowhere")
+    (top / "lib").chmod(0o711)
+    assert not readable(top / "lib")
+
+
+@pytest.mark.parametrize(
+    ("layers", "root", "missing"),
+    [
+        (["rlimits", "own user", "landlock", "seccomp"], True, []),
+        (["rlimits", "seccomp"], False, []),
+        (["rlimits", "no capabilities", "landlock", "seccomp"], True, ["a user of their own"]),
+        (["rlimits", "landlock"], False, ["a filter on system calls"]),
+        (["rlimits"], True, ["a filter on system calls", "a user of their own"]),
+    ],
+)
+def test_a_layer_that_is_missing_is_named(layers, root, missing):
+    assert confine.missing_layers(layers, root=root) == missing
+
+
+def test_workers_without_a_layer_are_warned_of_once(caplog):
+    pool_module._warn_of([])
+    assert not caplog.records
+    pool_module._warn_of(["a filter on system calls", "a user of their own"])
+    assert "run without a filter on system calls and a user of their own on this machine" in caplog.text
+
+
+def test_the_trainer_takes_no_verdict_that_no_judge_gives(tmp_path, trials):
     source, _held = part(tmp_path)
     names = names_of("forges")
+    trials(len(names))
     verdicts, *_ = verdicts_of(source, ["good", *names], [0, *range(1, len(names) + 1), 0])
     assert [verdicts[0].reward, verdicts[-1].reward] == [1.0, 1.0]
     assert {n: v.status for n, v in zip(names, verdicts[1:])} == dict.fromkeys(names, Status.CRASH)

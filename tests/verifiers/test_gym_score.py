@@ -38,7 +38,8 @@ def score(answer: str, example: Example, **fields):
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_the_reference_answer_is_right_and_junk_is_not(name):
+def test_the_reference_answer_is_right_and_junk_is_not(name, trials):
+    trials(6)
     example = task(name)
     for junk in ("zqj", "[", "0 0 0 0 0 0 0", "__import__('os').abort()"):
         verdict = score(junk, example)
@@ -77,13 +78,15 @@ def marks(answer: str, example: Example) -> float:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_no_junk_has_full_marks_on_tasks_whose_answers_differ(name):
+def test_no_junk_has_full_marks_on_tasks_whose_answers_differ(name, trials):
+    trials(3 * len(JUNK))
     assert accepted(name, 3) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
-def test_no_junk_has_full_marks_on_fifteen_tasks(name):
+def test_no_junk_has_full_marks_on_fifteen_tasks(name, trials):
+    trials(15 * len(JUNK))
     assert accepted(name, 15) == []
 
 

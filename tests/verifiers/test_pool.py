@@ -71,8 +71,9 @@ def nothing_leaks():
     assert after == before
 
 
-def test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other(nothing_leaks):
+def test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other(nothing_leaks, trials):
     good, names = 0, list(HOSTILE_NAMES)
+    trials(len(names))
     with open_pool(*names) as pool:
         items = []
         for index in range(len(names)):
@@ -90,7 +91,8 @@ def test_every_hostile_verifier_gets_its_one_verdict_and_disturbs_no_other(nothi
     assert not os.path.exists("/tmp/jrl-verifier-wrote")
 
 
-def test_verdicts_depend_neither_on_the_number_of_workers_nor_on_the_order():
+def test_verdicts_depend_neither_on_the_number_of_workers_nor_on_the_order(trials):
+    trials(6 * 60)
     texts = [str(n % 7) for n in range(60)]
     answers = {}
     for workers in (1, 2, 4):

@@ -518,7 +518,10 @@ PARTS: list[Part] = [
         "function": "jrl.ops.ensembles:standardized",
         "inputs": ["scores", "center", "scale"],
         "output": "scores [N, K] float32",
-        "tests": ["tests/ops/test_ensembles.py::test_scores_are_standardized_by_hand"],
+        "tests": [
+            "tests/ops/test_ensembles.py::test_scores_are_standardized_by_hand",
+            "tests/ops/test_ensembles.py::test_a_member_that_scored_all_demonstrations_alike_is_not_divided_by_zero",
+        ],
     },
     {
         "id": "R30",
@@ -539,6 +542,9 @@ PARTS: list[Part] = [
         "function": "jrl.ops.shaping:whiten_rewards",
         "inputs": ["token_reward", "mask"],
         "output": "token_reward [N, T] float32",
-        "tests": ["tests/ops/test_shaping.py::test_whitened_rewards_keep_their_mean_by_hand"],
+        "tests": [
+            "tests/ops/test_shaping.py::test_whitened_rewards_keep_their_mean_by_hand",
+            "tests/ops/test_shaping.py::test_rewards_that_are_all_equal_are_not_whitened",
+        ],
     },
 ]

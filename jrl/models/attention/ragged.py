@@ -51,8 +51,6 @@ def attend(
     """
     if layer is None:
         k, v, layer = jnp.expand_dims(k, 0), jnp.expand_dims(v, 0), jnp.int32(0)
-    if sinks is None:
-        sinks = jnp.full(q.shape[2], MASKED_SCORE, jnp.float32)  # has a weight of exactly 0 beside any score
     cache = (None, "batch", "kv_heads", None, None)
     query, row = ("batch", None, "heads", None), ("batch",)
     head_dim = q.shape[3]
@@ -60,15 +58,15 @@ def attend(
     shard = functools.partial(
         _attend_shard, scale=head_dim**-0.5 if scale is None else scale, cap=cap, interpret=interpret
     )
+    arrays, axes = (layer, first, last, wide, k, v), ((), row, row, query, cache, cache)
+    if sinks is not None:
+        arrays, axes = (*arrays, sinks), (*axes, ("heads",))
     # A kernel does not say over which axes of the mesh its result varies.
-    return per_shard(
-        shard, (layer, first, last, wide, k, v, sinks), ((), row, row, query, cache, cache, ("heads",)), (query,),
-        checked=False,
-    )[0][..., :head_dim]  # fmt: skip
+    return per_shard(shard, arrays, axes, (query,), checked=False)[0][..., :head_dim]
 
 
 def _attend_shard(
-    layer: Array, first: Array, last: Array, q: Array, k: Array, v: Array, sinks: Array, *,
+    layer: Array, first: Array, last: Array, q: Array, k: Array, v: Array, sinks: Array | None = None, *,
     scale: float, cap: float | None, interpret: bool,
 ) -> tuple[Array]:  # fmt: skip
     """Returns attention of the rows and heads of one device."""
@@ -88,13 +86,14 @@ def _attend_shard(
     of_row = pl.BlockSpec((None, heads, head_dim), lambda row, step, *_: (row, 0, 0))
     of_cache = pl.BlockSpec((None, None, entries, head_dim), place)
     same = lambda shape: pl.BlockSpec(shape, lambda row, step, *_: (0, 0))
+    of_sinks = [] if sinks is None else [(sinks.astype(jnp.float32)[:, None], same((heads, 1)))]
     most = (last // block - first // block).max() + 1
     run = pl.pallas_call(
         functools.partial(_kernel, block=block, scale=scale, cap=cap),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(batch, most),
-            in_specs=[of_row, of_cache, of_cache, same((heads, 1)), same((heads, entries))],
+            in_specs=[of_row, of_cache, of_cache, *(where for _, where in of_sinks), same((heads, entries))],
             out_specs=of_row,
             scratch_shapes=[pltpu.VMEM((heads, size), jnp.float32) for size in (1, 1, head_dim)],
         ),
@@ -103,14 +102,13 @@ def _attend_shard(
         interpret=interpret,
         name="ragged_attention",
     )
-    out = run(layer[None], first, last, q[:, 0], k, v, sinks.astype(jnp.float32)[:, None], column)
+    out = run(layer[None], first, last, q[:, 0], k, v, *(x for x, _ in of_sinks), column)
     return (out[:, None],)
 
 
 # The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
 def _kernel(
-    layer: Any, first: Any, last: Any, q: Any, k: Any, v: Any, sinks: Any, column: Any, out: Any, top: Any, weight: Any,
-    value: Any, *, block: int, scale: float, cap: float | None,
+    layer: Any, first: Any, last: Any, q: Any, k: Any, v: Any, *rest: Any, block: int, scale: float, cap: float | None,
 ) -> None:  # fmt: skip
     """Adds one block of columns to a row's running softmax: the highest score, the sum of exp(score - top) and of the
     values so weighted.
@@ -119,15 +117,19 @@ def _kernel(
     unit has to read all keys in any case, and has room for a few queries.
 
     Args:
-      q, out: [H, K]. k, v: [m J, K]. column: [H, m J] int32. sinks, top, weight: [H, 1]. value: [H, K] float32.
+      q: [H, K]. k, v: [m J, K].
+      rest: sinks [H, 1] where there are any; column [H, m J] int32; out [H, K]; top, weight [H, 1]; value [H, K]
+        float32.
     """
+    *sinks, column, out, top, weight, value = rest
     row, step = pl.program_id(0), pl.program_id(1)
     low, high = first[row], last[row]
     at, end = jax.lax.div(low, block) + step, jax.lax.div(high, block)
 
     @pl.when(step == 0)
     def begin() -> None:  # with the sink, a score that has no value
-        top[...] = sinks[...]
+        # Without sinks, a score that has a weight of exactly 0 beside any other.
+        top[...] = sinks[0][...] if sinks else jnp.full_like(top, MASKED_SCORE)
         weight[...] = jnp.ones_like(weight)
         value[...] = jnp.zeros_like(value)
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jrl import paths
+from jrl.device.processes import fetch
 
 _CHUNK = 1 << 20
 
@@ -61,6 +62,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
             raise ValueError(f"two leaves of the state are both named {name!r}; rename a dict key that holds a '/'")
         leaves[name] = leaf
     return leaves
+
+
+def whole_leaf(leaf: Any) -> Any:
+    """Returns a leaf as this process holds it whole: gathered, where shards are on other processes."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    if is_key(leaf):
+        return jax.random.wrap_key_data(fetch(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+    return fetch(leaf)
 
 
 def leaf_digest(leaf: Any) -> str:

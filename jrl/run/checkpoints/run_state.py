@@ -32,6 +32,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
+from jrl.device.processes import ONE, OtherProcessFailed, Processes, place_on_mesh
 from jrl.run.checkpoints import digest
 
 PyTree = Any
@@ -75,7 +76,9 @@ class RunState:
     close: Callable[[], None]
 
 
-def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collection[int] = ()) -> RunState:
+def open_run_state(
+    root: str | os.PathLike[str], *, keep: int, pinned: Collection[int] = (), processes: Processes = ONE
+) -> RunState:
     """Opens (or makes) a folder of saves and sweeps interrupted ones.
 
     `save(step, state, host, skipped=0)` returns when the step is on disk, read back and renamed into place; only then
@@ -85,16 +88,16 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
     `condemn(first)` sets the steps from `first` on aside, where nothing finds them, and returns them; the next save
     removes them. `condemned()` returns those that are set aside.
     `restore(abstract_state, step=None)` is `restore_step` below.
-    Raises ValueError for keep < 1 or a run of several processes.
+    Of several processes all call all of these: each writes and reads its own shards, and process 0 does the rest.
+    Raises ValueError for keep < 1.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least one save must be kept")
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"this run has {jax.process_count()} processes; this version saves run state from one process only"
-        )
-    folder = paths.make_dir(root)
-    _sweep(folder)
+    folder = paths.normalize(root)
+    if processes.writer:
+        paths.make_dir(folder)
+        _sweep(folder)
+    processes.barrier("swept")
     skipped: list[tuple[int, str]] = []
     closed = False
 
@@ -104,7 +107,9 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
 
     def save(step: int, state: PyTree, host: Mapping[str, Any], skipped: int = 0) -> None:
         check_open()
-        save_step(folder, step, state, host)
+        save_step(folder, step, state, host, processes)
+        if not processes.writer:
+            return
         present = list_steps(folder)
         good = known_good(present, step, skipped)
         for other in superseded(present, step, keep, [*pinned, *([] if good is None else [good])]):
@@ -116,15 +121,18 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
 
     def condemn(first: int) -> list[int]:
         check_open()
-        bad = [step for step in list_steps(folder) if step >= first]
-        for step in bad:
+        bad = [step for step in steps() if step >= first]
+        for step in bad if processes.writer else ():
             paths.remove_tree(condemned_dir(folder, step))
             paths.rename(step_dir(folder, step), condemned_dir(folder, step))
         return bad
 
     def restore(abstract_state: PyTree, step: int | None = None) -> tuple[int, PyTree, dict[str, Any]]:
         check_open()
-        return restore_step(folder, abstract_state, step, skipped)
+        return restore_step(folder, abstract_state, step, skipped, processes=processes)
+
+    def steps() -> list[int]:
+        return processes.from_writer("steps", list_steps(folder) if processes.writer else None)
 
     def close() -> None:
         nonlocal closed
@@ -132,9 +140,9 @@ def open_run_state(root: str | os.PathLike[str], *, keep: int, pinned: Collectio
 
     return RunState(
         save=save,
-        steps=lambda: list_steps(folder),
+        steps=steps,
         condemn=condemn,
-        condemned=lambda: list_condemned(folder),
+        condemned=lambda: processes.from_writer("condemned", list_condemned(folder) if processes.writer else None),
         restore=restore,
         skipped=skipped,
         close=close,
@@ -177,12 +185,15 @@ def list_condemned(root: str | os.PathLike[str]) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapping[str, Any]) -> None:
+def save_step(
+    root: str | os.PathLike[str], step: int, state: PyTree, host: Mapping[str, Any], processes: Processes = ONE
+) -> None:
     """Writes one step: temporary folder, sync, read back, one rename, sync.
 
     Args:
       state: pytree of jax or numpy arrays, typed keys included; None is not a leaf.
-      host: JSON values, no NaN (write None).
+      host: JSON values, no NaN (write None); process 0's counts.
+      processes: those that hold the state; each writes its own shards.
     Raises: SaveFailed where the disk is full or the bytes read back differ; TypeError or ValueError for a leaf or a
       host value that cannot be saved, before anything is written.
     """
@@ -191,26 +202,39 @@ def save_step(root: str | os.PathLike[str], step: int, state: PyTree, host: Mapp
         raise ValueError(f"step is {step}; steps are counted from 0")
     leaves = digest.named_leaves(state)
     described = {name: _describe(name, leaf) for name, leaf in leaves.items()}
+    _hash_leaves(leaves, described, processes)
     host_bytes = _host_bytes(host)
     temporary, final = folder / f"{_SAVING}{step:08d}", step_dir(folder, step)
     arrays = {name: _stored(leaf) for name, leaf in leaves.items() if leaf.size}
     try:
-        paths.remove_tree(temporary)
-        paths.make_dir(temporary)
+        if processes.writer:
+            paths.remove_tree(temporary)
+            paths.make_dir(temporary)
+        processes.barrier(f"save {step}")
         if arrays:
             with _context(), _without_orbax_logs():
                 ocp.save(temporary / "state", arrays)
-        paths.write_bytes_atomic(temporary / "host.json", host_bytes)
-        paths.sync_tree(temporary)
-        files = digest.tree_digests(temporary, paths.files_below(temporary))
-        body = {"format": FORMAT, "step": step, "files": files, "leaves": described}
-        paths.write_bytes_atomic(temporary / "manifest.json", _seal(body))
-        _read_back(temporary, body)
-        _publish(temporary, final)
+        processes.barrier(f"saved {step}")
+        if processes.writer:
+            paths.write_bytes_atomic(temporary / "host.json", host_bytes)
+            paths.sync_tree(temporary)
+            files = digest.tree_digests(temporary, paths.files_below(temporary))
+            body = {"format": FORMAT, "step": step, "files": files, "leaves": described}
+            paths.write_bytes_atomic(temporary / "manifest.json", _seal(body))
+            if _unseal(paths.read_bytes(temporary / "manifest.json")) != body:
+                raise ValueError("manifest.json reads back with other contents")
+        _read_back(temporary, described, processes)
+        processes.barrier(f"read back {step}")
+        if processes.writer:
+            _publish(temporary, final)
+        processes.barrier(f"published {step}")
+    except OtherProcessFailed:
+        raise
     except Exception as error:
         # Orbax reports a full disk as ValueError with the system's message inside, so every error is caught here.
-        _discard(temporary)
-        _restore_replaced(folder)
+        if processes.writer:
+            _discard(temporary)
+            _restore_replaced(folder)
         earlier = [old for old in list_steps(folder) if old != step]
         raise SaveFailed(
             f"step {step} could not be saved under {folder}: {_cause(error)}. "
@@ -225,6 +249,7 @@ def restore_step(
     skipped: list[tuple[int, str]] | None = None,
     *,
     part: bool = False,
+    processes: Processes = ONE,
 ) -> tuple[int, PyTree, dict[str, Any]]:
     """Returns (step, state, host) of the newest intact step, or of `step`.
 
@@ -233,6 +258,7 @@ def restore_step(
         A leaf without a sharding lands on the first device.
       skipped: damaged steps that were passed over are appended, newest first, and logged.
       part: `abstract_state` may be a part of what was saved (only the parameters, say); the rest is not read.
+      processes: those that read together, each its own shards.
     Raises: NoIntactStep where none is left; DamagedStep where `step` was asked for and is damaged; StateMismatch where
       an intact step holds other leaves.
     """
@@ -241,10 +267,10 @@ def restore_step(
     if step is not None:
         if step not in present:
             raise NoIntactStep(f"there is no checkpoint of step {step} in {folder}; there are {present or 'none'}")
-        return step, *_read(folder, step, abstract_state, part)
+        return step, *_read(folder, step, abstract_state, part, processes)
     for candidate in reversed(present):
         try:
-            return candidate, *_read(folder, candidate, abstract_state, part)
+            return candidate, *_read(folder, candidate, abstract_state, part, processes)
         except DamagedStep as error:
             _log.warning("%s; trying the one before it", error)
             skipped.append((candidate, error.reason))
@@ -273,8 +299,10 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
     return body
 
 
-def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[PyTree, dict[str, Any]]:
-    body = verify_step(folder, step)
+def _read(
+    folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes
+) -> tuple[PyTree, dict[str, Any]]:
+    body = _together(processes, step, f"verified {step}", lambda: verify_step(folder, step))
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
@@ -288,28 +316,61 @@ def _read(folder: Path, step: int, abstract_state: PyTree, part: bool) -> tuple[
         # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
         raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
     leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in target.items()}
-    for name, leaf in leaves.items():
-        if digest.leaf_digest(leaf) != saved[name]["sha256"]:
-            raise DamagedStep(step, f"leaf {name} was read with other values than were saved")
+
+    def compare() -> None:
+        read = {name: dict(saved[name]) for name in leaves}
+        _hash_leaves(leaves, read, processes)
+        for name in leaves:
+            if read[name]["sha256"] != saved[name]["sha256"]:
+                raise DamagedStep(step, f"leaf {name} was read with other values than were saved")
+
+    _together(processes, step, f"read {step}", compare)
     state = jax.tree_util.tree_map_with_path(lambda path, _: leaves[digest.leaf_path(path)], abstract_state)
     return state, host
 
 
-def _read_back(temporary: Path, body: dict[str, Any]) -> None:
+def _together(processes: Processes, step: int, what: str, read: Callable[[], Any]) -> Any:
+    """Returns what `read` does. Raises DamagedStep in all processes where it does in one."""
+    try:
+        result, reason = read(), None
+    except DamagedStep as damage:
+        if processes.count == 1:
+            raise
+        result, reason = None, damage.reason
+    for found in processes.exchange(what, reason):
+        if found is not None:
+            raise DamagedStep(step, found)
+    return result
+
+
+def _hash_leaves(leaves: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
+    """Sets "sha256" of every leaf's entry. A leaf with shards in several processes is gathered by all of them and
+    hashed by one, each in its turn."""
+    hashes = {}
+    for place, (name, leaf) in enumerate(leaves.items()):
+        whole = digest.whole_leaf(leaf)
+        if place % processes.count == processes.index:
+            hashes[name] = digest.leaf_digest(whole)
+        del whole
+    for every in processes.exchange("hashes", hashes):
+        for name, value in every.items():
+            entries[name]["sha256"] = value
+
+
+def _read_back(temporary: Path, entries: Mapping[str, dict[str, Any]], processes: Processes) -> None:
     """Raises ValueError unless a step that is about to be published holds what was in memory. Leaves are read in
-    groups, so that the copy on the host stays small."""
-    if _unseal(paths.read_bytes(temporary / "manifest.json")) != body:
-        raise ValueError("manifest.json reads back with other contents")
+    groups, so that the copy on the host stays small; each process reads a share of them."""
     group: dict[str, Any] = {}
-    full = [(name, entry) for name, entry in body["leaves"].items() if 0 not in entry["shape"]]
+    full = [(name, entry) for name, entry in entries.items() if 0 not in entry["shape"]]
+    full = full[processes.index :: processes.count]
     for place, (name, entry) in enumerate(full, start=1):
         group[name] = np.empty(entry["data_shape"], np.dtype(entry["data_dtype"]))
         if place < len(full) and sum(target.nbytes for target in group.values()) < _READ_BACK_BYTES:
             continue
-        with _context():
+        with _context(alone=processes):
             loaded = ocp.load(temporary / "state", group)
         for read, leaf in loaded.items():
-            entry = body["leaves"][read]
+            entry = entries[read]
             if digest.array_digest(entry["dtype"], tuple(entry["shape"]), leaf) != entry["sha256"]:
                 raise ValueError(f"leaf {read} reads back with other values")
         group = {}
@@ -345,7 +406,6 @@ def _describe(name: str, leaf: Any) -> dict[str, Any]:
         "shape": list(leaf.shape),
         "data_dtype": str(data.dtype),
         "data_shape": list(data.shape),
-        "sha256": digest.leaf_digest(leaf),
     }
     return entry | ({"impl": str(jax.random.key_impl(leaf))} if digest.is_key(leaf) else {})
 
@@ -372,15 +432,20 @@ def _returned(leaf: Any, loaded: Any, saved: dict[str, Any]) -> Any:
         return np.asarray(loaded)
     if digest.is_key(leaf):
         loaded = jax.random.wrap_key_data(loaded, impl=saved["impl"])
-    return jax.device_put(loaded, _sharding(leaf))
+    return place_on_mesh(loaded, _sharding(leaf))
 
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding:
     return leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def _context() -> ocp.Context:
+def _context(alone: Processes = ONE) -> ocp.Context:
+    """Returns orbax's settings. alone: the processes of which this one reads by itself; ONE: all read or save."""
     context = ocp.Context()
+    if alone.count > 1:
+        context.multiprocessing.primary_host = alone.index
+        context.multiprocessing.active_processes = {alone.index}
+        context.multiprocessing.barrier_sync_key_prefix = f"process_{alone.index}"
     saving = context.array.saving
     saving.use_ocdbt = True
     saving.use_zarr3 = True

@@ -71,6 +71,12 @@ class Display:
     close: Callable[..., None]
 
 
+def no_display() -> Display:
+    """Returns a display that shows nothing: of the processes of a run one has it."""
+    nothing = lambda *_, **__: None
+    return Display(**{field.name: nothing for field in dataclasses.fields(Display)})
+
+
 def open_display(
     total_steps: int,
     stream: TextIO | None = None,

@@ -52,7 +52,7 @@ def make_manifest(
         "config": json.loads(json.dumps(config)),
         "environment": {
             "python": platform.python_version(),
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": installed_packages(),
             "backend": jax.default_backend(),
             "device_kind": jax.devices()[0].device_kind,
             "devices": jax.device_count(),
@@ -62,6 +62,11 @@ def make_manifest(
         },
         "promise": PROMISE,
     }
+
+
+def installed_packages() -> dict[str, str]:
+    """Returns the versions of the libraries that decide a run's numbers."""
+    return {name: _version(name) for name in PACKAGES}
 
 
 def compare(

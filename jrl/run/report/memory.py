@@ -7,6 +7,7 @@ import sys
 import time
 
 _BETWEEN_SECONDS = 0.5  # reading a large process costs milliseconds, so steps that are faster share a reading
+_MOST_SHARE = 0.02  # of the time that readings take
 
 
 class PeakMemory:
@@ -19,9 +20,11 @@ class PeakMemory:
     def sample(self, *, now: bool = False) -> int | None:
         """Returns the peak in bytes after a new reading, if the last is old or `now`; None off Linux."""
         if now or time.monotonic() >= self._next:
+            start = time.monotonic()
             if (seen := tree_pss_bytes(os.getpid())) is not None:
                 self.peak = max(self.peak or 0, seen)
-            self._next = time.monotonic() + _BETWEEN_SECONDS
+            end = time.monotonic()
+            self._next = end + max(_BETWEEN_SECONDS, (end - start) / _MOST_SHARE)
         return self.peak
 
 

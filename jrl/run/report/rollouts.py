@@ -6,6 +6,10 @@ A field is an array [rows, ...]. Texts are two arrays: NAME.bytes [total] uint8,
 Rows wait in memory until `commit`, or until there are many: a write costs about 20 ms however much it holds. What a
 killed run had not committed is drawn again after a resume, so nothing is lost; a checkpoint records the committed
 count, and opening at that count drops whatever came after it.
+
+Several processes append at once without waiting for each other: the first writer's arrays are in the folder itself,
+those of writer k in its subfolder `writer-k`. A `Snapshot` is the rows that all of them have committed at one moment,
+one writer's after the other's; what is appended meanwhile changes nothing in it.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from jrl import paths
 FORMAT = 1
 TEXTS = ("prompt", "completion", "example_id")
 LOCK = ".__lock"  # TensorStore's, behind the name of the file it writes
-_CHUNK_ROWS, _CHUNK_TEXT = 256, 1 << 18
+WRITER = "writer-"  # before the number of a writer beside the first, in the name of its folder
+# A file for each chunk: of narrow columns many rows, so that a large store is not a great many files.
+_CHUNK_ROWS, _MOST_CHUNK_ROWS, _CHUNK_BYTES = 256, 4096, 1 << 18
 _FLUSH_BYTES = 64 << 20  # most memory that waiting rows take
 
 
@@ -38,10 +44,16 @@ class RolloutStore:
     commit: Callable[[], int]
     rows: Callable[[], int]  # appended, on disk or waiting
     close: Callable[[], None]
+    columns: Callable[[], set[str]]  # of the rows that it has; empty: none
 
 
-def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
-    """Opens the store at `rows` committed rows; whatever lies behind them is dropped. 0 starts an empty store.
+def open_rollouts(folder: str | os.PathLike[str], *, rows: int, writer: int = 0, writers: int = 1) -> RolloutStore:
+    """Opens the store at `rows` committed rows of this writer; whatever lies behind them is dropped. 0 starts an empty
+    one.
+
+    Args:
+      writer: 0 to writers - 1, one for each process that appends. What earlier runs of more writers left is removed by
+        the first.
 
     The returned `append(step, fields, prompts, completions, ids, uids)` takes one whole step:
       fields: name -> [N, ...] with N rows or more (padding rows at the end are dropped), or one value for all rows.
@@ -50,9 +62,15 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
       ids, uids: example ids, and [., 2] uint32 visits: one a row, or one a prompt, spread by fields["group"].
     Raises ValueError where the folder holds less than `rows`, or a step does not fit the columns.
     """
-    root = paths.local(folder)
+    if not 0 <= writer < writers:
+        raise ValueError(f"writer {writer} of {writers}")
+    root = writer_folder(folder, writer)
+    if writer == 0:
+        for number in other_writers(root):
+            if number >= writers:
+                paths.remove_tree(writer_folder(folder, number))
     if rows == 0:
-        paths.remove_tree(root)
+        _remove(root)
         index: dict[str, Any] = {"format": FORMAT, "rows": 0, "fields": {}, "complete": True}
     else:
         index = _read_index(root)
@@ -112,38 +130,106 @@ def open_rollouts(folder: str | os.PathLike[str], *, rows: int) -> RolloutStore:
             commit()
             closed = True
 
-    return RolloutStore(append=append, commit=commit, rows=lambda: index["rows"] + waiting_rows, close=close)
+    return RolloutStore(
+        append=append,
+        commit=commit,
+        rows=lambda: index["rows"] + waiting_rows,
+        close=close,
+        columns=lambda: set(index["fields"]),
+    )
+
+
+def writer_folder(folder: str | os.PathLike[str], writer: int) -> Path:
+    """Returns where a writer's arrays are."""
+    return paths.local(folder) / f"{WRITER}{writer}" if writer else paths.local(folder)
+
+
+def other_writers(root: Path) -> list[int]:
+    """Returns the numbers of the writers beside the first that a store has."""
+    names = (name.removeprefix(WRITER) for name in paths.list_dir(root) if name.startswith(WRITER))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _remove(root: Path) -> None:
+    """Removes a writer's arrays, and not those of others."""
+    for name in paths.list_dir(root):
+        if not name.startswith(WRITER):
+            (paths.remove_tree if (root / name).is_dir() else paths.remove_file)(root / name)
 
 
 def remove_locks(root: Path) -> None:
-    """Removes the lock files that a killed run left.
+    """Removes the lock files that a killed run left, of one writer.
 
     TensorStore writes a file under its lock's name and renames it. It writes over a lock that it finds without cutting
     it, so that a shorter file would keep the end of a longer one. Whoever opens a store to write holds the run.
     """
     for name in list(paths.files_below(root)):
-        if name.endswith(LOCK):
+        if name.endswith(LOCK) and not str(name).startswith(WRITER):
             paths.remove_file(root / name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """The rows that every writer of a store had committed when it was taken, one writer's after the other's."""
+
+    parts: tuple[tuple[Path, dict[str, Any]], ...]  # of every writer with rows, its folder and index
+
+    @property
+    def rows(self) -> int:
+        return sum(index["rows"] for _, index in self.parts)
+
+    def read(self, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+        """Returns rows `start` to `stop` (None: all): arrays by field, and lists of str for prompt, completion,
+        example_id.
+
+        Raises: ValueError where the rows are not in it, or a chunk of them is damaged or missing.
+        """
+        stop = self.rows if stop is None else stop
+        if not 0 <= start <= stop <= self.rows:
+            raise ValueError(f"rows {start} to {stop} are not in {self.parts[0][0]}, which holds {self.rows}")
+        found, first = [], 0
+        for root, index in self.parts:
+            low, high = max(start - first, 0), min(stop - first, index["rows"])
+            if low < high:
+                found.append(_read(root, index, low, high))
+            first += index["rows"]
+        if not found:
+            fields = self.parts[0][1]["fields"]
+            empty = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in fields.items()}
+            return {**empty, **{name: [] for name in TEXTS}}
+        return found[0] if len(found) == 1 else _together(found)
+
+
+def snapshot(folder: str | os.PathLike[str]) -> Snapshot:
+    """Returns the whole rows of a store, which runs may be writing.
+
+    Raises: ValueError where there is no store, or its writers have different fields.
+    """
+    root = paths.local(folder)
+    numbers = other_writers(root) if root.is_dir() else []
+    folders = [writer_folder(folder, number) for number in (0, *numbers)]
+    # A writer that begins has a folder before it has an index.
+    begun = [one for one in folders if paths.exists(one / "index.json")] or folders[:1]
+    every = [(one, _read_index(one)) for one in begun]
+    parts = [part for part in every if part[1]["rows"]] or every[:1]
+    for one, index in parts[1:]:
+        if different := sorted(index["fields"].keys() ^ parts[0][1]["fields"].keys()):
+            raise ValueError(f"{one} and {parts[0][0]} have different fields: {', '.join(different)}")
+    return Snapshot(tuple(parts))
+
+
 def count_rollouts(folder: str | os.PathLike[str]) -> int:
-    """Returns the number of whole rows of a store, which a run may be writing."""
-    return _read_index(paths.local(folder))["rows"]
+    """Returns the number of whole rows of a store, which runs may be writing."""
+    return snapshot(folder).rows
 
 
 def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> dict[str, Any]:
-    """Returns rows `start` to `stop` (None: all): arrays by field, and lists of str for prompt, completion, example_id.
+    """Returns rows of a store as it is now: see Snapshot.read."""
+    return snapshot(folder).read(start, stop)
 
-    Raises ValueError where there is no store, the rows are not in it, or a chunk of them is damaged or missing.
-    """
-    root = paths.local(folder)
-    index = _read_index(root)
-    stop = index["rows"] if stop is None else stop
-    if not 0 <= start <= stop <= index["rows"]:
-        raise ValueError(f"rows {start} to {stop} are not in {root}, which holds {index['rows']}")
-    if start == stop:
-        empty = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in index["fields"].items()}
-        return {**empty, **{name: [] for name in TEXTS}}
+
+def _read(root: Path, index: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Returns rows of one writer, at least one."""
     arrays = {name: _open(root, name, index) for name in _array_names(index)}
     fields = {name: arrays[name][start:stop].read() for name in index["fields"]}
     result: dict[str, Any] = {name: value.result() for name, value in fields.items()}
@@ -155,6 +241,26 @@ def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | No
         marks = (bounds - bounds[0]).tolist()
         result[name] = [data[a:b].decode() for a, b in itertools.pairwise(marks)]
     return result
+
+
+def _together(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the rows of several writers, narrow ones filled with 0."""
+    result: dict[str, Any] = {}
+    for name, first in parts[0].items():
+        values = [part[name] for part in parts]
+        if name in TEXTS:
+            result[name] = [text for texts in values for text in texts]
+            continue
+        if first.ndim > 1:
+            width = max(value.shape[1] for value in values)
+            values = [_widened(value, width) for value in values]
+        result[name] = np.concatenate(values)
+    return result
+
+
+def _widened(value: np.ndarray, width: int) -> np.ndarray:
+    """Returns an array with 0 in the columns of its second axis that it lacks."""
+    return np.pad(value, [(0, 0), (0, width - value.shape[1]), *[(0, 0)] * (value.ndim - 2)])
 
 
 def _columns(step, fields, prompts, completions, ids, uids) -> tuple[dict[str, np.ndarray], dict[str, list[bytes]]]:
@@ -203,8 +309,7 @@ def _joined(layouts, waiting, ends) -> tuple[dict[str, np.ndarray], dict[str, in
         parts = [columns[name] for columns, _ in waiting]
         if parts[0].ndim > 1:
             width = max(part.shape[1] for part in parts)
-            rest = [(0, 0)] * (parts[0].ndim - 2)
-            parts = [np.pad(part, [(0, 0), (0, width - part.shape[1]), *rest]) for part in parts]
+            parts = [_widened(part, width) for part in parts]
         batch[name] = np.concatenate(parts)
     for name in TEXTS:
         texts = [text for _, by_name in waiting for text in by_name[name]]
@@ -236,11 +341,10 @@ def _array_names(index: dict[str, Any]) -> list[str]:
 
 def _spec(index: dict[str, Any], name: str) -> tuple[str, list[int], int]:
     if name.endswith(".bytes"):
-        return "uint8", [], _CHUNK_TEXT
-    if name.endswith(".end"):
-        return "int64", [], _CHUNK_ROWS
-    dtype, shape = index["fields"][name]
-    return dtype, shape, _CHUNK_ROWS
+        return "uint8", [], _CHUNK_BYTES
+    dtype, shape = ("int64", []) if name.endswith(".end") else index["fields"][name]
+    row_bytes = np.dtype(dtype).itemsize * int(np.prod([max(width, 1) for width in shape]))
+    return dtype, shape, min(max(_CHUNK_BYTES // row_bytes, _CHUNK_ROWS), _MOST_CHUNK_ROWS)
 
 
 def _create(root: Path, index: dict[str, Any]) -> dict[str, Any]:

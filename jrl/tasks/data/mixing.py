@@ -31,7 +31,7 @@ def progress_shares(earlier: Array, later: Array, judged: Array, *, floor: float
     Args:
       earlier, later: [tasks] float, mean outcomes of two windows, anything where not judged. judged: [tasks] bool.
     """
-    progress = np.where(judged, np.abs(np.where(judged, later, 0) - np.where(judged, earlier, 0)), 0)
+    progress = np.where(judged, np.abs(later - earlier), 0)
     weight = np.where(judged, progress, progress.max(initial=0.0)) + floor
     return weight / weight.sum() if weight.any() else np.full(len(weight), 1 / len(weight))
 

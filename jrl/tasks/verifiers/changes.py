@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _signal  # the names that `signal` makes of numbers cost more than all else here
 import builtins
+import operator
 import os
 import signal
 import sys
@@ -17,15 +18,19 @@ from typing import Any, NamedTuple
 
 from jrl.tasks.verifiers.contract import Verifier
 
-WATCHED = ("jrl", "builtins", "json", "math", "random", "re", "socket", "struct")
+LIBRARY = ("builtins", "json", "math", "random", "re", "socket", "struct")
+CODE = operator.attrgetter("__code__")
+OTHER_CODE = (types.ModuleType, property, classmethod, staticmethod)
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class Snapshot(NamedTuple):
     """The code of a worker before it scored anything, and the process's state that decides what it does."""
 
-    members: list[tuple[Mapping[str, Any], str, Any, Any]]  # of what, its name, the value, and its code
+    members: list[tuple[Mapping[str, Any], tuple[str, ...], tuple[Any, ...]]]  # of what, names, values
     sizes: list[tuple[Mapping[str, Any], int]]
+    functions: tuple[types.FunctionType, ...]
+    codes: tuple[types.CodeType, ...]  # theirs
     state: tuple
 
 
@@ -38,38 +43,39 @@ def snapshot(rows: list[tuple[Verifier, Any]]) -> Snapshot:
     plugins = {getattr(verifier.score, "__module__", None) for verifier, _ in rows}
     namespaces = []
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in WATCHED or name in plugins or name == "__main__":
+        ours = name.partition(".")[0] == "jrl" or name in plugins or name == "__main__"
+        if ours or name.partition(".")[0] in LIBRARY:
             namespaces.append(vars(module))
-            namespaces += [
-                vars(one) for one in vars(module).values() if isinstance(one, type) and one.__module__ == name
-            ]
-    members = [
-        (namespace, name, value, _code(value))
-        for namespace in namespaces
-        for name, value in namespace.items()
-        if callable(value) or isinstance(value, types.ModuleType | property | classmethod | staticmethod)
-    ]
-    return Snapshot(members, [(namespace, len(namespace)) for namespace in namespaces], _state(rows))
+        if ours:
+            classes = [value for value in vars(module).values() if isinstance(value, type)]
+            namespaces += [vars(value) for value in classes if value.__module__ == name]
+    members, functions = [], []
+    for namespace in namespaces:
+        code = {name: value for name, value in namespace.items() if callable(value) or isinstance(value, OTHER_CODE)}
+        members.append((namespace, tuple(code), tuple(code.values())))
+        inner = [getattr(value, "__func__", value) for value in code.values()]
+        functions += [value for value in inner if isinstance(value, types.FunctionType)]
+    sizes = [(namespace, len(namespace)) for namespace in namespaces]
+    return Snapshot(members, sizes, tuple(functions), tuple(map(CODE, functions)), _state(rows))
 
 
 def changed(before: Snapshot, rows: list[tuple[Verifier, Any]]) -> bool:
     """Whether anything of the snapshot is another now, or a global hides a builtin."""
-    for namespace, name, value, code in before.members:
-        if namespace.get(name) is not value or (code is not None and _code(value) is not code):
+    for namespace, names, values in before.members:
+        if not all(map(operator.is_, map(namespace.get, names), values)):
             return True
     for namespace, size in before.sizes:
         if len(namespace) != size and any(name in vars(builtins) for name in list(namespace)[size:]):
             return True
-    return _state(rows) != before.state
-
-
-def _code(value: Any) -> Any:
-    return getattr(value, "__code__", None)
+    return not all(map(operator.is_, map(CODE, before.functions), before.codes)) or _state(rows) != before.state
 
 
 def _state(rows: list[tuple[Verifier, Any]]) -> tuple:
     return (
-        [(id(verifier), id(verifier.score), id(_code(verifier.score)), repr(config)) for verifier, config in rows],
+        [
+            (id(verifier), id(verifier.score), id(getattr(verifier.score, "__code__", None)), repr(config))
+            for verifier, config in rows
+        ],
         [*map(id, sys.meta_path), *map(id, sys.path_hooks), *sys.path],
         (sys.gettrace() is None, sys.getprofile() is None, sys.getrecursionlimit()),
         [signal.getitimer(timer) for timer in TIMERS],

@@ -15,6 +15,7 @@ import signal
 import stat
 import struct
 import sys
+from collections.abc import Collection
 
 from jrl.tasks.verifiers.system_calls import PR_SET_NO_NEW_PRIVS, filter_calls
 
@@ -87,6 +88,12 @@ def confine(memory_mb: int) -> list[str]:
     return layers + (["seccomp"] if filter_calls() else [])
 
 
+def missing_layers(layers: Collection[str], *, root: bool) -> list[str]:
+    """Returns what should confine the workers of a trainer, root or not, and does not on this machine."""
+    wanted = {"seccomp": "a filter on system calls"} | ({"own user": "a user of their own"} if root else {})
+    return [what for layer, what in wanted.items() if layer not in layers]
+
+
 def _become_own_user(*, may_read: bool) -> bool:
     """Changes to a user and group that nobody else has, with the right to read every file; False where it cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -104,6 +111,7 @@ def _become_own_user(*, may_read: bool) -> bool:
 def _readable_by_others(path: pathlib.Path) -> bool:
     """Whether a user without rights can import from `path`. One that does not exist hides nothing."""
     try:
+        path = path.resolve()
         modes = [entry.stat().st_mode for entry in (path, *path.parents)]
     except FileNotFoundError:
         return True

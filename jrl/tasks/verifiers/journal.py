@@ -20,7 +20,8 @@ from jrl.tasks.verifiers import Row
 class Journal:
     """An append-only JSONL file. Must be closed. A last line cut short by a kill is dropped when it is opened."""
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], others: Sequence[str | os.PathLike[str]] = ()):
+        """Args: others: journals of other processes, which are read only."""
         self.path = pathlib.Path(path)
         self.replayed = 0  # verdicts given from the file since it was opened
         self._known: dict[str, tuple[Verdict, ...]] = {}
@@ -35,19 +36,30 @@ class Journal:
             if not line.endswith(b"\n"):
                 break
             try:
-                entry = json.loads(line)
-                self._known[entry["key"]] = tuple(
-                    Verdict(Status[v["status"]], v["reward"], v["detail"]) for v in entry["verdicts"]
-                )
-            except (ValueError, KeyError, TypeError) as error:
+                self._learn(line, f"{self.path}, line {number}")
+            except ValueError:
                 self._file.close()
-                raise ValueError(f"{self.path}, line {number}: not an entry of a verdict journal: {error!r}") from error
+                raise
             intact_bytes += len(line)
         self._file.truncate(intact_bytes)
         self._file.seek(intact_bytes)
+        for other in others:
+            lines = pathlib.Path(other).read_bytes().split(b"\n")[:-1]
+            for number, line in enumerate(lines, 1):
+                self._learn(line, f"{other}, line {number}")
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def _learn(self, line: bytes, place: str) -> None:
+        """Takes up one entry. Raises ValueError with its place where it is none."""
+        try:
+            entry = json.loads(line)
+            self._known[entry["key"]] = tuple(
+                Verdict(Status[v["status"]], v["reward"], v["detail"]) for v in entry["verdicts"]
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{place}: not an entry of a verdict journal: {error!r}") from error
 
     def recall(self, key: str) -> tuple[Verdict, ...] | None:
         """Returns the verdicts stored under `key`, or None."""

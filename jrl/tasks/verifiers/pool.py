@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import secrets
 import selectors
@@ -26,11 +27,13 @@ from jrl.tasks.example import Example
 from jrl.tasks.stopping import Stop, StopRequested, never
 from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import Row, frames
+from jrl.tasks.verifiers.confine import missing_layers
 from jrl.tasks.verifiers.contract import Limits
 from jrl.tasks.verifiers.judge import ALLOWED_STATUSES, DETAIL_LIMIT, to_verdict
 from jrl.tasks.verifiers.process import Template, TemplateLost, TemplateRefused
 from jrl.tasks.verifiers.source import PartSource
 
+_log = logging.getLogger(__name__)
 HELLO_SECONDS = 30.0
 TRIES = 2  # of an item whose worker died before the item began, or with the template
 ASK_SECONDS = 0.1  # between two looks at whether to stop, and at how far the workers are
@@ -466,6 +469,8 @@ class Pool:
             if not isinstance(frame.get("layers"), list):
                 raise frames.Garbled("a first frame without its layers")
             child.ready = True
+            if not self.layers:
+                _warn_of(missing_layers(frame["layers"], root=os.geteuid() == 0))
             self.layers = tuple(map(str, frame["layers"]))
         elif child.task is not None and not child.started and frame.get("start") == child.token:
             child.started = True
@@ -578,6 +583,11 @@ class Pool:
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
+
+
+def _warn_of(missing: list[str]) -> None:
+    if missing:
+        _log.warning("verifier workers run without %s on this machine; SECURITY.md says why", " and ".join(missing))
 
 
 def _settle(task: _Task, verdict: Verdict) -> None:

@@ -26,7 +26,7 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_router, check_shared
+from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
@@ -200,6 +200,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     # Heads are as wide as one row of the embedding, and not counted.

@@ -66,6 +66,8 @@ class Count:
     instructions: float  # fusions, copies and kernels that run
     float32_share: float  # of the matrix unit's passes: products with a float32 operand
     gathers_in_loops: float  # synchronous all-gathers in loops
+    decode_step: float | None  # seconds of one decode step; None: the program decodes nothing
+    decode_operations: float | None  # fusions, copies and kernels of a decode step
     dearest: tuple[Operation, ...]
     warnings: tuple[str, ...]
 
@@ -100,6 +102,15 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
                         for which in ("likely", "dearest"))  # fmt: skip
     links, overlapped = link_seconds(program, runs, chip, math.prod(case.sizes.values()))
     calls = sum(run.likely for run in runs if is_kernel(run.instruction))
+    step = operations = None
+    if kind == "sample":
+        steps = case.decode_steps
+        inside = [run for run in runs if any(cycles.scope_of(loop) == sampler.DECODE for loop in run.loops)]
+        waits, _ = link_seconds(program, inside, chip, math.prod(case.sizes.values()))
+        in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
+                      for run in inside) / clock  # fmt: skip
+        step = max((in_step + ragged_seconds(case, chip)) / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
+        operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
     all_passes = sum(passes.values()) or 1.0
     return Count(
@@ -109,7 +120,9 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         memory=memory,
         links=links,
         links_overlapped=overlapped,
-        instructions=sum(run.likely for run in runs if run.instruction.cycles or is_kernel(run.instruction)),
+        decode_step=step,
+        decode_operations=operations,
+        instructions=sum(run.likely for run in runs if works(run.instruction)),
         float32_share=sum(n for dtypes, n in passes.items() if "f32" in dtypes) / all_passes,
         gathers_in_loops=sum(r.likely for r in runs if r.instruction.op == "all-gather" and r.loops),
         dearest=dearest_operations(runs, clock),
@@ -159,15 +172,32 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
         if cfg.attention == "splash":
             length = case.config.data.prompt_length
             total += flops.of_rows(cfg, case.prompts * length, length).weights
-        read = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
-        ragged = case.decode_steps * read / chip.hbm_rate if case.config.sampler.attention == "ragged" else 0.0
-        return ragged + total / devices / (KERNEL_SHARE * chip.matrix_rate)
+        return ragged_seconds(case, chip) + total / devices / (KERNEL_SHARE * chip.matrix_rate)
     if cfg.attention == "splash":
         tokens = case.micro_batches * case.shape.rows * case.shape.row_length
         attended = flops.of_rows(cfg, tokens, case.shape.keys, flops.carried(case)).weights
         again = 0 if cfg.remat == "none" else 1
         total = attended * (1 + 3.5 + again if kind == "update" else 1)
     return total / devices / (KERNEL_SHARE * chip.matrix_rate)
+
+
+def ragged_seconds(case: Case, chip: Chip) -> float:
+    """Returns the seconds in which ragged attention reads the caches of all decode steps; 0 by the reference."""
+    if case.config.sampler.attention != "ragged":
+        return 0.0
+    read = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
+    return case.decode_steps * read / chip.hbm_rate
+
+
+def read_bytes(case: Case) -> float:
+    """Returns the bytes that a decode step must read on one device: weights, and the filled columns of the cache."""
+    cache = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
+    return estimate.decode_step_bytes(case) + cache
+
+
+def works(instruction: Instruction) -> bool:
+    """Whether an instruction is an operation of its own on the device."""
+    return bool(instruction.cycles) or is_kernel(instruction)
 
 
 def is_kernel(instruction: Instruction) -> bool:
@@ -201,7 +231,8 @@ def received(instruction: Instruction, devices: int) -> float:
     """Returns the bytes that a device receives in a collective."""
     op, arrays = instruction.op.removesuffix("-start"), instruction.shapes
     if instruction.op.endswith("-start"):  # its result holds its operands too, and marks of the runtime
-        arrays = arrays[len(arrays) // 2 :][:1] if op != "all-reduce" else arrays
+        arrays = tuple(array for array in arrays if array.dims)
+        arrays = arrays[len(arrays) // 2 :] if op != "all-reduce" else arrays
     size = sum(array.bytes for array in arrays)
     n = len(groups_of(instruction.attributes, devices)[0]) if "replica_groups" in instruction.attributes else 2
     factor = {"all-gather": (n - 1) / n, "all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1,

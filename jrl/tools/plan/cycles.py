@@ -102,10 +102,10 @@ class Frequency:
     taken: Mapping[str, float] = dataclasses.field(default_factory=dict)  # share of times that a condition holds
 
     def trips_of(self, instruction: Instruction) -> float | None:
-        return _in_scope(self.trips, instruction)
+        return self.trips.get(scope_of(instruction))
 
     def taken_of(self, instruction: Instruction) -> float | None:
-        return _in_scope(self.taken, instruction)
+        return self.taken.get(scope_of(instruction))
 
 
 class Run(NamedTuple):
@@ -115,7 +115,7 @@ class Run(NamedTuple):
     instruction: Instruction
     dearest: float  # where every condition takes its dearest branch
     likely: float  # where conditions hold as often as is expected
-    loops: tuple[str, ...]  # names of the loops around it, the outermost first
+    loops: tuple[Instruction, ...]  # those around it, the outermost first
 
 
 def shapes_of(text: str) -> tuple[Shape, ...]:
@@ -191,12 +191,12 @@ def runs(program: Program, frequency: Frequency) -> list[Run]:
     """Returns every instruction that a program runs, those of loops and branches included, and how often."""
     cost = functools.cache(lambda name: _dearest_cycles(program, name, frequency, cost))
 
-    def walk(name: str, dearest: float, likely: float, loops: tuple[str, ...]) -> Iterator[Run]:
+    def walk(name: str, dearest: float, likely: float, loops: tuple[Instruction, ...]) -> Iterator[Run]:
         for instruction in program.computations[name].values():
             yield Run(name, instruction, dearest, likely, loops)
             if instruction.op == "while":
                 trips = trips_of(program, instruction, frequency)
-                yield from walk(instruction.called, dearest * trips, likely * trips, (*loops, instruction.name))
+                yield from walk(instruction.called, dearest * trips, likely * trips, (*loops, instruction))
             elif instruction.op == "conditional":
                 for branch, is_dearest, share in _branch_shares(instruction, frequency, cost):
                     yield from walk(branch, dearest * is_dearest, likely * share, loops)
@@ -299,13 +299,10 @@ def _meetings(
     return sum(place % lhs_dilate == 0 and 0 <= place // lhs_dilate < entries for place in places)
 
 
-def _in_scope(by_scope: Mapping[str, float], instruction: Instruction) -> float | None:
-    """Returns the entry of the innermost scope that an instruction stands in."""
-    *scopes, _ = instruction.op_name.split("/") or [""]
-    if not scopes:
-        return None
-    innermost = re.sub(r"\w+\(|\)", "", scopes[-1])  # transpose(jvp(chunk)) is the scope `chunk`
-    return by_scope.get(innermost)
+def scope_of(instruction: Instruction) -> str:
+    """Returns the innermost scope that an instruction stands in; "" where it has none."""
+    *scopes, _ = instruction.op_name.split("/")
+    return re.sub(r"\w+\(|\)", "", scopes[-1]) if scopes else ""  # transpose(jvp(chunk)) is the scope `chunk`
 
 
 def _closing(text: str, start: int) -> int:

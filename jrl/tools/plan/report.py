@@ -82,7 +82,7 @@ def by_compiler(plan: Plan) -> str:
     """Returns the table of times by the compiler's count, and the operations that cost the most."""
     lines = [["a call, by the compiler", "compute s", "dearest branches", "kernels s", "memory s", "links s", "beside",
               "total s", "operations", "float32 passes"]]  # fmt: skip
-    dearest = []
+    dearest, steps = [], []
     for row in plan.rows:
         if (c := row.count) is None:
             continue
@@ -91,7 +91,10 @@ def by_compiler(plan: Plan) -> str:
                       f"{c.float32_share:.0%}"])  # fmt: skip
         dearest.append(f"{plan.shown(row)}: the operations that cost the most")
         dearest += [f"  {o.seconds:.3g} s, {o.times:.3g} times: {o.what} ({o.name})" for o in c.dearest[:SHOWN]]
-    return "\n".join([table(lines), *dearest])
+        if c.decode_step is not None:
+            steps.append(f"{plan.shown(row)}: a decode step takes {1e3 * c.decode_step:.3g} ms, in "
+                         f"{c.decode_operations:.0f} operations")  # fmt: skip
+    return "\n".join([table(lines), *steps, *dearest])
 
 
 def links(plan: Plan) -> str:

@@ -20,12 +20,16 @@ MARGIN = 1.1
 _log = logging.getLogger(__name__)
 
 
-def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> None:
+def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any], count: int | None = None) -> None:
     """Raises ValueError, with the three cheapest changes, where a run's programs cannot fit its TPUs.
 
     The arithmetic models the TPU compiler; on other devices an overflow is a warning. There is no check where a device
     does not report its memory, such as a CPU, or the configuration does not define the size of the vocabulary.
+
+    Args:
+      devices: of this process. count: those of all processes; None: there is one process.
     """
+    count = len(devices) if count is None else count
     limit = (devices[0].memory_stats() or {}).get("bytes_limit")
     if limit is None:
         return
@@ -37,11 +41,11 @@ def refuse_overflow(config: Config, parts: Parts, devices: Sequence[Any]) -> Non
         return
     if (note := uncounted(config)) is not None:
         _log.warning("%s", note)
-    case = make_case(config, parts, len(devices))
+    case = make_case(config, parts, count)
     name, size = budget.peak(case)
     if size <= limit * MARGIN:
         return
-    changes = cheaper.cheapest(case, parts, limit, len(devices), chip=None)
+    changes = cheaper.cheapest(case, parts, limit, count, chip=None)
     lines = "\n".join(f"  {cheaper.sentence(change)}" for change in changes)
     message = (
         f"{shown_name(case, name)} would take about {size / GIB:.2f} of {limit / GIB:.2f} GiB a device. "

@@ -23,6 +23,7 @@ from jrl.models.attention.kernels import NO_KERNEL
 from jrl.plugins import Parts, load_parts
 from jrl.resolve import PATH_FIELDS, checked, find_config, part_names
 from jrl.rollout.evaluate import numbers
+from jrl.rollout.scoring import ScoringStopped
 from jrl.run import population as populations
 from jrl.run import records
 from jrl.run.checkpoints.run_state import list_steps
@@ -39,6 +40,7 @@ from jrl.tools.sweep.settings import SEED, settings_of_config
 from jrl.types import TrainState
 
 DONE, STOPPED, PREEMPTED = 0, 4, 75  # exit codes that members are reported with
+AGAIN = "again"  # in that file: members that have failed, and begin anew when the sweep is called again
 MEMBERS = "members.json"  # which members the checkpoints of a population are of, in their order
 
 
@@ -138,7 +140,7 @@ def train_population(
     """
     use_compile_cache()
     members = {member.name: member for member in sweep.members}
-    names = begin_together(folder, members)
+    names, again = begin_together(folder, members)
     if not names:
         return {}
     paths.make_dir(folder / LOGS)
@@ -158,15 +160,20 @@ def train_population(
         with populations.open_population(chosen, parts, folder, stop, show) as population:
             tick = lambda: progress.tick([members[name] for name in names])
             try:
-                run(population, stop, tick)
+                run(population, stop, tick, again=again)
             except Preempted:
                 pass
             for name in names:
                 finished = is_finished(folder, members[name])
                 end(name, STOPPED if name in population.failed else DONE if finished else PREEMPTED)
         if all(name in population.failed or ended[name].code == DONE for name in names):
-            paths.remove_file(folder / FOLDER / MEMBERS)  # first: without it the folder is nobody's
-            paths.remove_tree(folder / FOLDER)
+            failed = [name for name in names if ended[name].code != DONE]
+            if failed:
+                write_members(folder, {"members": failed, AGAIN: True})
+                paths.remove_tree(folder / FOLDER / "checkpoints")
+            else:
+                paths.remove_file(folder / FOLDER / MEMBERS)  # first: without it the folder is nobody's
+                paths.remove_tree(folder / FOLDER)
     finally:
         for log in logs.values():
             log.close()
@@ -174,13 +181,15 @@ def train_population(
     return ended
 
 
-def begin_together(folder: Path, members: Mapping[str, Member]) -> list[str]:
-    """Returns the members that train together: those of the population that was interrupted, else all that are not
-    finished. Writes them down."""
+def begin_together(folder: Path, members: Mapping[str, Member]) -> tuple[list[str], bool]:
+    """Returns the members that train together, and whether they begin again: those of the population that was
+    interrupted, those that have failed in one that has ended, else all that are not finished. Writes them down."""
     record = folder / FOLDER / MEMBERS
-    if paths.exists(record):
-        return paths.read_object(record)["members"]
-    names = sorted(name for name, member in members.items() if not is_finished(folder, member))
+    written = paths.read_object(record) if paths.exists(record) else None
+    if written is not None and AGAIN not in written:
+        return written["members"], False
+    unfinished = sorted(name for name, member in members.items() if not is_finished(folder, member))
+    names = unfinished if written is None else written["members"]
     for name in names:
         saved = folder / name / "checkpoints"
         if paths.exists(saved) and list_steps(saved):
@@ -189,27 +198,38 @@ def begin_together(folder: Path, members: Mapping[str, Member]) -> list[str]:
                 f"--population: {folder / name} has checkpoints of its own, from which a population cannot continue; "
                 "leave --population out, or choose another --out",
             )
-    if names:
-        paths.make_dir(folder / FOLDER)
-        paths.write_bytes_atomic(record, json.dumps({"members": names}).encode() + b"\n")
-    return names
+    if names and written is None:
+        write_members(folder, {"members": names})
+    return names, written is not None
 
 
-def run(population: Population, stop: threading.Event, tick: Callable[[], None]) -> None:
+def write_members(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes down which members train together."""
+    paths.make_dir(folder / FOLDER)
+    paths.write_bytes_atomic(folder / FOLDER / MEMBERS, json.dumps(content).encode() + b"\n")
+
+
+def run(population: Population, stop: threading.Event, tick: Callable[[], None], *, again: bool = False) -> None:
     """Trains an open population to the end; as `jrl.loop.steps` does one run.
 
-    Raises: Preempted where it was asked to stop, and has saved itself.
+    Args:
+      again: as in `populations.restore`.
+
+    Raises: Preempted where it was asked to stop, and ScoringStopped where no member's completions can be scored; it has
+      saved itself before.
     """
     first, jobs = population.first, population.jobs.values()
     expected = max(population.run_state.steps(), default=0)
     loop.precompile(first, expected)
-    progress = populations.restore(population)
+    progress = populations.restore(population, again=again)
+    if again:  # the files of the members are those of new runs now
+        write_members(first.folder.parent, {"members": list(population.jobs)})
     if first.done < expected:
         loop.precompile(first, first.done)
     for job in jobs:
         job.display.note(loop.shapes(job))
     held: PopulationStep | None = None
-    began = first.done
+    began, stopped = first.done, None
 
     def save() -> None:
         nonlocal held
@@ -225,7 +245,8 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None])
         try:
             with jax.transfer_guard("disallow"):
                 following, step = populations.take_step(population, progress, stop.is_set)
-        except StopRequested:
+        except (StopRequested, ScoringStopped) as error:
+            stopped = error if isinstance(error, ScoringStopped) else None
             for job, position in zip(jobs, positions):
                 job.stream.set_state(position)  # the step is given up
             break
@@ -247,6 +268,8 @@ def run(population: Population, stop: threading.Event, tick: Callable[[], None])
         if stop.is_set() or population.failed.keys() >= population.jobs.keys():
             break
     save()
+    if stopped is not None:
+        raise stopped
     if first.done < first.total:
         raise Preempted(saved_message(first.done, first.total) if first.done else "Stopped before the first step.")
     evaluate_all(population, progress.state, f"after_{first.stages[-1].name}")

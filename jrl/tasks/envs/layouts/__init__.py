@@ -28,6 +28,7 @@ LAYOUTS: dict[str, Layout] = {
     "helpsteer2_preference": ranked.HELPSTEER2_PREFERENCE,
     "ultrafeedback": ranked.ULTRAFEEDBACK,
     "nectar": ranked.NECTAR,
+    "rollouts": ranked.ROLLOUTS,
     "openassistant_trees": openassistant.TREES,
     "openassistant_messages": openassistant.MESSAGES,
 }

@@ -11,6 +11,7 @@ from jrl.tasks.example import Message
 
 ASPECTS = ("instruction_following", "honesty", "truthfulness", "helpfulness")
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+MOST_STEPS = 10**9
 _TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 
@@ -102,6 +103,35 @@ def read_nectar(row: Field, rank_by: str | None) -> list[Prompted]:
     return [Prompted(prompt, tuple(answers))]
 
 
+def read_rollouts(rows: list[Field], rank_by: str | None) -> list[Prompted]:
+    """Samples of one prompt at one step, ranked by reward. What could not be scored is in no pair. Where a reward is 1
+    or 0 it is a label, too."""
+    answers = []
+    for row in rows:
+        text, reward = rollout_row(row)
+        if not row["prompt"].same_as(rows[0]["prompt"]):
+            raise BadField("contradiction", row["prompt"], "its group has another prompt")
+        info = {} if reward is None else {"score": reward}
+        label = {"label": reward == 1} if reward in (0, 1) else {}
+        answers.append(Answer(text, reward, {**info, **label}))
+    return [Prompted((Message("user", rows[0]["prompt"].text()),), tuple(answers), texts(rows[0], ("example_id",)))]
+
+
+def rollout_row(row: Field) -> tuple[str, float | None]:
+    """Returns a completion, which may be empty, and its reward; None: it has none. Raises: BadField."""
+    if not isinstance(row["completion"].value, str):
+        raise BadField("wrong_type", row["completion"], "it is not text")
+    reward, valid = row.optional("reward"), row.optional("valid")
+    number = None if reward is None else reward.number()
+    return row["completion"].value, None if valid is not None and not valid.flag() else number
+
+
+def rollout_key(row: Field) -> str:
+    rollout_row(row)
+    row["prompt"].text()
+    return f"{row['step'].whole(0, MOST_STEPS)}/{row['group'].whole(0, MOST_STEPS)}"
+
+
 def _annotated(response: str, score: float, rating: str) -> dict:
     return {"model": "m", "response": response, "overall_score": score,
             "annotations": {aspect: {"Rating": rating} for aspect in ASPECTS}}  # fmt: skip
@@ -139,3 +169,13 @@ NECTAR = Layout(
               "answers": [{"answer": "7", "model": "m", "rank": 1}, {"answer": "8", "model": "n", "rank": 2}]}],
     of="Nectar, up to seven ranked answers",
 )  # fmt: skip
+ROLLOUTS = Layout(
+    read=read_rollouts,
+    takes=PAIR_TAKES,
+    example=[
+        {"step": 1, "group": 0, "reward": 1.0, "valid": True, "prompt": "Name a prime.", "completion": "7"},
+        {"step": 1, "group": 0, "reward": 0.0, "valid": True, "prompt": "Name a prime.", "completion": "8"},
+    ],
+    of="what `jrl rollouts RUN --out FILE` writes: the samples of a prompt at a step are read together",
+    group=rollout_key,
+)

@@ -1,0 +1,388 @@
+"""The processes of a run: how they join, agree, and exchange what each of them alone knows.
+
+Every process runs the same program in the same order. What one process alone can know (a signal, a score, an error)
+goes through `exchange`, which returns the values of all of them, so that all take the same branch. It uses JAX's
+coordination service, a table of keys and values in process 0: no device program, no order of collectives to keep.
+One process is the case of one: it exchanges with itself and calls nothing.
+
+Arrays: `place_on_mesh` puts rows on the devices of every process, `fetch` returns a global array on every host.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from jrl.device.sharding import batch_sharding
+from jrl.types import Array, PyTree
+
+START_SECONDS = 30  # how long a process waits for the others when it starts
+LOOK_SECONDS = 0.5  # how often a process that waits for another looks whether that one has failed
+FAILURE = "failure"  # the key under which a process says why it ends
+RECENT_STEPS, LATE_STEPS, LATE_SECONDS = 20, 3, 30  # a step is late after 3 times the median of 20, and 30 s
+LOST = 76  # exit code: another process is gone or does not answer; restart all
+
+
+class HostLost(RuntimeError):
+    """Another process is gone or does not answer. Start all of them again: the run resumes from its last save."""
+
+
+class ProcessesDisagree(ValueError):
+    """The processes of a run were not started with the same configuration, code, libraries or data."""
+
+
+class OtherProcessFailed(RuntimeError):
+    """Another process has ended with an error. `code` is its exit code, the message its message."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Store(Protocol):
+    """A table of bytes by key that all processes see."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Sets a key, which may be there."""
+
+    def wait(self, key: str, seconds: float) -> bytes | None:
+        """Returns a key's value once it is there; None after `seconds` without."""
+
+    def list(self, folder: str) -> dict[str, bytes]:
+        """Returns all values of keys that begin with FOLDER/."""
+
+    def delete(self, key: str) -> None:
+        """Removes a key."""
+
+
+class Cluster(NamedTuple):
+    """Where the processes of a run meet."""
+
+    address: str | None  # HOST:PORT of process 0; None: as JAX finds it on a Cloud TPU slice
+    count: int
+    index: int  # of this process
+
+
+class Place:
+    """Where a process is, as the others are told when it is lost. Written by the main thread, read by the beat."""
+
+    def __init__(self) -> None:
+        self.step, self.doing, self.since = 0, "starting", time.monotonic()
+        self.stepped = self.since  # when the last step ended
+        self._seconds: collections.deque[float] = collections.deque(maxlen=RECENT_STEPS)
+
+    def begin(self, doing: str) -> None:
+        """Notes what the process does from now on."""
+        if doing != self.doing:
+            self.doing, self.since = doing, time.monotonic()
+
+    def ended(self, step: int) -> None:
+        """Notes that a step has ended."""
+        now = time.monotonic()
+        if self.step:  # the first one of a life compiles
+            self._seconds.append(now - self.stepped)
+        self.step, self.stepped = step, now
+
+    def overdue(self) -> float | None:
+        """Returns the seconds since the last step where they are many more than a step takes; None otherwise."""
+        waited = time.monotonic() - self.stepped
+        is_late = self._seconds and waited > LATE_STEPS * statistics.median(self._seconds) + LATE_SECONDS
+        return waited if is_late else None
+
+    def __str__(self) -> str:
+        return f"after step {self.step}, {self.doing} for {time.monotonic() - self.since:.0f} s"
+
+
+@dataclasses.dataclass(eq=False)
+class Processes:
+    """The processes of this run. `exchange` and what is built on it are called by all of them in the same order, from
+    one thread."""
+
+    index: int = 0  # of this one
+    count: int = 1
+    store: Store | None = None  # None: there is one process
+    names: tuple[str, ...] = ()  # of every process: "process 1 (HOST, pid 123)"
+    place: Place = dataclasses.field(default_factory=Place)
+    _serial: itertools.count = dataclasses.field(default_factory=itertools.count)
+
+    @property
+    def writer(self) -> bool:
+        """Whether this process writes what a run has one of: manifest, metrics, summary, display."""
+        return self.index == 0
+
+    def name(self, index: int) -> str:
+        return self.names[index] if index < len(self.names) else f"process {index}"
+
+    def exchange(self, what: str, value: Any) -> list[Any]:
+        """Returns the values of all processes in their order, each what `json` and `numpy` hold.
+
+        Args:
+          what: where the program is. All processes must be there.
+          value: JSON, with numpy arrays in place of some values; no pickled objects.
+
+        Raises: OtherProcessFailed where another process has ended; RuntimeError where one is elsewhere in the program.
+        """
+        if self.store is None:
+            return [value]
+        serial = next(self._serial)
+        self.store.put(f"exchange/{serial}/{self.index}", encode({"at": what, "value": value}))
+        found = [
+            {"at": what, "value": value} if i == self.index else decode(self._wait(f"exchange/{serial}/{i}", what))
+            for i in range(self.count)
+        ]
+        if serial:  # whoever has come here has read all of the exchange before
+            self.store.delete(f"exchange/{serial - 1}/{self.index}")
+        for i, other in enumerate(found):
+            if other["at"] != what:
+                raise RuntimeError(
+                    f"{self.name(i)} is at {other['at']!r} and {self.name(self.index)} at {what!r}: the processes have "
+                    "taken different branches"
+                )
+        return [other["value"] for other in found]
+
+    def barrier(self, what: str) -> None:
+        """Returns when all processes are there."""
+        self.exchange(what, None)
+
+    def any(self, what: str, flag: bool) -> bool:
+        """Whether any process says so: a stop that one of them was asked for, a disk that is full on one."""
+        return any(self.exchange(what, bool(flag)))
+
+    def from_writer(self, what: str, value: Any) -> Any:
+        """Returns the value of process 0 in all of them."""
+        return self.exchange(what, value if self.writer else None)[0]
+
+    def agree(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Raises ProcessesDisagree where a fact is not the same in all processes, naming them and both values."""
+        if self.store is None:
+            return
+        every = self.exchange(what, {name: str(fact) for name, fact in facts.items()})
+        lines = []
+        for i, other in enumerate(every[1:], start=1):
+            for name in sorted({*every[0], *other}):
+                first, second = (each.get(name, "not there") for each in (every[0], other))
+                if first != second:
+                    lines.append(f"{name}: {_short(first)} in {self.name(0)}, {_short(second)} in {self.name(i)}")
+        if lines:
+            more = f"\n  and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+            raise ProcessesDisagree(
+                f"the processes of this run disagree ({what}); nothing was compiled or written:\n  "
+                + "\n  ".join(lines[:MOST_LINES])
+                + more
+            )
+
+    def share(self, rows: int) -> range:
+        """Returns the rows, of so many that all processes have, that this one decodes, scores and stores."""
+        return range(rows * self.index // self.count, rows * (self.index + 1) // self.count)
+
+    def fail(self, message: str, code: int) -> None:
+        """Tells the others that this process ends with an error; they end too."""
+        if self.store is not None:
+            self.store.put(f"{FAILURE}/{self.index}", encode({"message": message, "code": code}))
+
+    def failure(self) -> OtherProcessFailed | None:
+        """Returns the error of another process that has ended, if one has."""
+        if self.store is None:
+            return None
+        for key, value in sorted(self.store.list(FAILURE).items()):
+            index, found = int(key.rsplit("/", 1)[-1]), decode(value)
+            if index != self.index:
+                return OtherProcessFailed(f"{self.name(index)} has ended: {found['message']}", found["code"])
+        return None
+
+    def _wait(self, key: str, what: str) -> bytes:
+        while (value := self.store.wait(key, LOOK_SECONDS)) is None:
+            if (failure := self.failure()) is not None:
+                raise failure
+        return value
+
+
+MOST_LINES = 12  # of differences that a message lists
+ONE = Processes()
+
+
+def encode(value: Any) -> bytes:
+    """Returns JSON with numpy arrays as bytes: a line of JSON, in which {"__array__": [dtype, shape, start]} stands for
+    each array, and the arrays' bytes behind it."""
+    parts: list[bytes] = []
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, np.ndarray | np.generic):
+            x = np.asarray(x)
+            start = sum(map(len, parts))
+            parts.append(x.tobytes())
+            return {"__array__": [x.dtype.str, list(x.shape), start]}
+        if isinstance(x, Mapping):
+            return {str(name): plain(item) for name, item in x.items()}
+        return [plain(item) for item in x] if isinstance(x, list | tuple) else x
+
+    head = json.dumps(plain(value)).encode()
+    return b"\n".join([head, b"".join(parts)])
+
+
+def decode(data: bytes) -> Any:
+    """Returns what `encode` was given; tuples come back as lists."""
+    head, _, body = data.partition(b"\n")
+
+    def full(x: Any) -> Any:
+        if isinstance(x, dict) and x.keys() == {"__array__"}:
+            dtype, shape, start = x["__array__"]
+            count = int(np.prod(shape, dtype=np.int64))
+            return np.frombuffer(body, np.dtype(dtype), count, start).reshape(shape).copy()
+        if isinstance(x, dict):
+            return {name: full(item) for name, item in x.items()}
+        return [full(item) for item in x] if isinstance(x, list) else x
+
+    return full(json.loads(head))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:96]} ..."
+
+
+# Joining
+
+
+def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
+    """Returns the processes of a run once all of them have come. Call it before JAX has started its devices.
+
+    Raises: HostLost where nobody answers at the address, or too few come.
+    """
+    # Its own handler would take SIGTERM away from jrl's, which saves and stops all processes at one step.
+    jax.config.update("jax_enable_preemption_service", False)
+    began = time.monotonic()
+    try:
+        found = {} if cluster.address is None else dict(
+            coordinator_address=cluster.address,
+            num_processes=cluster.count,
+            process_id=cluster.index,
+            cluster_detection_method="deactivate",
+        )  # fmt: skip
+        jax.distributed.initialize(
+            initialization_timeout=start_seconds, shutdown_timeout_seconds=start_seconds, **found
+        )
+    except (RuntimeError, ValueError) as error:
+        if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
+            raise
+        raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
+    processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
+    mine = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
+    processes.names = tuple(processes.exchange("names", mine))
+    return processes
+
+
+def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:
+    """Returns the message of a process that waited for the others in vain. error: JAX's own."""
+    address = cluster.address or "the first host of the slice"
+    if "ALREADY_EXISTS" in error:
+        return f"another process has joined {address} as number {cluster.index}; give each its own"
+    if cluster.index == 0:
+        return (
+            f"fewer than {cluster.count} processes came to {address} in {seconds} s; start all of them within "
+            "that time, each with its own --process-index, and let them reach this address"
+        )
+    return (
+        f"no run of {cluster.count} processes began at {address} in {seconds} s: process 0 must listen there, "
+        "this machine must reach it, and all processes must come within that time"
+    )
+
+
+def jax_client() -> Any:
+    """Returns JAX's client of the coordination service, for which there is no public name."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+class _ServiceStore:
+    """JAX's coordination service as a Store."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def put(self, key: str, value: bytes) -> None:
+        self._client.key_value_set_bytes(f"jrl/{key}", value, allow_overwrite=True)
+
+    def wait(self, key: str, seconds: float) -> bytes | None:
+        try:
+            return self._client.blocking_key_value_get_bytes(f"jrl/{key}", max(1, int(1000 * seconds)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
+                return None
+            raise HostLost(f"the coordination service of process 0 does not answer: {error}") from error
+
+    def list(self, folder: str) -> dict[str, bytes]:
+        return {
+            key.removeprefix("jrl/"): value for key, value in self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
+        }
+
+    def delete(self, key: str) -> None:
+        self._client.key_value_delete(f"jrl/{key}")
+
+
+# Arrays
+
+
+def place_on_mesh(x: PyTree, sharding: PyTree) -> PyTree:
+    """Returns host arrays, which all processes hold alike, on the devices: each process places its own shards.
+
+    Args:
+      sharding: one of all arrays, or a tree with that of each.
+    """
+    if all(one.is_fully_addressable for one in jax.tree.leaves(sharding)):
+        return jax.device_put(x, sharding)
+    if isinstance(sharding, Sharding):
+        return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), x)
+    return jax.tree.map(_place_leaf, x, sharding)
+
+
+def rows_on_mesh(mesh: Mesh, x: np.ndarray) -> Array:
+    """Returns a host array on the devices, its rows sharded over the batch axes."""
+    return place_on_mesh(x, batch_sharding(mesh, x.ndim))
+
+
+def _place_leaf(x: Any, sharding: Sharding) -> Array:
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        # Keys are replicated: their data has one more axis, which `sharding` may not know.
+        return jax.random.wrap_key_data(_place_leaf(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
+    host = np.asarray(jax.device_get(x))
+    where = sharding.addressable_devices_indices_map(host.shape)
+    shards = [jax.device_put(host[index], device) for device, index in where.items()]
+    return jax.make_array_from_single_device_arrays(host.shape, sharding, shards)
+
+
+def fetch(tree: PyTree) -> PyTree:
+    """Returns arrays as numpy arrays of all their rows, on every host. Arrays with shards on other processes are
+    gathered by one program, which all processes must call."""
+    far = [leaf for leaf in jax.tree.leaves(tree) if not _is_near(leaf)]
+    if not far:
+        return jax.device_get(tree)
+    gathered = iter(_gather_program(far[0].sharding.mesh)(far))
+    return jax.device_get(jax.tree.map(lambda leaf: leaf if _is_near(leaf) else next(gathered), tree))
+
+
+def _is_near(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+
+
+_GATHER: dict[Any, Callable[[Sequence[Array]], Sequence[Array]]] = {}
+
+
+def _gather_program(mesh: Any) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    if mesh not in _GATHER:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        _GATHER[mesh] = jax.jit(lambda leaves: [jax.sharding.reshard(leaf, PartitionSpec()) for leaf in leaves],
+                                out_shardings=everywhere)  # fmt: skip
+    return _GATHER[mesh]

@@ -1,0 +1,130 @@
+"""What the processes of a run must have in common before anything is compiled or written, and where they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+import jrl
+from jrl import config as gin
+from jrl import paths
+from jrl.device.processes import Processes, ProcessesDisagree
+from jrl.experiment import Config
+from jrl.plugins import Parts
+from jrl.run.report.display import Display
+from jrl.run.report.manifest import installed_packages
+
+SEEN_SECONDS = 15  # how long a network file system may take to show a new folder to another machine
+
+
+def facts(config: Config, parts: Parts, processes: Processes) -> dict[str, Any]:
+    """Returns what all processes must agree on, by name; {} for one process."""
+    if processes.count == 1:
+        return {}
+    configured = {f"configuration {name}": value for name, value in _leaves(gin.to_json(config))}
+    plugins = {f"plugin {name}": digest for name, digest in sorted(parts.hashes.items())}
+    libraries = {f"version of {name}": version for name, version in installed_packages().items()}
+    return {
+        **configured,
+        **plugins,
+        **libraries,
+        "version of jrl": jrl.__version__,
+        "source of jrl": source_digest(Path(jrl.__file__).parent),
+        "version of python": platform.python_version(),
+        "backend": jax.default_backend(),
+        "kind of device": jax.local_devices()[0].device_kind,
+        "devices of a process": jax.local_device_count(),
+        "64-bit numbers": bool(jax.config.jax_enable_x64),
+    }
+
+
+def source_digest(package: Path) -> str:
+    """Returns sha256 (hex) of the Python sources of a package, with their names."""
+    digest = hashlib.sha256()
+    for name in sorted(str(path.relative_to(package)) for path in package.rglob("*.py")):
+        digest.update(f"{name}\n".encode())
+        digest.update((package / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if items is None or not value:
+        yield place, value
+        return
+    for name, item in items:
+        yield from _leaves(item, f"{place}.{name}" if place else str(name))
+
+
+def check_several(config: Config, count: int) -> None:
+    """Raises ValueError for what a run of several processes cannot do."""
+    if count == 1:
+        return
+    if config.judges:
+        raise ValueError(
+            f"Config.judges needs a run of one process: each of these {count} would ask, and hear something else"
+        )
+
+
+def check_covered(mesh: Mesh, processes: Processes) -> None:
+    """Raises ValueError where the mesh leaves out all devices of a process."""
+    without = sorted({*range(processes.count)} - {device.process_index for device in mesh.devices.flat})
+    if without:
+        sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
+        raise ValueError(
+            f"the mesh {sizes} takes {mesh.devices.size} of {jax.device_count()} devices, and none of "
+            f"{processes.name(without[0])}; start fewer processes, or set MeshShape.data=-1"
+        )
+
+
+def check_shared_folder(folder: Path, processes: Processes) -> None:
+    """Returns when all processes see the run's folder. Raises ProcessesDisagree where one does not: a folder on the
+    disk of each machine has no checkpoint that all of them could write."""
+    lock = folder / "lock"
+    expected = processes.from_writer("folder", lock.read_text() if processes.writer and processes.count > 1 else None)
+    if expected is None:
+        return
+    end = time.monotonic() + SEEN_SECONDS
+    while not (seen := paths.exists(lock) and lock.read_text() == expected) and time.monotonic() < end:
+        time.sleep(0.1)
+    blind = [i for i, sees in enumerate(processes.exchange("folder seen", seen)) if not sees]
+    if blind:
+        raise ProcessesDisagree(
+            f"{processes.name(blind[0])} does not see {folder} of {processes.name(0)}: the run's folder must be on a "
+            "file system that all machines share"
+        )
+
+
+def with_place(display: Display, processes: Processes) -> Display:
+    """Returns the display of one of several processes: what it shows is also told to the others, should it be lost."""
+    if processes.count == 1:
+        return display
+
+    def phase(text: str, *args: Any, **options: Any) -> None:
+        processes.place.begin(text)
+        display.phase(text, *args, **options)
+
+    def step(metrics: Mapping[str, Any]) -> None:
+        processes.place.ended(metrics["step"])
+        display.step(metrics)
+
+    return dataclasses.replace(display, phase=phase, step=step)
+
+
+def journal_name(index: int) -> str:
+    """Returns the name of the file of verdicts that a process writes."""
+    return f"journal-{index}.jsonl" if index else "journal.jsonl"
+
+
+def other_journals(folder: Path, index: int) -> list[Path]:
+    """Returns the files of verdicts that other processes of this run, or of its earlier lives, have written."""
+    names = [name for name in paths.list_dir(folder) if name.startswith("journal") and name.endswith(".jsonl")]
+    return [folder / name for name in names if name != journal_name(index)]

@@ -1,0 +1,121 @@
+"""One process of a run of several: it joins the others, watches them, and ends as they do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+import jax
+
+from jrl.device.processes import (
+    LOST,
+    ONE,
+    START_SECONDS,
+    Cluster,
+    HostLost,
+    OtherProcessFailed,
+    Processes,
+    join,
+    not_joined,
+)
+from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, at_abort, leave, watching
+from jrl.run.signals import write_past_streams
+
+_log = logging.getLogger(__name__)
+
+TOLD_SECONDS = 3 * BEAT_SECONDS  # in which the others read why this process ends
+
+
+@contextlib.contextmanager
+def joined(
+    address: str | None, count: int | None, index: int | None, code_of: Callable[[BaseException], int]
+) -> Iterator[Processes]:
+    """Joins the other processes of a run, where there are some, and gives the process up with them.
+
+    Args:
+      address, count, index: where they meet, as the command line has them; None: as a Cloud TPU slice says, else alone.
+      code_of: the exit code of an error.
+
+    Ends the process with exit code 76 where the others do not come. Raises: ValueError for arguments that do not go
+    together.
+    """
+    cluster = cluster_of(address, count, index)
+    if cluster is None or cluster.count == 1:
+        yield ONE
+        return
+    processes = join_or_leave(cluster, int(os.environ.get("JRL_START_SECONDS", START_SECONDS)))
+    if not processes.writer:
+        logging.getLogger().setLevel(logging.ERROR)  # process 0 says what all of them have noticed
+    with watching(processes, write_past_streams):
+        try:
+            yield processes
+            processes.barrier("done")
+        except BaseException as error:
+            tell(processes, error, code_of)
+            raise
+    with contextlib.suppress(RuntimeError):
+        jax.distributed.shutdown()
+
+
+def join_or_leave(cluster: Cluster, seconds: int) -> Processes:
+    """Returns the processes of a run. Where they do not come, JAX's client aborts its process while the error is on its
+    way, so the process ends here."""
+
+    def give_up(why: str) -> NoReturn:
+        write_past_streams(why)
+        leave(LOST)
+
+    with at_abort(lambda: give_up(not_joined(cluster, seconds))):
+        try:
+            return join(cluster, start_seconds=seconds)
+        except HostLost as error:
+            give_up(str(error))
+
+
+def tell(processes: Processes, error: BaseException, code_of: Callable[[BaseException], int]) -> None:
+    """Tells the others why this process ends, and waits until they have read it.
+
+    An error of a device is mostly the first sign of a process that is gone: the watchdog names it, and does not return.
+    """
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
+    code = code_of(error) if isinstance(error, Exception) else 130
+    if not isinstance(error, OtherProcessFailed):
+        with contextlib.suppress(Exception):
+            processes.fail(str(error) or type(error).__name__, code)
+    time.sleep(TOLD_SECONDS)
+
+
+def cluster_of(address: str | None, count: int | None, index: int | None) -> Cluster | None:
+    """Returns where the processes of the run meet; None: this one is alone."""
+    given = {"--coordinator": address, "--process-count": count, "--process-index": index}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return tpu_cluster()
+    if missing:
+        raise ValueError(f"{', '.join(given.keys() - missing)} needs {' and '.join(missing)} as well")
+    if count < 1 or not 0 <= index < count:
+        raise ValueError(f"--process-index is {index} of --process-count {count}; it counts from 0 to {count - 1}")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--coordinator is {address!r}; it is HOST:PORT, the same for all processes")
+    return Cluster(address, count, index)
+
+
+def tpu_cluster() -> Cluster | None:
+    """Returns the hosts of a Cloud TPU slice, as its own environment says; None elsewhere, and for one host."""
+    from jax._src.clusters import cloud_tpu_cluster
+
+    try:
+        for kind in (cloud_tpu_cluster.GkeTpuCluster, cloud_tpu_cluster.GceTpuCluster):
+            if kind.is_env_present():
+                count = kind.get_process_count()
+                return Cluster(None, count, kind.get_process_id()) if count > 1 else None
+    except (ImportError, OSError, RuntimeError) as error:  # of the request for what Google knows of this machine
+        _log.warning("the hosts of this TPU slice could not be found (%s): training on this one alone; give "
+                     "--coordinator, --process-count and --process-index where there are more", error)  # fmt: skip
+    return None

@@ -1,0 +1,200 @@
+"""Repeats updates of a run's past: `jrl replay RUN --step N`.
+
+    checkpoint before step N --[rows of the rollout store: tokens, log-probs, rewards]--> update --> checkpoint N
+
+Nothing is sampled and nothing is scored. The bits are the same where the run's promise holds: the same versions, device
+count and per-device shape. Reads only, also while the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+import jax
+import numpy as np
+
+from jrl.device.processes import place_on_mesh
+from jrl.device.sharding import batch_sharding, replicated
+from jrl.experiment import Online
+from jrl.learning.step import learn_from_sampled, prepare
+from jrl.plugins import saved_parts
+from jrl.resolve import load_config
+from jrl.rollout.scoring import HostScores
+from jrl.run.batches import plan_shardings
+from jrl.run.checkpoints.run_state import restore_step
+from jrl.run.identity import with_saved_model
+from jrl.run.job import Policy, open_policy, stage_arrays
+from jrl.run.online import sampled_plans
+from jrl.run.precompile import stage_at, starts
+from jrl.run.programs import abstract, packed_shape
+from jrl.run.report.rollouts import Snapshot, snapshot
+from jrl.run.run_hash import saved_steps
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.types import Rollout, Scores, TrainState
+
+COMPONENT = "component."  # before the quoted name of a component of the reward, in the name of its column
+STEPS_READ = 4096  # rows of which the step is looked at, at once
+
+
+class Repeated(NamedTuple):
+    """What repeating a run's updates gave."""
+
+    first: int  # the checkpoint that it began with
+    step: int  # the last update
+    different: list[str] | None  # leaves that differ from the checkpoint of that step; None: there is none
+
+
+def score_columns(scores: HostScores, components: tuple[str, ...], of_tokens: bool) -> dict[str, np.ndarray]:
+    """Returns the columns of a rollout store from which an update has its scores, beside those that it always has.
+
+    Args:
+      components: of the reward, that any stage of the run sees. of_tokens: a stage of the run rewards tokens.
+    """
+    nothing = np.full(scores.reward.shape, np.nan, np.float32)
+    columns = {"outcome": scores.outcome}
+    columns |= {f"{COMPONENT}{quote(name, safe='')}": scores.components.get(name, nothing) for name in components}
+    if of_tokens:
+        none = np.zeros((len(scores.reward), 1), np.float32)
+        rewarded = none if scores.token_reward is None else np.where(scores.valid[:, None], scores.token_reward, 0)
+        columns["token_reward"] = rewarded.astype(np.float32)
+    return columns
+
+
+def fitting(columns: Mapping[str, np.ndarray], known: set[str]) -> dict[str, np.ndarray]:
+    """Returns score columns as a store takes them that may have been begun without some, or with others.
+
+    Args:
+      known: the columns of the store; empty: it has no rows.
+    """
+    if not known:
+        return dict(columns)
+    rows = len(columns["outcome"])
+    lacking = {name: np.full(rows, np.nan, np.float32) for name in known if name.startswith(COMPONENT)}
+    if "token_reward" in known:
+        lacking["token_reward"] = np.zeros((rows, 1), np.float32)
+    return lacking | {name: value for name, value in columns.items() if name in known}
+
+
+def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lambda what: None) -> Repeated:
+    """Repeats the updates after the newest checkpoint before `step`, up to that step, and compares the train state with
+    the checkpoint of that step where there is one.
+
+    Raises: ValueError where there is no such checkpoint, a step is not of an Online stage, or the store lacks what an
+        update needs; DamagedStep where a checkpoint is not what was saved.
+    """
+    folder = Path(folder)
+    before = [saved for saved in saved_steps(folder) if saved < step]
+    if not before:
+        there = ", ".join(map(str, saved_steps(folder)))
+        raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}")
+    config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
+    config = with_saved_model(config, folder)
+    for done in range(before[-1], step):
+        i = stage_at(config, done + 1)
+        if not isinstance(config.stages[i], Online) or done >= starts(config)[-1] + config.stages[-1].steps:
+            raise ValueError(f"step {done + 1} of {folder} is not of an Online stage: only those have rollouts")
+    policy = open_policy(config, parts, load_tokenizer(folder / "tokenizer", parts.tables["tokenizers"]), announce)
+    try:
+        done = before[-1]
+        state = _saved(folder, policy, done)
+        store = snapshot(folder / "rollouts")
+        for done in range(before[-1], step):
+            state = _updated(policy, state, done, store)
+        different = _different(state, _saved(folder, policy, step)) if step in saved_steps(folder) else None
+    finally:
+        policy.program_cache.close()
+    return Repeated(before[-1], step, different)
+
+
+def _saved(folder: Path, policy: Policy, done: int) -> TrainState:
+    key = jax.device_put(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
+    target = policy.programs.init.shape(abstract(key, policy.mesh))
+    i = stage_at(policy.config, done)
+    for stage, programs in zip(policy.config.stages[: i + 1], policy.programs.stages):
+        if stage.steps:
+            target = programs.begin.shape(target)
+    _, tree, _ = restore_step(folder / "checkpoints", {"state": target}, done, part=True)
+    return tree["state"]
+
+
+def _updated(policy: Policy, state: TrainState, done: int, store: Snapshot) -> TrainState:
+    """Returns the state after one more step than `done`."""
+    config, mesh = policy.config, policy.mesh
+    i = stage_at(config, done + 1)
+    stage, programs = config.stages[i], policy.programs.stages[i]
+    if i != stage_at(config, done):
+        state = programs.begin(state)
+    number = lambda x: jax.device_put(np.float32(x), replicated(mesh))
+    arrays = stage_arrays(stage, number)
+    shape = packed_shape(stage, config, policy.parts.tables, mesh)
+    rows = _rows_of(store, done + 1)
+    count = stage.prompts * stage.samples
+    if len(rows["reward"]) != shape.sequences:
+        raise ValueError(f"the store holds {len(rows['reward'])} rows of step {done + 1}, whose batch has "
+                         f"{shape.sequences} rows{' with padding' if count < shape.sequences else ''}")  # fmt: skip
+    rollout, scores = _batch(rows, shape.width, mesh)
+    plans = sampled_plans(shape, stage.learner, rows)
+    plans = place_on_mesh(plans, plan_shardings(plans, mesh))
+    temperature = number(config.sampler.temperature or 1.0)
+    minibatches = [
+        prepare(programs, state, "policy", programs.pack(rollout, plan, temperature), plan) for plan in plans
+    ]
+    warms_up = done - starts(config)[i] < stage.critic_warmup
+    learn = dict(epochs=stage.learner.epochs, warms_up=warms_up)
+    return learn_from_sampled(programs, state, minibatches, rollout, scores, arrays, **learn)[0]
+
+
+def _rows_of(store: Snapshot, step: int) -> dict[str, Any]:
+    """Returns the rows of one step, in the order in which they were appended. Raises: ValueError where the store has
+    none, or was begun without the columns of scores."""
+    steps = np.concatenate(
+        [store.read(start, min(start + STEPS_READ, store.rows))["step"] for start in range(0, store.rows, STEPS_READ)]
+        or [np.zeros(0, np.int32)]
+    )
+    places = np.flatnonzero(steps == step)
+    if not len(places):
+        raise ValueError(f"the rollout store has no row of step {step}")
+    rows = store.read(int(places[0]), int(places[-1]) + 1)
+    if "outcome" not in rows:
+        raise ValueError("the rollout store was begun by a version that stored no outcomes of verifiers, rewards of "
+                         "tokens or components of the reward, which an update may need")  # fmt: skip
+    here = rows["step"] == step
+    return {name: value[here] for name, value in rows.items() if isinstance(value, np.ndarray)}
+
+
+def _batch(rows: Mapping[str, np.ndarray], width: int, mesh: jax.sharding.Mesh) -> tuple[Rollout, Scores]:
+    """Returns the rollout and the scores that rows of the store are of."""
+
+    def place(name: str) -> jax.Array | None:
+        if name not in rows:
+            return None
+        value = rows[name]
+        value = (
+            value
+            if value.ndim == 1
+            else value[:, :width]
+            if value.shape[1] >= width
+            else np.pad(value, [(0, 0), (0, width - value.shape[1])])
+        )
+        return jax.device_put(value, batch_sharding(mesh, value.ndim))
+
+    by_row = ("tokens", "length", "action_mask", "sampler_logprobs", "truncated_logprobs", "support_size", "finish",
+              "group", "sample", "version", "turn")  # fmt: skip
+    fingerprint = jax.device_put(rows["weights_fingerprint"][0], replicated(mesh))
+    components = {unquote(name.removeprefix(COMPONENT)): place(name) for name in rows if name.startswith(COMPONENT)}
+    return Rollout(**{name: place(name) for name in by_row}, weights_fingerprint=fingerprint), Scores(
+        **{name: place(name) for name in ("reward", "valid", "verdict", "outcome", "token_reward")},
+        components=components,
+    )
+
+
+def _different(state: TrainState, saved: TrainState) -> list[str]:
+    """Returns the names of the leaves of which one bit or more differs."""
+    bits = lambda leaf: np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+                                   else leaf).tobytes()  # fmt: skip
+    named, others = jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(saved)
+    return [jax.tree_util.keystr(path, simple=True, separator="/")
+            for (path, leaf), other in zip(named, others, strict=True) if bits(leaf) != bits(other)]  # fmt: skip

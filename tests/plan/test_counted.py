@@ -1,0 +1,159 @@
+"""Seconds of a program from the compiler's cycles, the stated model of links and kernels, and what is warned of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jrl.rollout import sampler
+from jrl.tools.plan import counted, cycles
+from jrl.tools.plan.chips import CHIPS
+from jrl.tools.plan.counted import count_of, frequency, received
+from jrl.tools.plan.cycles import parse_instruction
+
+V5P = CHIPS["v5p"]
+
+# A decode loop of a bfloat16 model over tensor 4 that copies a cache of [2, 3, 2, 40, 16] (more than a layer's
+# 3 x 2 x 32 x 16), waits for a gather, and multiplies a float32 operand; and one matrix that is laid out anew.
+TEXT = """HloModule jit_f
+
+%fused (p0: f32[8,64], p1: bf16[64,512]) -> f32[8,512] {
+  %p0 = f32[8,64]{1,0} parameter(0)
+  %p1 = bf16[64,512]{1,0} parameter(1)
+  ROOT %c = f32[8,512]{1,0} convolution(%p0, %p1), dim_labels=bf_io->bf, operand_precision={highest,highest}, metadata={op_name="f/decode/while/body/bld,vd->blv/dot_general"}
+}
+
+%begins (p0: bf16[64,128]) -> (bf16[64,128], bf16[64,512]) {
+  %gather = bf16[64,512]{1,0} all-gather(%p0), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={1}
+  ROOT %s = (bf16[64,128]{1,0}, bf16[64,512]{1,0}) custom-call(%gather), custom_call_target="AsyncCollectiveStart"
+}
+
+%body (p: (s32[])) -> (s32[]) {
+  %copy.1 = bf16[2,3,2,40,16]{4,3,2,1,0} copy(%k), metadata={op_name="f/decode/while/body/layer"}, backend_config={"estimated_cycles":"1750000"}
+  %copy.2 = bf16[2048,512]{0,1} copy(%w), backend_config={"estimated_cycles":"3500000"}
+  %g = bf16[64,512]{1,0} all-gather(%x), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={1}, metadata={op_name="f/decode/while/body/reshard"}
+  %a = (bf16[64,128]{1,0}, bf16[64,512]{1,0}) fusion(%x), kind=kCustom, calls=%begins
+  %f = f32[8,512]{1,0} fusion(%h, %w), kind=kOutput, calls=%fused, backend_config={"estimated_cycles":"17500"}
+  %r = bf16[8,16]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", metadata={op_name="f/decode/while/body/ragged_attention"}
+  ROOT %t = (s32[]) tuple(%i)
+}
+
+%condition (p: (s32[])) -> pred[] {
+  ROOT %or = pred[] or(%a, %b)
+}
+
+%refill (p: (s32[])) -> (s32[]) {
+  %inner = (s32[]) while(%p), condition=%condition, body=%body, metadata={op_name="f/refills/while/body/decode/while"}
+  ROOT %t = (s32[]) tuple(%i)
+}
+
+ENTRY %main (p0: s32[]) -> (s32[]) {
+  %square = f32[32,4,32,32]{3,2,1,0} copy(%p0), metadata={op_name="f/scores"}, backend_config={"estimated_cycles":"175000000"}
+  ROOT %w = (s32[]) while(%t), condition=%condition, body=%refill, metadata={op_name="f/refills/while"}
+}
+"""  # noqa: E501
+
+
+@pytest.fixture
+def case(small):
+    return small("Decoder.dtype='bfloat16'", "Decoder.vocab_size=2048", "Decoder.width=512", "Sampler.slots=3")
+
+
+def count(case, kind="sample", **changed):
+    given = {"kernels": 0.5, "memory": 0.0, "times": 2, **changed}
+    return count_of(TEXT, kind, case, V5P, **given)
+
+
+def test_a_sampler_runs_its_loops_as_often_as_it_has_rounds_and_tokens(case):
+    # 4 prompts x 2 samples in 3 slots: 3 rounds of 24 tokens; 8 / 3 sequences get a slot in each.
+    own = frequency("sample", case)
+    assert own.trips == {sampler.REFILLS: 3, sampler.ADMIT: 8 / 3, sampler.DECODE: 24, sampler.COMPACTED: 0}
+    # Of 4 prompts, ceil(4 / ceil(4 / (ceil(3 / 2) + 2))) = 4 are resident at once: one prefill for 8 sequences.
+    assert own.taken == {sampler.PREFILL: 1 / 8}
+
+
+def test_an_update_skips_the_chunks_that_nobody_reads(small):
+    # Rows of 32 tokens hold 24 of a completion: 3 of 4 chunks of 8.
+    case = small("Learner.logprob_chunk=8", "Learner.row_length=32")
+    own = frequency("update", case)
+    assert own.trips["micro_batches"] == case.micro_batches and own.trips["chunks"] == 3
+    assert own.taken == {"chunk": 0.75, "chunks": 1.0}
+
+
+def test_seconds_are_cycles_at_the_clock_and_what_nothing_overlaps(case):
+    actual = count(case)
+    steps, clock = 3 * 24, 1.75e9
+    # A step: copies of 1 and 2 ms, a product of 10 us; once a call, 0.1 s outside of the loop.
+    assert actual.compute == pytest.approx(0.1 + steps * 3.01e-3)
+    assert actual.kernels == pytest.approx(0.5 + steps * 2122 / clock)
+    # 64 x 512 bfloat16 over 4 devices: 3/4 of 65,536 bytes at 200 GB/s, and a microsecond.
+    gather = 1e-6 + 49152 / 200e9
+    assert actual.links == pytest.approx(steps * gather)
+    assert actual.links_overlapped == pytest.approx(steps * gather)  # the one that the fusion starts
+    assert actual.seconds == pytest.approx(actual.compute + actual.kernels + actual.links)
+    assert actual.decode_operations == 4  # two copies, a product, a kernel
+    assert actual.gathers_in_loops == steps
+    # All passes are of the only product, which has a float32 operand.
+    assert actual.float32_share == 1.0
+
+
+def test_memory_is_the_least_and_links_hide_no_longer_than_the_work(case):
+    actual = dataclasses.replace(count(case), compute=1.0, kernels=0.5, memory=2.0, links=0.25, links_overlapped=3.0)
+    assert actual.seconds == 2.0 + 0.25 + (3.0 - 2.0)
+    assert dataclasses.replace(actual, memory=1.0, links_overlapped=1.0).seconds == 1.5 + 0.25
+
+
+def test_the_dearest_operations_are_named(case):
+    first, second = count(case).dearest[:2]
+    assert first.name == "copy.2 (the compiler's own)" and first.seconds == pytest.approx(72 * 2e-3)
+    assert second.name == "f/scores" and second.times == 1
+
+
+def test_waste_is_named_with_its_cost_a_step(case):
+    lines = count(case).warnings
+    found = lambda text: next(line for line in lines if text in line)
+    assert found("a copy in a loop of more than a layer's cache, bf16[2,3,2,40,16]").endswith(": 144 ms a step")
+    assert found("weights laid out anew in a loop, bf16[2048,512] (copy.2)").endswith(": 288 ms a step")
+    assert "a product of bf16 and f32 in a bfloat16 run, 3 passes" in "".join(count_of_cheap(case).warnings)
+    assert "a gather that nothing overlaps, in a loop (while/body/reshard)" in "".join(count_of_cheap(case).warnings)
+
+
+def count_of_cheap(case):
+    """The count without the copies: what costs less than a share of the whole is not warned of."""
+    text = TEXT
+    for dear in ("1750000", "3500000", "175000000"):
+        text = text.replace(f'"{dear}"', '"1"')
+    text = text.replace('"17500"', '"1"')
+    return count_of(text, "sample", case, V5P, kernels=0.0, memory=0.0, times=1)
+
+
+def test_square_arrays_are_found_in_an_update(case):
+    lines = count_of(TEXT, "update", case, V5P, kernels=0.0, memory=0.0, times=1).warnings
+    assert not any("f32[32,4,32,32]" in line for line in lines)  # half a MiB
+    large = TEXT.replace("f32[32,4,32,32]", "f32[3200,4,32,32]").replace('"175000000"', '"1"')
+    large = large.replace('"1750000"', '"1"').replace('"3500000"', '"1"').replace('"17500"', '"1"')
+    lines = count_of(large, "update", case, V5P, kernels=0.0, memory=0.0, times=1).warnings
+    assert any("an array of f32[3200,4,32,32] (f/scores)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "line, size",
+    [
+        ("%g = bf16[8,16]{1,0} all-gather(%x), replica_groups=[2,4]<=[8]", 256 * 3 / 4),
+        ("%g = f32[8,16]{1,0} all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add", 2 * 512 * 3 / 4),
+        ("%g = f32[2,16]{1,0} reduce-scatter(%x), replica_groups=[2,4]<=[8]", 128 * 3),
+        ("%g = f32[8,16]{1,0} all-to-all(%x), replica_groups=[2,4]<=[8]", 512 * 3 / 4),
+        ("%g = (f32[2,16]{1,0}, f32[8,16]{1,0}) all-gather-start(%x), replica_groups=[2,4]<=[8]", 512 * 3 / 4),
+        ("%g = (f32[8,16]{1,0}, f32[8,16]{1,0}, u32[], u32[]) collective-permute-start(%x)", 512),
+    ],
+)
+def test_a_collective_receives_its_share(line, size):
+    assert received(parse_instruction(line), 8) == size
+
+
+def test_json_holds_every_field(case):
+    printed = counted.to_json(count(case))
+    assert printed["seconds"] == count(case).seconds and printed["dearest"][0]["times"] == 72
+    assert {field.name for field in dataclasses.fields(counted.Count)} <= set(printed)
+    assert cycles.ITEMSIZE["bf16"] == 2

@@ -1,0 +1,176 @@
+"""Runs of several processes on this machine: the same tokens and metrics as one process on the same mesh."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import short_runs
+
+from jrl.run.launch import free_port
+from jrl.run.report.rollouts import read_rollouts
+
+ONE_SMALL = [
+    "Config.mesh=@MeshShape()",
+    "MeshShape.data=4",
+    "Decoder.layers=1",
+    "Decoder.width=16",
+    "Decoder.mlp_width=32",
+    "Online.prompts=4",
+    "Online.samples=4",
+    "Online.steps=2",
+    "Checkpoint.every=1",
+    "Scoring.workers=1",
+]
+
+
+def command(folder, *bindings, processes=2, devices=2, settings=ONE_SMALL):
+    named = {binding.partition("=")[0]: binding for binding in [*settings, *bindings]}
+    return [sys.executable, "-m", "jrl.cli", "train", "configs/tiny.gin", *named.values(), "--run", str(folder),
+            "--processes", str(processes), "--devices", str(devices)]  # fmt: skip
+
+
+def train(folder, *bindings, code=0, **options):
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as the suite's own runs are compiled
+    done = subprocess.run(
+        command(folder, *bindings, **options), capture_output=True, text=True, timeout=900, env=environment
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def metrics(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in row.items() if not name.startswith(("time/", "host/"))} for row in rows]
+
+
+def assert_same(folder, other):
+    """Holds two runs to the same tokens, and to metrics that differ by rounding."""
+    ours, theirs = read_rollouts(folder / "rollouts"), read_rollouts(other / "rollouts")
+    for name in ("tokens", "length", "reward", "uid"):
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    assert ours["completion"] == theirs["completion"]
+    assert len(metrics(folder)) == len(metrics(other))
+    for a, b in zip(metrics(folder), metrics(other)):
+        assert a.keys() == b.keys()
+        numbers = [name for name in a if isinstance(a[name], float)]
+        assert {name: a[name] for name in a.keys() - numbers} == {name: b[name] for name in a.keys() - numbers}
+        for name in numbers:
+            assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-6), (a["step"], name)
+
+
+def test_two_processes_train_as_one_does_on_the_same_mesh(tmp_path):
+    train(tmp_path / "two")
+    short_runs.run(ONE_SMALL, tmp_path / "one")
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(1, 2), (2, 1), (2, 4)])
+def test_another_number_of_processes_goes_on_with_a_run(tmp_path, counts):
+    first, second = counts
+    train(tmp_path / "run", "Checkpoint.every=2", "Online.steps=3", processes=first, devices=4 // first)
+    train(tmp_path / "run", "Online.steps=5", processes=second, devices=4 // second)
+    train(tmp_path / "whole", "Online.steps=5", processes=1, devices=4)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def start(folder, *bindings, others=((), ()), index_of=(0, 1)):
+    """Returns the processes of a run that was started as on several machines, `others` bound in each alone."""
+    port, processes = free_port(), []
+    for index, more in zip(index_of, others):
+        base = command(folder, *bindings, *more)[:-4]
+        where = ["--coordinator", f"127.0.0.1:{port}", "--process-count", str(len(others)), "--process-index",
+                 str(index), "--devices", "2"]  # fmt: skip
+        processes.append(subprocess.Popen([*base, *where], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                                          env={**os.environ, "JRL_START_SECONDS": "20"}))  # fmt: skip
+    return processes
+
+
+def ends(process, seconds=200):
+    """Returns exit code and messages of a process."""
+    try:
+        _, messages = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, messages
+
+
+def wait_for_rows(folder, count, processes):
+    end = time.monotonic() + 600
+    while not (folder / "metrics.jsonl").exists() or len(metrics(folder)) < count:
+        assert time.monotonic() < end and all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+
+
+LONG = ("Online.steps=400",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signaled", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_is_named_and_the_run_goes_on_as_if_nothing_had_happened(tmp_path, signaled, lost):
+    processes = start(tmp_path / "run", *LONG)
+    wait_for_rows(tmp_path / "run", 3, processes)
+    processes[lost].send_signal(signaled)
+    began = time.monotonic()
+    code, messages = ends(processes[1 - lost])
+    assert code == 76 and time.monotonic() - began < 30
+    assert f"process {lost} (" in messages and "gone or does not answer" in messages
+    processes[lost].kill()
+    processes[lost].communicate()
+    train(tmp_path / "run", "Online.steps=6")
+    train(tmp_path / "whole", "Online.steps=6")
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_stop_of_one_process_is_one_save_of_all(tmp_path, asked):
+    processes = start(tmp_path / "run", *LONG)
+    wait_for_rows(tmp_path / "run", 1, processes)
+    processes[asked].send_signal(signal.SIGTERM)
+    found = [ends(process) for process in processes]
+    assert [code for code, _ in found] == [75, 75]
+    steps = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert steps[-1] == metrics(tmp_path / "run")[-1]["step"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        ("AdamW.learning_rate=0.5", "learning_rate"),
+        ("Run.seed=7", "seed"),
+        ("Online.samples=8", "samples"),
+        ("Scoring.verifiers=[]", "verifiers"),
+    ],
+)
+def test_a_process_with_another_configuration_is_refused_before_anything_is_written(tmp_path, other, part):
+    began = time.monotonic()
+    found = [ends(process) for process in start(tmp_path / "run", others=((), (other,)))]
+    assert [code for code, _ in found] == [2, 2] and time.monotonic() - began < 60
+    for _, messages in found:
+        assert part in messages and "process 0 (" in messages and "process 1 (" in messages
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_alone_says_that_the_others_did_not_come(tmp_path):
+    (code, messages), = [ends(p) for p in start(tmp_path / "run", others=((), ()), index_of=(0,))]  # fmt: skip
+    assert code == 76 and "fewer than 2 processes came" in messages
+    (code, messages), = [ends(p) for p in start(tmp_path / "run", others=((), ()), index_of=(1,))]  # fmt: skip
+    assert code == 76 and "process 0 must listen there" in messages
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_four_processes_with_fsdp_and_tensor_across_them_train_as_one_does(tmp_path):
+    mesh = ["MeshShape.data=1", "MeshShape.fsdp=2", "MeshShape.tensor=2"]
+    train(tmp_path / "four", *mesh, processes=4, devices=1)
+    train(tmp_path / "one", *mesh, processes=1, devices=4)
+    assert_same(tmp_path / "four", tmp_path / "one")

@@ -1,0 +1,286 @@
+"""What processes exchange and agree on, with a table in memory in place of JAX's coordination service."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from jax._src.clusters import cloud_tpu_cluster
+
+from jrl.device import processes as processes_module
+from jrl.device.processes import (
+    LATE_SECONDS,
+    LATE_STEPS,
+    ONE,
+    Cluster,
+    OtherProcessFailed,
+    Place,
+    Processes,
+    ProcessesDisagree,
+    decode,
+    encode,
+)
+from jrl.device.watchdog import LOST_SECONDS, Beats, lost_message
+from jrl.rollout.scoring import HostScores, scores_of_all
+from jrl.run.agreement import journal_name, other_journals, source_digest
+from jrl.run.launch import exit_code
+from jrl.run.multihost import cluster_of
+from jrl.tasks.verdict import Status
+
+
+class Table:
+    """A Store in memory."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def put(self, key, value):
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def wait(self, key, seconds):
+        with self.changed:
+            self.changed.wait_for(lambda: key in self.values, seconds)
+            return self.values.get(key)
+
+    def list(self, folder):
+        return {key: value for key, value in self.values.items() if key.startswith(f"{folder}/")}
+
+    def delete(self, key):
+        del self.values[key]
+
+
+def together(count, act):
+    """Returns what `act` returns, or raises, in each of so many processes, which are threads here."""
+    table, results = Table(), [None] * count
+
+    def run(index):
+        try:
+            names = tuple(f"process {i} (machine-{i})" for i in range(count))
+            results[index] = act(Processes(index, count, table, names))
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results, table
+
+
+def test_arrays_and_json_come_back_as_they_were():
+    value = {
+        "a": np.arange(6, dtype=np.int8).reshape(2, 3),
+        "b": [1.5, None, "two\nlines", {"c": np.float32(0.1)}],
+        "nothing": np.zeros((0, 4), np.float32),
+        "flags": np.array([True, False]),
+    }
+    back = decode(encode(value))
+    np.testing.assert_array_equal(back["a"], value["a"])
+    assert back["a"].dtype == np.int8 and back["flags"].dtype == bool and back["nothing"].shape == (0, 4)
+    assert back["b"][:3] == value["b"][:3] and back["b"][3]["c"] == np.float32(0.1)
+
+
+def test_every_process_gets_the_values_of_all_in_their_order_and_leaves_little_behind():
+    def act(processes):
+        for step in range(20):
+            assert processes.exchange(f"step {step}", [step, processes.index]) == [[step, i] for i in range(3)]
+        return processes.any("stop", processes.index == 2), processes.from_writer("steps", [processes.index])
+
+    results, table = together(3, act)
+    assert results == [(True, [0])] * 3
+    assert len(table.list("exchange")) <= 6  # of 22 exchanges
+
+
+def test_one_process_exchanges_with_itself():
+    assert ONE.exchange("here", 5) == [5] and ONE.any("stop", True) and not ONE.any("stop", False)
+    assert ONE.share(7) == range(7) and ONE.writer and ONE.failure() is None
+    ONE.agree("nothing", {"a": 1})
+    ONE.barrier("here")
+
+
+def test_processes_at_different_places_are_an_error_that_names_both():
+    results, _ = together(2, lambda p: p.exchange(["save 5", "scores"][p.index], 1))
+    for error in results:
+        assert isinstance(error, RuntimeError)
+        assert "process 1 (machine-1)" in str(error) and "save 5" in str(error) and "scores" in str(error)
+
+
+def test_a_difference_names_process_field_and_both_values():
+    def act(processes):
+        processes.agree("configuration", {"rate": "0.1" if processes.index != 1 else "0.2", "seed": 3})
+
+    for error in together(3, act)[0]:
+        assert isinstance(error, ProcessesDisagree)
+        for part in ("rate", "0.1", "0.2", "process 0 (machine-0)", "process 1 (machine-1)"):
+            assert part in str(error)
+        assert "seed" not in str(error) and "process 2" not in str(error)
+
+
+def test_a_field_that_one_process_does_not_have_is_a_difference():
+    results, _ = together(2, lambda p: p.agree("plugins", {"plugin a.py": "12"} if p.index else {}))
+    assert all("plugin a.py: not there in process 0" in str(error) for error in results)
+
+
+def test_who_waits_for_a_process_that_has_failed_raises_its_message_and_code():
+    def act(processes):
+        if processes.index == 1:
+            processes.fail("the disk is full", 4)
+            return None
+        return processes.exchange("scores", 0)
+
+    (error, _), _ = together(2, act)
+    assert isinstance(error, OtherProcessFailed) and error.code == 4
+    assert "process 1 (machine-1)" in str(error) and "the disk is full" in str(error)
+
+
+@pytest.mark.parametrize(("rows", "count"), [(16, 2), (5, 3), (2, 4)])
+def test_the_shares_of_all_processes_are_all_rows_once(rows, count):
+    shares = [Processes(i, count).share(rows) for i in range(count)]
+    assert [row for share in shares for row in share] == list(range(rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_scores_of_all_processes_are_joined_in_the_order_of_the_processes():
+    def scores(index):
+        rows = [2, 1][index]
+        filled = lambda value, dtype: np.full(rows, value, dtype)
+        return HostScores(
+            reward=filled(index + 0.5, np.float32),
+            valid=filled(index == 0, bool),
+            verdict=filled([Status.CORRECT, Status.FORBIDDEN][index], np.int8),
+            outcome=filled(index, np.float32),
+            components={["Regex", "Length"][index]: filled(1, np.float32)},
+            details=[["", ""], ["late"]][index],
+            counts={status.name: rows * (status == [Status.CORRECT, Status.FORBIDDEN][index]) for status in Status},
+            replayed=index,
+            spans=[[((3, 0.5),), ()], [((1, 1.0), (2, 2.0))]][index],
+        )
+
+    for found in together(2, lambda p: scores_of_all(scores(p.index), p))[0]:
+        np.testing.assert_array_equal(found.reward, np.float32([0.5, 0.5, 1.5]))
+        np.testing.assert_array_equal(found.valid, [True, True, False])
+        np.testing.assert_array_equal(found.verdict, [Status.CORRECT, Status.CORRECT, Status.FORBIDDEN])
+        np.testing.assert_array_equal(found.components["Regex"], np.float32([1, 1, np.nan]))
+        np.testing.assert_array_equal(found.components["Length"], np.float32([np.nan, np.nan, 1]))
+        assert found.details == ["", "", "late"] and found.replayed == 1
+        assert found.counts["CORRECT"] == 2 and found.counts["FORBIDDEN"] == 1
+        assert found.spans == [((3, 0.5),), (), ((1, 1.0), (2, 2.0))]
+
+
+def test_a_process_whose_beat_stands_still_is_lost_and_one_that_is_slow_is_not():
+    now = [0.0]
+    beats = Beats(3, clock=lambda: now[0])
+    beat = lambda number, place: encode({"number": number, "place": place})
+    for second in range(1, 30):
+        now[0] = float(second)
+        beats.hear({"beat/0": beat(second, "step 4"), "beat/1": beat(min(second, 5), "step 3, scoring"),
+                    "beat/2": beat(second // 5, "step 4")})  # fmt: skip
+        assert beats.lost(0) == ([1] if second - 5 > LOST_SECONDS else [])
+    message = lost_message(Processes(0, 3, Table(), ("process 0", "process 1 (b)", "process 2")), beats, [1])
+    assert "process 1 (b) is gone or does not answer" in message and "step 3, scoring, heard of 24 s ago" in message
+
+
+def test_a_service_that_does_not_answer_means_that_process_0_is_lost():
+    now = [0.0]
+    beats = Beats(2, clock=lambda: now[0])
+    now[0] = LOST_SECONDS + 1
+    assert beats.lost(1) == [0]
+
+
+def test_a_step_is_late_by_the_median_of_the_steps_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(processes_module.time, "monotonic", lambda: now[0])
+    place = Place()
+    for step, second in enumerate([100.0, 110.0, 120.0, 170.0], start=1):  # the first one compiles
+        now[0] = second
+        assert place.overdue() is None
+        place.ended(step)
+    now[0] = 170.0 + LATE_STEPS * 10 + LATE_SECONDS  # the median of 10, 10 and 50
+    assert place.overdue() is None
+    now[0] += 1
+    assert place.overdue() == LATE_STEPS * 10 + LATE_SECONDS + 1
+
+
+def test_an_abort_of_another_thread_ends_the_process_with_a_code_of_ours():
+    code = (
+        "import os, threading, time\n"
+        "from jrl.device.watchdog import at_abort, leave\n"
+        "with at_abort(lambda: leave(76)):\n"
+        "    threading.Thread(target=os.abort).start()\n"
+        "    time.sleep(20)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 76
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [([0, 0], 0), ([75, 75], 75), ([76, -9], 76), ([2, 76], 2), ([76, 4], 4), ([0, -6], 76), ([3, 3], 3)],
+)
+def test_the_exit_code_of_all_processes(codes, code):
+    assert exit_code(codes) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("host:1", 2, None), "--process-index"),
+        (("host:1", 2, 2), "from 0 to 1"),
+        (("host", 2, 1), "HOST:PORT"),
+        ((None, 2, 0), "--coordinator"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(arguments, part):
+    with pytest.raises(ValueError, match=part):
+        cluster_of(*arguments)
+
+
+@pytest.mark.parametrize("hosts", ["t1v-0", "t1v-0,t1v-1,t1v-2"])
+def test_the_hosts_of_a_tpu_slice_are_found_where_there_are_several(monkeypatch, hosts):
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", hosts)
+    monkeypatch.setenv("TPU_WORKER_ID", "0")
+    for name, value in {"MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0"}.items():
+        monkeypatch.setenv(name, value)  # or JAX asks a server that is not here
+    assert cluster_of(None, None, None) == (Cluster(None, 3, 0) if "," in hosts else None)
+
+
+def test_elsewhere_a_process_without_flags_is_alone():
+    assert cluster_of(None, None, None) is None
+
+
+def test_journals_of_other_processes_are_found_also_by_fewer(tmp_path):
+    for name in ("journal.jsonl", "journal-1.jsonl", "journal-2.jsonl", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    assert journal_name(0) == "journal.jsonl"
+    assert [path.name for path in other_journals(tmp_path, 1)] == ["journal-2.jsonl", "journal.jsonl"]
+
+
+def test_the_source_digest_sees_a_changed_line_and_a_moved_file(tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    first = source_digest(tmp_path)
+    (tmp_path / "a.py").write_text("x = 2\n")
+    second = source_digest(tmp_path)
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert len({first, second, source_digest(tmp_path)}) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends the children of a process that dies")
+def test_processes_are_asked_to_stop_when_what_started_them_is_killed():
+    code = (
+        "import subprocess, sys\n"
+        "from jrl.run.launch import stop_with_parent\n"
+        "child = [sys.executable, '-c', 'import signal; signal.sigwait([signal.SIGTERM]); print(1, flush=True)']\n"
+        "subprocess.Popen(child, preexec_fn=lambda: (signals(), stop_with_parent()))\n"
+        "print(0, flush=True)\n"
+        "input()\n"
+    )
+    blocked = "import signal\nsignals = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    launcher = subprocess.Popen([sys.executable, "-c", blocked + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert launcher.stdout.readline() == b"0\n"
+    launcher.kill()
+    assert launcher.stdout.read() == b"1\n"  # to its end: the child has ended too
+    launcher.communicate()

@@ -1,0 +1,73 @@
+"""Updates of the past, repeated from the rollout store: the same bits as the run's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from short_runs import run
+
+from jrl import cli
+from jrl.rollout.scoring import HostScores
+from jrl.run import replay
+from jrl.run.report.rollouts import read_rollouts
+
+SETTINGS = ["Online.prompts=4", "Online.samples=2", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=1",
+            "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=2", "Checkpoint.keep=9"]  # fmt: skip
+COMPONENTS = ["Online.objective=@GDPO()", "Scoring.verifiers=[@Exact(), @Regex()]", "Regex.weight=0.1"]
+VARIED = [*COMPONENTS, "Online.lag=1", "Learner.minibatches=2", "Sampler.top_k=40", "Online.steps=4"]
+HELD = ("DAPO's refills", ["Online.objective=@DAPO()", "Online.steps=3"]), (
+    "two epochs of PPO with a critic",
+    ["Online.objective=@PPO()", "Learner.epochs=2", "Online.steps=3", "Online.critic='policy'"],
+)  # fmt: skip
+
+
+def test_updates_from_the_store_have_the_bits_of_the_run(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    run([*SETTINGS, *VARIED], folder)
+    rows = read_rollouts(folder / "rollouts")
+    assert {"outcome", "component.Exact", "component.Regex"} <= rows.keys() and "token_reward" not in rows
+    # from checkpoint 2, through step 3, to checkpoint 4
+    assert cli.main(["replay", str(folder), "--step", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "updates 3 to 4 from the rollout store" in out and "every bit is that of the checkpoint" in out
+    for step, message in ((1, "no checkpoint before step 1"), (5, "step 5 of .* is not of an Online stage")):
+        with pytest.raises(ValueError, match=message):
+            replay.repeat(folder, step)
+    stored = replay._rows_of
+
+    def with_another_reward(store, step):
+        rows = stored(store, step)
+        rows["component.Regex"] = np.where(np.arange(8) == 3, 7, rows["component.Regex"]).astype(np.float32)
+        return rows
+
+    monkeypatch.setattr(replay, "_rows_of", with_another_reward)
+    different = replay.repeat(folder, 4).different
+    assert any("policy/params" in name for name in different)
+    monkeypatch.setattr(replay, "_rows_of", lambda store, step: {n: v[:7] for n, v in stored(store, step).items()})
+    with pytest.raises(ValueError, match="holds 7 rows of step 3, whose batch has 8 rows"):
+        replay.repeat(folder, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, settings", HELD, ids=[name for name, _ in HELD])
+def test_updates_of_other_objectives_have_the_bits_of_the_run(name, settings, tmp_path):
+    run([*SETTINGS, *settings], tmp_path / "run")
+    assert replay.repeat(tmp_path / "run", 3) == (2, 3, [])
+
+
+def scores(**more):
+    column = np.array([1, 0], np.float32)
+    return HostScores(column, np.array([True, False]), np.zeros(2, np.int8), column, {"A/b": column}, [], {}, 0, **more)
+
+
+def test_what_a_store_has_no_column_for_is_left_out_and_what_it_lacks_is_nothing():
+    columns = replay.score_columns(scores(), ("A/b", "C"), of_tokens=True)
+    assert list(columns) == ["outcome", "component.A%2Fb", "component.C", "token_reward"]
+    np.testing.assert_array_equal(columns["component.C"], [np.nan, np.nan])
+    assert columns["token_reward"].tolist() == [[0], [0]]
+    tokens = np.array([[1, 2], [3, 4]], np.float32)
+    assert replay.score_columns(scores(token_reward=tokens), (), True)["token_reward"].tolist() == [[1, 2], [0, 0]]
+    assert replay.fitting(columns, set()) == columns
+    assert replay.fitting(columns, {"tokens", "reward"}) == {}  # begun by an earlier version
+    found = replay.fitting(replay.score_columns(scores(), ("A/b",), False), {"outcome", "component.D", "token_reward"})
+    assert set(found) == {"outcome", "component.D", "token_reward"} and np.isnan(found["component.D"]).all()

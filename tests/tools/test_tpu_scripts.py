@@ -1,0 +1,137 @@
+"""The scripts in tpu/ against a stand-in `gcloud` that records what it is asked and answers from a list."""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "tpu"
+STAND_IN = """#!/usr/bin/env bash
+printf '%s\\0' "$@" >> "$RECORD"; printf '\\n' >> "$RECORD"
+case "$*" in
+  *"queued-resources describe"*)
+    state=$(head -n 1 "$STATES"); [[ $(wc -l < "$STATES") -gt 1 ]] && sed -i 1d "$STATES"
+    [[ $state == NONE ]] && exit 1
+    echo "$state" ;;
+  *"test -e"*) [[ -e $FINISHED ]] ;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    """Returns what runs a script, in a place where `gcloud` is the stand-in, and what has been asked of it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "gcloud").write_text(STAND_IN)
+    (folder / "gcloud").chmod(0o755)
+    record, states, finished = (tmp_path / name for name in ("record", "states", "finished"))
+
+    def run(script, *arguments, answers=("ACTIVE",), code=0, ends=True):
+        states.write_text("".join(f"{answer}\n" for answer in answers))
+        record.write_text("")
+        if ends:
+            finished.touch()
+        environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "NAME": "jrl", "ZONE": "here",
+                       "RECORD": str(record), "STATES": str(states), "FINISHED": str(finished),
+                       "POLL_SECONDS": "0"}  # fmt: skip
+        done = subprocess.run([SCRIPTS / script, *arguments], env=environment, capture_output=True, text=True,
+                              timeout=60)  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        calls = [line.rstrip("\0").split("\0") for line in record.read_text().split("\n") if line]
+        return calls, done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("create.sh", ["v5litepod-16", "v2"]),
+        ("install.sh", []),
+        ("launch.sh", ["tiny", "/shared/run"]),
+        ("stop.sh", []),
+        ("delete.sh", []),
+    ],
+)
+def test_without_yes_nothing_is_asked_of_the_cloud_and_the_command_is_shown(cloud, script, arguments):
+    calls, shown = cloud(script, *arguments)
+    assert calls == []
+    assert "would run: gcloud compute tpus" in shown and "--zone here" in shown
+
+
+def test_create_asks_once_and_waits_until_the_slice_is_there(cloud):
+    waits = ("WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE")
+    calls, shown = cloud("create.sh", "v5litepod-16", "v2", "--yes", answers=waits)
+    assert calls[0][:5] == ["compute", "tpus", "queued-resources", "create", "jrl"] and "--spot" in calls[0]
+    assert len(calls) == 4 and "jrl: ACTIVE" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        (["--on-demand"], []),
+        (["--flex-start", "4h"], ["--provisioning-model", "flex-start", "--max-run-duration", "4h"]),
+    ],
+)
+def test_the_kind_of_a_slice(cloud, kind, flags):
+    calls, _ = cloud("create.sh", "v5p-32", "v2", *kind, "--yes")
+    assert "--spot" not in calls[0] and calls[0][-len(flags) or len(calls[0]) :] == flags
+
+
+def test_a_slice_that_cannot_be_had_is_an_error(cloud):
+    cloud("create.sh", "v5p-32", "v2", "--yes", answers=("WAITING_FOR_RESOURCES", "FAILED"), code=4)
+
+
+def test_install_and_launch_reach_all_hosts_and_quote_bindings(cloud):
+    calls, _ = cloud("install.sh", "--yes")
+    assert [call[3] for call in calls] == ["ssh", "scp", "ssh"] and all("--worker=all" in call for call in calls)
+    calls, _ = cloud("launch.sh", "tiny", "/shared/run", "--yes", "Config.mesh=@MeshShape()", "Regex.pattern='a b'")
+    (call,) = calls
+    assert "--worker=all" in call
+    command = call[call.index("--command") + 1]
+    assert r"Config.mesh=@MeshShape\(\)" in command and r"Regex.pattern=\'a\ b\'" in command
+    assert "tpu/supervise.sh tiny" in command and "--run /shared/run" in command
+
+
+def test_a_preempted_slice_is_made_again_and_its_run_goes_on_without_a_person(cloud):
+    states = ("SUSPENDED", "ACTIVE", "ACTIVE")
+    calls, _ = cloud("resume.sh", "v5p-32", "v2", "tiny", "/shared/run", "--yes", "Online.steps=9", answers=states)
+    asked = [" ".join(call) for call in calls]
+    order = ["describe", "delete", "create", "describe", "ssh", "scp", "ssh", "supervise.sh", "describe", "test -e"]
+    for call, part in zip(asked, order, strict=True):
+        assert part in call
+    assert "Online.steps=9" in asked[7]
+
+
+def test_stop_signals_all_hosts_and_follow_reads_one(cloud):
+    (call,), _ = cloud("stop.sh", "--yes")
+    assert "--worker=all" in call and "-TERM" in call[-1]
+    (call,), _ = cloud("follow.sh")
+    assert "--worker=0" in call
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "times"), [([76, 76, 0], 0, 3), ([75], 75, 1), ([4], 4, 1), ([76, 76, 76, 76], 76, 3)]
+)
+def test_a_host_starts_its_process_again_where_another_was_lost(tmp_path, codes, code, times):
+    (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+    jrl = tmp_path / "jrl"
+    jrl.write_text(f'#!/usr/bin/env bash\ncd {tmp_path}; echo "$@" >> asked; code=$(head -n 1 codes); sed -i 1d codes\n'
+                   'exit "$code"\n')  # fmt: skip
+    jrl.chmod(0o755)
+    environment = {**os.environ, "JRL": str(jrl), "RESTART_SECONDS": "0", "MOST_RESTARTS": "2"}
+    done = subprocess.run([SCRIPTS / "supervise.sh", "tiny", "--run", "r"], env=environment, timeout=60)
+    assert done.returncode == code
+    assert (tmp_path / "asked").read_text().splitlines() == ["train tiny --run r"] * times
+
+
+def test_every_script_can_be_run_and_is_clean():
+    for script in SCRIPTS.glob("*.sh"):
+        assert script.read_text().startswith("#!/usr/bin/env bash\n#"), script
+        assert bool(script.stat().st_mode & stat.S_IXUSR) == (script.name != "common.sh"), script
+    if (shellcheck := shutil.which("shellcheck")) is not None:
+        subprocess.run([shellcheck, "-x", "-P", "SCRIPTDIR", *SCRIPTS.glob("*.sh")], check=True)

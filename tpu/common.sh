@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# What the scripts here share: gcloud, the slice, and the dry run. Sourced by each of them, never run.
+#
+# Nothing happens without --yes: a command that would spend money, change a machine or remove one is printed instead.
+# Environment: NAME ZONE (of the queued resource), PROJECT (gcloud's own where it is not set).
+
+set -euo pipefail
+
+: "${NAME:?set NAME, the name of the slice}" "${ZONE:?set ZONE, such as us-central2-b}"
+scope=(--zone "$ZONE" ${PROJECT:+--project "$PROJECT"})
+yes=false
+
+# run COMMAND...: runs it with --yes, prints it without.
+run() {
+    if $yes; then
+        "$@"
+    else
+        printf 'would run:'
+        printf ' %q' "$@"
+        printf '\n'
+    fi
+}
+
+# on_all COMMAND: on every host of the slice at once. gcloud shows the output when all have ended.
+on_all() {
+    run gcloud compute tpus tpu-vm ssh "$NAME" "${scope[@]}" --worker=all --command "$1"
+}
+
+# state: of the queued resource, such as ACTIVE, WAITING_FOR_RESOURCES, SUSPENDED; NONE where there is none.
+state() {
+    gcloud compute tpus queued-resources describe "$NAME" "${scope[@]}" --format 'value(state.state)' 2> /dev/null || echo NONE
+}
