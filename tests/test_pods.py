@@ -35,7 +35,8 @@ def command(folder, *bindings, processes=2, devices=2, settings=ONE_SMALL):
 
 
 def train(folder, *bindings, code=0, **options):
-    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as the suite's own runs are compiled
+    # Compiled as the suite's own runs are; a busy machine starts processes slowly.
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JRL_START_SECONDS": "200"}
     done = subprocess.run(
         command(folder, *bindings, **options), capture_output=True, text=True, timeout=900, env=environment
     )
