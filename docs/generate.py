@@ -345,7 +345,9 @@ of the evaluation prompt's words is measured with 8-grams, and held against one 
 section 3.2), which measures tokens. `jrl data inspect FILE --against EVAL` names the rows and shows lengths, duplicates
 and shares of tasks; without FILE it shows the task of `--config`.
 
-[configs/data/mixture.gin](../configs/data/mixture.gin) learns from such a mixture.
+[configs/data/mixture.gin](../configs/data/mixture.gin) learns from such a mixture. A stage may have data of its own
+(`Offline.task`), so that imitation, preferences and rewards that can be verified are one run:
+[configs/data/pipeline.gin](../configs/data/pipeline.gin), `jrl data inspect --config CONFIG --stage NAME`.
 
 ## What a run sampled
 

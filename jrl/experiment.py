@@ -252,6 +252,8 @@ class Config:
     )  # text to ids
     # A decoder with random weights, a published model, or a model of your own.
     model: Decoder | Published | Any = dataclasses.field(default_factory=Decoder, metadata={"table": "models"})
+    # A published folder of the policy's tokenizer, in the role `teacher`; None: a stage trains it, or there is none.
+    teacher: Published | None = None
     adapter: LoRA | None = None  # adapters to train over frozen weights; None: all weights are trained
     scoring: Scoring = dataclasses.field(default_factory=Scoring)  # how completions are judged
     reward: RewardModel | None = None  # a classifier whose scores are added to the verifiers' rewards
@@ -273,7 +275,15 @@ class Config:
 
 # Fields that say by what a run computes: the same numbers to a rounding, in the same leaves of a checkpoint. They may
 # differ when it is resumed, which says so.
-ROUNDED = ("AdamW.memory", "Decoder.attention", "Published.attention", "Sampler.attention", "Sampler.layers")
+ROUNDED = (
+    "AdamW.memory",
+    "Decoder.attention",
+    "Published.attention",
+    "Sampler.attention",
+    "Sampler.layers",
+    "Learner.logprobs",
+    "Learner.logprob_chunk",
+)
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
     "Data.on_bad_prompt",  # a run that a prompt stopped may go on without it
@@ -332,6 +342,7 @@ def check(config: Config, tables: Tables) -> None:
             curriculum = type(stage.curriculum).__name__
         trained_roles |= optimizers(stage).keys()
     check_model(config)
+    check_teacher(config, tables, trained_roles)
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
 
@@ -369,6 +380,15 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
         if getattr(stage.source, "strength", None) is not None and not objective.strengths:
             raise ValueError(f"{name} takes every preference for certain, and {type(stage.source).__name__}.strength "
                              "says how strong each is; use ConservativeDPO, or set it to None")  # fmt: skip
+        valued = getattr(stage.source, "values", None) is not None
+        if valued != objective.needs(stage.objective).row_values:
+            source_name = type(stage.source).__name__
+            raise ValueError(
+                f"{name} does not read what the data say that an answer is worth; set {source_name}.values to None"
+                if valued
+                else f"{name} reads what the data say that an answer is worth, and {source_name}.values does not name "
+                "the entries that say it; set it to two, such as ('value', 'rejected_value')"
+            )
     objective.check(
         stage.objective,
         Facts(
@@ -426,11 +446,14 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"Online.reset_reference_every = {stage.reset_reference_every}, and {name} as it is configured compares "
             "with no reference; give it a KL, such as GRPO.kl = 0.01, or leave it out"
         )
-    if needs.has_teacher and "teacher" not in earlier:
+    if needs.has_teacher and config.teacher is None and "teacher" not in earlier:
         raise ValueError(
-            f"{name} learns from the role 'teacher', which no earlier stage trains; give it one, such as imitation "
-            "with Offline.trains = 'teacher'"
+            f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
+            "with its folder, or train one with Offline.trains = 'teacher'"
         )
+    if unknown := [role for role in needs.scored_by if role not in earlier]:
+        raise ValueError(f"{name}.models names the role {unknown[0]!r}, which no earlier stage trains "
+                         f"(Offline.trains = {unknown[0]!r}). Available: {', '.join(sorted(earlier))}")  # fmt: skip
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
@@ -489,6 +512,20 @@ def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None
     if stage.critic not in earlier:
         raise ValueError(f"Online.critic names the role {stage.critic!r}, which no earlier stage trains. Available: "
                          f"{', '.join(sorted(earlier))}")  # fmt: skip
+
+
+def check_teacher(config: Config, tables: Tables, trained: set[str]) -> None:
+    """Raises ValueError where Config.teacher has nobody to teach, or a stage trains that role too."""
+    if config.teacher is None:
+        return
+    if "teacher" in trained:
+        raise ValueError(
+            "Config.teacher puts a published model in the role 'teacher', which a stage trains; leave one out"
+        )
+    needs = [row_of(tables, "algos", stage.objective).needs(stage.objective) for stage in config.stages]
+    if not any(each.has_teacher for each in needs):
+        raise ValueError("Config.teacher is read by no objective of the run; use OnPolicyDistillation, GKD or "
+                         "Distillation, or leave it out")  # fmt: skip
 
 
 def check_model(config: Config) -> None:

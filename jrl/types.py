@@ -112,6 +112,7 @@ class Recomputed:
     old_entropy: Array | None = None  # [M, R, L] float32, nats
     ref_logprobs: Array | None = None  # [M, R, L] float32, under the role `reference`
     teacher_logprobs: Array | None = None  # [M, R, L] float32, under the role `teacher`
+    row_values: Array | None = None  # [M, R, S] float32, mean score of other roles
 
 
 @struct.dataclass

@@ -8,6 +8,7 @@ import pytest
 
 from jrl.models.shape import Decoder
 from jrl.resolve import load_config
+from jrl.run.checks import check_logprobs
 from jrl.run.kernels import choose_kernels, sentence
 
 BINDINGS = ["Decoder.head_dim=64", "Decoder.vocab_size=131072"]
@@ -65,6 +66,13 @@ def test_the_reference_has_a_reason_on_tpus(bindings, field, reason):
 def test_scanned_layers_never_read_the_references_cache_on_tpus():
     config, _ = choice("Sampler.kv_layout='head_dim_major'")
     assert config.sampler.attention == "reference" and config.sampler.layers == "unrolled"
+
+
+def test_the_decoders_head_is_not_that_of_a_model_of_ones_own():
+    config, _ = load_config("configs/tiny.gin", [*BINDINGS, "Learner.logprobs='vocab_parallel'"])
+    check_logprobs(config, config.model)
+    with pytest.raises(ValueError, match="reads the head of jrl's decoder, and object is a model of your own"):
+        check_logprobs(config, object())
 
 
 def test_a_model_of_ones_own_has_no_kernels():

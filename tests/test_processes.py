@@ -266,3 +266,21 @@ def test_the_source_digest_sees_a_changed_line_and_a_moved_file(tmp_path):
     second = source_digest(tmp_path)
     (tmp_path / "a.py").rename(tmp_path / "b.py")
     assert len({first, second, source_digest(tmp_path)}) == 3
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux ends the children of a process that dies")
+def test_processes_are_asked_to_stop_when_what_started_them_is_killed():
+    code = (
+        "import subprocess, sys\n"
+        "from jrl.run.launch import stop_with_parent\n"
+        "child = [sys.executable, '-c', 'import signal; signal.sigwait([signal.SIGTERM]); print(1, flush=True)']\n"
+        "subprocess.Popen(child, preexec_fn=lambda: (signals(), stop_with_parent()))\n"
+        "print(0, flush=True)\n"
+        "input()\n"
+    )
+    blocked = "import signal\nsignals = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    launcher = subprocess.Popen([sys.executable, "-c", blocked + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert launcher.stdout.readline() == b"0\n"
+    launcher.kill()
+    assert launcher.stdout.read() == b"1\n"  # to its end: the child has ended too
+    launcher.communicate()

@@ -27,6 +27,7 @@ from jrl.rollout.strategies import branching, reset, rows, self_correction
 from jrl.rollout.strategies.branching import BranchDrawing, Branching
 from jrl.rollout.strategies.opponent import MixtureOpponent, OpponentDrawing
 from jrl.rollout.strategies.partial import FirstSegment
+from jrl.rollout.strategies.reference_samples import ReferenceDrawing, ReferenceSamples
 from jrl.rollout.strategies.reset import Reset
 from jrl.rollout.strategies.roll_in import RollIn, RollInDrawing, taken_of_guide
 from jrl.rollout.strategies.self_correction import AttemptDrawing
@@ -190,6 +191,22 @@ def test_an_opponent_needs_a_reference_and_a_player(tmp_path):
         run(SMALL, tmp_path, *bindings)
     with pytest.raises(ConfigError, match=r"opponents = 4 of Online.samples = 4"):
         run(SMALL, tmp_path, *bindings, "Online.objective=@NashMD()", "MixtureOpponent.opponents=4")
+
+
+# Samples of the reference (P20)
+
+
+def test_half_of_the_samples_are_the_references_with_tokens_to_learn_from():
+    params = {"policy": sampling.weights(CFG), "reference": sampling.weights(CFG, seed=1)}
+    out = sample(PROMPTS, CONFIG, samples=4, drawing=ReferenceDrawing(ReferenceSamples()), params=params)
+    theirs = np.arange(16) % 4 >= 2
+    fields = ("tokens", "length", "action_mask", "finish", "sampler_logprobs", "group")
+    own, other = (jax.tree.map(lambda x, rows=rows: x[rows] if x.ndim else x, out) for rows in (~theirs, theirs))
+    sampling.assert_same(sample(PROMPTS, CONFIG, samples=2), own, fields=fields)
+    after = PROMPTS.replace(sample=np.full(4, 2, np.int32))
+    sampling.assert_same(sample(after, CONFIG, samples=2, params=params["reference"]), other, fields=fields)
+    np.testing.assert_array_equal(out.sample, np.tile(np.arange(4), 4))
+    assert (out.turn == 0).all()
 
 
 # Resets (S6)

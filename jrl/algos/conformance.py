@@ -247,7 +247,8 @@ def pairs_are_of_rows_that_count(objective: Objective, config: Any) -> None:
         rows = unit == number
         certain = sorted(label[rows]) == [0, 1]
         strong = objective.strengths and len(label[rows]) == 2 and max(label[rows]) > 0.5 and sum(label[rows]) == 1
-        _true(certain or strong, f"comparison {number} has the labels {label[rows]}")
+        one = objective.unit_size == 0 and len(label[rows]) >= 2 and sorted(label[rows])[-2:] == [0, 1]
+        _true(certain or strong or one, f"comparison {number} has the labels {label[rows]}")
         _true(len(set(np.asarray(groups.group)[rows].tolist())) == 1, f"comparison {number} is of several prompts")
     _true(bool(jnp.all(jnp.isfinite(found.weight))), "a weight is no number")
 
@@ -505,6 +506,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
     """Returns two rows of three units and an empty place each; the last unit is masked. One of every unit of two or
     more is preferred, and every other one of units of one."""
     rng = np.random.default_rng(3)
+    unit_size = unit_size or 3  # of lists, which may have any
     places = 3 * unit_size + 1
     draw = lambda low, high: jnp.asarray(rng.uniform(low, high, (2, places)), jnp.float32)
     number = np.arange(3 * unit_size)

@@ -114,6 +114,8 @@ class Needs(NamedTuple):
     divergence: Divergence | None = None  # from the teacher's distribution at every token, by this measure
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
+    row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
+    scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     entropy_gradient: bool = False
     # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
@@ -221,7 +223,7 @@ class Objective(NamedTuple):
     sequence_baseline: Callable[[Any, Sequences], Array] | None = None
     # (config, mask [N] bool, unit [N] int32) -> [], at least 1: comparisons of the optimizer step
     sequence_denominator: Callable[[Any, Array, Array], Array] = lambda config, mask, unit: count_units(mask, unit)
-    # rows of a comparison, which the packer never cuts: 1, or 2 for pairs (preferred first)
+    # rows of a comparison, which the packer never cuts: 1; 2 for pairs (preferred first); 0: all samples of a prompt
     unit_size: int = 1
     # a label between 0.5 and 1 is the strength of a preference; where False, a source that gives strengths is refused
     strengths: bool = False

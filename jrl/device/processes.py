@@ -354,6 +354,8 @@ def rows_on_mesh(mesh: Mesh, x: np.ndarray) -> Array:
 
 
 def _place_leaf(x: Any, sharding: Sharding) -> Array:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return jax.device_put(x, sharding)  # it is on the devices of all processes already
     if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         # Keys are replicated: their data has one more axis, which `sharding` may not know.
         return jax.random.wrap_key_data(_place_leaf(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))

@@ -263,6 +263,8 @@ def finish_stored(
     if objective.sequence_loss is not None:
         pairs = Pairs(labels.label, labels.unit, labels.weight, labels.value)
         targets = targets_of(packed, plan.member, pairs, config, objective)
+        if recomputed.row_values is not None:
+            targets = targets.replace(value=recomputed.row_values)
         if objective.sequence_baseline is not None:
             tokens = (packed.action_mask, recomputed.old_logprobs, recomputed.ref_logprobs)
             before = jax.tree.map(_everywhere, sequences_of(packed, targets, *tokens))

@@ -214,6 +214,14 @@ def sequence_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg:
     return _over_micro_batches(packed, read, zeros)["score"]
 
 
+def mean_scores(
+    weights: dict[str, Weights], packed: PackedBatch, *, roles: Sequence[str], model: Model, cfg: Any
+) -> Array:
+    """Returns the mean over roles of what their reward heads say of every sequence, [M, R, S] float32; anything where
+    a place is empty. weights: of these roles, and perhaps of others."""
+    return sum(sequence_scores(weights[role], packed, model=model, cfg=cfg) for role in roles) / len(roles)
+
+
 def _over_micro_batches(
     packed: PackedBatch, read: Callable[[PackedBatch], dict[str, Array]], zeros: dict[str, Array]
 ) -> dict[str, Array]:
@@ -257,6 +265,7 @@ def loss_sums(
     chunk: int,
     frozen: PyTree | None = None,
     teacher: PyTree | None = None,
+    teacher_kind: tuple[Model, Any] | None = None,
 ) -> Sums:
     """Returns loss, gradient and metric numerators of a whole optimizer step: a loop over its real micro-batches.
 
@@ -264,10 +273,11 @@ def loss_sums(
       trainable: trained leaves and heads, what the gradient is of; `frozen` is under them.
       config, state: the objective's, floats as arrays.
       router: what a mixture of experts adds to the loss, its floats as arrays.
-      teacher: parameters of a model of the same kind, where the objective reads the divergence from it.
+      teacher: parameters of a model, where the objective reads the divergence from it.
+      teacher_kind: that model and its cfg; None: those of the model that learns.
     """
     needs, spec = objective.needs(config), model.spec(cfg)
-    other = None if teacher is None else Teacher(teacher, model, cfg)
+    other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
 
     def loss_fn(trainable: Weights, micro: TrainBatch) -> tuple[Array, tuple[Array, ...]]:
         params = merge_params(frozen, without_gradient(trainable.params, spec))
@@ -407,6 +417,7 @@ def update(
     model: Model,
     cfg: Any,
     chunk: int,
+    teacher_kind: tuple[Model, Any] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Returns the state after one optimizer step of the model in `role`, and its metrics.
 
@@ -415,11 +426,12 @@ def update(
 
     Args:
       optimizer: its configuration. config: the objective's. router: of a mixture of experts. Floats as arrays.
+      teacher_kind: as in `loss_sums`.
     """
     own, frozen = state.models[role], frozen_of(state.models, role)
     trainable = Weights(own.params, own.heads)
     static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
-    given = dict(frozen=frozen, teacher=teacher_of(state, config, objective))
+    given = dict(frozen=frozen, teacher=teacher_of(state, config, objective), teacher_kind=teacher_kind)
     sums = loss_sums(trainable, batch, config, state.objective, router, **static, **given)
     leaves = Weights(*describe(model.spec(cfg), own.heads))
     gradient = trained_only(optimizer, sums.gradient, leaves)

@@ -61,19 +61,21 @@ def find_fault(
     model: Model,
     cfg: Any,
     chunk: int,
+    teacher_kind: tuple[Model, Any] | None = None,
 ) -> Fault | None:
     """Returns where the first update of the model in `role` that is not finite stops being so, with the weights in
     `state`; None where all of them are finite.
 
     Args:
       config: the objective's, floats as arrays; router: what a mixture of experts adds to the loss.
+      teacher_kind: as in `jrl.learning.learner.loss_sums`.
     """
     own, frozen = state.models[role], frozen_of(state.models, role)
     weights = Weights(merge_params(frozen, own.params), own.heads)
     for place, tree in (("weights", weights), ("optimizer", own.opt_state)):
         for name, layer in _bad_leaves(tree, cfg):
             return Fault(place, name, layer)
-    read, sums = _compiled(objective, model, cfg, chunk)
+    read, sums = _compiled(objective, model, cfg, chunk, teacher_kind)
     teacher = teacher_of(state, config, objective)
     for batch in batches:
         if (fault := _bad_field(batch)) is not None:
@@ -103,21 +105,23 @@ def find_fault(
 
 
 @functools.lru_cache(maxsize=4)
-def _compiled(objective: Objective, model: Model, cfg: Any, chunk: int) -> tuple[Callable, Callable]:
+def _compiled(
+    objective: Objective, model: Model, cfg: Any, chunk: int, teacher_kind: tuple[Model, Any] | None
+) -> tuple[Callable, Callable]:
     """Returns what reads a micro-batch and what sums the loss, compiled once for the batches of a step."""
-    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk)
+    static = dict(objective=objective, model=model, cfg=cfg, chunk=chunk, teacher_kind=teacher_kind)
     return jax.jit(functools.partial(_read, **static)), jax.jit(functools.partial(loss_sums, **static))
 
 
 def _read(
     weights: Weights, batch: TrainBatch, config: PyTree, state: PyTree, i: Array, teacher: PyTree | None, *,
-    objective: Objective, model: Model, cfg: Any, chunk: int,
+    objective: Objective, model: Model, cfg: Any, chunk: int, teacher_kind: tuple[Model, Any] | None,
 ) -> dict[str, Array]:  # fmt: skip
     """Returns where micro-batch `i` is not finite, [R, L] or [R, S] bool each, by PLACES."""
     micro, needs = micro_batch(batch, i), objective.needs(config)
     places = micro.packed.sequence.shape[-1]
     hidden, _ = hidden_of(weights.params, micro.packed, model, cfg)
-    other = None if teacher is None else Teacher(teacher, model, cfg)
+    other = None if teacher is None else Teacher(teacher, *(teacher_kind or (model, cfg)))
     reading = reading_of(weights, micro.packed, micro.loss_mask, model, cfg, chunk, needs, other)
     flags = {"activations": ~jnp.isfinite(hidden).all(-1) & (micro.packed.segment < places)}
     for name, value in (("log-probs", reading.logprobs), ("values", reading.values)):

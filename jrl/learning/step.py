@@ -14,6 +14,7 @@ from jrl.learning.critic import CRITIC
 from jrl.learning.learner import weights_of
 from jrl.learning.pack import PackingPlan
 from jrl.learning.previous import PREVIOUS
+from jrl.models.heads import REWARD
 from jrl.types import Array, PackedBatch, PyTree, Recomputed, Rollout, Scores, TrainBatch, TrainState
 
 
@@ -32,6 +33,7 @@ class StagePrograms(NamedTuple):
     recompute: Callable[..., dict[str, Array]] | None  # (weights, packed) -> fields of Recomputed; None: no need
     reference: Callable[..., Array] | None  # (weights, packed) -> log-probs under the reference; None: no need
     teacher: Callable[..., Array] | None  # (weights, packed) -> log-probs under the teacher; None: no need
+    row_values: Callable[..., Array] | None  # (weights by role, packed) -> [M, R, S], their mean score; None: no need
     critic_values: Callable[..., dict[str, Array]] | None  # (weights, packed) -> old values; None: no critic of its own
     scores: Callable[..., Array] | None  # (weights, packed) -> [M, R, S], of a role's reward head; None: no such role
     combine: Callable[..., Array] | None  # (scores of each role) -> [M, R, S]; None: the roles are no ensemble
@@ -87,6 +89,9 @@ def prepare(p: StagePrograms, state: TrainState, role: str, packed: PackedBatch,
         recomputed = recomputed.replace(ref_logprobs=p.reference(weights_of(state.models, "reference"), packed))
     if p.teacher is not None:
         recomputed = recomputed.replace(teacher_logprobs=p.teacher(weights_of(state.models, "teacher"), packed))
+    if p.row_values is not None:
+        judges = {name: weights_of(state.models, name) for name, model in state.models.items() if REWARD in model.heads}
+        recomputed = recomputed.replace(row_values=p.row_values(judges, packed))
     if p.critic_values is not None:
         recomputed = recomputed.replace(**p.critic_values(weights_of(state.models, CRITIC), packed))
     return Minibatch(plan, packed, recomputed)

@@ -52,6 +52,16 @@ def check_prefix_sharing(prefix_sharing: str, cfg: Any) -> None:
                          "use 'in_row'")  # fmt: skip
 
 
+def check_logprobs(config: Config, cfg: Any) -> None:
+    """Raises ValueError for log-probs by the decoder's head where the model is another."""
+    for stage in config.stages:
+        if stage.learner.logprobs == "vocab_parallel" and not isinstance(cfg, Decoder):
+            raise ValueError(
+                f"Learner.logprobs='vocab_parallel' reads the head of jrl's decoder, and {type(cfg).__name__} is a "
+                "model of your own; use 'auto' or 'reference'"
+            )
+
+
 def check_cache(config: Config, cfg: Any, tensor: int) -> None:
     """Raises ValueError for a layout of the cache, or a kernel over it, that the model does not have on a mesh with so
     many devices along its tensor axis."""

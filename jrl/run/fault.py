@@ -33,7 +33,7 @@ from jrl.run.checkpoints.run_state import SaveFailed, known_good, restore_step, 
 from jrl.run.identity import PUBLISHED, with_saved_model
 from jrl.run.job import Job, Policy, open_policy, stage_arrays
 from jrl.run.policy import on_this_machine
-from jrl.run.programs import abstract
+from jrl.run.programs import abstract, teacher_kind
 from jrl.run.records import STOP_AFTER_SKIPPED, Progress, Step, StopRun
 from jrl.run.report.messages import not_finite_message
 from jrl.tasks.tokenizers import load as load_tokenizer
@@ -168,7 +168,7 @@ def replay(folder: str | Path) -> Replayed:
 def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed:
     everywhere = replicated(policy.mesh)
     key = jax.device_put(jax.random.key(policy.config.run.seed), everywhere)
-    target = policy.programs.init.shape(abstract(key, policy.mesh))
+    target = policy.programs.initial(abstract(key, policy.mesh))
     number = report["stage"]
     for stage, programs in zip(policy.config.stages[: number + 1], policy.programs.stages):
         if stage.steps:
@@ -206,6 +206,7 @@ def _fault_of(
     objective: Objective,
 ) -> Fault | None:
     static = dict(model=policy.model, cfg=policy.cfg, chunk=stage.learner.chunk)
+    static |= dict(teacher_kind=teacher_kind(policy.config))
     router = arrays.router
     return find_fault(state, [batch], arrays.objective, router, role=role, objective=objective, **static)
 

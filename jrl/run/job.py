@@ -61,7 +61,7 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_router, check_shared
+from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared
 from jrl.run.identity import (
     check_not_foreign,
     identify,
@@ -83,6 +83,7 @@ from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
 from jrl.run.signals import StopRequest
+from jrl.run.teacher import check_teacher, check_vocabulary
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
@@ -229,6 +230,7 @@ def open_policy(
         check_bytes(trained if frozen is None else frozen, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in)
     return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen))
@@ -316,6 +318,10 @@ def open_job(
         manifest["chosen"] = {choice.field: choice.value for choice in policy.chosen}
         check_host(config, policy.mesh)
         check_covered(policy.mesh, processes)
+        if config.teacher is not None and not paths.exists(folder / "manifest.json"):
+            check_teacher(config, tokenizer, policy.mesh, parts.tables)
+            needs = (row_of(parts.tables, "algos", one.objective).needs(one.objective) for one in config.stages)
+            check_vocabulary(config, policy.cfg, needs)
         if config.adapter is not None and (bare := without_adapters(policy.model.spec(policy.cfg))):
             display.note(f"LoRA has no adapters to {', '.join(bare)}: these weights stay frozen")
         display.phase("verifiers")
@@ -491,7 +497,7 @@ def open_stages(
             segments=segments_of(stage, config),
             next_segment=own.next_segment,
             processes=processes,
-            decodes_all=processes.writer,
+            decodes_all=processes.writer and config.log.rollouts,
         )
         stages.append(
             OnlineStage(

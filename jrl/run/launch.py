@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 LOST = 76
 LEFT_SECONDS = 60.0  # how long the others may take to end after the first has ended with an error
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -29,7 +31,8 @@ def launch(arguments: Sequence[str], count: int) -> int:
     with forwarded(children):
         try:
             for index in range(count):
-                children.append(subprocess.Popen([*command, "--process-index", str(index)]))
+                child = [*command, "--process-index", str(index)]
+                children.append(subprocess.Popen(child, preexec_fn=stop_with_parent))
             return exit_code(wait(children))
         finally:
             for child in children:
@@ -58,6 +61,12 @@ def exit_code(codes: Sequence[int]) -> int:
     codes = [LOST if code < 0 else code for code in codes]
     told = [code for code in codes if code not in (0, LOST)]
     return next(iter(told), LOST if LOST in codes else 0)
+
+
+def stop_with_parent() -> None:
+    """Has Linux send this process SIGTERM when its parent dies, however it dies: the run then saves and stops."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
 from jrl.models.heads import fresh_heads
-from jrl.models.pretrained.published import GENERATION, Published, decoder_of, load, read_config
+from jrl.models.pretrained.published import GENERATION, OWN_TOKENIZER, Published, decoder_of, load, read_config
 from jrl.models.shape import Decoder
 from jrl.plugins import load_parts, saved_parts
 from jrl.resolve import load_config
@@ -40,8 +40,6 @@ from jrl.types import Array, PyTree
 PLAIN_LENGTHS = {"Data.prompt_length": 128, "Sampler.completion_length": 256}
 PLAIN = ("Config.task=@Addition()", "Config.stages=[@Online()]", "Online.objective=@GRPO()",
          *(f"{name}={value}" for name, value in PLAIN_LENGTHS.items()))  # fmt: skip
-
-OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
 
 _log = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ def starts(config: Config) -> list[int]:
 
 def state_shape(inputs: Inputs, done: int) -> TrainState:
     """Returns the state after `done` steps, as shapes."""
-    state = inputs.programs.init.shape(inputs.key)
+    state = inputs.programs.initial(inputs.key)
     for i in range(stage_at(inputs.config, done) + 1):
         if inputs.config.stages[i].steps:
             state = inputs.programs.stages[i].begin.shape(state)
@@ -93,7 +93,7 @@ def compile_run(
     config, p = inputs.config, inputs.programs
     if done >= sum(stage.steps for stage in config.stages):
         return
-    state = p.init.shape(inputs.key)
+    state = p.initial(inputs.key)
     if done == 0:
         policy = state.models["policy"]
         weights = policy.params if policy.frozen is None else policy.frozen

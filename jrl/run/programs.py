@@ -49,6 +49,7 @@ from jrl.rollout.ensembles import Ensemble, aggregate
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import Drawing
 from jrl.rollout.strategies.partial import Partial
+from jrl.run.teacher import abstract_teacher, teacher_shape, with_teacher
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
 INIT_NAME = 0x6A726C  # folded into the run's key for the weights
@@ -62,6 +63,11 @@ class Programs(NamedTuple):
     init_from: Callable[[PyTree, Array], TrainState]  # (published weights, key); the weights are donated
     sample_eval: Callable[..., Rollout] | None
     stages: tuple[StagePrograms, ...]
+    teacher: ModelState | None = None  # of Config.teacher, as shapes
+
+    def initial(self, key: jax.ShapeDtypeStruct) -> TrainState:
+        """Returns the state before the first step, as shapes."""
+        return with_teacher(self.init.shape(key), self.teacher)
 
 
 def model_config(config: Config, tokenizer: Any) -> Any:
@@ -225,7 +231,13 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         init_from=cache.program("init_from", functools.partial(state_from, cfg=cfg, model=model), donate_argnums=0),
         sample_eval=evaluated and cache.program("sample_eval", evaluated),
         stages=tuple(stages),
+        teacher=None if config.teacher is None else abstract_teacher(teacher_shape(config), mesh),
     )
+
+
+def teacher_kind(config: Config) -> tuple[Model, Any] | None:
+    """Returns the model of Config.teacher and its shape; None: a teacher is a model like the policy."""
+    return None if config.teacher is None else (decoder.MODEL, teacher_shape(config))
 
 
 def drawing_of(stage: Online, tokenizer: Any) -> Drawing | None:
@@ -308,6 +320,8 @@ def build_stage(
     if stage.learner.logprobs == "vocab_parallel":
         learned = learned._replace(output_head=output_head)
     static = dict(model=learned, cfg=cfg, chunk=stage.learner.chunk)
+    kind = teacher_kind(config) if needs.has_teacher else None
+    of_teacher = {} if kind is None else dict(zip(("model", "cfg"), kind))
     longest = completion_length(stage, config)
     judged = dict(objective=objective, max_completion=longest)
     trained, updated = optimizers(stage), objective
@@ -352,7 +366,14 @@ def build_stage(
         if fields
         else None,
         reference=program("reference", functools.partial(learner.logprobs, **static)) if needs.reference else None,
-        teacher=program("teacher", functools.partial(learner.logprobs, **static)) if needs.teacher else None,
+        teacher=program("teacher", functools.partial(learner.logprobs, **{**static, **of_teacher}))
+        if needs.teacher
+        else None,
+        row_values=program(
+            "row_values", functools.partial(learner.mean_scores, roles=needs.scored_by, model=learned, cfg=cfg)
+        )
+        if needs.scored_by
+        else None,
         critic_values=program(
             "critic_values",
             functools.partial(learner.recompute, fields=("old_values",), value_bins=needs.value_bins, **static),
@@ -371,7 +392,7 @@ def build_stage(
         ),
         update=program(
             "update",
-            functools.partial(learner.update, role=stage.trains, objective=updated, **static),
+            functools.partial(learner.update, role=stage.trains, objective=updated, teacher_kind=kind, **static),
             donate_argnums=0,
         ),
         update_critic=program(

@@ -49,6 +49,7 @@ from jrl.run.report.metrics import no_metrics, open_metrics, read_metrics
 from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
+from jrl.run.teacher import open_teacher, with_teacher
 from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
@@ -256,7 +257,20 @@ def waiting_names(count: int) -> list[str]:
 
 
 def beginning(job: Job, key: Array) -> TrainState:
-    """Returns the state before the first step: random weights, or the published ones that the run starts from.
+    """Returns the state before the first step: the policy, and the teacher where Config.teacher names one.
+
+    Args:
+      key: the run's root.
+    """
+    state = policy_beginning(job, key)
+    if job.config.teacher is None:
+        return state
+    job.display.phase("reading the teacher")
+    return with_teacher(state, open_teacher(job.config, job.mesh))
+
+
+def policy_beginning(job: Job, key: Array) -> TrainState:
+    """Returns the state of the policy before the first step: random weights, or the published ones that it starts from.
 
     Args:
       key: the run's root.

@@ -298,7 +298,7 @@ def test_it_learns_which_of_two_is_preferred(name):
         logprob=None,
         ref_logprob=jnp.full((1, 8), -3 * np.log(2.0), jnp.float32) if needs.reference else None,
         behaviour_logprob=jnp.full((1, 8), -3 * np.log(2.0), jnp.float32),
-        value=jnp.zeros((1, 8)),
+        value=jnp.tile(jnp.array([1.0, 0.0]), 4)[None],
         length=jnp.full((1, 8), 3, jnp.int32),
         score=None,
         label=jnp.tile(jnp.array([1.0, 0.0]), 4)[None],

@@ -113,18 +113,19 @@ def test_a_template_names_what_is_missing_first():
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_gives_units_of_adjacent_rows_or_a_cause(name):
     source = SOURCES[name]
-    visits = [visit(str(i), "a" * i, "b" * (i + 1), label=1) for i in range(12)] + [visit("none", None)]
-    rows, counts = source.rows(source.config(), visits, TOKENIZER, 10)
+    scored = {"label": 1, "value": 2, "rejected_value": 1}
+    visits = [visit(str(i), "a" * i, "b" * (i + 1), **scored) for i in range(26)] + [visit("none", None)]
+    rows, counts = source.rows(source.config(), visits, TOKENIZER, 24)
     count = len(rows.length)
     assert 0 < count == source.unit_size * (len(visits) - sum(counts.values())) and sum(counts.values()) > 0
     assert rows.unit.tolist() == [i // source.unit_size for i in range(count)]
-    assert rows.tokens.shape == rows.action_mask.shape == (count, 10)
-    assert rows.length.max() <= 10
+    assert rows.tokens.shape == rows.action_mask.shape == (count, 24)
+    assert rows.length.max() <= 24
     for tokens, length, mask in zip(rows.tokens, rows.length, rows.action_mask):
         first = mask.argmax()
         assert mask[first:length].all() and not mask[length:].any() and mask.any()
         assert tokens[length - 1] == TOKENIZER.end_id and (tokens[length:] == TOKENIZER.pad_id).all()
-    again, _ = source.rows(source.config(), visits, TOKENIZER, 10)
+    again, _ = source.rows(source.config(), visits, TOKENIZER, 24)
     for one, other in zip(rows, again, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -185,3 +186,20 @@ def test_the_strength_of_a_preference_is_its_label():
     rows, counts = pairs_of([*visits, visit("d", "1", "2", sure="0.9")], strength="sure")
     assert rows.label.tolist() == [0.75, 0.25]
     assert counts == {"no_strength": 3}
+
+
+def test_both_answers_have_values_where_the_data_are_asked_for_them():
+    visits = [
+        visit("a", "1", "2", value=0.8, other=0.2),
+        visit("b", "1", "2", value=0.5, other=0.5),  # no better
+        visit("c", "1", "2", value=0.8),
+        visit("d", "1", "2", value=float("nan"), other=0.2),
+        visit("e", "1", "2", value=True, other=0),
+    ]
+    rows, counts = pairs_of(visits, values=("value", "other"))
+    np.testing.assert_allclose(rows.value, [0.8, 0.2])
+    assert counts == {"no_values": 4}
+    rows, counts = pairs_of(visits)
+    assert counts == {} and rows.value.tolist() == [0] * 10
+    with pytest.raises(ValueError, match=r"Preferences\.values names two entries"):
+        Preferences(values=("value",))

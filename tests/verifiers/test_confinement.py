@@ -22,7 +22,8 @@ from jrl.tasks.verifiers.source import PartSource
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
 
-# Each returns 1 where it had its way. {pid} is the trainer, {address} and {path} hold a secret of it.
+# Each returns 1 where it had its way. {pid} is the trainer, {address} and {path} hold a secret of it. Where nothing
+# denies them they do no harm: limits, priorities and schedules are set to what they are, and of the trainer alone.
 ATTACKS = """
 import ctypes, fcntl, json, os, resource, signal, socket, struct, sys, time
 
@@ -56,16 +57,16 @@ def reads_memory(completion, example):
         return float(memory.read(len(SECRET)) == SECRET.encode())
 def reads_environment(completion, example): return float(len(open("/proc/%d/environ" % PID, "rb").read()) > 0)
 def reads_run_file(completion, example): return float(open(PATH).read() == SECRET)
-def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, (64, 64)); return 1.0
-def limits_template(completion, example): resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1)); return 1.0
+def limits_parent(completion, example): resource.prlimit(PID, resource.RLIMIT_NOFILE, {files}); return 1.0
+def limits_template(completion, example):
+    resource.prlimit(os.getppid(), resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)); return 1.0
 def raises_own_limits(completion, example):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); return 1.0
-def slows_parent(completion, example): os.setpriority(os.PRIO_PROCESS, PID, 19); return 1.0
-def slows_user(completion, example): return _called(libc.setpriority(2, 0, 19))
-def pins_parent(completion, example): os.sched_setaffinity(PID, [0]); return 1.0
+def slows_parent(completion, example): os.setpriority(os.PRIO_PROCESS, PID, {priority}); return 1.0
+def pins_parent(completion, example): os.sched_setaffinity(PID, {processors}); return 1.0
 def schedules_parent(completion, example):
-    os.sched_setscheduler(PID, os.SCHED_IDLE, os.sched_param(0)); return 1.0
-def starves_disk(completion, example): return _called(libc.syscall({ioprio_set}, 1, PID, 3 << 13))
+    os.sched_setscheduler(PID, {schedule}, os.sched_param(0)); return 1.0
+def starves_disk(completion, example): return _called(libc.syscall({ioprio_set}, 1, PID, 0))
 def shares_memory(completion, example): return _called(libc.shmget(0x6A726C, 4096, 0o1600))
 def shares_semaphore(completion, example): return _called(libc.semget(0x6A726C, 1, 0o1600))
 def opens_system_v_queue(completion, example): return _called(libc.msgget(0x6A726C, 0o1600))
@@ -142,7 +143,9 @@ def part(tmp_path):
     if numbers is None:
         pytest.skip("no filter on this machine")
     source = ATTACKS.format(
-        pid=os.getpid(), address=ctypes.addressof(held), path=str(path), secret=SECRET, **numbers
+        pid=os.getpid(), address=ctypes.addressof(held), path=str(path), secret=SECRET,
+        files=resource.getrlimit(resource.RLIMIT_NOFILE), priority=os.getpriority(os.PRIO_PROCESS, 0),
+        processors=os.sched_getaffinity(0), schedule=os.sched_getscheduler(0), **numbers
     )  # fmt: skip
     return PartSource("attacks.py", source), held
 

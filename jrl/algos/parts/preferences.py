@@ -29,7 +29,11 @@ PARTS: list[Part] = [
         "function": "jrl.ops.pair_losses:noisy_preference",
         "inputs": ["margin", "strength", "flip_below", "soft_below", "noise"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_by_hand",
+            "tests/algos/test_noisy_bradley_terry.py::test_by_hand",
+            "tests/algos/test_noisy_bradley_terry.py::test_masked_pairs_are_not_seen_and_strengths_have_no_gradient",
+        ],
     },
     {
         "id": "P5",
@@ -183,7 +187,12 @@ PARTS: list[Part] = [
         "function": "jrl.ops.pair_losses:inpo",
         "inputs": ["margin", "ref_margin", "previous_margin", "eta", "tau"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_by_hand",
+            "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
+            "tests/algos/test_sampled_pairs.py::test_inpo_with_tau_at_eta_is_ipo_and_with_none_it_looks_at_the_last_policy_alone",
+        ],
     },
     {
         "id": "P21",
@@ -197,21 +206,32 @@ PARTS: list[Part] = [
         "function": "jrl.ops.pair_losses:step_apo",
         "inputs": ["margin", "value", "other_value", "scale"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_by_hand",
+            "tests/algos/test_lists.py::test_step_apo_by_hand",
+        ],
     },
     {
         "id": "P23",
         "function": "jrl.ops.listwise:pro",
         "inputs": ["mean_logprob", "reward", "mask"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_pro_by_hand_whatever_the_order_and_what_is_masked"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_pro_by_hand_whatever_the_order_and_what_is_masked",
+            "tests/algos/test_lists.py::test_pro_by_hand",
+            "tests/algos/test_lists.py::test_the_gradient_is_that_of_small_differences_and_none_where_masked",
+        ],
     },
     {
         "id": "P23",
         "function": "jrl.ops.listwise:rrhf",
         "inputs": ["mean_logprob", "reward", "mask"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_rrhf_by_hand"],
+        "tests": [
+            "tests/ops/test_pair_losses.py::test_rrhf_by_hand",
+            "tests/algos/test_lists.py::test_rrhf_by_hand",
+            "tests/algos/test_lists.py::test_the_gradient_is_that_of_small_differences_and_none_where_masked",
+        ],
     },
     {
         "id": "P26",
@@ -228,6 +248,7 @@ PARTS: list[Part] = [
         "tests": [
             "tests/ops/test_pair_losses.py::test_by_hand",
             "tests/algos/test_pair_objectives.py::test_a_label_between_is_the_strength_of_a_preference",
+            "tests/algos/test_sampled_pairs.py::test_the_labels_of_osp_are_how_strongly_the_rewards_prefer",
         ],
     },
     {
@@ -367,6 +388,16 @@ PARTS: list[Part] = [
             "tests/algos/test_sampled_pairs.py::test_by_hand",
             "tests/algos/test_sampled_pairs.py::test_the_gradient_is_that_of_small_differences",
             "tests/algos/test_sampled_pairs.py::test_the_bonus_of_xpo_is_of_the_references_answer_whichever_is_preferred",
+        ],
+    },
+    {
+        "id": "P24",
+        "function": "jrl.tasks.data.conditioned:rows",
+        "inputs": ["config", "visits", "tokenizer", "width"],
+        "output": "(StoredRows of pairs whose prompt asks for a score, {cause: visits left out})",
+        "tests": [
+            "tests/data/test_conditioned.py::test_either_answer_is_right_for_its_own_score",
+            "tests/data/test_conditioned.py::test_pairs_are_left_out_whole_and_counted_by_cause",
         ],
     },
 ]

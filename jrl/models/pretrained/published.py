@@ -45,6 +45,8 @@ COMPANIONS = (GENERATION, "tokenizer.json", "tokenizer.model", "tokenizer_config
 
 MAX_COMPANION_BYTES = 1 << 28  # of one of them
 
+OWN_TOKENIZER = "jrl_tokenizer"  # where an export keeps a tokenizer that has no published form
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Published:

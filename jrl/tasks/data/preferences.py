@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
@@ -18,22 +21,29 @@ class Preferences:
     rejected: str = "{rejected}"  # the other one
     # the entry of Example.info with the probability that the preferred answer is the better one, above 0.5; None: 1
     strength: str | None = None
+    # the entries of Example.info that say what both answers are worth, the preferred one's first; None: nothing does
+    values: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("chosen", "rejected"):
             Template(getattr(self, name), f"Preferences.{name}")
+        if self.values is not None and len(self.values) != 2:
+            raise ValueError(
+                f"Preferences.values names two entries of Example.info, of both answers; got {self.values}"
+            )
 
 
 def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
     """Returns two sequences for every visit that gives a pair, the preferred one first, and how many gave none.
 
     A pair is left out whole (P0): where the example lacks a text ("no_answer", "no_rejected"), where both answers are
-    the same ("same_answers"), where one is longer than `width` ("too_long"), or where its strength is missing or not in
-    (0.5, 1] ("no_strength"). The labels of a pair are its strength and the rest to 1.
+    the same ("same_answers"), where one is longer than `width` ("too_long"), where its strength is missing or not in
+    (0.5, 1] ("no_strength"), or where a value is missing, no finite number, or not higher for the preferred answer
+    ("no_values"). The labels of a pair are its strength and the rest to 1.
     """
     templates = [Template(config.chosen, "Preferences.chosen"), Template(config.rejected, "Preferences.rejected")]
     counts: dict[str, int] = {}
-    sequences = []
+    sequences, worth = [], []
     for visit in visits:
         filled = [template.fill(visit) for template in templates]
         cause = next((cause for _, cause in filled if cause is not None), None)
@@ -46,11 +56,25 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
         strength = 1.0 if config.strength is None else visit.example.info.get(config.strength)
         if cause is None and not (isinstance(strength, int | float) and 0.5 < strength <= 1):
             cause = "no_strength"
+        values = (0.0, 0.0) if config.values is None else tuple(visit.example.info.get(name) for name in config.values)
+        if cause is None and config.values is not None and not are_ordered(values):
+            cause = "no_values"
         if cause is None:
+            worth += values
             sequences += [(visit.prompt, pair[0], float(strength)), (visit.prompt, pair[1], 1 - float(strength))]
         else:
             counts[cause] = counts.get(cause, 0) + 1
-    return stack(sequences, 2, tokenizer.pad_id, width), counts
+    return stack(sequences, 2, tokenizer.pad_id, width)._replace(value=np.array(worth, np.float32)), counts
+
+
+def are_ordered(values: Sequence[Any]) -> bool:
+    """Whether two values are finite numbers, the first one higher."""
+    return all(map(finite, values)) and values[0] > values[1]
+
+
+def finite(value: Any) -> bool:
+    """Whether an entry of Example.info is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 SOURCE = StoredSource(config=Preferences, rows=rows, unit_size=2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from jrl.tasks.data import demonstrations, labeled, preferences
+from jrl.tasks.data import conditioned, demonstrations, labeled, preferences
 from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
+    "ConditionedPreferences": conditioned.SOURCE,
     "Demonstrations": demonstrations.SOURCE,
     "Labeled": labeled.SOURCE,
     "Preferences": preferences.SOURCE,

@@ -26,7 +26,7 @@ from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_router, check_shared
+from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared
 from jrl.run.kernels import Choice, choose_kernels
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
@@ -129,6 +129,7 @@ def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
 def uncounted(config: Config) -> str | None:
     """Returns a note about the parts of a run that are not counted; None where everything is."""
     notes = ["the memory and the time of Config.reward are not counted"] * (config.reward is not None)
+    notes += ["the memory and the time of Config.teacher are not counted"] * (config.teacher is not None)
     notes += ["the time of Config.judges is not counted"] * bool(config.judges)
     strategies = any(isinstance(stage, Online) and stage.strategy is not None for stage in config.stages)
     notes += ["Online.strategy is counted as plain sampling, but where the compiler counts"] * strategies
@@ -199,6 +200,7 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     check_divides(cfg, mesh)
     check_router(config, cfg)
     check_shared(config, cfg)
+    check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
     check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
     # Heads are as wide as one row of the embedding, and not counted.

@@ -26,6 +26,7 @@ from jrl.rollout.strategies.contract import FIRST_ATTEMPT
 from jrl.run import precompile, programs
 from jrl.run.job import stage_arrays
 from jrl.run.precompile import Inputs
+from jrl.run.teacher import with_teacher
 from jrl.tasks.example import Message
 from jrl.tasks.judges import score_names
 from jrl.tools.plan.case import decoder_of_run, evaluates
@@ -80,7 +81,7 @@ def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) ->
     # The precision of a run; see job.open_policy.
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
         inputs = inputs_of(config, parts, mesh, program_cache)
-        state = inputs.programs.init.compile(inputs.key)
+        state = with_teacher(inputs.programs.init.compile(inputs.key), inputs.programs.teacher)
         for i, planned_stage in enumerate(planned):
             if planned_stage:
                 state = precompile.compile_stage(inputs, i, state, begun=False)

@@ -113,6 +113,8 @@ def unsupported(config: Config) -> str | None:
         return "several devices (MeshShape)"
     if config.reward is not None:
         return "a published reward model (Config.reward)"
+    if config.teacher is not None:
+        return "a teacher from a folder (Config.teacher)"
     if config.judges:
         return "judges (Config.judges)"
     if getattr(config.model, "remat", None) == "offload":

@@ -1,0 +1,116 @@
+"""The teacher of a run that comes from a folder: its shape, its weights, and the same tokenizer as the policy's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jrl import paths
+from jrl.algos.contract import Needs
+from jrl.device.sharding import TRAIN, replicated, shardings
+from jrl.experiment import Config
+from jrl.models import decoder
+from jrl.models.contract import abstract, axes
+from jrl.models.pretrained.published import OWN_TOKENIZER, check_folder, decoder_of, load
+from jrl.models.shape import Decoder, check_divides, check_length, for_length
+from jrl.tasks.tokenizers import load as load_tokenizer
+from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace
+from jrl.tasks.tokenizers.published import build as build_tokenizer
+from jrl.types import ModelState, PyTree, TrainState
+
+TEACHER = "teacher"  # the role
+
+
+def teacher_shape(config: Config) -> Decoder | None:
+    """Returns the shape of the model in Config.teacher; None: there is none. Raises ValueError for a run's folder."""
+    if config.teacher is None:
+        return None
+    folder = Path(config.teacher.path)
+    if paths.exists(folder / "manifest.json"):
+        raise ValueError(f"Config.teacher: {folder} is a run; `jrl export` writes its policy to a folder, and that one "
+                         "can teach")  # fmt: skip
+    cfg = decoder_of(config.teacher)[1]
+    if cfg.attention == "auto":
+        cfg = dataclasses.replace(cfg, attention="reference")
+    return for_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+
+
+def check_teacher(config: Config, tokenizer: Any, mesh: Mesh, tables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises ValueError for a folder that cannot teach: no published model, or one of other tokens.
+
+    Args:
+      tokenizer: the run's.
+    """
+    folder = Path(config.teacher.path)
+    where = f"Config.teacher: {folder}"
+    check_folder(config.teacher)
+    cfg = teacher_shape(config)
+    check_divides(cfg, mesh)
+    check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
+    other = tokenizer_of(folder, tables)
+    if other is None:
+        raise ValueError(f"{where} holds no tokenizer, so nothing says that its ids mean what the policy's mean; put "
+                         "the one that it was trained with beside its weights")  # fmt: skip
+    theirs, ours = other.token_bytes(), tokenizer.token_bytes()
+    if theirs != ours:
+        same = next((i for i, (a, b) in enumerate(zip(theirs, ours)) if a != b), min(len(theirs), len(ours)))
+        raise ValueError(
+            f"{where} has another tokenizer than the policy: {len(theirs)} tokens and {len(ours)}, of which the first "
+            f"{same} are the same. A teacher judges the policy's own tokens; imitate its text instead (SFT), or take "
+            "a teacher of the policy's family"
+        )
+
+
+def check_vocabulary(config: Config, policy: Any, needs: Iterable[Needs]) -> None:
+    """Raises ValueError where distributions are compared that are over another number of ids.
+
+    Args:
+      policy: the shape of the run's model. needs: of the stages' objectives.
+    """
+    cfg = teacher_shape(config)
+    if cfg.vocab_size != policy.vocab_size and any(each.divergence is not None for each in needs):
+        raise ValueError(
+            f"Config.teacher: {config.teacher.path} has logits of {cfg.vocab_size} ids and the policy of "
+            f"{policy.vocab_size}: their distributions cannot be compared. OnPolicyDistillation compares sampled "
+            "tokens alone"
+        )
+
+
+def tokenizer_of(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> Any | None:
+    """Returns the tokenizer of a published folder; None: it holds none."""
+    if any(paths.exists(folder / name) for name in VOCABULARIES):
+        return build_tokenizer(HuggingFace(path=str(folder)), ())
+    if paths.exists(folder / OWN_TOKENIZER):
+        return load_tokenizer(folder / OWN_TOKENIZER, tables["tokenizers"])
+    return None
+
+
+def state_of(params: PyTree, version: Any) -> ModelState:
+    """Returns the state of a model that is not trained."""
+    return ModelState(params=params, frozen=None, heads={}, opt_state=None, version=version)
+
+
+def abstract_teacher(cfg: Decoder, mesh: Mesh) -> ModelState:
+    """Returns the state of a teacher of this shape, as shapes."""
+    spec = decoder.spec(cfg)
+    placed = shardings(axes(spec), mesh, TRAIN)
+    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    params = jax.tree.map(place, abstract(spec), placed)
+    return state_of(params, jax.ShapeDtypeStruct((), np.int32, sharding=replicated(mesh)))
+
+
+def open_teacher(config: Config, mesh: Mesh, announce: Callable[[int, int], None] | None = None) -> ModelState:
+    """Returns the state of the teacher with the weights of its folder, on `mesh`."""
+    version = jax.device_put(np.int32(0), replicated(mesh))
+    return state_of(load(config.teacher, mesh, announce), version)
+
+
+def with_teacher(state: TrainState, teacher: ModelState | None) -> TrainState:
+    """Returns the state with a teacher in it, where there is one. Both may be shapes."""
+    return state if teacher is None else state.replace(models={**state.models, TEACHER: teacher})

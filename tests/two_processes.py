@@ -1,0 +1,50 @@
+"""One of two processes that exchange, place and fetch arrays, and save a step: `two_processes.py PORT INDEX FOLDER`."""
+
+import json
+import sys
+
+import numpy as np
+
+from jrl.device.processes import Cluster, ProcessesDisagree, fetch, join, place_on_mesh
+
+
+def main(port, index, folder):
+    processes = join(Cluster(f"127.0.0.1:{port}", 2, int(index)), start_seconds=200)
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from jrl.device.replicas import differing_replica
+    from jrl.device.sharding import MeshShape, batch_sharding, make_mesh, replicated
+    from jrl.run.checkpoints.run_state import open_run_state
+
+    mesh = make_mesh(MeshShape(data=2, fsdp=2))
+    jax.set_mesh(mesh)
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    by_row = place_on_mesh(rows, batch_sharding(mesh, 2))
+    across = place_on_mesh(rows.T.copy(), NamedSharding(mesh, PartitionSpec(None, "data")))
+    key = place_on_mesh(jax.random.key(3), replicated(mesh))
+    state = {"by_row": by_row, "across": across, "key": key, "nothing": None}
+    np.testing.assert_array_equal(fetch({"x": by_row})["x"], rows)
+    assert not by_row.is_fully_addressable and differing_replica(state) is None
+
+    refused = ""
+    try:
+        processes.agree("configuration", {"rate": index, "seed": 3})
+    except ProcessesDisagree as error:
+        refused = str(error)
+    stops = [processes.any("stop", asked) for asked in (False, index == "1")]
+
+    saves = open_run_state(folder, keep=2, processes=processes)
+    saves.save(1, state, {"done": 1})
+    saves.save(2, state, {"done": 2})
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    step, restored, host = saves.restore(abstract)
+    np.testing.assert_array_equal(fetch(restored["across"]), rows.T)
+    print(json.dumps({"refused": refused, "stops": stops, "steps": saves.steps(), "step": step, "host": host,
+                      "share": list(processes.share(5))}))  # fmt: skip
+    processes.barrier("done")
+    jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
