@@ -40,7 +40,7 @@ RATES, SEEDS = ("1e-3", "2e-3", "3e-3", "5e-3"), range(4)
 BASE = ("Decoder.layers=6", "Decoder.width=512", "Decoder.heads=8", "Decoder.kv_heads=8", "Decoder.head_dim=64",
         "Decoder.mlp_width=1536")  # fmt: skip
 SMALL_STEPS = ("Online.prompts=4", "Online.samples=4", "Log.rollouts=False", "Sampler.slots=4",
-               "Sampler.layers='scanned'", "Learner.row_length=12", "Learner.micro_batch_tokens=12",
+               "Sampler.layers='scanned'", "Learner.row_length=12", "Learner.micro_batch_tokens=48",
                "Learner.logprob_chunk=12")  # fmt: skip
 
 
