@@ -540,7 +540,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_the_same_command_goes_on(tmp_path
             process.send_signal(signal.SIGTERM)
             break
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 75 and "the same command goes on" in err
+    assert process.returncode == 75 and "Run the same command to continue" in err
     for folder in ("run", "whole"):
         subprocess.run([*command, "--run", tmp_path / folder], check=True, env=environment, capture_output=True)
     prints = [
