@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.run.run_hash import read_step, run_fingerprint
+from jrl.run.teacher import check_teacher
 from jrl.tools.export import export_policy
 
 SMALL = [
@@ -65,9 +68,12 @@ def test_what_cannot_teach_is_refused(published, tmp_path):
     path, bindings = taught("GKD", run)
     with pytest.raises(ValueError, match="is a run; `jrl export` writes its policy"):
         jrl.train(path, bindings, run=tmp_path / "a")
-    path, bindings = taught("GKD", folder, "Config.tokenizer=@SentencePiece()")
-    with pytest.raises(ValueError, match="has another tokenizer than the policy"):
-        jrl.train(path, bindings, run=tmp_path / "b")
+    config, parts = jrl.load_config(*taught("GKD", folder))
+    other = SimpleNamespace(token_bytes=lambda: [b"a", b"b"])
+    with pytest.raises(
+        ValueError, match=r"has another tokenizer than the policy: \d+ tokens and 2, of which the first 0"
+    ):
+        check_teacher(config, other, make_mesh(MeshShape(), jax.devices()[:1]), parts.tables)
     path, bindings = taught("GKD", folder, "Decoder.vocab_size=272")
     with pytest.raises(ValueError, match="their distributions cannot be compared"):
         jrl.train(path, bindings, run=tmp_path / "c")
