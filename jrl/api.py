@@ -51,7 +51,7 @@ def steps(
       run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
       accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
       begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
-      processes: those that train together, as `jrl.device.processes.join` returns them.
+      processes: those that train together, as `jrl.device.joining.join` returns them.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl.device.processes import rows_on_mesh
+from jrl.device.placement import rows_on_mesh
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.rollout.collect import padded, scores_to_learn_from
 from jrl.rollout.scoring import HostScores, Scoring, open_scoring

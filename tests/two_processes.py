@@ -5,7 +5,9 @@ import sys
 
 import numpy as np
 
-from jrl.device.processes import Cluster, ProcessesDisagree, fetch, join, place_on_mesh
+from jrl.device.joining import join
+from jrl.device.placement import fetch, place_on_mesh
+from jrl.device.processes import Cluster, ProcessesDisagree
 
 
 def main(port, index, folder):

@@ -5,7 +5,8 @@ goes through `exchange`, which returns the values of all of them, so that all ta
 coordination service, a table of keys and values in process 0: no device program, no order of collectives to keep.
 One process is the case of one: it exchanges with itself and calls nothing.
 
-Arrays: `place_on_mesh` puts rows on the devices of every process, `fetch` returns a global array on every host.
+No JAX here: what scores completions knows of processes, and holds none. `joining` brings them together, `placement`
+moves their arrays.
 """
 
 from __future__ import annotations
@@ -14,19 +15,12 @@ import collections
 import dataclasses
 import itertools
 import json
-import os
-import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
-
-from jrl.device.sharding import batch_sharding
-from jrl.types import Array, PyTree
 
 START_SECONDS = 30  # how long a process waits for the others when it starts
 LOOK_SECONDS = 0.5  # how often a process that waits for another looks whether that one has failed
@@ -250,141 +244,3 @@ def decode(data: bytes) -> Any:
 
 def _short(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:96]} ..."
-
-
-# Joining
-
-
-def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
-    """Returns the processes of a run once all of them have come. Call it before JAX has started its devices.
-
-    Raises: HostLost where nobody answers at the address, or too few come.
-    """
-    # Its own handler would take SIGTERM away from jrl's, which saves and stops all processes at one step.
-    jax.config.update("jax_enable_preemption_service", False)
-    began = time.monotonic()
-    try:
-        found = {} if cluster.address is None else dict(
-            coordinator_address=cluster.address,
-            num_processes=cluster.count,
-            process_id=cluster.index,
-            cluster_detection_method="deactivate",
-        )  # fmt: skip
-        jax.distributed.initialize(
-            initialization_timeout=start_seconds, shutdown_timeout_seconds=start_seconds, **found
-        )
-    except (RuntimeError, ValueError) as error:
-        if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
-            raise
-        raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
-    processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
-    mine = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
-    processes.names = tuple(processes.exchange("names", mine))
-    return processes
-
-
-def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:
-    """Returns the message of a process that waited for the others in vain. error: JAX's own."""
-    address = cluster.address or "the first host of the slice"
-    if "ALREADY_EXISTS" in error:
-        return f"another process has joined {address} as number {cluster.index}; give each its own"
-    if cluster.index == 0:
-        return (
-            f"fewer than {cluster.count} processes came to {address} in {seconds} s; start all of them within "
-            "that time, each with its own --process-index, and let them reach this address"
-        )
-    return (
-        f"no run of {cluster.count} processes began at {address} in {seconds} s: process 0 must listen there, "
-        "this machine must reach it, and all processes must come within that time"
-    )
-
-
-def jax_client() -> Any:
-    """Returns JAX's client of the coordination service, for which there is no public name."""
-    from jax._src import distributed
-
-    return distributed.global_state.client
-
-
-class _ServiceStore:
-    """JAX's coordination service as a Store."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def put(self, key: str, value: bytes) -> None:
-        self._client.key_value_set_bytes(f"jrl/{key}", value, allow_overwrite=True)
-
-    def wait(self, key: str, seconds: float) -> bytes | None:
-        try:
-            return self._client.blocking_key_value_get_bytes(f"jrl/{key}", max(1, int(1000 * seconds)))
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
-                return None
-            raise HostLost(f"the coordination service of process 0 does not answer: {error}") from error
-
-    def list(self, folder: str) -> dict[str, bytes]:
-        return {
-            key.removeprefix("jrl/"): value for key, value in self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
-        }
-
-    def delete(self, key: str) -> None:
-        self._client.key_value_delete(f"jrl/{key}")
-
-
-# Arrays
-
-
-def place_on_mesh(x: PyTree, sharding: PyTree) -> PyTree:
-    """Returns host arrays, which all processes hold alike, on the devices: each process places its own shards.
-
-    Args:
-      sharding: one of all arrays, or a tree with that of each.
-    """
-    if all(one.is_fully_addressable for one in jax.tree.leaves(sharding)):
-        return jax.device_put(x, sharding)
-    if isinstance(sharding, Sharding):
-        return jax.tree.map(lambda leaf: _place_leaf(leaf, sharding), x)
-    return jax.tree.map(_place_leaf, x, sharding)
-
-
-def rows_on_mesh(mesh: Mesh, x: np.ndarray) -> Array:
-    """Returns a host array on the devices, its rows sharded over the batch axes."""
-    return place_on_mesh(x, batch_sharding(mesh, x.ndim))
-
-
-def _place_leaf(x: Any, sharding: Sharding) -> Array:
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        return jax.device_put(x, sharding)  # it is on the devices of all processes already
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        # Keys are replicated: their data has one more axis, which `sharding` may not know.
-        return jax.random.wrap_key_data(_place_leaf(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
-    host = np.asarray(jax.device_get(x))
-    where = sharding.addressable_devices_indices_map(host.shape)
-    shards = [jax.device_put(host[index], device) for device, index in where.items()]
-    return jax.make_array_from_single_device_arrays(host.shape, sharding, shards)
-
-
-def fetch(tree: PyTree) -> PyTree:
-    """Returns arrays as numpy arrays of all their rows, on every host. Arrays with shards on other processes are
-    gathered by one program, which all processes must call."""
-    far = [leaf for leaf in jax.tree.leaves(tree) if not _is_near(leaf)]
-    if not far:
-        return jax.device_get(tree)
-    gathered = iter(_gather_program(far[0].sharding.mesh)(far))
-    return jax.device_get(jax.tree.map(lambda leaf: leaf if _is_near(leaf) else next(gathered), tree))
-
-
-def _is_near(leaf: Any) -> bool:
-    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
-
-
-_GATHER: dict[Any, Callable[[Sequence[Array]], Sequence[Array]]] = {}
-
-
-def _gather_program(mesh: Any) -> Callable[[Sequence[Array]], Sequence[Array]]:
-    if mesh not in _GATHER:
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        _GATHER[mesh] = jax.jit(lambda leaves: [jax.sharding.reshard(leaf, PartitionSpec()) for leaf in leaves],
-                                out_shardings=everywhere)  # fmt: skip
-    return _GATHER[mesh]

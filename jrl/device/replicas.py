@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jrl.device.host_memory import HOST, memory_kind
-from jrl.device.processes import fetch
+from jrl.device.placement import fetch
 from jrl.ops.fingerprint import leaf_sum
 from jrl.types import Array, PyTree
 

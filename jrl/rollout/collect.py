@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.processes import ONE, Processes, fetch, place_on_mesh
+from jrl.device.placement import fetch, place_on_mesh
+from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.rollout.prompts import TRAIN_STREAM, place_prompts
 from jrl.rollout.sampler import SamplingParams

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.processes import ONE, Processes, fetch, place_on_mesh
+from jrl.device.placement import fetch, place_on_mesh
+from jrl.device.processes import ONE, Processes
 from jrl.device.sharding import replicated
 from jrl.ops import statistics
 from jrl.rollout.collect import ON_HOST, completion_text

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.processes import rows_on_mesh
+from jrl.device.placement import rows_on_mesh
 from jrl.device.sharding import batch_sharding, batch_shards
 from jrl.tasks.data.prompts import Visit
 from jrl.types import PromptBatch

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jrl.device.processes import fetch, place_on_mesh
+from jrl.device.placement import fetch, place_on_mesh
 from jrl.device.sharding import batch_sharding, batch_shards, constrain, replicated
 from jrl.models import decoder
 from jrl.models.heads import REWARD, read_head

@@ -26,7 +26,7 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
-from jrl.device.processes import place_on_mesh
+from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, GATHERED, batch_sharding, batch_shards, constrain, replicated, spec
 from jrl.models.attention.fused import fused
 from jrl.models.attention.kernels import OneToken

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrl.device.processes import fetch
+from jrl.device.placement import fetch
 from jrl.rollout.scoring import HostScores, check_range
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.judges import Group, OpenJudge

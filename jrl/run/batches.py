@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrl.device.processes import place_on_mesh
+from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import BATCH_AXES, replicated
 from jrl.learning.pack import PackingPlan, Shape, plan
 from jrl.types import PyTree

@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
-from jrl.device.processes import ONE, Processes, place_on_mesh, rows_on_mesh
+from jrl.device.placement import place_on_mesh, rows_on_mesh
+from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.device.sharding import make_mesh, replicated
 from jrl.experiment import (

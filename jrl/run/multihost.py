@@ -11,17 +11,8 @@ from typing import NoReturn
 
 import jax
 
-from jrl.device.processes import (
-    LOST,
-    ONE,
-    START_SECONDS,
-    Cluster,
-    HostLost,
-    OtherProcessFailed,
-    Processes,
-    join,
-    not_joined,
-)
+from jrl.device.joining import join, not_joined
+from jrl.device.processes import LOST, ONE, START_SECONDS, Cluster, HostLost, OtherProcessFailed, Processes
 from jrl.device.watchdog import BEAT_SECONDS, LOST_SECONDS, at_abort, leave, watching
 from jrl.run.signals import write_past_streams
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.algos.contract import Objective
-from jrl.device.processes import place_on_mesh
+from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Offline
 from jrl.learning.credit import StoredLabels

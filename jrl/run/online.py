@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jrl.algos.contract import Objective
-from jrl.device.processes import place_on_mesh
+from jrl.device.placement import place_on_mesh
 from jrl.experiment import Online
 from jrl.learning.layout import Learner
 from jrl.learning.learner import weights_of

@@ -14,7 +14,7 @@ import jax
 from jrl import config as gin
 from jrl import paths
 from jrl.config import ConfigError
-from jrl.device.processes import place_on_mesh
+from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import MeshShape, replicated
 from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names, trained_heads
 from jrl.learning.average import AVERAGE

@@ -16,7 +16,7 @@ import numpy as np
 
 from jrl import config as gin
 from jrl import paths
-from jrl.device.processes import fetch
+from jrl.device.placement import fetch
 from jrl.device.replicas import differing_replica
 from jrl.experiment import Config, Online, segments_of
 from jrl.learning.step import Learned

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 import jax
 import numpy as np
 
-from jrl.device.processes import place_on_mesh
+from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import batch_sharding, replicated
 from jrl.experiment import Online
 from jrl.learning.step import learn_from_sampled, prepare

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import recipes
-from jrl.device.processes import rows_on_mesh
+from jrl.device.placement import rows_on_mesh
 from jrl.rollout.collect import Collected
 from jrl.rollout.scoring import HostScores
 from jrl.tasks.data.prompts import Visit

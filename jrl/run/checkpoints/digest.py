@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jrl import paths
-from jrl.device.processes import fetch
+from jrl.device.placement import fetch
 
 _CHUNK = 1 << 20
 

@@ -32,7 +32,8 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jrl import paths
-from jrl.device.processes import ONE, OtherProcessFailed, Processes, place_on_mesh
+from jrl.device.placement import place_on_mesh
+from jrl.device.processes import ONE, OtherProcessFailed, Processes
 from jrl.run.checkpoints import digest
 
 PyTree = Any

@@ -1,0 +1,89 @@
+"""How the processes of a run come together, by JAX's coordination service."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import jax
+
+from jrl.device.processes import START_SECONDS, Cluster, HostLost, Processes
+
+
+def join(cluster: Cluster, *, start_seconds: int = START_SECONDS) -> Processes:
+    """Returns the processes of a run once all of them have come. Call it before JAX has started its devices.
+
+    Raises: HostLost where nobody answers at the address, or too few come.
+    """
+    # Its own handler would take SIGTERM away from jrl's, which saves and stops all processes at one step.
+    jax.config.update("jax_enable_preemption_service", False)
+    began = time.monotonic()
+    try:
+        found = {} if cluster.address is None else dict(
+            coordinator_address=cluster.address,
+            num_processes=cluster.count,
+            process_id=cluster.index,
+            cluster_detection_method="deactivate",
+        )  # fmt: skip
+        jax.distributed.initialize(
+            initialization_timeout=start_seconds, shutdown_timeout_seconds=start_seconds, **found
+        )
+    except (RuntimeError, ValueError) as error:
+        if time.monotonic() - began < start_seconds / 2 and "ALREADY_EXISTS" not in str(error):
+            raise
+        raise HostLost(not_joined(cluster, start_seconds, str(error))) from error
+    processes = Processes(cluster.index, cluster.count, _ServiceStore(jax_client()))
+    mine = f"process {cluster.index} ({socket.gethostname()}, pid {os.getpid()})"
+    processes.names = tuple(processes.exchange("names", mine))
+    return processes
+
+
+def not_joined(cluster: Cluster, seconds: int, error: str = "") -> str:
+    """Returns the message of a process that waited for the others in vain. error: JAX's own."""
+    address = cluster.address or "the first host of the slice"
+    if "ALREADY_EXISTS" in error:
+        return f"another process has joined {address} as number {cluster.index}; give each its own"
+    if cluster.index == 0:
+        return (
+            f"fewer than {cluster.count} processes came to {address} in {seconds} s; start all of them within "
+            "that time, each with its own --process-index, and let them reach this address"
+        )
+    return (
+        f"no run of {cluster.count} processes began at {address} in {seconds} s: process 0 must listen there, "
+        "this machine must reach it, and all processes must come within that time"
+    )
+
+
+def jax_client() -> Any:
+    """Returns JAX's client of the coordination service, for which there is no public name."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+class _ServiceStore:
+    """JAX's coordination service as a Store."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def put(self, key: str, value: bytes) -> None:
+        self._client.key_value_set_bytes(f"jrl/{key}", value, allow_overwrite=True)
+
+    def wait(self, key: str, seconds: float) -> bytes | None:
+        try:
+            return self._client.blocking_key_value_get_bytes(f"jrl/{key}", max(1, int(1000 * seconds)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
+                return None
+            raise HostLost(f"the coordination service of process 0 does not answer: {error}") from error
+
+    def list(self, folder: str) -> dict[str, bytes]:
+        return {
+            key.removeprefix("jrl/"): value for key, value in self._client.key_value_dir_get_bytes(f"jrl/{folder}/")
+        }
+
+    def delete(self, key: str) -> None:
+        self._client.key_value_delete(f"jrl/{key}")
