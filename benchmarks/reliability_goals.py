@@ -84,7 +84,7 @@ GOALS: dict[str, Goal] = {
     ),
     "R9": Goal(
         "from any saved step the later steps come out the same again",
-        _in("trials/test_replay.py"),
+        _in("trials/test_same_steps.py"),
         limits="On the same hardware and versions.",
     ),
     "K1": Goal(
@@ -311,7 +311,7 @@ GOALS: dict[str, Goal] = {
     "E5": Goal("remote storage that is lost during a save", limits="jrl writes to mounted folders only."),
     "E6": Goal(
         "a folder that was copied from a run that died resumes on another machine",
-        _in("trials/test_replay.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),
+        _in("trials/test_same_steps.py", "test_a_copied_folder_goes_on_elsewhere_to_the_same_bits"),
     ),
     "E7": Goal(
         "secrets of the environment and of configurations appear in no file, message or worker",

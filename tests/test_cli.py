@@ -429,7 +429,12 @@ def test_every_table_of_a_run_can_be_listed(command):
     tables = set(TABLES) - {"models"}  # which come from parts files alone
     assert tables <= set(catalog.KINDS)
     assert all(command("list", kind)[0] == 0 for kind in tables)
-    assert {row["name"] for row in catalog.rows("sources")} == {"Demonstrations", "Labeled", "Preferences"}
+    assert {row["name"] for row in catalog.rows("sources")} == {
+        "ConditionedPreferences",
+        "Demonstrations",
+        "Labeled",
+        "Preferences",
+    }
 
 
 @pytest.mark.parametrize("kind", ["algos", "sources", "verifiers", "envs", "families", "tokenizers"])

@@ -102,7 +102,7 @@ def test_an_unsound_step_keeps_every_bit_on_the_host():
 def test_a_device_without_such_memory_is_refused_by_the_field_that_asks():
     memory = types.SimpleNamespace(kind="device")
     device = types.SimpleNamespace(platform="tpu", addressable_memories=lambda: [memory])
-    bare = types.SimpleNamespace(devices=np.array([device], object))
+    bare = types.SimpleNamespace(devices=np.array([device], object), local_devices=[device])
     asks = lambda *bindings: load_config("configs/tiny.gin", bindings)[0]
     with pytest.raises(ValueError, match=r"AdamW\.memory='host' needs host memory \(pinned_host\).* TPUs? "):
         check_host(asks("AdamW.memory='host'"), bare)

@@ -1,6 +1,6 @@
 """From any saved step, and from a copy of the folder elsewhere, a run does the same steps again.
 
-pytest -m slow tests/trials/test_replay.py
+pytest -m slow tests/trials/test_same_steps.py
 """
 
 import json
