@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, sampled_pairs
-from jrl.algos.contract import Facts, Needs, Objective, Sequences, other_of_pair
+from jrl.algos.contract import Facts, Sequences, other_of_pair
 from jrl.algos.paired import pair_metrics, pairs_of
 from jrl.algos.sampled_pairs import Pairing
 from jrl.ops import pair_losses, reduce
@@ -67,13 +67,4 @@ def sequence_loss(config: INPO, sequences: Sequences, state: PyTree) -> tuple[Ar
     return reduce.masked(loss, pair.mask), pair_metrics(pair)
 
 
-OBJECTIVE = Objective(
-    config=INPO,
-    check=check,
-    corrects_staleness=lambda config: True,
-    needs=lambda config: Needs(reference=True),
-    shape=sampled_pairs.shape,
-    pairs=sampled_pairs.pairs,
-    sequence_loss=sequence_loss,
-    unit_size=2,
-)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(INPO, sequence_loss, check)

@@ -14,7 +14,7 @@ Source: Guo et al. 2402.04792 (pairs from the policy itself); pairs of K samples
 from __future__ import annotations
 
 from jrl.algos import dpo, sampled_pairs
-from jrl.algos.contract import Facts, Needs, Objective
+from jrl.algos.contract import Facts
 from jrl.algos.paired import positive
 from jrl.algos.sampled_pairs import Pairing
 from jrl.types import traced
@@ -30,13 +30,4 @@ def check(config: OnlineDPO, facts: Facts) -> None:
     positive("OnlineDPO.beta", config.beta, 0.1)
 
 
-OBJECTIVE = Objective(
-    config=OnlineDPO,
-    check=check,
-    corrects_staleness=lambda config: True,
-    needs=lambda config: Needs(reference=True),
-    shape=sampled_pairs.shape,
-    pairs=sampled_pairs.pairs,
-    sequence_loss=dpo.sequence_loss,
-    unit_size=2,
-)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineDPO, dpo.sequence_loss, check)

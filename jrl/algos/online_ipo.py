@@ -15,7 +15,7 @@ import jax
 
 from jrl.algos import ipo, sampled_pairs
 from jrl.algos.contract import Facts
-from jrl.algos.paired import Pair, positive
+from jrl.algos.paired import Pair, pair_loss, positive
 from jrl.algos.sampled_pairs import Pairing
 from jrl.types import traced
 
@@ -37,4 +37,4 @@ def loss(config: OnlineIPO, pair: Pair) -> Array:
     return ipo.loss(config, pair)
 
 
-OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineIPO, loss, check)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineIPO, pair_loss(loss), check)

@@ -13,7 +13,7 @@ import jax
 
 from jrl.algos import sampled_pairs, simpo
 from jrl.algos.contract import Facts
-from jrl.algos.paired import Pair
+from jrl.algos.paired import Pair, pair_loss
 from jrl.algos.sampled_pairs import Pairing
 from jrl.types import traced
 
@@ -35,4 +35,4 @@ def loss(config: OnlineSimPO, pair: Pair) -> Array:
     return simpo.loss(config, pair)
 
 
-OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineSimPO, loss, check, reference=False)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(OnlineSimPO, pair_loss(loss), check, reference=False)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jrl.algos import common, sampled_pairs
 from jrl.algos.contract import Facts, Groups, Pairs
-from jrl.algos.paired import Pair, positive
+from jrl.algos.paired import Pair, pair_loss, positive
 from jrl.algos.sampled_pairs import Pairing
 from jrl.ops import groups as group_ops
 from jrl.ops import pair_losses
@@ -55,4 +55,4 @@ def loss(config: OSP, pair: Pair) -> Array:
     return pair_losses.soft_preference(config.beta * pair.margin, pair.preference)
 
 
-OBJECTIVE = sampled_pairs.sampled_pair_objective(OSP, loss, check)._replace(pairs=pairs, strengths=True)
+OBJECTIVE = sampled_pairs.sampled_pair_objective(OSP, pair_loss(loss), check)._replace(pairs=pairs, strengths=True)

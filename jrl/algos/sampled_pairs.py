@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos import common, contract
-from jrl.algos.contract import Facts, Groups, Needs, Objective, Pairs
-from jrl.algos.paired import Pair, pair_loss
+from jrl.algos.contract import Facts, Groups, Needs, Objective, Pairs, Sequences
 from jrl.ops import pairs as pair_ops
-from jrl.types import traced
+from jrl.types import PyTree, traced
 
 Array = jax.Array
 
@@ -61,13 +60,13 @@ def pairs(config: Any, groups: Groups, reward: Array) -> Pairs:
 
 def sampled_pair_objective(
     config: type,
-    loss: Callable[[Any, Pair], Array],
+    sequence_loss: Callable[[Any, Sequences, PyTree], tuple[Array, dict[str, Array]]],
     check: Callable[[Any, Facts], None],
     *,
     reference: bool = True,
 ) -> Objective:
-    """Returns a row of ALGOS that learns from pairs of samples by a loss of one pair. A loss that compares may be of
-    samples that are several versions old.
+    """Returns a row of ALGOS that learns from pairs of samples. A loss that compares may be of samples that are several
+    versions old.
 
     Args:
       config: has the options of `Pairing`. reference: as in `pair_objective`.
@@ -79,6 +78,6 @@ def sampled_pair_objective(
         needs=lambda config: Needs(reference=reference),
         shape=shape,
         pairs=pairs,
-        sequence_loss=pair_loss(loss),
+        sequence_loss=sequence_loss,
         unit_size=2,
     )
