@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jrl.algos import ALGOS
@@ -20,7 +20,7 @@ from jrl.learning.optimizers.adamw import AdamW
 from jrl.learning.optimizers.muon import Muon
 from jrl.learning.previous import PREVIOUS, is_previous
 from jrl.models.adapters.lora import LoRA
-from jrl.models.heads import VALUE
+from jrl.models.heads import REWARD, VALUE
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
 from jrl.rollout.ensembles import Ensemble
@@ -330,9 +330,10 @@ def row_of(tables: Tables, table: str, config: Any) -> Any:
 
 def check(config: Config, tables: Tables) -> None:
     """Raises ValueError for a combination that cannot run, before any device is touched."""
-    trained_roles, curriculum = {"policy"}, None
+    roles: dict[str, frozenset[str]] = {"policy": frozenset()}  # that there are by then, and the heads of each
+    curriculum = None
     for stage in config.stages:
-        check_stage(stage, config, tables, trained_roles)
+        check_stage(stage, config, tables, roles)
         if isinstance(stage, Online) and stage.curriculum is not None:
             if curriculum is not None and isinstance(stage.curriculum, Pilot):
                 raise ValueError(
@@ -340,18 +341,20 @@ def check(config: Config, tables: Tables) -> None:
                     f"stage that has a curriculum, and an earlier stage has {curriculum}; leave that one out"
                 )
             curriculum = type(stage.curriculum).__name__
-        trained_roles |= optimizers(stage).keys()
+        needs = row_of(tables, "algos", stage.objective).needs(stage.objective)
+        for role, heads in trained_heads(stage, needs).items():
+            roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
-    check_teacher(config, tables, trained_roles)
+    check_teacher(config, tables, roles.keys())
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
 
 
-def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str]) -> None:
+def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[str, frozenset[str]]) -> None:
     """Raises ValueError for a stage that cannot run.
 
     Args:
-      earlier: roles that there are when it begins.
+      earlier: roles that there are when it begins, and the heads of each.
     """
     objective, name = row_of(tables, "algos", stage.objective), type(stage.objective).__name__
     online = isinstance(stage, Online)
@@ -451,9 +454,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             f"{name} learns from the role 'teacher', which no earlier stage trains; set Config.teacher = @Published() "
             "with its folder, or train one with Offline.trains = 'teacher'"
         )
-    if unknown := [role for role in needs.scored_by if role not in earlier]:
-        raise ValueError(f"{name}.models names the role {unknown[0]!r}, which no earlier stage trains "
-                         f"(Offline.trains = {unknown[0]!r}). Available: {', '.join(sorted(earlier))}")  # fmt: skip
+    check_reward_roles(f"{name}.models", needs.scored_by, earlier)
     if online and stage.critic is not None:
         check_critic(stage, objective, earlier)
     alone = [j.name for j in config.judges if isinstance(j.grading, Pairwise) and j.grading.against == "group"]
@@ -468,9 +469,20 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: set[str])
             "first walk through all of them, which a curriculum does not make; set 'refuse', and leave such prompts "
             "out of the data"
         )
-    if online and (missing := sorted(stage.rewards.keys() - earlier)):
-        raise ValueError(f"Online.rewards names the role {missing[0]!r}, which no earlier stage trains "
-                         f"(Offline.trains = {missing[0]!r})")  # fmt: skip
+    if online:
+        check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
+
+
+def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:
+    """Raises ValueError where a field names a role that is no reward model by then."""
+    models = [role for role, heads in earlier.items() if REWARD in heads]
+    for name in names:
+        if name not in models:
+            what = "has no reward head" if name in earlier else "no earlier stage trains"
+            raise ValueError(
+                f"{field} names the role {name!r}, which {what}; train a reward model, such as BradleyTerry with "
+                f"Offline.trains = {name!r}. Reward models by then: {', '.join(models) or 'none'}"
+            )
 
 
 def check_partial(stage: Online, objective: Objective, config: Config) -> None:
@@ -501,7 +513,7 @@ def check_components(stage: Online, components: Sequence[str]) -> None:
                              f"Available: {', '.join(components)}")  # fmt: skip
 
 
-def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None:
+def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) -> None:
     """Raises ValueError where a critic of its own has nothing to learn, or nothing to begin with."""
     name = type(stage.objective).__name__
     if not objective.needs(stage.objective).values:
@@ -514,7 +526,7 @@ def check_critic(stage: Online, objective: Objective, earlier: set[str]) -> None
                          f"{', '.join(sorted(earlier))}")  # fmt: skip
 
 
-def check_teacher(config: Config, tables: Tables, trained: set[str]) -> None:
+def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> None:
     """Raises ValueError where Config.teacher has nobody to teach, or a stage trains that role too."""
     if config.teacher is None:
         return

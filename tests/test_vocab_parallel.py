@@ -60,8 +60,10 @@ def test_values_and_gradients_agree_with_the_reference(cap):
     assert_close(expected, jax.jit(parallel)(hidden, matrix, heat))
 
 
-def test_a_mesh_changes_nothing_but_rounding():
+@pytest.mark.parametrize("scale", [1, 30], ids=["small logits", "exp of a logit without a token overflows"])
+def test_a_mesh_changes_nothing_but_rounding(scale):
     hidden, matrix, heat, tokens, mask, weights = inputs(None)
+    hidden = hidden.at[0].multiply(scale)  # a shard of its own, without a wanted token
     expected = jax.jit(both(None, mask, tokens, weights)[0])(hidden, matrix, heat)
     mesh = make_mesh(MeshShape(data=2, fsdp=2, tensor=2), jax.devices()[:8])
     with jax.set_mesh(mesh):
@@ -72,6 +74,15 @@ def test_a_mesh_changes_nothing_but_rounding():
         actual = jax.jit(parallel)(*sharded)
     assert actual[1][1].sharding.spec == spec(("vocab", "embed"), TRAIN)  # the gradient is where the matrix is
     assert_close(expected, actual)
+
+
+def test_without_a_wanted_token_every_gradient_is_zero():
+    hidden, matrix, heat, tokens, mask, weights = inputs(None)
+    nothing = jnp.zeros_like(mask)
+    _, parallel = both(None, nothing, tokens, weights)
+    hidden = 100 * hidden  # exp of a logit overflows
+    for x in jax.tree.leaves(jax.jit(parallel)(hidden, matrix, heat)):
+        np.testing.assert_array_equal(x, 0)
 
 
 def test_what_is_masked_may_be_anything():

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos.contract import Facts, Needs, Objective, Sequences, other_of_pair
+from jrl.algos.paired import preferred_of
 from jrl.types import PyTree, traced
 
 Array = jax.Array
@@ -36,8 +37,7 @@ def sequence_loss(config: BradleyTerry, sequences: Sequences, state: PyTree) -> 
     """Returns P1 at the preferred sequence of every pair, 0 elsewhere, [..., S] float32; and its metrics."""
     score = jnp.where(sequences.mask, sequences.score, 0)
     other = other_of_pair(score, sequences)
-    shorter = jnp.minimum(sequences.length, other_of_pair(sequences.length, sequences))  # a pair needs two answers
-    preferred = sequences.mask & (sequences.label > 0.5) & (shorter > 0)  # a pair's loss is at the preferred sequence
+    preferred = preferred_of(sequences)
     difference = jnp.where(preferred, score - other, 0)
     loss = jax.nn.softplus(config.margin - difference)
     if config.center is not None:

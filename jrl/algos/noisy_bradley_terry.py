@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.algos.contract import Facts, Needs, Objective, Sequences, other_of_pair
-from jrl.algos.paired import share
+from jrl.algos.paired import preferred_of, share
 from jrl.ops import pair_losses
 from jrl.types import PyTree, traced
 
@@ -53,7 +53,7 @@ def check(config: NoisyBradleyTerry, facts: Facts) -> None:
 def sequence_loss(config: NoisyBradleyTerry, sequences: Sequences, state: PyTree) -> tuple[Array, dict[str, Array]]:
     """Returns P2 at the preferred sequence of every pair, 0 elsewhere, [..., S] float32; and its metrics."""
     score, value = (jnp.where(sequences.mask, x, 0) for x in (sequences.score, sequences.value))
-    preferred = sequences.mask & (sequences.label > 0.5)
+    preferred = preferred_of(sequences)
     difference = jnp.where(preferred, score - other_of_pair(score, sequences), 0)
     strength = jnp.where(preferred, value - other_of_pair(value, sequences), 0)
     loss = pair_losses.noisy_preference(difference, strength, config.flip_below, config.soft_below, config.noise)

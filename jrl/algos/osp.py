@@ -47,7 +47,10 @@ def pairs(config: OSP, groups: Groups, reward: Array) -> Pairs:
     # The rows of a pair are the only ones of their group that have a unit.
     gap = group_ops.total(jnp.where(paired, sign * reward, 0), groups.group, paired, num_groups=groups.num_groups)
     gap = group_ops.to_rows(gap, groups.group)
-    return found._replace(label=jnp.where(paired, jax.nn.sigmoid(sign * gap / config.temperature), 0))
+    strength = jax.nn.sigmoid(gap / config.temperature)
+    # Rounded to 0.5, it would say of neither that it is preferred, and the pair would not be learned from.
+    strength = jnp.maximum(strength, 0.5 + jnp.finfo(strength.dtype).epsneg)
+    return found._replace(label=jnp.where(paired, jnp.where(sign > 0, strength, 1 - strength), 0))
 
 
 def loss(config: OSP, pair: Pair) -> Array:

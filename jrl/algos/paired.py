@@ -54,14 +54,20 @@ def gains(sequences: Sequences) -> Array:
     return logprob if sequences.ref_logprob is None else logprob - clean(sequences.ref_logprob)
 
 
+def preferred_of(sequences: Sequences) -> Array:
+    """Returns where the preferred sequence of a pair is, [..., S] bool (P0): its label is above 0.5, and a pair needs
+    both of its sequences, with a token each."""
+    other_length = other_of_pair(sequences.length, sequences)
+    return sequences.mask & (sequences.label > 0.5) & (sequences.length > 0) & (other_length > 0)
+
+
 def pairs_of(sequences: Sequences) -> Pair:
-    """Returns the pairs (P0): a sequence is preferred where its label is above 0.5, and a pair needs both of its
-    sequences, with a token each."""
+    """Returns the pairs, each at the place of its preferred sequence."""
     clean = lambda x: reduce.masked(x, sequences.mask)
     logprob, gain = clean(sequences.logprob), gains(sequences)
     length = clean(sequences.length).astype(logprob.dtype)
     other_length = other_of_pair(length, sequences)
-    mask = sequences.mask & (sequences.label > 0.5) & (length > 0) & (other_length > 0)
+    mask = preferred_of(sequences)
     here = lambda x, fill=0.0: jnp.where(mask, x, fill)
     return Pair(
         logprob=here(logprob),

@@ -27,9 +27,10 @@ class SimPO:
 
 
 def check(config: SimPO, facts: Facts) -> None:
-    positive("SimPO.beta", config.beta, 2)
+    name = type(config).__name__
+    positive(f"{name}.beta", config.beta, 2)
     if not config.gamma >= 0:
-        raise ValueError(f"SimPO.gamma = {config.gamma} must not be negative; 1 is usual.")
+        raise ValueError(f"{name}.gamma = {config.gamma} must not be negative; 1 is usual.")
 
 
 def loss(config: SimPO, pair: Pair) -> Array:

@@ -175,7 +175,7 @@ def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) 
 
     # Most often one chunk is enough, and a sum in float32 over chunks is as large as the head twice.
     with jax.named_scope(CHUNKS):
-        of_hidden, of_head, of_heat = jax.lax.cond(filled > 1, each, first)
+        of_hidden, of_head, of_heat = jax.lax.cond(filled == 1, first, each)
     for name in axes.gathered:
         of_head = jax.lax.psum_scatter(of_head, name, scatter_dimension=1, tiled=True)
     # A barrier: libtpu 0.0.42 tries to move the reduction out of the loop over micro-batches, and fails a check.

@@ -51,6 +51,15 @@ def test_masked_pairs_are_not_seen_and_strengths_have_no_gradient():
     np.testing.assert_array_equal(slope["value"], 0)
 
 
+def test_a_pair_that_lacks_an_answer_is_left_out():
+    empty = PAIRS.replace(length=jnp.int32([[3, 0, 3, 3, 0, 3]]))
+    loss, metrics = ROW.sequence_loss(CONFIG, empty, ())
+    np.testing.assert_allclose(loss, [[0, 0, BY_HAND[1], 0, 0, 0]], 1e-5)
+    np.testing.assert_allclose(metrics["pairs/strength"], [[0, 0, 0.05, 0, 0, 0]], 1e-5)
+    half = PAIRS.replace(mask=jnp.array([[True, False, True, True, False, True]]))
+    np.testing.assert_allclose(ROW.sequence_loss(CONFIG, half, ())[0], [[0, 0, BY_HAND[1], 0, 0, 0]], 1e-5)
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [
@@ -72,3 +81,5 @@ def test_its_models_are_roles_of_earlier_stages():
     jrl.load_config(path)
     with pytest.raises(ConfigError, match=r"NoisyBradleyTerry\.models names the role 'fourth'"):
         jrl.load_config(path, ["NoisyBradleyTerry.models=('first', 'fourth')"])
+    with pytest.raises(ConfigError, match=r"names the role 'policy', which has no reward head.*by then: first, second"):
+        jrl.load_config(path, ["NoisyBradleyTerry.models=('first', 'policy')"])

@@ -96,6 +96,14 @@ def test_the_labels_of_osp_are_how_strongly_the_rewards_prefer():
     np.testing.assert_allclose(found.label, [strong, weak, 0, 0, 0, 0, 0, 0, weak, strong, 0, 0], 1e-5)
 
 
+def test_a_pair_of_osp_whose_rewards_hardly_differ_still_counts():
+    groups = sample_groups()
+    nearly = groups.replace(reward=jnp.where(groups.reward > 0, jnp.nextafter(jnp.float32(0.3), 1), jnp.float32(0.3)))
+    found = ALGOS["OSP"].pairs(OSP(), nearly, nearly.reward)
+    assert np.asarray(found.label > 0.5).tolist() == [True, False, *[False] * 7, True, False, False]
+    np.testing.assert_array_equal(found.label[:2].sum(), 1)
+
+
 def test_xpo_compares_the_kth_samples_of_the_policy_with_those_of_the_reference():
     groups = sample_groups()  # of each group rows 0 and 1 are the policy's, 2 and 3 the reference's
     found = jax.jit(lambda g: ALGOS["XPO"].pairs(XPO(), g, g.reward))(groups)

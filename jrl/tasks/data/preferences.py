@@ -54,7 +54,9 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
             elif len(visit.prompt) + max(map(len, pair)) > width:
                 cause = "too_long"
         strength = 1.0 if config.strength is None else visit.example.info.get(config.strength)
-        if cause is None and not (isinstance(strength, int | float) and 0.5 < strength <= 1):
+        if cause is None and not (
+            isinstance(strength, int | float) and 0.5 < strength <= 1 and np.float32(strength) > 0.5  # its label
+        ):
             cause = "no_strength"
         values = (0.0, 0.0) if config.values is None else tuple(visit.example.info.get(name) for name in config.values)
         if cause is None and config.values is not None and not are_ordered(values):
