@@ -216,7 +216,7 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     stop = job.stop_alone if interruptible else never
     with job.timed("eval"):
         try:
-            result = measure(job.evaluator, weights, job.held_out(), job.scorer, announce, stop)
+            result = measure(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
     job.display.note(f"{name}, the first held-out prompt:")

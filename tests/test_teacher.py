@@ -11,6 +11,7 @@ import pytest
 import jrl
 from jrl.config import ConfigError
 from jrl.device.sharding import MeshShape, make_mesh
+from jrl.run import replay
 from jrl.run.run_hash import read_step, run_fingerprint
 from jrl.run.teacher import check_teacher
 from jrl.tools.export import export_policy
@@ -60,6 +61,7 @@ def test_it_teaches_and_stays_as_it_was_through_a_restart(name, published, tmp_p
         if step.step == 2:
             break
     jrl.train(path, bindings, run=tmp_path / "cut")
+    assert replay.repeat(tmp_path / "straight", 3).different == []
     assert run_fingerprint(tmp_path / "cut") == run_fingerprint(tmp_path / "straight")
 
 

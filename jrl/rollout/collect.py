@@ -174,13 +174,14 @@ def submit(
         text_of(row, slice(len(visit.prompt), host["length"][row])) if row in decoded else ""
         for row, visit in zip(rows, visits)
     ]
-    # The last attempts first, which is all there is of most strategies.
-    in_turn = [[text_of(row, scored[row][k]) for row in scored_here] for k in reversed(range(attempts))]
+    # The last attempts first. A single one is all of the completion.
+    of_attempt = lambda row, k: texts[row] if attempts == 1 else text_of(row, scored[row][k])
+    in_turn = [[of_attempt(row, k) for row in scored_here] for k in reversed(range(attempts))]
     keys = [(visits[row].uid, row % samples) for row in scored_here]
     examples = [visits[row].example for row in scored_here]
     ticket = scorer.submit([*itertools.chain(*in_turn)], examples * attempts, keys * attempts)
     alone = len(scored_here) == len(rows)
-    last = lambda: in_turn[0] if alone else [text_of(row, scored[row][-1]) for row in rows]
+    last = lambda: in_turn[0] if alone else [of_attempt(row, -1) for row in rows]
     batch = completions(drawn, host, last()) if sources else None
     return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources])
 

@@ -168,11 +168,8 @@ def replay(folder: str | Path) -> Replayed:
 def _replay(folder: Path, report: Mapping[str, Any], policy: Policy) -> Replayed:
     everywhere = replicated(policy.mesh)
     key = jax.device_put(jax.random.key(policy.config.run.seed), everywhere)
-    target = policy.programs.initial(abstract(key, policy.mesh))
     number = report["stage"]
-    for stage, programs in zip(policy.config.stages[: number + 1], policy.programs.stages):
-        if stage.steps:
-            target = programs.begin.shape(target)
+    target = policy.programs.inside(number, policy.config, abstract(key, policy.mesh))
     _, tree, _ = restore_step(folder / "checkpoints", {"state": target})
     state, stage, programs = tree["state"], policy.config.stages[number], policy.programs.stages[number]
     arrays = stage_arrays(stage, lambda x: jax.device_put(np.float32(x), everywhere))

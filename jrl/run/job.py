@@ -173,13 +173,11 @@ class Job:
         """Whether a run of one process was asked to stop. One of several ends its step first, as the others do."""
         return self.processes.count == 1 and self.stop.is_set()
 
-    def held_out(self) -> list[Visit]:
-        """Returns the held-out prompts of the evaluation; always the same."""
+    def held_out(self, stop: Stop) -> list[Visit]:
+        """Returns the held-out prompts of the evaluation; always the same. Raises: StopRequested where `stop` says."""
         if self.visits is None:
             e = self.config.eval
-            self.visits = held_out(
-                self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed, self.stop.is_set
-            )
+            self.visits = held_out(self.source, self.tokenizer, self.config.data, e.prompts, self.config.run.seed, stop)
         return self.visits
 
     def clock(self) -> dict[str, float]:
@@ -340,7 +338,7 @@ def open_job(
         if config.reward is not None:
             answered = functools.partial(answered_conversations, source, config.data)
             classifier = open_reward_model(
-                config.reward, policy.mesh, policy.program_cache, folder, display.phase, answered
+                config.reward, policy.mesh, policy.program_cache, folder, display.phase, answered, processes
             )
         if config.judges:
             display.phase("judges")
@@ -619,7 +617,7 @@ def preflight_data(job: Job) -> None:
                     f"{type(stage.config.source).__name__} ({causes})"
                 )
     if config.eval is not None:
-        for visit in job.held_out():
+        for visit in job.held_out(job.stop.is_set):
             job.scorer.rows_for(visit.example)
 
 

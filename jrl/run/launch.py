@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-LOST = 76
+from jrl.device.processes import LOST
+
 LEFT_SECONDS = 60.0  # how long the others may take to end after the first has ended with an error
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

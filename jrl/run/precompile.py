@@ -60,11 +60,7 @@ def starts(config: Config) -> list[int]:
 
 def state_shape(inputs: Inputs, done: int) -> TrainState:
     """Returns the state after `done` steps, as shapes."""
-    state = inputs.programs.initial(inputs.key)
-    for i in range(stage_at(inputs.config, done) + 1):
-        if inputs.config.stages[i].steps:
-            state = inputs.programs.stages[i].begin.shape(state)
-    return state
+    return inputs.programs.inside(stage_at(inputs.config, done), inputs.config, inputs.key)
 
 
 def rollout_shape(inputs: Inputs, i: int, state: TrainState) -> Rollout:

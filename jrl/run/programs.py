@@ -69,6 +69,14 @@ class Programs(NamedTuple):
         """Returns the state before the first step, as shapes."""
         return with_teacher(self.init.shape(key), self.teacher)
 
+    def inside(self, stage: int, config: Config, key: jax.ShapeDtypeStruct) -> TrainState:
+        """Returns the state inside a stage, as shapes. stage: its place in `config.stages`."""
+        state = self.initial(key)
+        for setting, programs in zip(config.stages[: stage + 1], self.stages):
+            if setting.steps:
+                state = programs.begin.shape(state)
+        return state
+
 
 def model_config(config: Config, tokenizer: Any) -> Any:
     """Returns the shape of the run's model, a Decoder but where it is the user's own, its vocabulary filled in.

@@ -111,11 +111,7 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
 
 def _saved(folder: Path, policy: Policy, done: int) -> TrainState:
     key = jax.device_put(jax.random.key(policy.config.run.seed), replicated(policy.mesh))
-    target = policy.programs.init.shape(abstract(key, policy.mesh))
-    i = stage_at(policy.config, done)
-    for stage, programs in zip(policy.config.stages[: i + 1], policy.programs.stages):
-        if stage.steps:
-            target = programs.begin.shape(target)
+    target = policy.programs.inside(stage_at(policy.config, done), policy.config, abstract(key, policy.mesh))
     _, tree, _ = restore_step(folder / "checkpoints", {"state": target}, done, part=True)
     return tree["state"]
 

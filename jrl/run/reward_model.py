@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl import paths
+from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.rewards import OpenClassifier, RewardModel, normalization, normalized, open_classifier
@@ -28,12 +29,14 @@ def open_reward_model(
     folder: Path,
     phase: Callable[[str], None],
     demonstrations: Callable[[int], Sequence[Sequence[Message]]],
+    processes: Processes = ONE,
 ) -> OpenClassifier:
     """Returns the run's reward model, its weights on the mesh. Its template sees the day on which the run began.
 
     Args:
       demonstrations: (how many) -> conversations with a good answer, of the run's own data; its scores are normalized
         on them (R10, R11) when the run begins, and stay as they were then.
+      processes: those of the run, which must have opened the same one; the first writes the record.
 
     Raises: RefusedIdentity where weights, tokenizer, template or config.json are not those that the run began with, or
       the file that says which is gone or incomplete.
@@ -76,7 +79,8 @@ def open_reward_model(
             center, scale = normalization(classifier, examples, unit=bool(config.members))
         content |= {"center": center.tolist(), "scale": scale.tolist()}  # of every member, by label
         classifier = normalized(classifier, center, scale)
-    if not resumed:
+    processes.agree("reward model", content)
+    if not resumed and processes.writer:
         paths.write_bytes_atomic(record, json.dumps(content).encode() + b"\n")
     return classifier
 

@@ -18,7 +18,6 @@ import pytest
 from jrl.run.report.rollouts import (
     LOCK,
     WRITER,
-    count_rollouts,
     open_rollouts,
     read_rollouts,
     snapshot,
@@ -53,7 +52,7 @@ def fill(store, *numbers: int) -> None:
 
 def assert_holds(folder: Path, numbers: list[int]) -> None:
     rows = read_rollouts(folder)
-    assert count_rollouts(folder) == len(rows["completion"]) == 4 * len(numbers)
+    assert snapshot(folder).rows == len(rows["completion"]) == 4 * len(numbers)
     for place, number in enumerate(numbers):
         cut = slice(4 * place, 4 * place + 4)
         _, fields, prompts, completions, ids, uids = step_of(number)
@@ -73,7 +72,7 @@ def test_steps_read_back_as_they_were_appended(tmp_path):
     fill(store, 1, 2)
     assert store.commit() == 8
     fill(store, 3)
-    assert (store.rows(), count_rollouts(tmp_path)) == (12, 8)
+    assert (store.rows(), snapshot(tmp_path).rows) == (12, 8)
     store.close()
     store.close()
     assert_holds(tmp_path, [1, 2, 3])
@@ -236,7 +235,7 @@ def test_a_killed_run_leaves_whole_committed_rows(tmp_path, commits):
     committed = [int(process.stdout.readline()) for _ in range(commits)][-1]
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert count_rollouts(tmp_path / "run") >= committed
+    assert snapshot(tmp_path / "run").rows >= committed
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     open_rollouts(tmp_path / "copy", rows=committed).close()
     assert_holds(tmp_path / "copy", list(range(1, commits + 1)))
@@ -267,7 +266,7 @@ def test_a_full_disk_keeps_the_rows_waiting(tmp_path):
             store.commit()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert count_rollouts(tmp_path) == 4
+    assert snapshot(tmp_path).rows == 4
     assert store.commit() == 8
     store.close()
     assert_holds(tmp_path, [1, 2])
@@ -359,7 +358,7 @@ def test_the_rows_of_writers_are_read_as_one_store(tmp_path):
     second.commit()
     fill(first, 2)
     first.commit()
-    assert (before.rows, len(before.read()["prompt"]), count_rollouts(tmp_path)) == (4, 4, 12)
+    assert (before.rows, len(before.read()["prompt"]), snapshot(tmp_path).rows) == (4, 4, 12)
     rows = read_rollouts(tmp_path)
     assert rows["step"].tolist() == [1] * 4 + [2] * 4 + [WRITER_STEP + 1] * 4
     assert rows["tokens"].shape == (12, 9) and not rows["tokens"][:8, 6:].any()
@@ -368,9 +367,9 @@ def test_the_rows_of_writers_are_read_as_one_store(tmp_path):
     assert read_rollouts(tmp_path, 12, 12)["prompt"] == []
     # a run of one process drops what it does not go on with, and a writer that starts over touches its own alone
     open_rollouts(tmp_path, rows=0, writer=0, writers=2).close()
-    assert count_rollouts(tmp_path) == 4
+    assert snapshot(tmp_path).rows == 4
     open_rollouts(tmp_path, rows=0)
-    assert count_rollouts(tmp_path) == 0 and not (tmp_path / "writer-1").exists()
+    assert snapshot(tmp_path).rows == 0 and not (tmp_path / "writer-1").exists()
     with pytest.raises(ValueError, match="writer 2 of 2"):
         open_rollouts(tmp_path, rows=0, writer=2, writers=2)
 

@@ -307,15 +307,17 @@ def _read(
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
-    try:
-        loaded: dict[str, Any] = {}
-        if targets:
+
+    def load() -> tuple[dict[str, Any], dict[str, Any]]:
+        try:
             with _context():
-                loaded = ocp.load(step_dir(folder, step) / "state", targets)
-        host = json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
-    except Exception as error:
-        # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
-        raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
+                loaded = ocp.load(step_dir(folder, step) / "state", targets) if targets else {}
+            return loaded, json.loads(paths.read_bytes(step_dir(folder, step) / "host.json"))
+        except Exception as error:
+            # The bytes are what was saved and the leaves agree, so what is left is a fault below this file.
+            raise DamagedStep(step, f"orbax could not read it: {_first_line(error)}") from error
+
+    loaded, host = _together(processes, step, f"loaded {step}", load)
     leaves = {name: _returned(leaf, loaded.get(name), saved[name]) for name, leaf in target.items()}
 
     def compare() -> None:

@@ -218,11 +218,6 @@ def snapshot(folder: str | os.PathLike[str]) -> Snapshot:
     return Snapshot(tuple(parts))
 
 
-def count_rollouts(folder: str | os.PathLike[str]) -> int:
-    """Returns the number of whole rows of a store, which runs may be writing."""
-    return snapshot(folder).rows
-
-
 def read_rollouts(folder: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> dict[str, Any]:
     """Returns rows of a store as it is now: see Snapshot.read."""
     return snapshot(folder).read(start, stop)
