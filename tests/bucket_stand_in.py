@@ -22,7 +22,9 @@ PAGE = 50
 class Store:
     """Objects by (bucket, name). `fails` of all requests fail or are late; half of the failing writes are done first."""
 
-    def __init__(self, *, buckets=("bucket",), fails=0.0, seed=0, delay_seconds=0.02, now: Callable[[], float] = time.time):
+    def __init__(
+        self, *, buckets=("bucket",), fails=0.0, seed=0, delay_seconds=0.02, now: Callable[[], float] = time.time
+    ):
         self.buckets, self.fails, self.delay_seconds, self.now = set(buckets), fails, delay_seconds, now
         self.forbidden: set[str] = set()
         self.objects: dict[tuple[str, str], tuple[int, bytes, float]] = {}

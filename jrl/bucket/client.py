@@ -28,8 +28,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jrl.bucket.credentials import NoCredentials, token_source
 from jrl.bucket.crc32c import crc32c
+from jrl.bucket.credentials import NoCredentials, token_source
 
 GOOGLE = "https://storage.googleapis.com"
 ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
@@ -182,7 +182,9 @@ class Bucket:
                 last = min(start + PIECE_BYTES, stored.bytes) - 1
                 body, _ = self._send("GET", url, stored.name, more={"Range": f"bytes={start}-{last}"})
                 if len(body) != last + 1 - start:
-                    raise BucketError(errno.EIO, f"gs://{self.name}/{stored.name} came as {len(body)} bytes, not {last + 1 - start}")
+                    raise BucketError(
+                        errno.EIO, f"gs://{self.name}/{stored.name} came as {len(body)} bytes, not {last + 1 - start}"
+                    )
                 file.write(body)
                 if stored.md5 is None:
                     crc = crc32c(body, crc)

@@ -71,7 +71,7 @@ def _remove_unused(home: Path, used: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def local_copy(address: str) -> Path:
     """Returns a local copy of the file or the folder at gs://BUCKET/NAME, as it was when this process first asked.
 

@@ -145,7 +145,9 @@ def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
     names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
     others = [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
     if others:
-        raise ForeignFolder(f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run")
+        raise ForeignFolder(
+            f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
+        )
 
 
 class ForeignFolder(ValueError):

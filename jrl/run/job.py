@@ -150,6 +150,7 @@ class Job:
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
+    publish: Callable[[], None] = lambda: None  # commits the folder, where the run is in a bucket
     record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
     config = property(lambda self: self.policy.config)
@@ -248,6 +249,7 @@ def open_job(
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
     beside: Job | None = None,
     processes: Processes = ONE,
+    publish: Callable[[], None] = lambda: None,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
@@ -258,6 +260,7 @@ def open_job(
       programs_in: as in `open_policy`.
       beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
       processes: those that train together, each with its own devices, in one folder that all of them see.
+      publish: called when a checkpoint is in the folder, with every file that belongs to it.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
@@ -372,6 +375,7 @@ def open_job(
             opened=opened,
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
+            publish=publish,
         )
         is_begun = paths.exists(folder / "manifest.json")
         if not is_begun and beside is None:  # another member has looked at the same data
