@@ -28,7 +28,7 @@ from jrl.tools.plan.start import refuse_overflow
 
 
 def run_folder(run: str | Path | None) -> str | Path:
-    """Returns the folder of a run, absolute, or its gs:// address. None: a new folder under runs/, named by the time."""
+    """Returns the folder of a run, absolute, or its gs:// address. None: a new one under runs/, named by the time."""
     if run is not None and split_address(run) is not None:
         return shown(run)
     return paths.normalize(run if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S"))

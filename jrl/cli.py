@@ -511,7 +511,7 @@ def sample(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl import paths
-    from jrl.bucket.client import shown
+    from jrl.bucket.client import shown as named
     from jrl.run.bucket_run import readable
     from jrl.run.policy import is_published, open_trained
     from jrl.tools import evaluation
@@ -522,11 +522,12 @@ def evaluate(args: argparse.Namespace) -> int:
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
     results = []
-    for named, source in [(shown(source), readable(source)) for source in sources]:
+    for address in sources:
+        source = readable(address)
         # A run has a configuration of its own, by which it is evaluated.
         config = args.config if len(sources) == 1 or is_published(source) else None
         trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
-        results.append({"source": named, **evaluation.reevaluate(trained, announce)})
+        results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)

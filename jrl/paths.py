@@ -34,16 +34,21 @@ def local(path: str | os.PathLike[str]) -> Path:
         raise ValueError("a path is empty; give a file or a folder on this machine")
     if scheme := _SCHEME.match(text):
         raise ValueError(
-            f"{text!r} is a {scheme[1]}:// address, and here only local files can be used. A gs:// address may be the run "
-            "that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score and export read, and "
-            "the path of a model, a tokenizer or data; else copy it to this machine"
+            f"{text!r} is a {scheme[1]}:// address, and here only local files can be used. A gs:// address may be the "
+            "run that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score and export "
+            "read, and the path of a model, a tokenizer or data; else copy it to this machine"
         )
     return Path(text)
 
 
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a gs:// address. Raises ValueError for another scheme that is no local path."""
+    return split_address(path) is not None
+
+
 def readable(path: str | os.PathLike[str]) -> Path:
     """Returns where to read a file or a folder on this machine: `path` itself, or a local copy of gs://BUCKET/NAME."""
-    return local(path) if split_address(path) is None else local_copy(os.fspath(path))
+    return local_copy(os.fspath(path)) if is_remote(path) else local(path)
 
 
 def beside(path: str, file: str | None) -> str:

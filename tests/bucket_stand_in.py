@@ -20,7 +20,7 @@ PAGE = 50
 
 
 class Store:
-    """Objects by (bucket, name). `fails` of all requests fail or are late; half of the failing writes are done first."""
+    """Objects by (bucket, name). `fails` of all requests fail or are late; some of those are done first."""
 
     def __init__(
         self, *, buckets=("bucket",), fails=0.0, seed=0, delay_seconds=0.02, now: Callable[[], float] = time.time

@@ -203,8 +203,8 @@ class Bucket:
         return _object(json.loads(body), headers)
 
     def list(self, prefix: str) -> Iterator[Object]:
-        """Yields the objects whose names begin with `prefix`, in the order of their names. Raises Missing where there is
-        no such bucket."""
+        """Yields the objects whose names begin with `prefix`, in the order of their names. Raises Missing where there
+        is no such bucket."""
         token = None
         while True:
             query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})

@@ -92,7 +92,7 @@ def _from_file(path: str) -> tuple[str, float]:
     except (OSError, ValueError, KeyError) as error:
         reason = f"{error.code} {error.reason}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
         raise NoCredentials(errno.EACCES, f"{path}: Google gave no token for this account ({reason}); run `gcloud auth "
-                            "application-default login` again")  # fmt: skip
+                            "application-default login` again") from None  # fmt: skip
 
 
 def _by_google_auth(path: str, kind: str) -> tuple[str, float]:

@@ -32,7 +32,7 @@ from jrl import paths
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown, split_address
 from jrl.bucket.local_copies import complete_copy, copies_home, in_parallel, inside, key_of, local_copy
 from jrl.run.checkpoints.lock import RunIsHeld, hold_run
-from jrl.run.lease import Lease, take_lease
+from jrl.run.lease import Lease, holder_in_bucket, take_lease
 
 FORMAT = 1
 COMMIT, FILES, LOCK = "run.json", "files", "lock"
@@ -233,8 +233,8 @@ class Publisher:
 
     def _taken(self) -> LeaseLost:
         return LeaseLost(
-            f"another process has taken {self._address} and goes on with it; this one stops, and what it has done since "
-            "its last commit is dropped"
+            f"another process has taken {self._address} and goes on with it; this one stops, and what it has done "
+            "since its last commit is dropped"
         )
 
     def _remove(self, part: str) -> None:
@@ -309,8 +309,8 @@ def fetch(bucket: Bucket, name: str, commit: Commit, folder: Path) -> None:
             for part in parts:
                 data, _ = bucket.get(f"{name}/{FILES}/{part.object}")
                 if len(data) != part.bytes or hashlib.sha256(data).hexdigest() != part.sha256:
-                    raise BucketError(errno.EIO, f"gs://{bucket.name}/{name}/{FILES}/{part.object} has other bytes than "
-                                      "were committed; it was overwritten")  # fmt: skip
+                    raise BucketError(errno.EIO, f"gs://{bucket.name}/{name}/{FILES}/{part.object} has other bytes "
+                                      "than were committed; it was overwritten")  # fmt: skip
                 target.write(data)
         os.replace(temporary, place)
 
@@ -329,6 +329,20 @@ def _name_of_copy(base: Path) -> str:
     if not paths.exists(base / "name"):
         paths.write_bytes_atomic(base / "name", uuid.uuid4().hex.encode())
     return paths.read_bytes(base / "name").decode()
+
+
+def holder_of_run(run: str | os.PathLike[str]) -> str | None:
+    """Returns a sentence on who trains a run in a bucket; None for a local folder."""
+    place = split_address(run)
+    if place is None:
+        return None
+    holder = holder_in_bucket(Bucket(place[0]), f"{place[1]}/{LOCK}")
+    if holder is None:
+        return f"no process is training {shown(run)}"
+    return (
+        f"process {holder['pid']} on {holder['host']} is training {shown(run)}, since {holder['started']}; its "
+        f"last beat was {holder['seconds']:.0f} s ago"
+    )
 
 
 def readable(source: str | os.PathLike[str]) -> Path:
@@ -360,7 +374,7 @@ def readable(source: str | os.PathLike[str]) -> Path:
                 steps = ", ".join(map(str, commit.steps())) or "none"
                 raise Missing(
                     errno.ENOENT,
-                    f"{address} is damaged: its commit (checkpoints of steps {steps}) names objects that are not there: "
-                    f"{error}",
+                    f"{address} is damaged: its commit (checkpoints of steps {steps}) names objects that are not "
+                    f"there: {error}",
                 ) from error
     raise BucketError(errno.EBUSY, f"{address} was committed {READ_TRIES} times while it was read; try again")

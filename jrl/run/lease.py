@@ -1,8 +1,8 @@
 """One process holds a run in a bucket: an object that it renews, and that nobody takes while it is renewed. No JAX.
 
-The object is written with a generation precondition only, so that of two that take it one succeeds. A holder whose beat
-stands still for LEASE_SECONDS, by the service's clock, is dead or cut off; should it wake up, what it commits is refused
-(jrl/run/bucket_run.py).
+The object is written with a generation precondition only, so that of two that take it one succeeds. A holder whose
+beat stands still for LEASE_SECONDS, by the service's clock, is dead or cut off; should it wake up, what it commits is
+refused (jrl/run/bucket_run.py).
 """
 
 from __future__ import annotations
