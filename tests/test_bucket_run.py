@@ -1,12 +1,17 @@
 """The commit of a run to a bucket: the lease, and a death after every single request."""
 
+import io
+import shutil
 import threading
+import urllib.error
 
 import pytest
-from bucket_stand_in import Store
+from bucket_stand_in import Store, serving
 
+from jrl import paths
 from jrl.bucket.client import Bucket, BucketError, Conflict
 from jrl.bucket.crc32c import crc32c
+from jrl.bucket.local_copies import local_copy
 from jrl.run import bucket_run
 from jrl.run.checkpoints.lock import RunIsHeld
 from jrl.run.lease import Lease, take_lease
@@ -29,9 +34,6 @@ def client(store, after=None, deadline_seconds=5.0):
         if status == 0:
             raise ConnectionResetError("cut")
         if status >= 300:
-            import io
-            import urllib.error
-
             raise urllib.error.HTTPError(url, status, "failed", None, io.BytesIO(body))
         return body, answered
 
@@ -55,8 +57,6 @@ def opened(bucket, folder, name="run"):
 
 def write_step(folder, step):
     """Writes what a run has after a step: metrics grow, the checkpoint before is removed."""
-    import shutil
-
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     place = folder / "checkpoints" / f"{step:08d}"
     place.mkdir(parents=True)
@@ -238,5 +238,42 @@ def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
     store = Store(buckets=())
     with pytest.raises(BucketError, match="bucket does not exist"):
         list(client(store).list("run/"))
-    with pytest.raises(BucketError, match="http://stand-in did not do GET within 0 s"):
-        client(Store(fails=1.0, seed=0, delay_seconds=0), deadline_seconds=0).get("run")
+    silent = Store()
+    silent.answer = lambda *request: (0, b"", {})
+    with pytest.raises(BucketError, match="http://stand-in did not do GET within 0 s .ConnectionResetError"):
+        client(silent, deadline_seconds=0).get("run")
+
+
+def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeypatch):
+    store = Store()
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "a secret")
+    put = client(store).put
+    put("data/rows.jsonl", b"a row")
+    put("model/config.json", b"{}")
+    put("model/sub/part", b"x" * 3000)
+    store.composed.add("model/sub/part")  # without MD5
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        rows = paths.readable("gs:/bucket/data/rows.jsonl")  # as pathlib writes it
+        assert (rows.name, rows.read_bytes()) == ("rows.jsonl", b"a row")
+        model = paths.readable("gs://bucket/model")
+        assert {name: (model / name).stat().st_size for name in paths.files_below(model)} == {
+            "config.json": 2,
+            "sub/part": 3000,
+        }
+        assert store.tokens == {None, "Bearer a secret"}
+        assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a secret" in f.read_bytes()]
+        local_copy.cache_clear()
+        put("data/rows.jsonl", b"another")
+        assert paths.readable("gs://bucket/data/rows.jsonl").read_bytes() == b"another"
+        local_copy.cache_clear()
+        key = ("bucket", "data/rows.jsonl")
+        store.objects[key] = (9999, b"rotten", 0.0)
+        store._md5 = lambda data: "bm90IGl0"
+        with pytest.raises(BucketError, match="other bytes than its hash says"):
+            paths.readable("gs://bucket/data/rows.jsonl")
+        with pytest.raises(BucketError, match="no such file"):
+            paths.readable("gs://bucket/nothing")
+    with pytest.raises(ValueError, match="S3"):
+        paths.readable("s3://bucket/a")

@@ -39,7 +39,11 @@ def local(tmp_path_factory):
 def test_a_killed_run_in_a_bucket_equals_a_local_one(tmp_path, local, trial):
     chance, store = random.Random(trial), Store(fails=0.05, seed=trial, delay_seconds=0.5)
     with serving(store) as endpoint:
-        machine = lambda name: {**os.environ, "STORAGE_EMULATOR_HOST": endpoint, "JRL_BUCKET_COPIES": str(tmp_path / name)}
+        machine = lambda name: {
+            **os.environ,
+            "STORAGE_EMULATOR_HOST": endpoint,
+            "JRL_BUCKET_COPIES": str(tmp_path / name),
+        }
         train = command("train", "tiny", "--run", "gs://bucket/runs/tiny")
         process = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=machine("a"))
         wanted = chance.randint(5, 110)  # requests; a run has about 140
