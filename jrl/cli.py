@@ -256,30 +256,20 @@ def train(args: argparse.Namespace) -> int:
         with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
-            from jrl.run.bucket_run import open_run_folder
+            from jrl.run.bucket_run import open_run_folder, refuse_several
 
             if processes.count > 1:
                 args.several = f"process {processes.index}"
             if processes.count > 1 and args.run is None:
                 raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
             if processes.count > 1:
-                refuse_bucket(args.run)
+                refuse_several(args.run)
             with open_run_folder(run_folder(args.run)) as folder:
                 args.run = folder.path
                 had = steps_summarized(args.run)
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
                                           accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
                 return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
-
-
-def refuse_bucket(run: Path) -> None:
-    """Raises ValueError where a run of several processes is in a bucket."""
-    from jrl.bucket.client import shown, split_address
-
-    if split_address(run) is not None:
-        raise ValueError(f"{shown(run)}: a run of several processes cannot be in a bucket so far, since every process "
-                         "writes its shards into one folder; give --run a folder that all of them see, or start one "
-                         "process")  # fmt: skip
 
 
 def train_locally(args: argparse.Namespace) -> int:
@@ -290,12 +280,13 @@ def train_locally(args: argparse.Namespace) -> int:
         raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
                          "--process-count and --process-index")  # fmt: skip
     from jrl.resolve import load_config
+    from jrl.run.bucket_run import refuse_several
     from jrl.run.launch import launch
 
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
-    refuse_bucket(args.run)
+    refuse_several(args.run)
     options = {"--devices": args.devices, "--from": args.begin_from}
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip

@@ -240,7 +240,7 @@ def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
         list(client(store).list("run/"))
     silent = Store()
     silent.answer = lambda *request: (0, b"", {})
-    with pytest.raises(BucketError, match="http://stand-in did not do GET within 0 s .ConnectionResetError"):
+    with pytest.raises(BucketError, match=r"http://stand-in did not do GET within 0 s .ConnectionResetError"):
         client(silent, deadline_seconds=0).get("run")
 
 

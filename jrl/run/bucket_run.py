@@ -107,6 +107,15 @@ def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
         held.release()
 
 
+def refuse_several(run: str | os.PathLike[str]) -> None:
+    """Raises ValueError where a run of several processes is in a bucket."""
+    if split_address(run) is not None:
+        raise ValueError(
+            f"{shown(run)}: a run of several processes cannot be in a bucket so far, since every process writes its "
+            "shards into one folder; give --run a folder that all of them see, or start one process"
+        )
+
+
 def _opened(bucket: Bucket, name: str, address: str, folder: Path, lease: Lease) -> Iterator[RunFolder]:
     commit, generation = claim(bucket, name, address)
     if commit.files:
