@@ -73,8 +73,8 @@ class StoredBatch(NamedTuple):
 
 
 def next_on_host(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
-    """Returns the next stored rows of the training split and how they are packed, on the host, counts of those left out,
-    as metrics, and the id of every row's example; [] where some examples gave none."""
+    """Returns the next stored rows of the training split and how they are packed, on the host, counts of those
+    left out, as metrics, and the id of every row's example; [] where some examples gave none."""
     config = stage.config
     visits = stage.stream.next(config.batch_size)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)

@@ -58,8 +58,10 @@ class Profile:
         if self._first is not None and self._steps is not None:
             self._end(done)
         elif self._steps is not None:
-            self._say(f"--profile {self._steps.first}:{self._steps.last}: this start of the run did none of these steps; "
-                      f"it ended after step {done}, and nothing was traced")  # fmt: skip
+            self._say(
+                f"--profile {self._steps.first}:{self._steps.last}: none of these steps was done by this start of the "
+                f"run, which ended after step {done}; nothing was traced"
+            )
             self._steps = None
 
     def _end(self, step: int) -> None:
