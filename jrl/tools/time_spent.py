@@ -17,8 +17,8 @@ ADVICE = {
     "sample": ("for completions: the device is decoding",
                "Sampler.slots closer to prompts x samples, or fewer slots where lengths differ much; a smaller "
                "Sampler.completion_length; Sampler.attention = 'auto'"),
-    "score": ("for the verifiers, while the device is idle",
-              "more Scoring.workers, or Online.lag = 1, which samples the next step meanwhile"),
+    "score": ("for the verifiers and judges: completions are being scored",
+              "more Scoring.workers, or Online.lag = 1, so that the device samples the next step meanwhile"),
     "prepare": ("for the host, which packs rows", "fewer and longer rows: Learner.row_length"),
     "update": ("for the update: the device is learning",
                "Decoder.remat = 'none' where memory allows, larger micro-batches (Learner.micro_batch_tokens), fewer "
