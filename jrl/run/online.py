@@ -89,9 +89,12 @@ def step(
     Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
     """
     phase("sampling")
+    # With devices of their own for sampling, the draw that is learned from is looked at before weights are published:
+    # it is scored meanwhile.
+    submitted = send(stage, state, waiting[0]) if waiting and stage.sampler.devices is not None else None
     current, *following = draws(stage, state, waiting, 1 + draws_ahead)
-
-    submitted = send(stage, state, current)
+    if submitted is None:
+        submitted = send(stage, state, current)
     phase("scoring", done=0, total=len(submitted.texts))
     minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
     progress = lambda done, total: phase("scoring", done=done, total=total)
@@ -124,7 +127,7 @@ def step(
         warms_up=done < stage.config.critic_warmup,
     )
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch, learned)
+    return Stepped(state, tuple(following), {**metrics, **submitted.seconds, **batch.metrics, **outcomes}, batch, learned)
 
 
 def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count: int) -> list[Draw]:
