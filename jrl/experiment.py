@@ -542,8 +542,10 @@ def check_sampler_mesh(config: Config) -> None:
                          "to None")  # fmt: skip
     for name, stage in online:
         if isinstance(stage.strategy, Partial):
-            raise ValueError("Config.sampler_mesh does not go with Online.strategy = @Partial(): the last segment of a "
-                             "completion is drawn by the newest weights, which learning waits for; set it to None")  # fmt: skip
+            raise ValueError(
+                "Config.sampler_mesh does not go with Online.strategy = @Partial(): the last segment of a completion "
+                "is drawn by the newest weights, which learning waits for; set it to None"
+            )
         if stage.lag < 1:
             raise ValueError(
                 f"Config.sampler_mesh needs Online.lag of at least 1, and that of stage {name!r} is {stage.lag}: with "

@@ -29,8 +29,9 @@ def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
     """Raises ValueError where the prompts of a step do not divide over the devices that sample."""
     shards = {"Config.mesh": batch_shards(mesh), "Config.sampler_mesh": batch_shards(sampler_mesh)}
     for stage in config.stages:
-        if isinstance(stage, Online) and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (
-            shards["Config.sampler_mesh"]
+        if (
+            isinstance(stage, Online)
+            and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (shards["Config.sampler_mesh"])
         ):
             raise ValueError(
                 f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp) of both "

@@ -127,7 +127,9 @@ def step(
         warms_up=done < stage.config.critic_warmup,
     )
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, tuple(following), {**metrics, **submitted.seconds, **batch.metrics, **outcomes}, batch, learned)
+    return Stepped(
+        state, tuple(following), {**metrics, **submitted.seconds, **batch.metrics, **outcomes}, batch, learned
+    )
 
 
 def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count: int) -> list[Draw]:

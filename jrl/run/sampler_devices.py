@@ -9,6 +9,7 @@ them (`SamplerDevices.collect`). Which version draws which batch is decided by t
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,7 @@ from jax.sharding import Mesh
 
 from jrl.device.program_cache import Program
 from jrl.device.transfer import Publication, abstract_transfer, leaves_of, publication, replace_leaf, transfer
+from jrl.experiment import Config, Online
 from jrl.models.contract import Adapted
 from jrl.ops.fingerprint import fingerprint
 from jrl.rollout.collect import Draw
@@ -154,6 +156,23 @@ def publication_of(weights: PyTree, learner: Mesh, sampler: Mesh, lag: int) -> P
     frozen = frozen_leaves(weights)
     trained = [leaf for leaf in jax.tree.leaves(weights) if id(leaf) not in frozen]
     return publication(leaves_of(trained), learner.shape, sampler.shape, copies_for(lag))
+
+
+def publishing_lags(config: Config) -> list[int]:
+    """Returns the lag of every stage that samples."""
+    return [stage.lag for stage in config.stages if isinstance(stage, Online)]
+
+
+def publication_text(p: Publication) -> str:
+    """Returns what publishing weights takes, for people."""
+    mib = lambda size: f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
+    gathered = f"; leaves of up to {mib(p.learner)} are gathered on each device that learns" if p.learner else ""
+    return f"published weights are {mib(p.received)} to each, and take {mib(p.peak)} of it at their peak{gathered}"
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """Returns the axes of a mesh that divide something."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
 
 
 def frozen_leaves(weights: PyTree) -> set[int]:
