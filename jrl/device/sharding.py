@@ -125,7 +125,7 @@ def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tup
         needed = f"{' + '.join(map(str, known.values()))} devices for Config.mesh and Config.sampler_mesh"
     raise ValueError(
         f"sampling on devices of its own needs {needed}: {sizes}; there are {num_devices} (--devices N starts N "
-        "virtual ones on a CPU). Make a mesh smaller, or set Config.sampler_mesh = None: sampling and learning take turns"
+        "virtual ones on a CPU). Make a mesh smaller, or set Config.sampler_mesh = None to sample and learn in turn"
     )
 
 
