@@ -6,7 +6,6 @@ not fit is refused too.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -260,7 +259,7 @@ def words(bindings: Mapping[str, Any]) -> list[str]:
     for name, value in bindings.items():
         if isinstance(value, MeshShape):  # all axes: those that are left out would be those of the learner's mesh
             lines.append(f"{name}=@sampler/MeshShape()")
-            lines += [f"sampler/MeshShape.{axis}={size}" for axis, size in dataclasses.asdict(value).items()]
+            lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in ("data", "fsdp", "tensor")]
         else:
             lines.append(f"{name}={value!r}")
     return lines
@@ -306,8 +305,8 @@ def text(done: Search) -> str:
 
 
 def gain(done: Search) -> list[str]:
-    """Returns what the fastest split of the devices gains over the fastest mesh that samples and learns in turn, a line;
-    [] where not both were found."""
+    """Returns what the fastest split of the devices gains over the fastest mesh that samples and learns in turn; []
+    where not both were found."""
     apart = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is not None]
     together = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is None]
     if not apart or not together:
