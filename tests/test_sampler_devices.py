@@ -1,5 +1,6 @@
 """Sampling on devices of its own: the same tokens and metrics as in turn, stops, refusals, what publishing takes."""
 
+import contextlib
 import json
 
 import jax
@@ -144,3 +145,30 @@ def test_the_bytes_of_a_publication():
     # Another tensor: whole leaves travel, and are cut at their destination: 800 / 4 + 80 / 4 + 8.
     other = publication(leaves, learner, {"fsdp": 1, "tensor": 4}, held=1)
     assert other == (228, 888, 1, 800, 800) and other.peak == 1028
+
+
+@pytest.mark.parametrize(("copies", "peak"), [(1, 4 * 96 + 4 * 64), (2, 2 * 4 * 96 + 4 * 64)])
+def test_a_publication_holds_no_more_than_it_states(monkeypatch, copies, peak):
+    learner, sampler = split_meshes(MeshShape(fsdp=2), MeshShape(), jax.devices())
+    host = {"a": np.arange(64, dtype=np.float32), "b": np.arange(32, dtype=np.float32)}
+    sharding = NamedSharding(learner, PartitionSpec("fsdp"))
+    weights = jax.device_put(host, sharding)
+    stated = publication(
+        [(4 * x.size, PartitionSpec("fsdp")) for x in host.values()], learner.shape, sampler.shape, copies
+    )
+    assert stated.peak == peak
+    held, usual = [], sampler_devices.replace_leaf
+
+    def measured(*args):
+        leaf = usual(*args)
+        held.append(sum(x.nbytes for x in jax.live_arrays() if x.sharding.device_set == {*sampler.devices.flat}))
+        return leaf
+
+    monkeypatch.setattr(sampler_devices, "replace_leaf", measured)
+    with contextlib.closing(sampler_devices.SamplerDevices(learner, sampler)) as devices:
+        for _ in range(3):
+            published = devices.publish(weights, weights, copies)
+        np.testing.assert_array_equal(published["a"], host["a"])
+    # All that lives on the sampling device after each leaf; the largest leaf is counted for the moment of its copy.
+    assert max(held) <= peak - 4 * 64
+    assert max(held) == copies * 4 * 96
