@@ -31,6 +31,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
     "jrl.run.records.StopRun": STOPPED,
     "jrl.run.records.Diverged": STOPPED,
+    "jrl.run.sampler_devices.WrongWeights": STOPPED,
     "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.tasks.judges.failures.JudgeStopped": STOPPED,

@@ -26,8 +26,10 @@ from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run, stage_at, starts
+from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
+from jrl.run.sampler_devices import mesh_text, publication_of, publication_text, publishing_lags
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
 
@@ -146,7 +148,7 @@ def precompile(job: Job, done: int) -> None:
 
 def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
+    mesh = mesh_text(job.mesh.shape)
     frozen, trained = split_params(job.model.spec(job.cfg))
     # Of whole matrices: in few bits there are fewer entries, and scales.
     size = f"{num_params(trained if frozen is None else decoder.spec(job.cfg)):,} parameters"
@@ -162,7 +164,18 @@ def shapes(job: Job) -> str:
             f"{stage.name}: {prompts}{s.sequences} sequences of {s.width}, at most {s.micro_batches} micro-batches of "
             f"{s.rows} rows of {s.row_length} tokens"
         )
-    return "\n".join([f"{size} on {mesh}", *lines])
+    return "\n".join([f"{size} on {mesh}", *publication_lines(job), *lines])
+
+
+def publication_lines(job: Job) -> list[str]:
+    """Returns what the devices of their own for sampling are, and what publishing weights to them takes; [] without."""
+    sampler_mesh = job.policy.sampler_mesh
+    if sampler_mesh is None:
+        return []
+    state = job.programs.initial(abstract(job.key, job.mesh))
+    weights, lag = weights_of(state.models, "policy").params, max(publishing_lags(job.config))
+    return [f"sampling on devices of its own, {mesh_text(sampler_mesh.shape)}: "
+            f"{publication_text(publication_of(weights, job.mesh, sampler_mesh, lag))}"]  # fmt: skip
 
 
 def begin_stage(job: Job, progress: Progress) -> Progress:

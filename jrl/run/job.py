@@ -19,7 +19,7 @@ from jrl import paths
 from jrl.device.placement import place_on_mesh, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import make_mesh, replicated
+from jrl.device.sharding import make_mesh, replicated, split_meshes
 from jrl.experiment import (
     Config,
     Offline,
@@ -62,7 +62,7 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared
+from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared, check_split
 from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
@@ -86,6 +86,7 @@ from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
+from jrl.run.sampler_devices import SamplerDevices
 from jrl.run.signals import StopRequest
 from jrl.run.teacher import check_teacher, check_vocabulary
 from jrl.run.throughput import Speed, speed_of
@@ -117,6 +118,7 @@ class Policy:
     program_cache: ProgramCache
     programs: Programs
     chosen: tuple[Choice, ...] = ()  # what every 'auto' of the configuration became
+    sampler_mesh: Mesh | None = None  # of training's draws, on devices of their own; None: `mesh`
 
 
 @dataclasses.dataclass
@@ -219,7 +221,12 @@ def open_policy(
     Args:
       programs_in: the program cache -> what makes programs in it, such as MemberPrograms.
     """
-    mesh = make_mesh(config.mesh)
+    sampler_mesh = None
+    if config.sampler_mesh is None:
+        mesh = make_mesh(config.mesh)
+    else:
+        mesh, sampler_mesh = split_meshes(config.mesh, config.sampler_mesh)
+        check_split(config, mesh, sampler_mesh)
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
         raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
@@ -235,7 +242,8 @@ def open_policy(
     cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):
-        check_divides(cfg, mesh)
+        for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
+            check_divides(cfg, each)
         check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         frozen, trained = split_params(model.spec(cfg))
@@ -244,8 +252,10 @@ def open_policy(
     check_shared(config, cfg)
     check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in)
-    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen))
+    if sampler_mesh is not None:
+        check_cache(config, cfg, sampler_mesh.shape["tensor"])
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in, sampler_mesh)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen), sampler_mesh)
 
 
 @contextlib.contextmanager
@@ -369,7 +379,11 @@ def open_job(
         stack.callback(run_state.close)
         key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
         streams = open_streams(config, source, stored, tokenizer)
-        stages = open_stages(policy, streams, scorer, classifier, judges, key, processes)
+        devices = None
+        if policy.sampler_mesh is not None:
+            devices = SamplerDevices(policy.mesh, policy.sampler_mesh)
+            stack.callback(devices.close)
+        stages = open_stages(policy, streams, scorer, classifier, judges, key, processes, devices)
         job = Job(
             policy=policy,
             folder=folder,
@@ -463,8 +477,13 @@ def open_stages(
     judges: Sequence[OpenJudge],
     key: Array,
     processes: Processes = ONE,
+    devices: SamplerDevices | None = None,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
-    """Returns the run's stages with all that their steps use."""
+    """Returns the run's stages with all that their steps use.
+
+    Args:
+      devices: those that sample alone; None: the learner's sample too.
+    """
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
     everywhere = replicated(mesh)
     number = lambda x: place_on_mesh(np.float32(x), everywhere)
@@ -498,6 +517,8 @@ def open_stages(
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)
         check_components(stage, components)
+        if devices is not None:
+            own.sample.devices = devices
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -517,6 +538,7 @@ def open_stages(
             next_segment=own.next_segment,
             processes=processes,
             decodes_all=processes.writer and config.log.rollouts,
+            devices=devices,
         )
         stages.append(
             OnlineStage(

@@ -91,11 +91,6 @@ def step(
     Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
     """
     phase("sampling")
-    with clock.on("sample"):
-        current, *following = draws(stage, state, waiting, 1 + draws_ahead)
-        for drawn in [current, *following]:
-            if all(drawn is not other for other in waiting):
-                clock.dispatched("sample", drawn.rollout.length)
 
     def sent(drawn: Draw) -> Submitted:
         clock.wait_for(drawn.rollout.length)
@@ -104,7 +99,16 @@ def step(
         clock.drawn.append(submitted.host)
         return submitted
 
-    submitted = sent(current)
+    # With devices of their own for sampling, the draw that is learned from is looked at before weights are published:
+    # it is scored meanwhile.
+    submitted = sent(waiting[0]) if waiting and stage.sampler.devices is not None else None
+    with clock.on("sample"):
+        current, *following = draws(stage, state, waiting, 1 + draws_ahead)
+        for drawn in [current, *following]:
+            if all(drawn is not other for other in waiting):
+                clock.dispatched("sample", drawn.rollout.length)
+    if submitted is None:
+        submitted = sent(current)
     phase("scoring", done=0, total=len(submitted.texts))
     with clock.on("prepare"):
         minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
@@ -148,7 +152,9 @@ def step(
         )
         clock.dispatched("update", metrics["update/skipped_nonfinite"])
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch, learned)
+    return Stepped(
+        state, tuple(following), {**metrics, **submitted.seconds, **batch.metrics, **outcomes}, batch, learned
+    )
 
 
 def note_prepared(clock: RunClock, minibatches: Sequence[Minibatch]) -> None:
