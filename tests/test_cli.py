@@ -434,6 +434,8 @@ def test_every_table_of_a_run_can_be_listed(command):
         "Demonstrations",
         "Labeled",
         "Preferences",
+        "Rated",
+        "StepLabels",
     }
 
 

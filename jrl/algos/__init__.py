@@ -8,6 +8,7 @@ from jrl.algos import (
     adaptive_kl_grpo,
     apo_down,
     apo_zero,
+    attribute_regression,
     awr,
     bco,
     bradley_terry,
@@ -62,6 +63,7 @@ from jrl.algos import (
     pf_ppo,
     ppo,
     pro,
+    process_reward,
     raft,
     reinforce,
     reinforce_plus_plus,
@@ -174,4 +176,6 @@ ALGOS: dict[str, Objective] = {
     "RRHF": rrhf.OBJECTIVE,
     "StepAPO": step_apo.OBJECTIVE,
     "NoisyBradleyTerry": noisy_bradley_terry.OBJECTIVE,
+    "AttributeRegression": attribute_regression.OBJECTIVE,
+    "ProcessReward": process_reward.OBJECTIVE,
 }

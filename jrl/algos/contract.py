@@ -86,13 +86,16 @@ class Sequences:
     logprob: Array | None  # [..., S] float32, sum over the loss mask, differentiated; None: Needs.logprobs is False
     ref_logprob: Array | None  # [..., S] float32, under the reference, where the objective needs it
     length: Array  # [..., S] int32, tokens in the loss mask
-    score: Array | None  # [..., S] float32, of the reward head at the last token, differentiated; None: no such head
+    # [..., S] float32, of the reward head at the last token, differentiated; [..., S, K] of one with K outputs
+    # (Needs.score_outputs); None: no such head
+    score: Array | None
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
     # [..., S] float32 or wider, Objective.sequence_baseline at every place; None: it has none
     baseline: Array | None = None
-    # [..., S] float32, what its data or Objective.pairs say that it is worth, such as a score; None: nothing
+    # [..., S] float32, what its data or Objective.pairs say that it is worth, such as a score; [..., S, K] of data with
+    # K attributes, NaN where a row lacks one; None: nothing
     value: Array | None = None
     # [..., S] float32, sum under the distribution that drew the tokens; None: they were not sampled
     behaviour_logprob: Array | None = None
@@ -117,6 +120,7 @@ class Needs(NamedTuple):
     row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
+    score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response
     entropy_gradient: bool = False
     # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
     credit_logprobs: bool = False
@@ -137,6 +141,11 @@ class Needs(NamedTuple):
     def heads(self) -> tuple[str, ...]:
         """The heads that the trained model must have, by name (jrl.models.heads)."""
         return tuple(name for name, needed in (("value", self.values), ("reward", self.score)) if needed)
+
+    @property
+    def head_outputs(self) -> dict[str, int]:
+        """How many numbers each head gives, by name."""
+        return {"value": self.value_outputs, "reward": self.score_outputs}
 
 
 class Facts(NamedTuple):

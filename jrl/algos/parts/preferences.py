@@ -36,6 +36,40 @@ PARTS: list[Part] = [
         ],
     },
     {
+        "id": "P3",
+        "function": "jrl.ops.reward_regression:attribute_error",
+        "inputs": ["score", "rating", "rated"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/algos/test_reward_regression.py::test_attribute_error_by_hand",
+            "tests/algos/test_reward_regression.py::test_attributes_that_are_not_rated_have_no_gradient",
+        ],
+    },
+    {
+        "id": "P4",
+        "function": "jrl.ops.reward_regression:step_cross_entropy",
+        "inputs": ["score", "label"],
+        "output": "loss [...] float32",
+        "tests": [
+            "tests/algos/test_reward_regression.py::test_step_cross_entropy_by_hand",
+            "tests/algos/test_reward_regression.py::test_a_step_is_judged_at_its_end_alone",
+        ],
+    },
+    {
+        "id": "P4",
+        "function": "jrl.ops.reward_regression:rollout_label",
+        "inputs": ["correct", "scored", "soft"],
+        "output": "label [...] float32",
+        "tests": ["tests/algos/test_reward_regression.py::test_labels_of_completions"],
+    },
+    {
+        "id": "P4",
+        "function": "jrl.ops.reward_regression:through_first_wrong",
+        "inputs": ["label", "steps"],
+        "output": "learned [..., K] bool",
+        "tests": ["tests/algos/test_reward_regression.py::test_steps_after_the_first_wrong_one_are_left_out"],
+    },
+    {
         "id": "P5",
         "function": "jrl.algos.dpo:sequence_loss",
         "inputs": ["config", "sequences", "state"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrl.tasks.data import conditioned, demonstrations, labeled, preferences
+from jrl.tasks.data import conditioned, demonstrations, labeled, preferences, rated, step_labels
 from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
@@ -10,4 +10,6 @@ SOURCES: dict[str, StoredSource] = {
     "Demonstrations": demonstrations.SOURCE,
     "Labeled": labeled.SOURCE,
     "Preferences": preferences.SOURCE,
+    "Rated": rated.SOURCE,
+    "StepLabels": step_labels.SOURCE,
 }

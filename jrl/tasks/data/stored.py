@@ -20,7 +20,8 @@ class StoredRows(NamedTuple):
     label: np.ndarray  # [n] float32, 1: preferred, or alone; 0: not preferred
     weight: np.ndarray  # [n] float32
     unit: np.ndarray  # [n] int32, the comparison a row is part of
-    value: np.ndarray  # [n] float32, what the data say that a row is worth; 0 where they do not
+    # [n] float32, what the data say that a row is worth; 0 where they do not; [n, K] of K attributes, NaN where missing
+    value: np.ndarray
 
 
 class StoredSource(NamedTuple):
