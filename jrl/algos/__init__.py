@@ -65,6 +65,7 @@ from jrl.algos import (
     pro,
     process_reward,
     raft,
+    rationale_dpo,
     reinforce,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
@@ -178,4 +179,5 @@ ALGOS: dict[str, Objective] = {
     "NoisyBradleyTerry": noisy_bradley_terry.OBJECTIVE,
     "AttributeRegression": attribute_regression.OBJECTIVE,
     "ProcessReward": process_reward.OBJECTIVE,
+    "RationaleDPO": rationale_dpo.OBJECTIVE,
 }

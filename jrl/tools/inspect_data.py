@@ -156,7 +156,9 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
 def _width(inspected: Inspected, example: Any) -> int:
     """Returns a width that holds whatever of the example fits a row: arrays are as wide as they are asked to be."""
     texts = [message.content for message in example.messages]
-    texts += [text for text in (example.answer, *example.info.values()) if isinstance(text, str)]
+    values = [example.answer, *example.info.values()]
+    values += [one for value in values if isinstance(value, list) for one in value]
+    texts += [text for text in values if isinstance(text, str)]
     # A text has at most as many tokens as bytes; markers of roles and the end are few.
     return min(inspected.width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
 
