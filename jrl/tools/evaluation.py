@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrl.experiment import row_of
 from jrl.rollout.evaluate import measure
 from jrl.rollout.scoring import open_scoring
 from jrl.run.job import open_evaluator
 from jrl.run.policy import Trained
 from jrl.tasks.data.held_out import held_out
+from jrl.tasks.envs import open_source
 
 
 def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
             "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
             ", or, for a published model, --config FILE.gin"
         )
-    source = row_of(tables, "envs", config.task).open(config.task)
+    source = open_source(config.task, tables["envs"])
     visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
     scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
     try:
