@@ -118,7 +118,7 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
-    # Of reward heads with several outputs (AttributeRegression): the weight of each in the role's score; None: their mean
+    # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
     attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
@@ -404,8 +404,9 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             )
         outputs = stored_attributes(stage, objective)
         if outputs is not None and len(stage.source.values) != outputs:
-            raise ValueError(f"{name} has a reward head with {outputs} outputs, and {type(stage.source).__name__}.values "
-                             f"names {len(stage.source.values)} attributes; name as many as it has outputs")  # fmt: skip
+            source_name, named = type(stage.source).__name__, len(stage.source.values)
+            raise ValueError(f"{name} has a reward head with {outputs} outputs, and {source_name}.values names {named} "
+                             "attributes; name as many as it has outputs")  # fmt: skip
     objective.check(
         stage.objective,
         Facts(

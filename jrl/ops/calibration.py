@@ -32,8 +32,8 @@ def expected_calibration_error(confidence: Array, correct: Array, *, bins: int =
 
 
 def auroc(confidence: Array, correct: Array) -> float:
-    """Returns M12's AUROC by ranks: the chance that a right answer has a higher confidence than a wrong one, a tie half;
-    NaN where there is none of one kind."""
+    """Returns M12's AUROC by ranks: the chance that a right answer has a higher confidence than a wrong one, a tie
+    half; NaN where there is none of one kind."""
     confidence, correct = _checked(confidence, correct)
     right, wrong = confidence[correct == 1], np.sort(confidence[correct == 0])
     if not len(right) or not len(wrong):

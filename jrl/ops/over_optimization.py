@@ -36,7 +36,9 @@ def over_optimization(kl: Array, proxy: Array, gold: Array) -> OverOptimization:
     if (kl[known] < 0).any():
         raise ValueError(f"over_optimization: a KL of {kl[known].min()}; estimate it by k3, which is not negative")
     if known.sum() < 2:
-        raise ValueError(f"over_optimization: {known.sum()} checkpoints with a KL and both scores; it takes two or more")
+        raise ValueError(
+            f"over_optimization: {known.sum()} checkpoints with a KL and both scores; it takes two or more"
+        )
     order = np.argsort(kl[known], kind="stable")
     distance, proxy, gold = np.sqrt(kl[known][order]), proxy[known][order], gold[known][order]
     best = int(gold.argmax())

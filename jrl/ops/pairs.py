@@ -58,9 +58,7 @@ def best_against_random(
     return _pairs(reward, group, best, _highest(draw, group, valid & ~best, **static), margin=margin, **static)
 
 
-def tournament(
-    preference: Array, group: Array, valid: Array, *, num_groups: int, margin: float
-) -> tuple[Array, Array]:
+def tournament(preference: Array, group: Array, valid: Array, *, num_groups: int, margin: float) -> tuple[Array, Array]:
     """Returns F15 by a tournament: every two rows of a group meet, and the row of the most wins is preferred to that of
     the fewest. No pair where the two differ by `margin` or less, as where every row beats another in a circle.
 

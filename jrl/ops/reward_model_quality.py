@@ -21,8 +21,8 @@ def pair_accuracy(chosen: Array, rejected: Array) -> float:
 
 
 def best_of_many(correct: Array, wrong: Array) -> float:
-    """Returns M13's share of problems whose right answer has a higher reward than all wrong ones, a tie being a failure;
-    NaN of no problems.
+    """Returns M13's share of problems whose right answer has a higher reward than all wrong ones, a tie being a
+    failure; NaN of no problems.
 
     Args:
       correct: [problems] float, rewards; NaN: the problem is left out. wrong: [problems, answers] float; NaN: there is

@@ -148,7 +148,9 @@ def role_heads(policy: Policy, role: str) -> PyTree:
     if role not in heads:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
-    of_rewards = [need.score_outputs for stage, need in zip(config.stages, needs) if need.score and stage.trains == role]
+    of_rewards = [
+        need.score_outputs for stage, need in zip(config.stages, needs) if need.score and stage.trains == role
+    ]
     outputs = {
         VALUE: max((need.value_outputs for need in needs if need.values), default=1),
         REWARD: of_rewards[-1] if of_rewards else 1,

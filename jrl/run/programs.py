@@ -209,9 +209,7 @@ def begin_stage(
     return state.replace(models=models, objective=objective.init_state(config))
 
 
-def drawn_heads(
-    names: Sequence[str], role: str, key: Array, cfg: Any, outputs: Mapping[str, int]
-) -> dict[str, Array]:
+def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, outputs: Mapping[str, int]) -> dict[str, Array]:
     """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
     named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
     return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), outputs)

@@ -29,7 +29,14 @@ def answers_of(rows):
 
 def test_ratings_are_in_the_order_of_the_names_and_missing_ones_are_nan():
     config = Rated(values=("good", "long"))
-    visits = [visit(good=3, long=1.5), visit(long=4), visit(), visit(good=5), visit(good="3"), visit(answer=None, good=1)]
+    visits = [
+        visit(good=3, long=1.5),
+        visit(long=4),
+        visit(),
+        visit(good=5),
+        visit(good="3"),
+        visit(answer=None, good=1),
+    ]
     rows, counts = rated.rows(config, [*visits, visit(answer="y" * 40, good=1)], TOKENIZER, 20)
     np.testing.assert_array_equal(rows.value, np.float32([[3, 1.5], [np.nan, 4]]))
     assert answers_of(rows) == ["yes", "yes"] and rows.unit.tolist() == [0, 1]

@@ -57,7 +57,9 @@ def test_propagated_weights_by_hand():
 
 def test_the_refinement_most_like_the_feedback_is_taken():
     feedback = jnp.array([[1.0, 0.0]] * 4)
-    refinements = jnp.array([[[9.0, 9.0], [2.0, 0.1]], [[2.0, 0.1], [NAN, NAN]], [[1.0, 0.0], [3.0, 0.0]], [[NAN] * 2] * 2])
+    refinements = jnp.array(
+        [[[9.0, 9.0], [2.0, 0.1]], [[2.0, 0.1], [NAN, NAN]], [[1.0, 0.0], [3.0, 0.0]], [[NAN] * 2] * 2]
+    )
     valid = jnp.array([[True, True], [True, False], [True, True], [False, False]])
     np.testing.assert_array_equal(jax.jit(closest_refinement)(feedback, refinements, valid), [1, 0, 0, -1])
 

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from jrl.tasks.example import Example
 
-
 _WORD = re.compile(r"\w+", re.UNICODE)
 
 

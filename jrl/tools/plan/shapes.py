@@ -111,7 +111,9 @@ def inputs_of(config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCa
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
         components=tuple(map(functools.partial(components_of, config), config.stages)),
         rewards_tokens=(rewards_spans(config.scoring, parts.tables["verifiers"]),) * len(config.stages),
-        attributes=tuple(stored_attributes(stage, row_of(parts.tables, "algos", stage.objective)) for stage in config.stages),
+        attributes=tuple(
+            stored_attributes(stage, row_of(parts.tables, "algos", stage.objective)) for stage in config.stages
+        ),
     )
 
 
