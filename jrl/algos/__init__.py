@@ -40,6 +40,7 @@ from jrl.algos import (
     icepop,
     inpo,
     ipo,
+    iq_learn,
     kimi_mirror_descent,
     kl_cov,
     kto,
@@ -180,4 +181,5 @@ ALGOS: dict[str, Objective] = {
     "AttributeRegression": attribute_regression.OBJECTIVE,
     "ProcessReward": process_reward.OBJECTIVE,
     "RationaleDPO": rationale_dpo.OBJECTIVE,
+    "IQLearn": iq_learn.OBJECTIVE,
 }

@@ -484,6 +484,7 @@ def sample_tokens() -> Tokens:
         returns=draw(-1, 1),
         selected=draw(0, 1) > 0.5,
         divergence=draw(0, 2),
+        state_values=draw(0, 3),
     )
 
 
@@ -560,6 +561,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(selected=None)
     if needs.divergence is None:
         tokens = tokens.replace(divergence=None)
+    if not needs.state_values:
+        tokens = tokens.replace(state_values=None)
     return tokens
 
 

@@ -75,6 +75,7 @@ class Tokens:
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
+    state_values: Array | None = None  # [..., L] float32, V of each token's state, differentiated, where Needs asks
     divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
 
 
@@ -115,6 +116,8 @@ class Needs(NamedTuple):
     reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
     teacher: bool = False  # log-probs under the role `teacher`, which an earlier stage has trained
     divergence: Divergence | None = None  # from the teacher's distribution at every token, by this measure
+    # the soft value of every token's state, logsumexp of the logits of the model that it trains, with its gradient
+    state_values: bool = False
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)

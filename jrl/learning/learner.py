@@ -30,7 +30,7 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.divergence import token_divergence
-from jrl.ops.logprobs import token_logprobs
+from jrl.ops.logprobs import state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
@@ -82,6 +82,7 @@ class Reading(NamedTuple):
     value_logits: Array | None  # [R, L, K], of the bins of those values; None: the head gives numbers
     scores: Array | None  # [R, S], of the reward head at the last token of every sequence; [R, S, K] of K outputs
     divergence: Array | None = None  # [R, L], from a teacher
+    state_values: Array | None = None  # [R, L], logsumexp of the logits
 
 
 class Teacher(NamedTuple):
@@ -141,6 +142,9 @@ def reading_of(
         value_logits=value_logits,
         scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
         divergence=divergence,
+        state_values=state_values(hidden, mask, unembed, temperature=micro.temperature, chunk=chunk)
+        if needs.state_values
+        else None,
     )
 
 
@@ -369,6 +373,7 @@ def token_terms(
         returns=micro.returns,
         selected=micro.selected,
         divergence=reading.divergence,
+        state_values=reading.state_values,
     )
     per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.

@@ -331,7 +331,7 @@ PARTS: list[Part] = [
         "function": "jrl.ops.soft_q:inverse_soft_q",
         "inputs": ["logprob", "value", "next_value", "discount", "weight"],
         "output": "loss [...] float32",
-        "tests": ["tests/ops/test_pair_losses.py::test_by_hand"],
+        "tests": ["tests/algos/test_iq_learn.py::test_by_hand", "tests/ops/test_pair_losses.py::test_by_hand"],
     },
     {
         "id": "P33",
@@ -534,5 +534,16 @@ PARTS: list[Part] = [
         "inputs": ["score", "mask"],
         "output": "reward [..., K] float32",
         "tests": ["tests/ops/test_feedback.py::test_win_scaled_by_hand"],
+    },
+    {
+        "id": "P32",
+        "function": "jrl.algos.iq_learn:token_loss",
+        "inputs": ["config", "tokens", "state"],
+        "output": "(loss [..., L] float32, metrics {name: [..., L]})",
+        "tests": [
+            "tests/algos/test_iq_learn.py::test_by_hand",
+            "tests/algos/test_iq_learn.py::test_the_next_state_is_of_the_same_sequence_and_learned",
+            "tests/algos/test_iq_learn.py::test_the_gradient_is_that_of_small_differences_through_both_values",
+        ],
     },
 ]
