@@ -12,7 +12,7 @@ from jrl.rollout.evaluate import numbers, report
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
-from jrl.tools.evaluation import reevaluate
+from jrl.tools.evaluation import reevaluate, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -71,3 +71,13 @@ def test_a_mixture_of_a_users_environment_is_opened(tmp_path):
     # It has been opened where its prompts are counted.
     with pytest.raises(ValueError, match=r"512 held-out prompts asked for.* among 20 examples"):
         reevaluate(trained, lambda done, total: None)
+
+
+def test_policies_are_compared_prompt_by_prompt():
+    # Of the prompts that both were judged on a wins one, ties one and loses two: (1 + 0.5) / 4.
+    a = {"source": "a", "by_prompt": {"p": 1.0, "q": 0.5, "r": 0.0, "s": 0.2, "t": None, "u": 1.0}}
+    b = {"source": "long/b", "by_prompt": {"s": 0.9, "r": 1.0, "q": 0.5, "p": 0.0, "t": 1.0}}
+    empty, head, *rows = win_rates([a, b])
+    assert empty == "" and head.split() == ["wins", "over", "a", "long/b"]
+    assert rows[0].startswith("a ") and rows[0].split()[1] == "37.5" and rows[1].split()[1] == "62.5"
+    assert win_rates([a, {"source": "c", "by_prompt": {"p": None}}])[2].split() == ["a", "-"]
