@@ -112,8 +112,13 @@ def abstract_step(
     arrays: StageArrays,
     shape: Shape,
     mesh: Mesh,
+    attributes: int | None,
 ) -> None:
-    """Calls every program of a step as `step` does, in abstract form: `p` takes and returns shapes."""
+    """Calls every program of a step as `step` does, in abstract form: `p` takes and returns shapes.
+
+    Args:
+      attributes: as `stored_attributes` has them.
+    """
     role = config.trains
     rows = (shape.sequences, shape.width)
     by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(mesh, 2))
@@ -126,7 +131,7 @@ def abstract_step(
         replicated_shape(count, np.float32),
         replicated_shape(count, np.float32),
         replicated_shape(count, np.int32),
-        replicated_shape(count, np.float32),
+        replicated_shape(count if attributes is None else (*count, attributes), np.float32),
     )
     minibatches = [minibatch] * config.learner.minibatches
     learn_from_stored(p, state, minibatches, labels, arrays, role=role, epochs=config.learner.epochs)

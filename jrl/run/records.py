@@ -19,7 +19,7 @@ from jrl import config as gin
 from jrl import paths
 from jrl.device.placement import fetch
 from jrl.device.replicas import differing_replica
-from jrl.experiment import Config, Online, segments_of
+from jrl.experiment import Config, Online, segments_of, stored_attributes
 from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
@@ -136,6 +136,7 @@ def inputs_of(job: Job) -> Inputs:
         shapes=tuple(stage.shape for stage in job.stages),
         components=tuple(stage.sampler.components if isinstance(stage, OnlineStage) else () for stage in job.stages),
         rewards_tokens=tuple(isinstance(stage, OnlineStage) and stage.rewards_tokens for stage in job.stages),
+        attributes=tuple(stored_attributes(stage.config, stage.objective) for stage in job.stages),
     )
 
 
