@@ -18,7 +18,7 @@ from jrl.models import experts
 from jrl.models.attention import cudnn, fused, linear
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
-from jrl.models.attention.reference import attend
+from jrl.models.attention.reference import Rows, attend
 from jrl.models.contract import Cache, Model, PrefixSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
@@ -48,7 +48,8 @@ class Context(NamedTuple):
 
     positions: Array  # [B, L] int32
     segment: Array | PrefixSegments | None
-    mask: Array | None  # [B, L, L] bool, or [B, L, P + L]; None with a cache
+    # [B, L, L] bool, or [B, L, P + L]; None with a cache, and where attention needs no more than a block of it at once
+    mask: Array | None
     rotary: Rotary | None  # None: no layer rotates
 
 
@@ -114,7 +115,8 @@ def _run(
     if cfg.learned_positions is not None:
         table = constrain(params["positions"].astype(dtype), None, "embed_shard")
         x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
-    mask = visible(positions, segment) if cache is None else None
+    at_once = cache is None and cfg.attention != "splash" and cfg.attention_block is None
+    mask = visible(positions, segment) if at_once else None
     rotary = _rotary(positions, cfg)
     inputs = None if cfg.layer_inputs is None else _layer_inputs(params, x, tokens, cfg)
     context = Context(positions, segment, mask, rotary)
@@ -282,20 +284,25 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     return logits if cfg.logit_cap is None else cfg.logit_cap * jnp.tanh(logits / cfg.logit_cap)
 
 
-def visible(positions: Array, segment: Array | PrefixSegments | None) -> Array:
+def visible(positions: Array, segment: Array | PrefixSegments | None, rows: Rows = lambda x: x) -> Array:
     """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence. With
-    a prefix from another row, [B, L, P + L]: the prefix first."""
-    column = jnp.arange(positions.shape[1])
-    causal = (column[:, None] >= column[None, :])[None]
+    a prefix from another row, [B, L, P + L]: the prefix first.
+
+    Args:
+      rows: chooses the tokens that see, of arrays [B, L, ...]; the others' rows never exist.
+    """
+    column = jnp.arange(positions.shape[1])[None]
+    causal = rows(column)[:, :, None] >= column[:, None, :]
     if segment is None:
         return constrain(jnp.broadcast_to(causal, (positions.shape[0], *causal.shape[1:])), "batch", None, None)
     if isinstance(segment, PrefixSegments):
-        prefix = segment.continuation[:, :, None] & (segment.prefix_row >= 0)[:, None, :]
-        return jnp.concatenate([prefix, visible(positions, segment.segment)], axis=-1)
+        prefix = rows(segment.continuation)[:, :, None] & (segment.prefix_row >= 0)[:, None, :]
+        return jnp.concatenate([prefix, visible(positions, segment.segment, rows)], axis=-1)
     if segment.ndim == 2:
-        return causal & (segment[:, :, None] == segment[:, None, :])
+        return causal & (rows(segment)[:, :, None] == segment[:, None, :])
     sequence, seen_prefix = segment[..., 0], segment[..., 1]
-    return causal & ((sequence[:, :, None] == sequence[:, None, :]) | (seen_prefix[:, :, None] == sequence[:, None, :]))
+    own = rows(sequence)[:, :, None] == sequence[:, None, :]
+    return causal & (own | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:
@@ -364,24 +371,30 @@ def _attention(
                 k=write(cache.k, k, start, layer, transposed), v=write(cache.v, v, start, layer, False)
             )
     kv = (k, v)
-    if cache is not None:
-        column = jnp.arange(sum(block.shape[-2] for block in cache.v))[None]
-        mask = column[:, None] <= positions[:, :, None]
-    if kind.windowed is not False:
+    column = None if cache is None else jnp.arange(sum(block.shape[-2] for block in cache.v))[None]
+
+    def mask_of(rows: Rows = lambda x: x) -> Array:
+        if cache is not None:
+            seen = column[:, None] <= rows(positions)[:, :, None]
+        else:
+            seen = visible(positions, segment, rows) if mask is None else rows(mask)
+        if kind.windowed is False:
+            return seen
         keys = column if cache is not None else positions
         if isinstance(segment, PrefixSegments):
             columns = jnp.broadcast_to(
                 jnp.arange(segment.prefix_row.shape[1], dtype=keys.dtype), segment.prefix_row.shape
             )
             keys = jnp.concatenate([columns, keys], axis=1)
-        near = positions[:, :, None] - keys[:, None, :] < cfg.window
-        mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
+        near = rows(positions)[:, :, None] - keys[:, None, :] < cfg.window
+        return seen & (near if kind.windowed is True else near | ~kind.windowed)
+
     sinks = weights.get(name_of("sinks"))
     if cache is not None and q.shape[1] == 1 and cache.layout == "single_block":
         out = _by_ragged(q, cache, layer, positions[:, 0], kind.windowed, sinks, cfg)
     elif cache is not None and q.shape[1] == 1:
         out = attend_cached(
-            q, cache.k, cache.v, layer, mask,
+            q, cache.k, cache.v, layer, mask_of(),
             transposed=cache.layout == "head_dim_major", scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
         )  # fmt: skip
     else:
@@ -390,12 +403,13 @@ def _attention(
         if isinstance(segment, PrefixSegments):
             k, v = (jnp.concatenate([_prefix(x, segment.prefix_row), x], axis=2) for x in (k, v))
         if cfg.attention == "splash":
-            out = _by_splash(q, k, v, None if cache is not None else segment, kind.windowed, sinks, cfg)
+            start = None if cache is None or k.shape[2] == q.shape[1] else positions[:, 0]
+            out = _by_splash(q, k, v, None if cache is not None else segment, start, kind.windowed, sinks, cfg)
         elif cfg.attention == "cudnn":
-            out = cudnn.attend(q, k, v, mask, scale=cfg.query_scale)
+            out = cudnn.attend(q, k, v, mask_of(), scale=cfg.query_scale)
         else:
             out = attend(
-                q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
+                q, k, v, mask_of, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
             )
     if cfg.output_gate:
         out = out * jax.nn.sigmoid(project("q_gate", "heads"))
@@ -404,16 +418,26 @@ def _attention(
 
 
 def _by_splash(
-    q: Array, k: Array, v: Array, segment: Array | None, windowed: bool | Array, sinks: Array | None, cfg: Decoder
+    q: Array,
+    k: Array,
+    v: Array,
+    segment: Array | None,
+    start: Array | None,
+    windowed: bool | Array,
+    sinks: Array | None,
+    cfg: Decoder,
 ) -> Array:
-    """Returns attention by the kernel, [B, L, H, K]. Raises ValueError where a token sees a second segment."""
+    """Returns attention by the kernel, [B, L, H, K], of the tokens from the columns `start` [B] on where there are more
+    columns than tokens. Raises ValueError where a token sees a second segment."""
     from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
 
     if segment is not None and segment.ndim == 3:
         raise ValueError("attention='splash' lets a token see its own segment only, which excludes shared prompts")
 
     def within(window: int | None) -> Array:
-        return splash.attend(q, k, v, segment, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks)
+        return splash.attend(
+            q, k, v, segment, start=start, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks
+        )
 
     if isinstance(windowed, bool):
         return within(cfg.window if windowed else None)

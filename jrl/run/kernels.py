@@ -17,6 +17,7 @@ from jrl.models.shape import Decoder
 
 AUTO = "auto"
 LOGITS_BYTES = 2**28  # of a row's logits that exist at once, where nothing else is asked for
+PREFILL_CHUNK = 2048  # tokens of a prompt that a TPU prefills at once: enough to fill the matrix unit
 LARGEST_CHUNK = 1024  # positions: longer chunks compute more positions that nobody reads
 
 
@@ -43,7 +44,7 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
         choices += [Choice(f"{place}.{field}", getattr(own, field), None) for field in ("logprobs", "logprob_chunk")
                     if getattr(own, field) != getattr(stage.learner, field)]  # fmt: skip
 
-    def chosen(part: Any, name: str, value: str, reason: str | None) -> Any:
+    def chosen(part: Any, name: str, value: str | int, reason: str | None) -> Any:
         choices.append(Choice(f"{type(part).__name__}.{name}", value, reason))
         return dataclasses.replace(part, **{name: value})
 
@@ -57,6 +58,8 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
         # Unrolled with ragged attention, this libtpu's partitioner aborts where heads are sharded.
         scanned = sampler.attention == "ragged"
         sampler = chosen(sampler, "layers", "scanned" if scanned else "unrolled", None)
+    if platform == "tpu" and sampler.prefill_chunk is None and config.data.prompt_length > PREFILL_CHUNK:
+        sampler = chosen(sampler, "prefill_chunk", PREFILL_CHUNK, None)
     return dataclasses.replace(config, model=model, sampler=sampler, stages=stages), choices
 
 
