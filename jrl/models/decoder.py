@@ -152,6 +152,7 @@ def _run(
         def step_of(kind: Kind, variant: Variant) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 (x, cache), (weights, flags, index, per_layer_input) = carry, xs
+                weights = weights | {name: fused.Stacked(leaves, index) for name, leaves in unsliced.items()}
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 x, new, kv, logits = _layer(
                     x, weights, context, layer_cache, per_layer_input, shared_kv(kind, variant),
@@ -167,6 +168,9 @@ def _run(
             variant, row = cfg.variant(start), row_of(cfg, start)
             some = {name: flag[start:stop] for name, flag in flags.items()}
             stack = some_layers(params["layers"], cfg, start, stop)
+            # A kernel reads the layer's blocks in the stack: a slice would be a copy of the layer's matrices.
+            unsliced = {name: stack[name] for name in (fused.MLP,) if name in stack}
+            stack = {name: leaf for name, leaf in stack.items() if name not in unsliced}
             rows = jnp.full(stop - start, row) if variant.shared else jnp.arange(row, row + stop - start)
             per_layer_input = None if inputs is None else inputs[start:stop]
             (x, cache), (logits, kv) = jax.lax.scan(
@@ -211,11 +215,15 @@ def _layer(
         else:
             y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, shared_kv, cfg)
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        h = _norm(between, weights, "mlp_norm", cfg) if before else between
-        if "router" in weights:
-            z, logits = _sparse(between, h, weights, cfg)
+        if fused.MLP in weights and fused.reads_stack(x):
+            z, logits = _by_fused_mlp(between, weights[fused.MLP], cfg), None
         else:
-            z, logits = _mlp(h, weights, cfg), None
+            weights = fused.with_sliced(weights)
+            h = _norm(between, weights, "mlp_norm", cfg) if before else between
+            if "router" in weights:
+                z, logits = _sparse(between, h, weights, cfg)
+            else:
+                z, logits = _mlp(h, weights, cfg), None
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
@@ -456,6 +464,16 @@ def _by_ragged(
         first = near if windowed is True else jnp.where(windowed, near, first)
     (k,), (v,) = cache.k, cache.v
     return ragged.attend(q, k, v, layer, first, last, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks)
+
+
+def _by_fused_mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
+    """Returns the MLP of the residual stream of one token a row, [B, 1, D], its norm included, by the kernel."""
+    from jrl.models import fused_mlp  # Pallas is half a second of import, for those who ask for it
+
+    return fused_mlp.mlp(
+        x, fused.stacked(weights), activation=ACTIVATIONS[cfg.activation], eps=cfg.norm_eps,
+        plus_one=cfg.norm == "rms_plus_one",
+    )  # fmt: skip
 
 
 def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
