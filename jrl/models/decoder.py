@@ -169,7 +169,7 @@ def _run(
             some = {name: flag[start:stop] for name, flag in flags.items()}
             stack = some_layers(params["layers"], cfg, start, stop)
             # A kernel reads the layer's blocks in the stack: a slice would be a copy of the layer's matrices.
-            unsliced = {name: stack[name] for name in (fused.MLP,) if name in stack}
+            unsliced = {name: stack[name] for name in (fused.ATTENTION, fused.MLP) if name in stack}
             stack = {name: leaf for name, leaf in stack.items() if name not in unsliced}
             rows = jnp.full(stop - start, row) if variant.shared else jnp.arange(row, row + stop - start)
             per_layer_input = None if inputs is None else inputs[start:stop]
@@ -208,17 +208,18 @@ def _layer(
     def block(x: Array, weights: PyTree, per_layer_input: Array | None, shared_kv: tuple[Array, Array] | None) -> tuple:
         x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
-        h = _norm(x, weights, "attention_norm", cfg) if before else x
+        if not fused.reads_stack(x):
+            weights = fused.with_sliced(weights, cfg)
+        h = _norm(x, weights, "attention_norm", cfg) if before and fused.ATTENTION not in weights else x
         if variant.linear:
             y, new = _linear(h, weights, context, layer_cache, cfg)
             kv = None
         else:
             y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, shared_kv, cfg)
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        if fused.MLP in weights and fused.reads_stack(x):
+        if fused.MLP in weights:
             z, logits = _by_fused_mlp(between, weights[fused.MLP], cfg), None
         else:
-            weights = fused.with_sliced(weights)
             h = _norm(between, weights, "mlp_norm", cfg) if before else between
             if "router" in weights:
                 z, logits = _sparse(between, h, weights, cfg)
@@ -351,7 +352,9 @@ def _attention(
     def normed(x: Array, name: str) -> Array:
         return x if cfg.qk_norm is None else rms_norm(x, _weight(weights[name_of(name)], cfg), cfg.norm_eps)
 
-    if fused.QKV in weights:
+    if fused.ATTENTION in weights:
+        q, k, v = _by_fused_qkv(h, weights[fused.ATTENTION], rotary, kind, cfg)
+    elif fused.QKV in weights:
         scale = _weight(weights[fused.QK_NORM], cfg) if fused.QK_NORM in weights else None
         both, v = fused.project(h, weights, cfg, scale)
         q, k = fused.split(_rotate(both, rotary, kind), weights, cfg)
@@ -466,6 +469,16 @@ def _by_ragged(
     return ragged.attend(q, k, v, layer, first, last, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks)
 
 
+def _by_fused_qkv(x: Array, weights: PyTree, rotary: Rotary, kind: Kind, cfg: Decoder) -> tuple[Array, Array, Array]:
+    """Returns queries, keys and values of the residual stream of one token a row, its norm included, by the kernel."""
+    from jrl.models.attention import fused_qkv  # Pallas is half a second of import, for those who ask for it
+
+    cos, sin = _angles(rotary, kind)
+    if kind.rotates is False:
+        cos, sin = jnp.ones_like(cos), jnp.zeros_like(sin)
+    return fused_qkv.project(x, fused.stacked(weights), cos, sin, cfg)
+
+
 def _by_fused_mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
     """Returns the MLP of the residual stream of one token a row, [B, 1, D], its norm included, by the kernel."""
     from jrl.models import fused_mlp  # Pallas is half a second of import, for those who ask for it
@@ -492,14 +505,17 @@ def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
 
 
 def _rotate(x: Array, rotary: Rotary | None, kind: Kind) -> Array:
-    if kind.rotates is False:
-        return x
+    return x if kind.rotates is False else rotate(x, *_angles(rotary, kind))
+
+
+def _angles(rotary: Rotary, kind: Kind) -> tuple[Array, Array]:
+    """Returns (cos, sin) of a layer of a kind that rotates, or may."""
     cos, sin = rotary.windowed if kind.windowed is True else rotary.full
     if not isinstance(kind.windowed, bool) and rotary.windowed is not rotary.full:
         cos, sin = (jnp.where(kind.windowed, near, far) for near, far in zip(rotary.windowed, rotary.full))
-    if kind.rotates is not True:  # a rotation by 0 is none
+    if not isinstance(kind.rotates, bool):  # a rotation by 0 is none
         cos, sin = jnp.where(kind.rotates, cos, 1), jnp.where(kind.rotates, sin, 0)
-    return rotate(x, cos, sin)
+    return cos, sin
 
 
 def _norm(x: Array, weights: PyTree, name: str, cfg: Decoder) -> Array:

@@ -127,6 +127,4 @@ def normed(x: Array, scale: Array, eps: float, plus_one: bool) -> Array:
 def product(x: Array, y: Array) -> Array:
     """Returns x y summed into float32, inside a kernel: of bfloat16 in one pass, of float32 in as many as it needs."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    return jax.lax.dot_general(
-        x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
+    return jax.lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=jnp.float32)

@@ -22,10 +22,11 @@ from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
 QKV, QK_NORM = "qkv", "qk_norm"
-# The leaves that the kernels for one token a row read in their stack, a block at a time (models/fused_mlp.py).
-MLP = "mlp_kernel"
+# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py
+ATTENTION, MLP = "attention_kernel", "mlp_kernel"
 MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
 AXES = ("layers", "embed", "heads", None, "head_dim")  # of QKV
+KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: shares, their heads and entries in one
 NORM_AXES = ("layers", None, "head_dim")  # of QK_NORM
 ROWS_BYTES = 4 * 2**20  # of rows in a core's memory: what a kernel reads, its norm, its sum and what it writes
 
@@ -70,7 +71,22 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
         )
         kept[QK_NORM] = jnp.concatenate([of("q_norm", cfg.heads), of("k_norm", cfg.kv_heads)], axis=1)
         kept_names[QK_NORM] = NORM_AXES
+    if _has_qkv_kernel(cfg):
+        columns = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
+        kept[QKV] = jnp.reshape(
+            kept[QKV], (cfg.layers, cfg.width, columns), out_sharding=None if mesh.empty else spec(KERNEL_AXES, TRAIN)
+        )
+        kept_names[QKV] = KERNEL_AXES
+        read = [name for name in ("attention_norm", QKV, QK_NORM) if name in kept]
+        kept[ATTENTION], kept_names[ATTENTION] = ({n: leaves.pop(n) for n in read} for leaves in (kept, kept_names))
     return {**params, "layers": kept}, {**names, "layers": kept_names}
+
+
+def _has_qkv_kernel(cfg: Decoder) -> bool:
+    """Whether the kernel computes queries, keys and values of every layer, where one matrix does."""
+    normed_before = cfg.norm != "layer" and cfg.norm_place != "after" and not cfg.parallel and not cfg.output_gate
+    rotates = cfg.rotated == cfg.head_dim and any(map(cfg.rotates, range(cfg.layers)))
+    return normed_before and rotates and not cfg.head_dim % LANES and not cfg.width % LANES
 
 
 def _has_mlp_kernel(layers: PyTree, cfg: Decoder, shares: int) -> bool:
@@ -94,15 +110,23 @@ def stacked(weights: PyTree) -> Stacked:
     return Stacked(jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), weights), jnp.int32(0))
 
 
-def with_sliced(weights: PyTree) -> PyTree:
+def with_sliced(weights: PyTree, cfg: Decoder) -> PyTree:
     """Returns the weights of a layer with those that kernels read in their stack as ordinary leaves."""
-    if MLP not in weights:
-        return weights
-    leaves = weights[MLP]
-    if isinstance(leaves, Stacked):
-        leaves, layer = leaves
-        leaves = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), leaves)
-    return {name: leaf for name, leaf in weights.items() if name != MLP} | leaves
+    for part in (ATTENTION, MLP):
+        if part not in weights:
+            continue
+        leaves = weights[part]
+        if isinstance(leaves, Stacked):
+            leaves, layer = leaves
+            leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
+        if QKV in leaves:
+            mesh = jax.sharding.get_abstract_mesh()
+            shares = 1 if mesh.empty else mesh.shape[TRAIN["heads"]]
+            heads = (cfg.heads + 2 * cfg.kv_heads) // shares
+            where = None if mesh.empty else spec(AXES[1:], GATHERED)
+            leaves[QKV] = jnp.reshape(leaves[QKV], (cfg.width, shares, heads, cfg.head_dim), out_sharding=where)
+        weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves
+    return weights
 
 
 def project(h: Array, weights: PyTree, cfg: Decoder, scale: Array | None) -> tuple[Array, Array]:

@@ -113,7 +113,10 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         streamed = streamed_seconds(inside, case, chip)
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
-        step = max((in_step + streamed + ragged_seconds(case, chip)) / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
+        step = (
+            max((in_step + streamed + ragged_seconds(case, chip)) / steps, read_bytes(case) / chip.hbm_rate)
+            + waits / steps
+        )
         operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
     all_passes = sum(passes.values()) or 1.0
@@ -196,7 +199,8 @@ def ragged_seconds(case: Case, chip: Chip) -> float:
 def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
     """Returns the seconds in which kernels read weights, of the calls that a program makes."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width}
+    heads = cfg.heads + 2 * cfg.kv_heads
+    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width, "fused_qkv": cfg.width * heads * cfg.head_dim}
     total = 0.0
     for run in runs:
         if is_kernel(run.instruction):
