@@ -12,8 +12,8 @@ import pytest
 from jrl.device.program_cache import COMPILER_OPTIONS
 from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.models import decoder
-from jrl.models.contract import abstract, axes, init
 from jrl.models.attention.linear import Linear
+from jrl.models.contract import abstract, axes, init
 from jrl.models.shape import FullHeads
 from jrl.ops.truncate import support_of_size
 from jrl.rollout import sampler, stop_strings

@@ -55,9 +55,13 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
         reason = no_ragged(config, cfg, platform, tensor)
         sampler = chosen(sampler, "attention", "reference" if reason else "ragged", reason)
     if sampler.layers == AUTO:
-        # Unrolled with ragged attention, this libtpu's partitioner aborts where heads are sharded.
         scanned = sampler.attention == "ragged"
         sampler = chosen(sampler, "layers", "scanned" if scanned else "unrolled", None)
+    if platform == "tpu" and (sampler.attention, sampler.layers) == ("ragged", "unrolled") and tensor > 1:
+        raise ValueError(
+            f"Sampler.layers='unrolled' with Sampler.attention='ragged' over MeshShape.tensor={tensor}: TPUs' compiler "
+            "(libtpu 0.0.42.1) aborts where heads are sharded; set Sampler.layers='scanned' or leave it out"
+        )
     if platform == "tpu" and sampler.prefill_chunk is None and config.data.prompt_length > PREFILL_CHUNK:
         sampler = chosen(sampler, "prefill_chunk", PREFILL_CHUNK, None)
     return dataclasses.replace(config, model=model, sampler=sampler, stages=stages), choices

@@ -81,7 +81,9 @@ def _shard(
                 *[of_layer(queries + keys, head_dim)] * len(qk_norm),
             ],
             out_specs=[whole(*shape) for shape in results],
-            scratch_shapes=[pltpu.VMEM((width // block, rows, block), x.dtype), pltpu.VMEM((rows, columns), jnp.float32)],
+            scratch_shapes=[
+                pltpu.VMEM((width // block, rows, block), x.dtype), pltpu.VMEM((rows, columns), jnp.float32),
+            ],
         ),
         out_shape=[jax.ShapeDtypeStruct(shape, x.dtype) for shape in results],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),

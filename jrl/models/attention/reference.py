@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jrl.device.sharding import reshape
 from jrl.types import Array
 
-
 Rows = Callable[[Array], Array]  # [B, Q, ...] -> the same of some queries, [B, block, ...]
 
 
