@@ -25,7 +25,7 @@ STOP_IDS = (3, 7, 8, 21, 40, 41, 60, 77, 90)
 PAD = 95
 WIDTH = 5  # of prompts
 BASE = Sampler(completion_length=9, slots=5)  # most tests share its program: compiling is what they cost
-LINEAR = dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4), layers=4)
+LINEAR = dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4, layers=(True, False)))
 FIELDS = ("tokens", "length", "action_mask", "sampler_logprobs", "finish", "version")
 
 
@@ -244,7 +244,8 @@ def test_a_prompt_prefilled_in_chunks_draws_the_same(layers, option):
     at_once = run(prompts(), config, cfg=cfg)
     chunked = run(prompts(), dataclasses.replace(config, prefill_chunk=2), cfg=cfg)
     np.testing.assert_array_equal(chunked.tokens, at_once.tokens)
-    np.testing.assert_allclose(chunked.sampler_logprobs, at_once.sampler_logprobs, rtol=0, atol=2e-6)
+    largest = np.abs(at_once.sampler_logprobs).max()
+    np.testing.assert_allclose(chunked.sampler_logprobs, at_once.sampler_logprobs, rtol=0, atol=1e-6 * largest)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

@@ -266,7 +266,7 @@ def program(
     slots: int,
     layers: str,
     layout: Layout,
-    prefill_chunk: int | None,
+    prefill_chunk: int | None = None,
     max_batch_compactions: int,
     stop_ids: tuple[int, ...],
     pad_id: int,

@@ -35,6 +35,8 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
     Args:
       cfg: the model's own configuration, as its functions take it.
       platform: cpu, gpu or tpu. tensor: devices along the tensor axis.
+
+    Raises: ValueError for a choice that aborts the TPUs' compiler.
     """
     model, sampler, choices = config.model, config.sampler, []
     learners = [chosen_learner(stage.learner, cfg, platform, tensor) for stage in config.stages]

@@ -28,8 +28,9 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(fused_mlp, "BUFFER_BYTES", 6 * 128 * 256 * 4)  # two blocks of 256, or one of a share of it
 
 
-def decode(params, cfg, tokens=np.array([[3], [9], [31]], np.int32)):
+def decode(params, cfg):
     """Returns the hidden states of a first token a row."""
+    tokens = np.array([[3], [9], [31]], np.int32)
     return decoder.MODEL.forward(params, tokens, np.zeros((3, 1), np.int32), None, cfg)[0]
 
 

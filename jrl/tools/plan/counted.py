@@ -113,10 +113,8 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         streamed = streamed_seconds(inside, case, chip)
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
-        step = (
-            max((in_step + streamed + ragged_seconds(case, chip)) / steps, read_bytes(case) / chip.hbm_rate)
-            + waits / steps
-        )
+        busy = in_step + streamed + ragged_seconds(case, chip)
+        step = max(busy / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
         operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
     all_passes = sum(passes.values()) or 1.0
