@@ -296,6 +296,7 @@ ROUNDED = (
     "Sampler.layers",
     "Learner.logprobs",
     "Learner.logprob_chunk",
+    "Sampler.prefill_chunk",
 )
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (

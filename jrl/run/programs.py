@@ -299,6 +299,7 @@ def sampling(
         slots=config.sampler.slots,
         layers=config.sampler.layers,
         layout=config.sampler.layout,
+        prefill_chunk=config.sampler.prefill_chunk,
         max_batch_compactions=config.sampler.max_batch_compactions,
         stop_ids=tokenizer.end_ids,
         pad_id=tokenizer.pad_id,
