@@ -257,6 +257,9 @@ class Config:
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
     run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
+    # Devices of their own for sampling, the ones behind those of `mesh`: completions are drawn while the policy learns,
+    # with weights that are Online.lag versions older, at least 1. None: on those of `mesh`, in turn with learning.
+    sampler_mesh: MeshShape | None = None
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
@@ -293,6 +296,7 @@ ROUNDED = (
     "Sampler.layers",
     "Learner.logprobs",
     "Learner.logprob_chunk",
+    "Sampler.prefill_chunk",
 )
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
@@ -320,6 +324,7 @@ FREE = (
     "Log.*",
     *ROUNDED,
     "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
+    "Config.sampler_mesh",
 )
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -355,6 +360,7 @@ def check(config: Config, tables: Tables) -> None:
         for role, heads in trained_heads(stage, needs).items():
             roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
+    check_sampler_mesh(config)
     check_teacher(config, tables, roles.keys())
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
@@ -561,6 +567,29 @@ def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) 
     if stage.critic not in earlier:
         raise ValueError(f"Online.critic names the role {stage.critic!r}, which no earlier stage trains. Available: "
                          f"{', '.join(sorted(earlier))}")  # fmt: skip
+
+
+def check_sampler_mesh(config: Config) -> None:
+    """Raises ValueError where devices of their own for sampling would never sample while the others learn."""
+    if config.sampler_mesh is None:
+        return
+    online = [(name, stage) for name, stage in zip(stage_names(config.stages), config.stages)
+              if isinstance(stage, Online)]  # fmt: skip
+    if not online:
+        raise ValueError("Config.sampler_mesh gives sampling its own devices, and no stage of the run samples; set it "
+                         "to None")  # fmt: skip
+    for name, stage in online:
+        if isinstance(stage.strategy, Partial):
+            raise ValueError(
+                "Config.sampler_mesh does not go with Online.strategy = @Partial(): the last segment of a completion "
+                "is drawn by the newest weights, which learning waits for; set it to None"
+            )
+        if stage.lag < 1:
+            raise ValueError(
+                f"Config.sampler_mesh needs Online.lag of at least 1, and that of stage {name!r} is {stage.lag}: with "
+                "the newest weights nothing is sampled while they learn, and half of the devices would always wait. "
+                "Set Online.lag = 1, or Config.sampler_mesh = None"
+            )
 
 
 def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> None:

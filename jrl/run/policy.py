@@ -225,6 +225,7 @@ def name_of(binding: str) -> str:
 def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
     """Returns `config` with a mesh and attention kernels that this host has, where the bindings ask for none."""
     bound = [name_of(binding) for binding in bindings]
+    config = dataclasses.replace(config, sampler_mesh=None)  # which only training uses
     if not any(name.startswith("MeshShape.") for name in bound):
         config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
     platform = jax.devices()[0].platform

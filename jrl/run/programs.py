@@ -49,6 +49,7 @@ from jrl.rollout.ensembles import Ensemble, aggregate
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import Drawing
 from jrl.rollout.strategies.partial import Partial
+from jrl.run.sampler_devices import ProgramApart, copies_for
 from jrl.run.teacher import abstract_teacher, teacher_shape, with_teacher
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
@@ -223,8 +224,20 @@ def copy_of(model: ModelState, role: str = "policy") -> ModelState:
     return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)
 
 
-def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Mesh, cache: ProgramCache) -> Programs:
-    """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
+def build(
+    config: Config,
+    tables: Tables,
+    model: Model,
+    tokenizer: Any,
+    mesh: Mesh,
+    cache: ProgramCache,
+    sampler_mesh: Mesh | None = None,
+) -> Programs:
+    """Returns the programs of a run on `mesh`. Nothing is compiled before it is called.
+
+    Args:
+      sampler_mesh: where training draws, on devices of their own; None: on `mesh`.
+    """
     cfg = model_config(config, tokenizer)
     model.spec(cfg)  # refuses adapters to projections that are not there
     names = stage_names(config.stages)
@@ -232,6 +245,8 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         build_stage(stage, name, config, tables, model, cfg, tokenizer, mesh, cache)
         for stage, name in zip(config.stages, names)
     ]
+    if sampler_mesh is not None:
+        stages = [with_sampler_mesh(p, stage, mesh, sampler_mesh) for p, stage in zip(stages, config.stages)]
     longest = config.sampler.completion_length
     evaluated = config.eval and sampling(config, config.eval.samples, longest, model, cfg, tokenizer)
     return Programs(
@@ -241,6 +256,15 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         stages=tuple(stages),
         teacher=None if config.teacher is None else abstract_teacher(teacher_shape(config), mesh),
     )
+
+
+def with_sampler_mesh(programs: StagePrograms, stage: Stage, mesh: Mesh, sampler_mesh: Mesh) -> StagePrograms:
+    """Returns the programs of a stage with the one that draws on a mesh of its own."""
+    if not isinstance(stage, Online):
+        return programs
+    by_role = bool(strategy_of(stage.strategy).roles(stage.strategy))
+    apart = ProgramApart(programs.sample, mesh, sampler_mesh, copies=copies_for(stage.lag), by_role=by_role)
+    return programs._replace(sample=apart)
 
 
 def teacher_kind(config: Config) -> tuple[Model, Any] | None:
@@ -275,6 +299,7 @@ def sampling(
         slots=config.sampler.slots,
         layers=config.sampler.layers,
         layout=config.sampler.layout,
+        prefill_chunk=config.sampler.prefill_chunk,
         max_batch_compactions=config.sampler.max_batch_compactions,
         stop_ids=tokenizer.end_ids,
         pad_id=tokenizer.pad_id,
