@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -117,6 +118,8 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
+    attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
@@ -187,6 +190,13 @@ def completion_length(stage: Stage, config: Config) -> int:
     """Returns C of a stage: the tokens of its longest completion. Stages may differ, so that windows grow (F7)."""
     own = stage.completion_length if isinstance(stage, Online) else None
     return config.sampler.completion_length if own is None else own
+
+
+def stored_attributes(stage: Stage, objective: Objective) -> int | None:
+    """Returns of how many attributes the data of a stage say what each row is worth; None: of none, at most one number
+    of each row of a pair."""
+    needs = objective.needs(stage.objective)
+    return needs.score_outputs if needs.row_values and objective.unit_size == 1 else None
 
 
 def segments_of(stage: Online, config: Config) -> int:
@@ -286,6 +296,7 @@ ROUNDED = (
     "Sampler.layers",
     "Learner.logprobs",
     "Learner.logprob_chunk",
+    "Sampler.prefill_chunk",
 )
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
@@ -376,7 +387,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
         source = row_of(tables, "sources", stage.source)
         if source.unit_size != objective.unit_size:
-            takes = {1: "single rows", 2: "pairs"}
+            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale"}
             raise ValueError(
                 f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
                 f"{takes[source.unit_size]}"
@@ -397,6 +408,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
                 else f"{name} reads what the data say that an answer is worth, and {source_name}.values does not name "
                 "the entries that say it; set it to two, such as ('value', 'rejected_value')"
             )
+        outputs = stored_attributes(stage, objective)
+        if outputs is not None and len(stage.source.values) != outputs:
+            source_name, named = type(stage.source).__name__, len(stage.source.values)
+            raise ValueError(f"{name} has a reward head with {outputs} outputs, and {source_name}.values names {named} "
+                             "attributes; name as many as it has outputs")  # fmt: skip
     objective.check(
         stage.objective,
         Facts(
@@ -476,6 +492,28 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         )
     if online:
         check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
+        check_attribute_weights(stage, config, tables)
+
+
+def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
+    """Raises ValueError where there is not one weight for each output of the reward heads that a stage reads."""
+    if stage.attribute_weights is None:
+        return
+    count = len(stage.attribute_weights)
+    if not stage.rewards:
+        raise ValueError("Online.attribute_weights is of the reward models in Online.rewards, which names none; name "
+                         "one, or leave it out")  # fmt: skip
+    if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
+        raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
+    outputs = {}
+    for other in itertools.takewhile(lambda other: other is not stage, config.stages):
+        needs = row_of(tables, "algos", other.objective).needs(other.objective)
+        if needs.score:
+            outputs[other.trains] = needs.score_outputs
+    for role in stage.rewards:
+        if outputs[role] != count:
+            raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
+                             f"{outputs[role]} outputs; give one weight for each, or None")  # fmt: skip
 
 
 def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:

@@ -47,6 +47,7 @@ def steps(job: Job) -> Iterator[Step]:
     if job.done < expected:  # a damaged checkpoint
         precompile(job, job.done)
     job.display.note(shapes(job))
+    job.run_clock.switch("other")
     held: Step | None = None
     first = saved = job.done
     fault.discard(job)
@@ -64,6 +65,7 @@ def steps(job: Job) -> Iterator[Step]:
                     fault.begin_bundle(job, progress)
                     bundled = True
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
+                job.profile.before(job.done + 1)
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
                     progress, step = take_step(job, progress)
             except StopRequested:
@@ -74,6 +76,7 @@ def steps(job: Job) -> Iterator[Step]:
             previous, held = held, step
             job.done += 1
             records.clock(job, held, time.monotonic() - start)
+            job.profile.after(job.done, held.metrics)
             if previous is not None:
                 yield records.emit(job, previous)
             job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
@@ -106,6 +109,8 @@ def steps(job: Job) -> Iterator[Step]:
         if saved != job.done:
             records.save(job, progress)
         raise
+    finally:
+        job.profile.close(job.done)
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
@@ -132,7 +137,7 @@ def resume(job: Job) -> Progress:
 
 def precompile(job: Job, done: int) -> None:
     """Begins to compile what the run needs after `done` of its steps."""
-    with job.timed("compile"):
+    with job.timed("compile"), job.spent("compile"):
         compile_run(
             records.inputs_of(job),
             done,
@@ -190,13 +195,14 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     """Returns the progress after one step of its stage."""
     stage, state = job.stages[progress.stage], progress.state
     if not isinstance(stage, OnlineStage):
-        stepped = offline.step(stage, state, job.display.phase)
+        stepped = offline.step(stage, state, job.display.phase, job.run_clock)
         learned = learned_if_stopping(job, stepped.learned)
         step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
         return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
     done = job.done - starts(job.config)[progress.stage]
-    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone)
+    clock = job.run_clock
+    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone, clock)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
@@ -227,11 +233,12 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     announce = lambda done, total: job.display.phase(f"evaluating {name}", done=done, total=total)
     weights = weights_of(state.models, "policy").params
     stop = job.stop_alone if interruptible else never
-    with job.timed("eval"):
+    with job.timed("eval"), job.spent("evaluate"):
         try:
             result = measure(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
+    del result["by_prompt"]  # one number for each prompt, which `jrl eval` compares policies by
     job.display.note(f"{name}, the first held-out prompt:")
     first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])

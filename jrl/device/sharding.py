@@ -234,16 +234,18 @@ def mapped(
     out: Sequence[str | None],
     *,
     summed: str,
+    checked: bool = True,
 ) -> Array:
     """Returns `fn` of each device's shard of `args`, summed over the mesh axis of the logical axis `summed`.
 
     Args:
       ins, out: logical activation axes of the arguments, which are laid out so, and of the result.
+      checked: as in `per_shard`.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return fn(*args)
     summed_over_shards = lambda *shares: (jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),)
-    return per_shard(summed_over_shards, args, ins, (out,))[0]
+    return per_shard(summed_over_shards, args, ins, (out,), checked=checked)[0]
 
 
 def per_shard(

@@ -63,6 +63,7 @@ from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
 from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared, check_split
+from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
     identify,
@@ -76,8 +77,10 @@ from jrl.run.kernels import Choice, choose_kernels, sentence
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import starts
+from jrl.run.profile import Profile, Steps, profile_folder
 from jrl.run.programs import Programs
 from jrl.run.report.display import Display, no_display, open_display
+from jrl.run.report.goodput import GoodputFile
 from jrl.run.report.memory import PeakMemory
 from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
@@ -86,6 +89,7 @@ from jrl.run.reward_model import open_reward_model
 from jrl.run.sampler_devices import SamplerDevices
 from jrl.run.signals import StopRequest
 from jrl.run.teacher import check_teacher, check_vocabulary
+from jrl.run.throughput import Speed, speed_of
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
@@ -138,8 +142,12 @@ class Job:
     processes: Processes
     published: Published | None  # the weights that the run begins with; None: random ones
     origin: Origin | None  # the other run whose weights it begins with
+    speed: Speed
+    profile: Profile
     # What the loop moves.
     opened: float  # monotonic seconds
+    run_clock: RunClock | None  # where the time of this process goes; None: a member of a population
+    goodput: GoodputFile | None = None
     metrics: Metrics | None = None
     rollouts: RolloutStore | None = None
     done: int = 0  # steps completed, of all stages
@@ -169,7 +177,12 @@ class Job:
 
     def stopping(self) -> bool:
         """Whether any process was asked to stop. All of them ask, at the same places."""
-        return self.processes.any("stop", self.stop.is_set())
+        with self.spent("wait"):
+            return self.processes.any("stop", self.stop.is_set())
+
+    def spent(self, part: str) -> contextlib.AbstractContextManager:
+        """Inside, the time of the loop's thread is that of a part."""
+        return contextlib.nullcontext() if self.run_clock is None else self.run_clock.on(part)
 
     def stop_alone(self) -> bool:
         """Whether a run of one process was asked to stop. One of several ends its step first, as the others do."""
@@ -258,6 +271,7 @@ def open_job(
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
     beside: Job | None = None,
     processes: Processes = ONE,
+    profile: Steps | None = None,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
@@ -268,12 +282,14 @@ def open_job(
       programs_in: as in `open_policy`.
       beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
       processes: those that train together, each with its own devices, in one folder that all of them see.
+      profile: steps to write a trace of.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
     """
-    opened = time.monotonic()
+    opened, run_clock = time.monotonic(), RunClock()
     with contextlib.ExitStack() as stack:
+        stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
         check_several(config, processes.count)
         if processes.writer:
@@ -319,6 +335,7 @@ def open_job(
         if beside is None:
             policy = open_policy(config, parts, tokenizer, display.phase, programs_in)
             stack.callback(policy.program_cache.close)
+            policy.program_cache.compiling = lambda: run_clock.on("compile")
         else:
             policy = dataclasses.replace(beside.policy, config=config)
         config = policy.config
@@ -384,6 +401,9 @@ def open_job(
             key=key,
             processes=processes,
             opened=opened,
+            speed=speed_of(config, policy.mesh, policy.model, policy.cfg),
+            run_clock=run_clock,
+            profile=Profile(profile, profile_folder(folder, processes.index, processes.count), display.note),
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
         )
@@ -400,7 +420,7 @@ def open_job(
         try:
             yield job
         finally:
-            for resource in (job.metrics, job.rollouts):
+            for resource in (job.metrics, job.rollouts, job.goodput):
                 if resource is not None:
                     resource.close()
 

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from jrl import cli
+from jrl.device.chips import GIB
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, compiled, libtpu, planning, report
 from jrl.tools.plan.case import make_case
-from jrl.tools.plan.chips import GIB, parse_topology
+from jrl.tools.plan.chips import parse_topology
 from jrl.tools.plan.compiled import Compiled
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jrl.device.chips import GIB
 from jrl.experiment import Config
 from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
@@ -32,7 +33,7 @@ from jrl.tools.plan.case import (
     with_known_shape,
 )
 from jrl.tools.plan.cheaper import Change
-from jrl.tools.plan.chips import GIB, Topology
+from jrl.tools.plan.chips import Topology
 from jrl.tools.plan.compiled import Compiled
 from jrl.tools.plan.counted import Count, count_of, kernel_seconds
 from jrl.tools.plan.estimate import Estimate

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from jrl.device.chips import GIB
 from jrl.experiment import Online
 from jrl.run.sampler_devices import mesh_text, publication_text
 from jrl.tools.plan import budget, cheaper, estimate
 from jrl.tools.plan.budget import Memory
 from jrl.tools.plan.case import Case, cases_of, publication_of
-from jrl.tools.plan.chips import GIB
 from jrl.tools.plan.planning import Plan
 
 SHOWN = 5  # operations of a program; --json has more

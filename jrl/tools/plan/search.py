@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jrl.device.chips import GIB, Chip
 from jrl.device.sharding import MeshShape
 from jrl.experiment import Config, Online
 from jrl.models.attention.kernels import NO_KERNEL, check_attention
@@ -29,7 +30,7 @@ from jrl.tools.plan.case import (
     with_known_shape,
 )
 from jrl.tools.plan.cheaper import SAMPLER_MESH, applied
-from jrl.tools.plan.chips import GIB, Chip, Topology
+from jrl.tools.plan.chips import Topology
 from jrl.tools.plan.compiled import Compiled
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

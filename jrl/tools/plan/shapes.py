@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jrl.algos.reward_shaping import components_read
 from jrl.device.program_cache import Program, ProgramCache
 from jrl.device.sharding import make_mesh, split_meshes
-from jrl.experiment import Config, Online, Stage, stage_names
+from jrl.experiment import Config, Online, Stage, row_of, stage_names, stored_attributes
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.sampler import SamplingParams
@@ -124,6 +124,9 @@ def inputs_of(
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
         components=tuple(map(functools.partial(components_of, config), config.stages)),
         rewards_tokens=(rewards_spans(config.scoring, parts.tables["verifiers"]),) * len(config.stages),
+        attributes=tuple(
+            stored_attributes(stage, row_of(parts.tables, "algos", stage.objective)) for stage in config.stages
+        ),
     )
 
 
