@@ -109,7 +109,6 @@ def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tup
     """
     shapes = {"Config.mesh": learner, "Config.sampler_mesh": sampler}
     known = {name: math.prod(getattr(shape, axis) for axis in AXES) for name, shape in shapes.items()}
-    sizes = {name: dict(zip(AXES, (getattr(shape, axis) for axis in AXES))) for name, shape in shapes.items()}
     if min(known.values()) < 0:
         if max(known.values()) < 0:
             raise ValueError("Config.mesh and Config.sampler_mesh both have an axis of -1, all devices that are left; "
@@ -124,7 +123,7 @@ def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tup
     else:
         needed = f"{' + '.join(map(str, known.values()))} devices for Config.mesh and Config.sampler_mesh"
     raise ValueError(
-        f"sampling on devices of its own needs {needed}: {sizes}; there are {num_devices} (--devices N starts N "
+        f"sampling on devices of its own needs {needed}; there are {num_devices} (--devices N starts N "
         "virtual ones on a CPU). Make a mesh smaller, or set Config.sampler_mesh = None to sample and learn in turn"
     )
 
