@@ -121,7 +121,8 @@ def test_a_text_without_an_entry_is_refused():
 
 def test_a_condition_written_anew_has_the_scope_of_its_branches():
     inside = 'metadata={op_name="f/chunks/cond/branch_1_fun/mul"}'
-    text = f"ENTRY %m {{\n  %x = f32[] add(%a, %b)\n}}\n%one {{\n  %y = f32[] multiply(%a, %b), {inside}\n}}\n%two {{\n}}\n"
+    entry, one = "ENTRY %m {\n  %x = f32[] add(%a, %b)\n}\n", f"%one {{\n  %y = f32[] multiply(%a, %b), {inside}\n}}\n"
+    text = f"{entry}{one}%two {{\n}}\n"
     program = cycles.parse(text)
     line = '%c = f32[] conditional(%p), branch_computations={%two, %one}, metadata={op_name="f/shard_map/conditional"}'
     assert cycles.condition_scope(program, cycles.parse_instruction(line)) == "chunks"
