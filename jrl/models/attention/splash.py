@@ -19,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jrl.device.sharding import per_shard
 from jrl.models.attention.kernels import block_of, padded_length
 from jrl.models.attention.reference import pad_to
+from jrl.models.remat import PRODUCT
 from jrl.types import Array
 
 
@@ -168,5 +169,6 @@ def _kernel(
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=cap,
+        residual_checkpoint_name=PRODUCT,  # computed once where a layer keeps what its matrices made
         interpret=interpret,
     )

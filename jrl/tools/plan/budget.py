@@ -291,7 +291,8 @@ def layer_matmul_bytes(case: Case) -> int:
     only added to the stream is needed where a norm comes before."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     queries_, keys = widest_heads(cfg)
-    entries = (queries_ * (2 if cfg.output_gate else 1) + 2 * keys) // tensor + cfg.width
+    attended = 1 if cfg.attention == "splash" else 0  # which keeps its result, and a sum of each query
+    entries = (queries_ * (2 if cfg.output_gate else 1) + attended * queries_ + 2 * keys) // tensor + cfg.width
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
         wide = max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor

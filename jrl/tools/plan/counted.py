@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED
 from jrl.learning.learner import MICRO_BATCHES
-from jrl.learning.vocab_parallel import CHUNKS
+from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
 from jrl.ops.logprobs import CHUNK
@@ -141,8 +141,8 @@ def frequency(kind: str, case: Case) -> Frequency:
     if kind != "sample":
         filled = filled_chunks(case)
         return Frequency(
-            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled},
-            taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled > 1)},
+            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0)},
+            taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled <= 1)},
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
     rounds = -(-sequences // case.slots)
@@ -181,7 +181,7 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
     if cfg.attention == "splash":
         tokens = case.micro_batches * case.shape.rows * case.shape.row_length
         attended = flops.of_rows(cfg, tokens, case.shape.keys, flops.carried(case)).weights
-        again = 0 if cfg.remat == "none" else 1
+        again = 0 if cfg.remat in ("none", "dots") else 1  # dots keeps what the kernel made
         total = attended * (1 + 3.5 + again if kind == "update" else 1)
     return total / devices / (KERNEL_SHARE * chip.matrix_rate)
 

@@ -168,19 +168,20 @@ def logprobs(case: Case) -> Flops:
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimizer step on a full batch: forward, backward at twice that, and forward again
-    for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made; all of the
-    layers but their last product, where it keeps only their inputs (that is needed where more than a sum comes after
-    it: a norm, a layer's own input, an expert's weight, whose gradient is its product with what comes back); and once
-    more the scores of attention, which are half of it, where they are computed a block at a time. A kernel's way back
-    has seven products of the size of scores, three for the queries and four for keys and values, where forward has two.
-    Frozen weights have no gradient, which is half of their backward pass."""
+    for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made (what 'splash'
+    made is kept with it); all of the layers but their last product, where it keeps only their inputs (that is needed
+    where more than a sum comes after it: a norm, a layer's own input, an expert's weight, whose gradient is its product
+    with what comes back); and once more the scores of attention, which are half of it, where they are computed a block
+    at a time. A kernel's way back has seven products of the size of scores, three for the queries and four for keys and
+    values, where forward has two. Frozen weights have no gradient, which is half of their backward pass."""
     tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
     attended = of_rows(case.cfg, tokens, case.shape.keys, carried(case))
     head = 2.0 * read_positions(case) * head_weights(case.cfg)
     passes = 3 if case.adapters is None else 2
     weights = passes * layers + 3 * adapters + (passes + 1) * head
-    again = 0.0 if case.cfg.remat == "none" else 1.0
+    kept = case.cfg.remat == "none" or (case.cfg.remat == "dots" and case.cfg.attention == "splash")
+    again = 0.0 if kept else 1.0
     if case.cfg.remat in ("layer", "offload"):
         beside = case.cfg.experts is not None and case.cfg.experts.shared_expert is not None
         summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None and not beside
