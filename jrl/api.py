@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -12,12 +13,14 @@ from typing import Any
 import jax
 
 from jrl import paths
+from jrl.bucket.client import shown, split_address
 from jrl.device.compile_cache import use_compile_cache
 from jrl.device.processes import ONE, Processes
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
 from jrl.plugins import Part
 from jrl.resolve import load_config
+from jrl.run.bucket_run import RunFolder, open_run_folder
 from jrl.run.job import open_job
 from jrl.run.profile import Steps
 from jrl.run.records import Preempted, Step
@@ -25,8 +28,10 @@ from jrl.run.signals import StopRequest, stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
 
 
-def run_folder(run: str | Path | None) -> Path:
-    """Returns the folder of a run, absolute. None: a new one under runs/, named by the time."""
+def run_folder(run: str | Path | None) -> str | Path:
+    """Returns the folder of a run, absolute, or its gs:// address. None: a new one under runs/, named by the time."""
+    if run is not None and split_address(run) is not None:
+        return shown(run)
     return paths.normalize(run if run is not None else Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
 
 
@@ -34,7 +39,7 @@ def steps(
     config: str | Path | Config,
     bindings: Sequence[str] = (),
     *,
-    run: str | Path | None = None,
+    run: str | Path | RunFolder | None = None,
     parts: Sequence[Part] = (),
     stop: threading.Event | None = None,
     accept_change: bool = False,
@@ -50,7 +55,8 @@ def steps(
     Args:
       config: a .gin file, the name of a bundled configuration, or a Config.
       bindings: "NAME=VALUE", over what a file says.
-      run: the run's folder; an existing one is resumed. None: a new folder under runs/, named by the time.
+      run: the run's folder, or gs://BUCKET/NAME; an existing one is resumed. None: a new folder under runs/, named by
+        the time.
       accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
       begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
       processes: those that train together, as `jrl.device.joining.join` returns them.
@@ -58,7 +64,6 @@ def steps(
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
-    folder = run_folder(run)
     say = None  # whoever gave the event says that the run stops
     if stop is None:
         stop = StopRequest()
@@ -67,15 +72,17 @@ def steps(
     refuse_overflow(resolved, loaded, jax.local_devices(), jax.device_count())
     with (
         stop_on_signals(stop, say),
+        contextlib.nullcontext(run) if isinstance(run, RunFolder) else open_run_folder(run_folder(run)) as folder,
         open_job(
             resolved,
             loaded,
-            folder,
+            folder.path,
             stop,
             accept_change=accept_change,
             begin_from=None if begin_from is None else Path(begin_from),
             processes=processes,
             profile=profile,
+            publish=folder.publish,
         ) as job,
     ):
         if job.stopping():
@@ -94,15 +101,15 @@ def train(
     begin_from: str | Path | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    folder = run_folder(run)
-    for _ in steps(
-        config,
-        bindings,
-        run=folder,
-        parts=parts,
-        stop=stop,
-        accept_change=accept_change,
-        begin_from=begin_from,
-    ):
-        pass
-    return json.loads((folder / "summary.json").read_text())
+    with open_run_folder(run_folder(run)) as folder:
+        for _ in steps(
+            config,
+            bindings,
+            run=folder,
+            parts=parts,
+            stop=stop,
+            accept_change=accept_change,
+            begin_from=begin_from,
+        ):
+            pass
+        return json.loads((folder.path / "summary.json").read_text())

@@ -29,6 +29,8 @@ EXITS: Mapping[str, int] = {
     "jrl.plugins.PartError": REFUSED,
     "jrl.run.checkpoints.lock.RunIsHeld": REFUSED,
     "jrl.run.identity.RefusedIdentity": OTHER_RUN,
+    "jrl.run.bucket_run.ForeignFolder": OTHER_RUN,
+    "jrl.run.bucket_run.LeaseLost": STOPPED,
     "jrl.run.records.StopRun": STOPPED,
     "jrl.run.records.Diverged": STOPPED,
     "jrl.run.sampler_devices.WrongWeights": STOPPED,
@@ -164,7 +166,7 @@ def exit_code(error: BaseException) -> int:
 
 def last_checkpoint(args: argparse.Namespace) -> str:
     """Returns a sentence on the newest save of the run that a command trains, "" for the other commands."""
-    if args.command != "train" or args.run is None:
+    if args.command != "train" or args.run is None or str(args.run).startswith("gs:"):  # not opened so far
         return ""
     folder = args.run / "checkpoints"
     readable = os.path.isdir(folder) and os.access(folder, os.R_OK)
@@ -256,17 +258,21 @@ def train(args: argparse.Namespace) -> int:
         with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
+            from jrl.run.bucket_run import open_run_folder, refuse_several
 
             if processes.count > 1:
                 args.several = f"process {processes.index}"
             if processes.count > 1 and args.run is None:
                 raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
-            args.run = run_folder(args.run)
-            had = steps_summarized(args.run)
-            made = sum(1 for _ in run(args.config, args.bindings, run=args.run, stop=stop, processes=processes,
-                                      accept_change=args.accept_change, begin_from=args.begin_from,
-                                      profile=profile))  # fmt: skip
-            return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+            if processes.count > 1:
+                refuse_several(args.run)
+            with open_run_folder(run_folder(args.run)) as folder:
+                args.run = folder.path
+                had = steps_summarized(args.run)
+                made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
+                                          accept_change=args.accept_change, begin_from=args.begin_from,
+                                          profile=profile))  # fmt: skip
+                return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
 
 
 def profiled_steps(args: argparse.Namespace) -> Any:
@@ -286,12 +292,14 @@ def train_locally(args: argparse.Namespace) -> int:
         raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
                          "--process-count and --process-index")  # fmt: skip
     from jrl.resolve import load_config
+    from jrl.run.bucket_run import refuse_several
     from jrl.run.launch import launch
 
     profiled_steps(args)
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
+    refuse_several(args.run)
     options = {"--devices": args.devices, "--from": args.begin_from, "--profile": args.profile}
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip
@@ -448,9 +456,11 @@ def new(args: argparse.Namespace) -> int:
 
 def score(args: argparse.Namespace) -> int:
     prepare_jax(args)
+    from jrl.run.bucket_run import readable
     from jrl.run.policy import open_trained
     from jrl.tools.score import is_classifier, judge_file, score_file
 
+    args.source = readable(args.source)
     if is_classifier(args.source):
         if args.bindings or args.step is not None:
             raise ValueError(f"{args.source} is a classifier: it takes no bindings and has no steps")
@@ -472,9 +482,11 @@ def weights_of(source: Path, step: int) -> str:
 
 def sample(args: argparse.Namespace) -> int:
     prepare_jax(args)
+    from jrl.run.bucket_run import readable
     from jrl.run.policy import open_trained
     from jrl.tools import chat
 
+    args.source = readable(args.source)
     prompts = chat.read_prompts(args.prompts) if args.prompts else None
     trained = open_trained(
         args.source, args.bindings, args.step, announce=reading_bar(), stage=args.stage, role=args.role
@@ -503,6 +515,8 @@ def sample(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax(args)
     from jrl import paths
+    from jrl.bucket.client import shown as named
+    from jrl.run.bucket_run import readable
     from jrl.run.policy import is_published, open_trained
     from jrl.tools import evaluation
 
@@ -512,11 +526,12 @@ def evaluate(args: argparse.Namespace) -> int:
     shown = sys.stderr.isatty()
     announce = lambda done, total: shown and print(f"\r{done}/{total} prompts", end="", file=sys.stderr, flush=True)
     results = []
-    for source in sources:
+    for address in sources:
+        source = readable(address)
         # A run has a configuration of its own, by which it is evaluated.
         config = args.config if len(sources) == 1 or is_published(source) else None
         trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
-        results.append({"source": str(source), **evaluation.reevaluate(trained, announce)})
+        results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
@@ -529,8 +544,10 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     prepare_jax(args)
+    from jrl.run.bucket_run import readable
     from jrl.tools.export import export_adapter, export_policy
 
+    args.source = readable(args.source)
     if args.adapter_only:
         step, files = export_adapter(
             args.source, args.to, args.step, dtype=args.dtype, stage=args.stage, role=args.role
@@ -556,9 +573,13 @@ def check(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     prepare_jax(args)
-    from jrl.tools.doctor import examine
+    from jrl.run.bucket_run import holder_of_run, readable
+    from jrl.tools.doctor import Line, examine
 
-    lines = examine(args.run)
+    holder = None if args.run is None else holder_of_run(args.run)
+    lines = examine(None if args.run is None else readable(args.run))
+    if holder is not None:
+        lines.append(Line(True, holder))
     for line in lines:
         print(f"{MARKS[line.good]}  {line.text}")
     return STOPPED if any(line.good is False for line in lines) else DONE
@@ -589,9 +610,10 @@ def data(args: argparse.Namespace) -> int:
 
 def rollouts(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # the store is read by tensorstore alone; a device may be held by the run
+    from jrl.run.bucket_run import readable
     from jrl.tools import browse_rollouts as browse
 
-    folder = args.source / "rollouts"
+    folder = readable(args.source) / "rollouts"
     conditions = browse.parse_where(args.where)
     known = browse.columns_of(folder)
     asked = args.columns and [name.strip() for name in args.columns.split(",")]
@@ -611,9 +633,10 @@ def rollouts(args: argparse.Namespace) -> int:
 
 def fingerprint(args: argparse.Namespace) -> int:
     prepare_jax(args, platform="cpu")  # arrays are only hashed, and a device may be held by the run
+    from jrl.run.bucket_run import readable
     from jrl.run.run_hash import run_fingerprint
 
-    hashes = run_fingerprint(args.source, args.step)
+    hashes = run_fingerprint(readable(args.source), args.step)
     if args.json:
         print(json.dumps(hashes))
     else:
@@ -720,8 +743,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a .gin file, or a name out of `jrl list configs`; `jrl help "
                         "config` describes every field")  # fmt: skip
     _bindings(parser, "the file")
-    parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder; an existing run is resumed "
-                        "(default: a new folder in runs/, named by the time)")  # fmt: skip
+    parser.add_argument("--run", metavar="DIR", type=_folder, help="the run's folder, or gs://BUCKET/NAME; an "
+                        "existing run is resumed (default: a new folder in runs/, named by the time)")  # fmt: skip
     parser.add_argument("--accept-change", action="store_true",
                         help="continue a run whose configuration, data or parts changed; its manifest "
                              "records the change")  # fmt: skip

@@ -1,7 +1,7 @@
-"""The one path layer. Every file of a run is read and written through these functions.
+"""The one path layer. Every file of a run is read and written through these functions. No JAX.
 
-Local files today. Buckets fit behind the same calls later: whole objects are replaced atomically, appended files are
-truncated to a committed length on resume, and nothing here needs a seek inside a file. No JAX.
+They work on local files. What is in a bucket is read from a local copy (`readable`), and a run in a bucket works in one
+(jrl/run/bucket_run.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from jrl.bucket.client import split_address
+from jrl.bucket.local_copies import local_copy
+
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
 _SERIAL = itertools.count()
 MOST_OBJECT_BYTES = 16 << 20
@@ -31,11 +34,21 @@ def local(path: str | os.PathLike[str]) -> Path:
         raise ValueError("a path is empty; give a file or a folder on this machine")
     if scheme := _SCHEME.match(text):
         raise ValueError(
-            f"{text!r} is a {scheme[1]}:// address, and this version writes local files only. Use a folder on this "
-            f"machine, or a bucket mounted as one (for gs:// that is gcsfuse); to support it directly, jrl/paths.py "
-            f"would need a {scheme[1]}:// client behind its functions"
+            f"{text!r} is a {scheme[1]}:// address, and here only local files can be used. A gs:// address may be the "
+            "run that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score and export "
+            "read, and the path of a model, a tokenizer or data; else copy it to this machine"
         )
     return Path(text)
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a gs:// address. Raises ValueError for another scheme that is no local path."""
+    return split_address(path) is not None
+
+
+def readable(path: str | os.PathLike[str]) -> Path:
+    """Returns where to read a file or a folder on this machine: `path` itself, or a local copy of gs://BUCKET/NAME."""
+    return local_copy(os.fspath(path)) if is_remote(path) else local(path)
 
 
 def beside(path: str, file: str | None) -> str:
@@ -47,7 +60,7 @@ def beside(path: str, file: str | None) -> str:
     Args:
       file: the file that mentions the path; None: the command line or a Python call.
     """
-    if not path or "\0" in path or file is None or os.path.isabs(path) or os.path.exists(path):
+    if not path or "\0" in path or file is None or os.path.isabs(path) or _SCHEME.match(path) or os.path.exists(path):
         return path
     joined = os.path.normpath(os.path.join(os.path.dirname(file), path))
     return joined if os.path.exists(joined) else path

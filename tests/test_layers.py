@@ -17,6 +17,7 @@ LAYERS = (
     ("types",),
     ("ops",),
     ("device",),
+    ("bucket",),
     ("paths",),
     ("config",),
     ("tasks",),
@@ -33,7 +34,7 @@ LAYERS = (
     ("tools",),
     ("cli",),
 )
-NO_JAX = ("paths", "config", "tasks", "run.signals", "rollout.stop_strings")
+NO_JAX = ("bucket", "paths", "config", "tasks", "run.signals", "rollout.stop_strings")
 ARRAYS = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorstore"}
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

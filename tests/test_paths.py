@@ -9,7 +9,7 @@ from jrl import paths
 
 def test_bucket_addresses_are_refused_naming_what_would_be_needed():
     for call in (paths.read_bytes, paths.exists, paths.list_dir, paths.make_dir, paths.remove_tree):
-        with pytest.raises(ValueError, match=r"'gs://bucket/run' is a gs:// address.*local files only"):
+        with pytest.raises(ValueError, match=r"'gs://bucket/run' is a gs:// address.*only local files"):
             call("gs://bucket/run")
     with pytest.raises(ValueError, match="s3://"):
         paths.write_bytes_atomic("s3://bucket/a", b"")

@@ -140,7 +140,7 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
             "--accept-change. To start a new run from its weights: --from"
         )
     if isinstance(config.model, Published):
-        theirs = Path(config.model.path) / "config.json"
+        theirs = paths.readable(config.model.path) / "config.json"
         if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
             raise RefusedIdentity(
                 f"{theirs} differs from what {folder} began with (see {folder / PUBLISHED}); restore it, or use "
@@ -170,7 +170,7 @@ def write_run_metadata(config: Config, parts: Parts, folder: Path, manifest: dic
     paths.remove_tree(folder / PUBLISHED)  # of an attempt that did not come as far as its manifest
     if isinstance(config.model, Published):
         paths.make_dir(folder / PUBLISHED)
-        source = Path(config.model.path)
+        source = paths.readable(config.model.path)
         config_json = {"config.json": paths.read_foreign(source / "config.json", paths.MOST_OBJECT_BYTES, source)}
         for name, data in {**config_json, **companions_of(config.model.path)}.items():
             paths.write_bytes_atomic(folder / PUBLISHED / name, data)

@@ -160,6 +160,7 @@ class Job:
     rollout_rows: int = 0  # committed to the store
     sampled_tokens: int = 0  # by training, of this and earlier lives
     visits: list[Visit] | None = None  # held-out prompts, once made
+    publish: Callable[[], None] = lambda: None  # commits the folder, where the run is in a bucket
     record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
     config = property(lambda self: self.policy.config)
@@ -272,6 +273,7 @@ def open_job(
     beside: Job | None = None,
     processes: Processes = ONE,
     profile: Steps | None = None,
+    publish: Callable[[], None] = lambda: None,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
 
@@ -283,6 +285,7 @@ def open_job(
       beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
       processes: those that train together, each with its own devices, in one folder that all of them see.
       profile: steps to write a trace of.
+      publish: called when a checkpoint is in the folder, with every file that belongs to it.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
@@ -406,6 +409,7 @@ def open_job(
             profile=Profile(profile, profile_folder(folder, processes.index, processes.count), display.note),
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
+            publish=publish,
         )
         is_begun = paths.exists(folder / "manifest.json")
         if not is_begun and beside is None:  # another member has looked at the same data

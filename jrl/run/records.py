@@ -344,6 +344,7 @@ def save(job: Job, progress: Progress) -> None:
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
         job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
+        job.publish()
     note_time(job)
 
 

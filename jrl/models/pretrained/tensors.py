@@ -128,7 +128,7 @@ def open_tensors(folder: str | Path) -> Tensors:
     """
     if safetensors is None:
         raise ImportError("published weights need the package safetensors; install it with pip install 'jrl-jax[hf]'")
-    folder = paths.local(folder)
+    folder = paths.readable(folder)
     if paths.exists(folder / INDEX):
         return Tensors(folder, _indexed(folder))
     if paths.exists(folder / SINGLE):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl import paths
 from jrl.tasks.envs.cleaned import Cleaned, open_cleaned
 from jrl.tasks.envs.contract import Environment, Generated, Source, digest_of, named_verifiers
 from jrl.tasks.envs.filtered import Filtered, open_filtered
@@ -51,6 +52,8 @@ def open_source(config: Any, table: Mapping[str, Environment], stop: Stop = neve
         return open_filtered(config, open_source(config.task, table, stop), held_out, stop)
     check_stop(stop, "opening data")
     row = table[name]
+    if getattr(config, "path", None) is not None and paths.is_remote(config.path):
+        config = dataclasses.replace(config, path=str(paths.readable(config.path)))
     return row.open(config, stop) if row.takes_stop else row.open(config)
 
 

@@ -1,0 +1,338 @@
+"""Objects of Google Cloud Storage over its JSON API, with the standard library.
+
+A write is one object, at once or not at all, and may be bound to the generation that it replaces: 0 means that there is
+none. What is read is compared with the hash that the service has. Requests that fail in passing are repeated, with
+jitter, until a deadline. A write whose answer was lost is looked up before it is called refused.
+
+Endpoint: STORAGE_EMULATOR_HOST or TENSORSTORE_GCS_HTTP_URL, else Google's. Source: the JSON API's reference, "Objects"
+and "Request preconditions", and "Retry strategy".
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import email.utils
+import errno
+import hashlib
+import http.client
+import json
+import os
+import random
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jrl.bucket.crc32c import crc32c
+from jrl.bucket.credentials import NoCredentials, token_source
+
+GOOGLE = "https://storage.googleapis.com"
+ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
+DEADLINE_SECONDS = 120.0  # of one request with its repetitions; JRL_BUCKET_SECONDS changes it
+SOCKET_SECONDS = 30.0
+PIECE_BYTES = 64 << 20  # of a large object that is read at a time
+PASSING = (408, 429, 500, 502, 503, 504)
+LONGEST_WAIT_SECONDS = 16.0
+
+_ADDRESS = re.compile(r"^(gs|s3):/{1,2}([^/]*)/*(.*)$")
+
+
+class BucketError(OSError):
+    """A request to a bucket failed. The message is for whoever reads it; `errno` says of what kind it is."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
+
+class Missing(BucketError):
+    """There is no such object or bucket."""
+
+
+class Conflict(BucketError):
+    """The object is not of the generation that the request was bound to: somebody else has written it."""
+
+
+class Object(NamedTuple):
+    """What the service knows of an object."""
+
+    name: str
+    generation: int
+    bytes: int
+    md5: str | None  # base64; None: an object that was composed of others
+    crc32c: str | None  # base64
+    updated: float  # seconds since 1970, by the service's clock
+    now: float  # when the service answered, by the same clock
+
+
+def split_address(address: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Returns (bucket, name) of gs://BUCKET/NAME, without slashes at the end; None for a local path.
+
+    pathlib turns the two slashes into one, which is read as well. Raises: ValueError for an address without a bucket or
+    a name, and for s3://.
+    """
+    match = _ADDRESS.match(os.fspath(address))
+    if match is None:
+        return None
+    scheme, bucket, name = match.groups()
+    name = name.rstrip("/")
+    if scheme == "s3":
+        raise ValueError(
+            f"{shown(address)} is in S3, which jrl does not speak: requests there are signed in another way, and a run "
+            "needs writes bound to a generation. Use gs://, or a local folder"
+        )
+    if not bucket or not name:
+        raise ValueError(f"{shown(address)} names no {'folder in the bucket' if bucket else 'bucket'}; it is "
+                         "gs://BUCKET/NAME")  # fmt: skip
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"{shown(address)}: a name in a bucket has no empty part, '.' or '..'")
+    return bucket, name
+
+
+def shown(address: str | os.PathLike[str]) -> str:
+    """Returns an address with the slash that pathlib takes away."""
+    return re.sub(r"^(gs|s3):/(?!/)", r"\1://", os.fspath(address))
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to another server."""
+
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+class Bucket:
+    """A client of one bucket. May be used from several threads."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        endpoint: str | None = None,
+        deadline_seconds: float | None = None,
+        environment: Mapping[str, str] = os.environ,
+        sleep: Callable[[float], None] = time.sleep,
+        request: Callable[..., tuple[bytes, Mapping[str, str]]] | None = None,
+    ):
+        """Args: request: what sends one request, for tests; None: over HTTP."""
+        self.name = name
+        other = next((environment[variable] for variable in ENDPOINTS if environment.get(variable)), None)
+        chosen = endpoint or other or GOOGLE
+        self.endpoint = (chosen if "://" in chosen else f"http://{chosen}").rstrip("/")
+        if deadline_seconds is None:
+            deadline_seconds = float(environment.get("JRL_BUCKET_SECONDS", DEADLINE_SECONDS))
+        self._deadline, self._sleep = deadline_seconds, sleep
+        self._token = token_source(environment, is_google=self.endpoint == GOOGLE)
+        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._request = request or self._over_http
+
+    def __repr__(self) -> str:
+        return f"gs://{self.name}"
+
+    def put(self, name: str, data: bytes, *, if_generation: int | None = None) -> Object:
+        """Writes an object and returns it once the service has stored all of it.
+
+        Args:
+          if_generation: the generation that it replaces; 0: it must not exist; None: whatever is there. Data that are
+            bound so must differ from what any other writer puts under the name.
+
+        Raises: Conflict where another generation is there.
+        """
+        condition = {} if if_generation is None else {"ifGenerationMatch": if_generation}
+        query = urllib.parse.urlencode({"uploadType": "media", "name": name, **condition})
+        url = f"/upload/storage/v1/b/{self.name}/o?{query}"
+        repeated = False
+
+        def again() -> None:
+            nonlocal repeated
+            repeated = True
+
+        try:
+            body, headers = self._send("POST", url, name, data, again=again)
+            written = _object(json.loads(body), headers)
+        except Conflict:
+            # An attempt whose answer was lost may have written it.
+            if not repeated or (written := self.stat(name)) is None or not _same(written, data):
+                raise
+        if not _same(written, data):
+            raise BucketError(errno.EIO, f"gs://{self.name}/{name} was stored with other bytes than were sent")
+        return written
+
+    def get(self, name: str, *, generation: int | None = None) -> tuple[bytes, int]:
+        """Returns the bytes of an object and its generation. Raises Missing where there is none."""
+        for attempt in range(4):
+            query = {"alt": "media"} | ({} if generation is None else {"generation": generation})
+            url = f"/storage/v1/b/{self.name}/o/{_quoted(name)}?{urllib.parse.urlencode(query)}"
+            body, headers = self._send("GET", url, name)
+            if _intact(body, headers):
+                return body, int(headers["x-goog-generation"])
+            self._sleep(0.5 * attempt)
+        raise BucketError(errno.EIO, f"gs://{self.name}/{name} arrives with other bytes than its hash says")
+
+    def download(self, stored: Object, path: str | os.PathLike[str]) -> None:
+        """Writes an object of that generation to a file, piece by piece, and compares it with its hash."""
+        md5, crc, url = hashlib.md5(usedforsecurity=False), 0, f"/storage/v1/b/{self.name}/o/{_quoted(stored.name)}"
+        url += f"?{urllib.parse.urlencode({'alt': 'media', 'generation': stored.generation})}"
+        with open(path, "wb") as file:
+            for start in range(0, stored.bytes, PIECE_BYTES):
+                last = min(start + PIECE_BYTES, stored.bytes) - 1
+                body, _ = self._send("GET", url, stored.name, more={"Range": f"bytes={start}-{last}"})
+                if len(body) != last + 1 - start:
+                    raise BucketError(
+                        errno.EIO, f"gs://{self.name}/{stored.name} came as {len(body)} bytes, not {last + 1 - start}"
+                    )
+                file.write(body)
+                if stored.md5 is None:
+                    crc = crc32c(body, crc)
+                else:
+                    md5.update(body)
+        got = _base64(crc.to_bytes(4, "big")) if stored.md5 is None else _base64(md5.digest())
+        if got != (stored.crc32c if stored.md5 is None else stored.md5):
+            raise BucketError(errno.EIO, f"gs://{self.name}/{stored.name} arrived with other bytes than its hash says")
+
+    def stat(self, name: str) -> Object | None:
+        """Returns what is known of an object; None where there is none."""
+        try:
+            body, headers = self._send("GET", f"/storage/v1/b/{self.name}/o/{_quoted(name)}", name)
+        except Missing:
+            return None
+        return _object(json.loads(body), headers)
+
+    def list(self, prefix: str) -> Iterator[Object]:
+        """Yields the objects whose names begin with `prefix`, in the order of their names. Raises Missing where there
+        is no such bucket."""
+        token = None
+        while True:
+            query = {"prefix": prefix} | ({} if token is None else {"pageToken": token})
+            body, headers = self._send("GET", f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}", prefix)
+            page = json.loads(body)
+            yield from (_object(item, headers) for item in page.get("items", ()))
+            if (token := page.get("nextPageToken")) is None:
+                return
+
+    def delete(self, name: str) -> None:
+        """Removes an object. Nothing happens where it is missing."""
+        with contextlib.suppress(Missing):
+            self._send("DELETE", f"/storage/v1/b/{self.name}/o/{_quoted(name)}", name)
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        name: str,
+        data: bytes | None = None,
+        *,
+        more: Mapping[str, str] = {},
+        again: Callable[[], None] = lambda: None,
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Sends a request until it is answered for good, and returns the answer's body and headers."""
+        where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
+        wait, renewed = 0.25, False
+        while True:
+            try:
+                token = self._token()
+                signed = {"Authorization": f"Bearer {token}"} if token else {}
+                return self._request(method, url, data, {**more, **signed})
+            except urllib.error.HTTPError as error:
+                with error:
+                    text = _reason(error)
+                if error.code == 401 and not renewed:
+                    renewed = True
+                    self._token(renew=True)
+                    continue
+                if error.code not in PASSING:
+                    raise _refusal(error.code, where, text) from None
+                reason = f"{error.code} {text}"
+            except NoCredentials:
+                raise
+            except (OSError, http.client.HTTPException) as error:
+                cause = getattr(error, "reason", error)
+                reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+            pause = wait * random.uniform(0.5, 1.0)
+            if time.monotonic() + pause > end:
+                raise BucketError(
+                    errno.ETIMEDOUT,
+                    f"{where}: {self.endpoint} did not do {method} within {self._deadline:.0f} s ({reason})",
+                ) from None
+            again()
+            self._sleep(pause)
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _over_http(
+        self, method: str, url: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[bytes, Mapping[str, str]]:
+        content = {} if data is None else {"Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(self.endpoint + url, data, {**headers, **content}, method=method)
+        with self._opener.open(request, timeout=min(SOCKET_SECONDS, self._deadline)) as response:
+            return response.read(), response.headers
+
+
+def _refusal(code: int, where: str, text: str) -> BucketError:
+    if code == 404:
+        return Missing(errno.ENOENT, f"{where} is not there: {text}")
+    if code == 412:
+        return Conflict(errno.EBUSY, f"{where} was written by somebody else meanwhile")
+    if code in (401, 403):
+        return BucketError(
+            errno.EACCES,
+            f"{where}: no permission ({code} {text}). The account needs roles/storage.objectUser on the bucket to "
+            "train, and roles/storage.objectViewer to read",
+        )
+    return BucketError(errno.EIO, f"{where}: the service refused the request ({code} {text})")
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Returns the service's message in one line."""
+    try:
+        text = error.read(1 << 16).decode(errors="replace")
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            text = json.loads(text)["error"]["message"]
+    except (OSError, http.client.HTTPException):
+        text = ""
+    return " ".join(str(text).split())[:300] or str(error.reason)
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def _object(item: Mapping[str, Any], headers: Mapping[str, str]) -> Object:
+    return Object(
+        name=item["name"],
+        generation=int(item["generation"]),
+        bytes=int(item["size"]),
+        md5=item.get("md5Hash"),
+        crc32c=item.get("crc32c"),
+        updated=_seconds(item["updated"]),
+        now=email.utils.parsedate_to_datetime(headers["Date"]).timestamp(),
+    )
+
+
+def _seconds(text: str) -> float:
+    """Returns an RFC 3339 time in UTC as seconds since 1970."""
+    return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _md5(data: bytes) -> str:
+    return _base64(hashlib.md5(data, usedforsecurity=False).digest())
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _same(stored: Object, data: bytes) -> bool:
+    return stored.bytes == len(data) and (stored.md5 is None or stored.md5 == _md5(data))
+
+
+def _intact(data: bytes, headers: Mapping[str, str]) -> bool:
+    """Whether bytes are those that the service has hashed. By MD5; an object that was composed has a CRC-32C only."""
+    values = headers.get_all("x-goog-hash") if hasattr(headers, "get_all") else [headers.get("x-goog-hash", "")]
+    hashes = dict(part.strip().split("=", 1) for value in values or () for part in value.split(",") if "=" in part)
+    if "md5" in hashes:
+        return hashes["md5"] == _md5(data)
+    return "crc32c" not in hashes or hashes["crc32c"] == _base64(crc32c(data).to_bytes(4, "big"))

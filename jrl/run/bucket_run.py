@@ -1,0 +1,389 @@
+"""A run in a bucket: it works in a private local folder, and what is committed is in the bucket.
+
+    gs://BUCKET/NAME/run.json         the commit: every file of the run, as parts with bytes and sha256
+    gs://BUCKET/NAME/files/PATH/...   the parts, each written once and never changed
+    gs://BUCKET/NAME/lock             who holds the run (jrl/run/lease.py)
+
+A commit uploads the parts that are new and then replaces run.json, bound to the generation that was last read: one
+object decides, so there is no half of a commit, and nothing is ever found by a listing. Whoever takes the run first
+writes run.json under its own number, its `life`; a process that has lost the run without noticing then fails to commit.
+Parts are named by life, so no two processes write one object, and what is swept belongs to earlier lives only.
+No JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jrl import paths
+from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown, split_address
+from jrl.bucket.local_copies import complete_copy, copies_home, in_parallel, inside, key_of, local_copy
+from jrl.run.checkpoints.lock import RunIsHeld, hold_run
+from jrl.run.lease import Lease, holder_in_bucket, take_lease
+
+FORMAT = 1
+COMMIT, FILES, LOCK = "run.json", "files", "lock"
+PART_BYTES = 64 << 20  # of a file in one object
+MERGED_BYTES = 1 << 20  # a last part below this is written anew when its file grows
+FRESH_SECONDS = 2.0  # a file that changed within these is read again at the next commit
+READ_TRIES = 8
+_STEP = re.compile(r"checkpoints/(\d+)/manifest\.json")
+_log = logging.getLogger(__name__)
+
+
+class LeaseLost(RuntimeError):
+    """Another process has taken the run."""
+
+
+class Part(NamedTuple):
+    """A stretch of a file, which is one object."""
+
+    object: str  # below gs://BUCKET/NAME/files/
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit:
+    """What a run is in its bucket."""
+
+    life: int  # of whoever wrote it
+    files: dict[str, tuple[Part, ...]]
+
+    def steps(self) -> list[int]:
+        """Returns the steps whose checkpoints are committed, oldest first."""
+        return sorted(int(match[1]) for name in self.files if (match := _STEP.fullmatch(name)))
+
+    def objects(self) -> set[str]:
+        return {part.object for parts in self.files.values() for part in parts}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where a run works. `publish()` commits the folder as it is; of a local run it does nothing."""
+
+    path: Path
+    publish: Callable[[], None] = lambda: None
+
+
+@contextlib.contextmanager
+def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
+    """Opens the folder of a run that is trained: a local one as it is; of gs://BUCKET/NAME the local copy, brought to
+    what is committed. At the end, what the run has written since is committed too.
+
+    Raises: RunIsHeld where another process trains it; BucketError where the bucket cannot be read and written;
+      RefusedIdentity where the place holds something else.
+    """
+    place = split_address(run)
+    if place is None:
+        yield RunFolder(paths.normalize(run))
+        return
+    bucket, address = Bucket(place[0]), shown(run).rstrip("/")
+    base = paths.make_private_dir(copies_home() / "runs" / key_of(bucket.endpoint, address))
+    try:
+        held = hold_run(base)
+    except RunIsHeld as error:
+        raise RunIsHeld(address, error.holder) from error
+    try:
+        lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base))
+        try:
+            yield from _opened(bucket, place[1], address, paths.make_private_dir(base / "run"), lease)
+        finally:
+            lease.release()
+    finally:
+        held.release()
+
+
+def refuse_several(run: str | os.PathLike[str]) -> None:
+    """Raises ValueError where a run of several processes is in a bucket."""
+    if split_address(run) is not None:
+        raise ValueError(
+            f"{shown(run)}: a run of several processes cannot be in a bucket so far, since every process writes its "
+            "shards into one folder; give --run a folder that all of them see, or start one process"
+        )
+
+
+def _opened(bucket: Bucket, name: str, address: str, folder: Path, lease: Lease) -> Iterator[RunFolder]:
+    commit, generation = claim(bucket, name, address)
+    if commit.files:
+        steps = commit.steps()
+        what = f"its newest checkpoint is of step {steps[-1]}" if steps else "it has no checkpoint yet"
+        _log.warning("%s: continuing in %s from what is committed; %s", address, folder, what)
+    sweep(bucket, name, commit)
+    fetch(bucket, name, commit, folder)
+    publisher = Publisher(bucket, name, address, folder, lease, commit, generation)
+    try:
+        yield RunFolder(folder, publisher.publish)
+    except BaseException:
+        # As after a kill, what is on disk is sound. What ended the run is what its user must read.
+        with contextlib.suppress(OSError, LeaseLost):
+            publisher.publish_begun()
+        raise
+    publisher.publish_begun()
+
+
+def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
+    """Writes the commit under a new life, so that nobody who had the run before can commit any more.
+
+    Returns it and its generation.
+    """
+    while True:
+        before, generation = read_commit(bucket, name, address)
+        if before is None:
+            _refuse_foreign(bucket, name, address)
+        commit = Commit(1, {}) if before is None else Commit(before.life + 1, before.files)
+        with contextlib.suppress(Conflict):
+            return commit, bucket.put(f"{name}/{COMMIT}", _to_json(commit), if_generation=generation).generation
+
+
+def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
+    """Raises ValueError where there are objects that belong to no run."""
+    names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
+    others = [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
+    if others:
+        raise ForeignFolder(
+            f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
+        )
+
+
+class ForeignFolder(ValueError):
+    """There is something else at the address of a run."""
+
+
+def sweep(bucket: Bucket, name: str, commit: Commit) -> None:
+    """Removes what earlier lives have uploaded and not committed, or not removed. A listing that is behind costs
+    nothing: what it lacks is swept another time."""
+    root, used = f"{name}/{FILES}/", commit.objects()
+    for stored in bucket.list(root):
+        part = stored.name[len(root) :]
+        if part not in used and (life := _life_of(part)) is not None and life < commit.life:
+            bucket.delete(stored.name)
+
+
+def _life_of(part: str) -> int | None:
+    match = re.search(r"/(\d+)-\d+-\d+$", part)
+    return None if match is None else int(match[1])
+
+
+def read_commit(bucket: Bucket, name: str, address: str) -> tuple[Commit | None, int]:
+    """Returns the commit of a run and its generation; (None, 0) where there is none."""
+    try:
+        data, generation = bucket.get(f"{name}/{COMMIT}")
+    except Missing:
+        return None, 0
+    try:
+        content = json.loads(data)
+        if content["format"] != FORMAT:
+            raise ValueError(f"it is of format {content['format']}, and this version reads {FORMAT}")
+        files = {file: tuple(Part(*part) for part in parts) for file, parts in content["files"].items()}
+        return Commit(int(content["life"]), files), generation
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ForeignFolder(f"{address}/{COMMIT} is not the commit of a run ({error}); choose another --run") from error
+
+
+def _to_json(commit: Commit) -> bytes:
+    content = {
+        "format": FORMAT,
+        "life": commit.life,
+        "steps": commit.steps(),
+        "nonce": uuid.uuid4().hex,  # a conditional write differs from every other
+        "files": {name: [list(part) for part in parts] for name, parts in sorted(commit.files.items())},
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+class Publisher:
+    """Commits a local folder to its place in a bucket. Used from one thread."""
+
+    def __init__(
+        self, bucket: Bucket, name: str, address: str, folder: Path, lease: Lease, commit: Commit, generation: int
+    ):
+        self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
+        self._commit, self._generation = commit, generation
+        self._serial = itertools.count()
+        self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
+
+    def publish_begun(self) -> None:
+        """Commits a run that has come as far as its manifest."""
+        if paths.exists(self._folder / "manifest.json"):
+            self.publish()
+
+    def publish(self) -> None:
+        """Commits the folder as it is. Raises LeaseLost where another process has taken the run."""
+        if self._lease.lost():
+            raise self._taken()
+        files = dict(in_parallel(self._parts_of, committed_files(self._folder)))
+        if files == self._commit.files:
+            return
+        commit = Commit(self._commit.life, files)
+        target = f"{self._name}/{COMMIT}"
+        try:
+            self._generation = self._bucket.put(target, _to_json(commit), if_generation=self._generation).generation
+        except Conflict as error:
+            raise self._taken() from error
+        before, self._commit = self._commit, commit
+        try:
+            in_parallel(self._remove, sorted(before.objects() - commit.objects()))
+        except BucketError as error:
+            _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
+
+    def _taken(self) -> LeaseLost:
+        return LeaseLost(
+            f"another process has taken {self._address} and goes on with it; this one stops, and what it has done "
+            "since its last commit is dropped"
+        )
+
+    def _remove(self, part: str) -> None:
+        self._bucket.delete(f"{self._name}/{FILES}/{part}")
+
+    def _parts_of(self, name: str) -> tuple[str, tuple[Part, ...]]:
+        """Returns a file and its parts, uploading those that are new."""
+        with open(self._folder / name, "rb") as file:
+            state = os.fstat(file.fileno())
+            mark = (state.st_ino, state.st_size, state.st_mtime_ns)
+            if name in self._unchanged and self._unchanged[name][0] == mark:
+                return name, self._unchanged[name][1]
+            parts = _still_there(self._commit.files.get(name, ()), file, state.st_size)
+            start = sum(part.bytes for part in parts)
+            file.seek(start)
+            while start < state.st_size or not parts:
+                data = file.read(min(PART_BYTES, state.st_size - start))
+                if not data and state.st_size > start:
+                    raise OSError(errno.EIO, f"{self._folder / name} became shorter while it was read")
+                part = f"{name}/{self._commit.life}-{start}-{next(self._serial)}"
+                self._bucket.put(f"{self._name}/{FILES}/{part}", data, if_generation=0)
+                parts.append(Part(part, len(data), hashlib.sha256(data).hexdigest()))
+                start += len(data)
+                if not data:
+                    break
+        if time.time() - state.st_mtime > FRESH_SECONDS:
+            self._unchanged[name] = (mark, tuple(parts))
+        return name, tuple(parts)
+
+
+def committed_files(folder: Path) -> list[str]:
+    """Returns the files of a run folder that are committed: not its lock, and nothing that was being written."""
+    return [
+        name
+        for name in paths.files_below(folder)
+        if name != LOCK and not any(piece.startswith(paths.TEMPORARY) for piece in name.split("/"))
+        and not name.endswith(".__lock")
+    ]  # fmt: skip
+
+
+def _still_there(parts: tuple[Part, ...], file: Any, size: int) -> list[Part]:
+    """Returns the parts that a file begins with as they were. The last, where it is small and the file goes on, is left
+    out: a file of rows is then as many objects as it has megabytes."""
+    same: list[Part] = []
+    for part in parts:
+        if not part.bytes or hashlib.sha256(file.read(part.bytes)).hexdigest() != part.sha256:
+            break
+        same.append(part)
+    if same and sum(part.bytes for part in same) < size and same[-1].bytes < MERGED_BYTES:
+        same.pop()
+    return same
+
+
+def fetch(bucket: Bucket, name: str, commit: Commit, folder: Path) -> None:
+    """Makes a folder hold the files of a commit and no others, but for its lock. What is there already and has the same
+    bytes stays."""
+    for file in list(paths.files_below(folder)):
+        if file != LOCK and file not in commit.files:
+            paths.remove_file(folder / file)
+    for place, _, _ in os.walk(folder, topdown=False):
+        if Path(place) != folder and not os.listdir(place):
+            os.rmdir(place)
+
+    def one(item: tuple[str, tuple[Part, ...]]) -> None:
+        file, parts = item
+        place = inside(folder, file)
+        if _holds(place, parts):
+            return
+        paths.make_dir(place.parent)
+        temporary = place.with_name(f"{paths.TEMPORARY}{place.name}")
+        with open(temporary, "wb") as target:
+            for part in parts:
+                data, _ = bucket.get(f"{name}/{FILES}/{part.object}")
+                if len(data) != part.bytes or hashlib.sha256(data).hexdigest() != part.sha256:
+                    raise BucketError(errno.EIO, f"gs://{bucket.name}/{name}/{FILES}/{part.object} has other bytes "
+                                      "than were committed; it was overwritten")  # fmt: skip
+                target.write(data)
+        os.replace(temporary, place)
+
+    in_parallel(one, commit.files.items())
+
+
+def _holds(place: Path, parts: tuple[Part, ...]) -> bool:
+    if not place.is_file() or place.is_symlink() or place.stat().st_size != sum(part.bytes for part in parts):
+        return False
+    with open(place, "rb") as file:
+        return all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts)
+
+
+def _name_of_copy(base: Path) -> str:
+    """Returns what names this local copy, and no other on any machine."""
+    if not paths.exists(base / "name"):
+        paths.write_bytes_atomic(base / "name", uuid.uuid4().hex.encode())
+    return paths.read_bytes(base / "name").decode()
+
+
+def holder_of_run(run: str | os.PathLike[str]) -> str | None:
+    """Returns a sentence on who trains a run in a bucket; None for a local folder."""
+    place = split_address(run)
+    if place is None:
+        return None
+    holder = holder_in_bucket(Bucket(place[0]), f"{place[1]}/{LOCK}")
+    if holder is None:
+        return f"no process is training {shown(run)}"
+    return (
+        f"process {holder['pid']} on {holder['host']} is training {shown(run)}, since {holder['started']}; its "
+        f"last beat was {holder['seconds']:.0f} s ago"
+    )
+
+
+def readable(source: str | os.PathLike[str]) -> Path:
+    """Returns a local folder to read a run or a published model from: of gs://BUCKET/NAME a local copy of what is
+    committed now, of a local folder itself.
+
+    Raises: BucketError where it cannot be read; ValueError where a run has committed nothing.
+    """
+    place = split_address(source)
+    if place is None:
+        return Path(source)
+    bucket, address = Bucket(place[0]), shown(source).rstrip("/")
+    for _ in range(READ_TRIES):
+        commit, generation = read_commit(bucket, place[1], address)
+        if commit is None:
+            if bucket.stat(f"{place[1]}/{LOCK}") is not None:
+                raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
+            return local_copy(address)
+        if not commit.files:
+            raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
+        try:
+            return complete_copy(
+                address, str(generation), lambda folder, commit=commit: fetch(bucket, place[1], commit, folder)
+            )
+        except Missing as error:
+            # A run that goes on removes what it has superseded.
+            _, other = read_commit(bucket, place[1], address)
+            if other == generation:
+                steps = ", ".join(map(str, commit.steps())) or "none"
+                raise Missing(
+                    errno.ENOENT,
+                    f"{address} is damaged: its commit (checkpoints of steps {steps}) names objects that are not "
+                    f"there: {error}",
+                ) from error
+    raise BucketError(errno.EBUSY, f"{address} was committed {READ_TRIES} times while it was read; try again")

@@ -1,0 +1,147 @@
+"""One process holds a run in a bucket: an object that it renews, and that nobody takes while it is renewed. No JAX.
+
+The object is written with a generation precondition only, so that of two that take it one succeeds. A holder whose
+beat stands still for LEASE_SECONDS, by the service's clock, is dead or cut off; should it wake up, what it commits is
+refused (jrl/run/bucket_run.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown
+from jrl.run.checkpoints.lock import RunIsHeld
+
+LEASE_SECONDS = 60.0
+BEATS = 4  # in a lease
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    lost: Callable[[], bool]  # whether somebody else has taken it
+    release: Callable[[], None]
+
+
+def take_lease(
+    bucket: Bucket, name: str, address: str, copy: str, *, seconds: float = LEASE_SECONDS, sleep: Any = time.sleep
+) -> Lease:
+    """Takes the lock object for this process until `release`; a thread renews it.
+
+    Args:
+      address: of the run, for messages.
+      copy: names the local copy of the run whose file lock this process holds. A holder with the same one is dead: the
+        kernel has taken that lock from it.
+
+    Raises: RunIsHeld where another process renews it.
+    """
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    owner = uuid.uuid4().hex
+    me = {"pid": os.getpid(), "host": socket.gethostname(), "started": started, "copy": copy, "owner": owner}
+    # Every write differs from every other, as a conditional one must.
+    content = lambda **more: json.dumps({**me, "nonce": uuid.uuid4().hex, **more}).encode()
+    taken = None
+    while taken is None:
+        before, generation = _read(bucket, name)
+        if before is not None and not before.get("released") and before["copy"] != copy:
+            generation = _until_expired(bucket, name, address, before, generation, seconds, sleep)
+        with contextlib.suppress(Conflict):
+            taken = bucket.put(name, content(), if_generation=generation).generation
+
+    lost, ended = threading.Event(), threading.Event()
+
+    def beat() -> None:
+        nonlocal taken
+        while not ended.wait(seconds / BEATS):
+            try:
+                taken = bucket.put(name, content(), if_generation=taken).generation
+            except Conflict:
+                # An earlier beat that was given up may have been written after all.
+                found, generation = _read_or_none(bucket, name)
+                if found is None:
+                    continue
+                if found["owner"] != owner:
+                    lost.set()
+                    return
+                taken = generation
+            except OSError as error:
+                _log.warning("the lock of %s could not be renewed: %s", shown(address), error)
+
+    thread = threading.Thread(target=beat, name="jrl-lease", daemon=True)
+    thread.start()
+
+    def release() -> None:
+        if ended.is_set():
+            return
+        ended.set()
+        thread.join()
+        if not lost.is_set():
+            try:
+                bucket.put(name, content(released=True), if_generation=taken)
+            except OSError as error:
+                _log.warning("the lock of %s could not be given back, and ends by itself: %s", shown(address), error)
+
+    return Lease(lost=lost.is_set, release=release)
+
+
+def holder_in_bucket(bucket: Bucket, name: str) -> dict[str, Any] | None:
+    """Returns who holds a run (pid, host, started, seconds since it was renewed), or None where nobody does."""
+    found, _ = _read(bucket, name)
+    state = bucket.stat(name)
+    if found is None or state is None or found.get("released") or state.now - state.updated > LEASE_SECONDS:
+        return None
+    return {**found, "seconds": max(state.now - state.updated, 0.0)}
+
+
+def _until_expired(
+    bucket: Bucket, name: str, address: str, holder: dict[str, Any], generation: int, seconds: float, sleep: Any
+) -> int:
+    """Returns the generation of a lock whose holder does not renew it. Raises RunIsHeld where it does."""
+    waiting = False
+    while (state := bucket.stat(name)) is not None:
+        if state.generation != generation:
+            now, generation = _read(bucket, name)
+            if now is None or now.get("released"):
+                return generation
+            raise RunIsHeld(shown(address), {key: now[key] for key in ("pid", "host", "started")})
+        if state.now - state.updated > seconds:
+            return generation
+        if not waiting:
+            waiting = True
+            _log.warning("%s is held by process %s on %s; waiting at most %.0f s to see whether it lives",
+                         shown(address), holder["pid"], holder["host"], seconds)  # fmt: skip
+        sleep(min(1.0, seconds / BEATS / 2))
+    return 0
+
+
+def _read(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
+    """Returns the content of the lock and its generation; (None, 0) where there is none."""
+    try:
+        data, generation = bucket.get(name)
+    except Missing:
+        return None, 0
+    try:
+        found = json.loads(data)
+        if not {"owner", "copy", "pid", "host", "started"} <= found.keys():
+            raise ValueError("it lacks a field")
+        return found, generation
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"gs://{bucket.name}/{name} is not the lock of a run ({error})") from error
+
+
+def _read_or_none(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
+    try:
+        return _read(bucket, name)
+    except (BucketError, ValueError):
+        return None, 0

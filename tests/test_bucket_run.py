@@ -1,0 +1,279 @@
+"""The commit of a run to a bucket: the lease, and a death after every single request."""
+
+import io
+import shutil
+import threading
+import urllib.error
+
+import pytest
+from bucket_stand_in import Store, serving
+
+from jrl import paths
+from jrl.bucket.client import Bucket, BucketError, Conflict
+from jrl.bucket.crc32c import crc32c
+from jrl.bucket.local_copies import local_copy
+from jrl.run import bucket_run
+from jrl.run.checkpoints.lock import RunIsHeld
+from jrl.run.lease import Lease, take_lease
+
+
+class Died(BaseException):
+    """The process is dead: no request is sent any more."""
+
+
+def client(store, after=None, deadline_seconds=5.0):
+    """Returns a client of a store; the process dies before request number `after`."""
+    sent, lock = [0], threading.Lock()
+
+    def request(method, url, data, headers):
+        with lock:
+            if after is not None and sent[0] >= after:
+                raise Died
+            sent[0] += 1
+        status, body, answered = store.answer(method, url, data, headers)
+        if status == 0:
+            raise ConnectionResetError("cut")
+        if status >= 300:
+            raise urllib.error.HTTPError(url, status, "failed", None, io.BytesIO(body))
+        return body, answered
+
+    bucket = Bucket("bucket", endpoint="http://stand-in", deadline_seconds=deadline_seconds, environment={},
+                    sleep=lambda seconds: None, request=request)  # fmt: skip
+    bucket.sent = sent
+    return bucket
+
+
+FREE = Lease(lost=lambda: False, release=lambda: None)
+
+
+def opened(bucket, folder, name="run"):
+    """Returns what publishes a folder, which then holds what is committed."""
+    commit, generation = bucket_run.claim(bucket, name, "gs://bucket/run")
+    bucket_run.sweep(bucket, name, commit)
+    folder.mkdir(exist_ok=True)
+    bucket_run.fetch(bucket, name, commit, folder)
+    return bucket_run.Publisher(bucket, name, "gs://bucket/run", folder, FREE, commit, generation)
+
+
+def write_step(folder, step):
+    """Writes what a run has after a step: metrics grow, the checkpoint before is removed."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    place = folder / "checkpoints" / f"{step:08d}"
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_text(f"manifest {step}")
+    (place / "state").write_bytes(bytes([step]) * 1000)
+    (folder / "manifest.json").write_text("the run")
+    (folder / "empty").write_bytes(b"")
+    (folder / "metrics.jsonl").write_text("".join(f"row {i}\n" for i in range(step)))
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in bucket_run.committed_files(folder)}
+
+
+def after_step(tmp_path, step):
+    folder = tmp_path / f"expected{step}"
+    folder.mkdir()
+    write_step(folder, step)
+    return contents(folder)
+
+
+def test_a_process_that_dies_after_any_request_leaves_the_step_before_or_the_new_one(tmp_path):
+    expected = {step: after_step(tmp_path, step) for step in (1, 2)}
+    seen, after = [], 0
+    while True:
+        store, folder = Store(), tmp_path / f"run{after}"
+        publisher = opened(client(store), folder)
+        write_step(folder, 1)
+        publisher.publish()
+        dying = client(store, after)
+        try:
+            publisher = opened(dying, folder)
+            write_step(folder, 2)
+            publisher.publish()
+            ended = True
+        except Died:
+            ended = False
+        again = tmp_path / f"again{after}"
+        opened(client(store), again)
+        step = 2 if contents(again) == expected[2] else 1
+        assert contents(again) == expected[step], f"half a commit after {after} requests"
+        committed = bucket_run.read_commit(client(store), "run", "gs://bucket/run")[0]
+        assert {f"run/files/{name}" for name in committed.objects()} == {
+            name for _, name in store.objects if "/files/" in name
+        }, "the sweep left something, or took too much"
+        seen.append(step)
+        if ended:
+            break
+        after += 1
+    assert after > 8 and seen == sorted(seen) and set(seen) == {1, 2}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_failing_delayed_and_lost_answers_change_nothing(tmp_path, seed):
+    store = Store(fails=0.3, seed=seed, delay_seconds=0)
+    folder = tmp_path / "run"
+    publisher = opened(client(store, deadline_seconds=1e9), folder)
+    for step in (1, 2, 3):
+        write_step(folder, step)
+        publisher.publish()
+    store.fails = 0.0
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == after_step(tmp_path, 3)
+
+
+def test_a_stale_listing_sweeps_nothing_that_is_committed(tmp_path):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_step(tmp_path / "run", 1)
+    publisher.publish()
+    store.freeze_listing()
+    for step in (2, 3):
+        write_step(tmp_path / "run", step)
+        publisher.publish()
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == after_step(tmp_path, 3)
+
+
+def test_a_process_that_lost_the_run_cannot_commit(tmp_path):
+    store = Store()
+    first = opened(client(store), tmp_path / "first")
+    write_step(tmp_path / "first", 1)
+    first.publish()
+    second = opened(client(store), tmp_path / "second")
+    write_step(tmp_path / "first", 2)
+    with pytest.raises(bucket_run.LeaseLost, match="another process has taken gs://bucket/run"):
+        first.publish()
+    write_step(tmp_path / "second", 3)
+    second.publish()
+    opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == after_step(tmp_path, 3)
+
+
+def test_a_file_of_rows_keeps_its_large_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket_run, "MERGED_BYTES", 10)
+    store, folder = Store(), tmp_path / "run"
+    publisher = opened(client(store), folder)
+    (folder / "manifest.json").write_text("the run")
+    counts = []
+    for text in ("0123456789ab", "0123456789abcd", "0123456789abcdefghijklmn", "0123456789abcdefghijklmno"):
+        (folder / "metrics.jsonl").write_text(text)
+        publisher.publish()
+        counts.append([part.bytes for part in publisher._commit.files["metrics.jsonl"]])
+    # A last part below 10 bytes is written anew with what follows.
+    assert counts == [[12], [12, 2], [12, 12], [12, 12, 1]]
+
+
+def test_overwritten_bytes_are_refused(tmp_path):
+    store = Store()
+    publisher = opened(client(store), tmp_path / "run")
+    write_step(tmp_path / "run", 1)
+    publisher.publish()
+    key = next(key for key in store.objects if "/files/metrics" in key[1])
+    store.objects[key] = (store.objects[key][0], b"other", 0.0)
+    with pytest.raises(BucketError, match="other bytes than were committed"):
+        opened(client(store), tmp_path / "again")
+
+
+def test_the_lease_is_exclusive_until_it_stands_still(caplog):
+    clock = [1000.0]
+    store = Store(now=lambda: clock[0])
+    bucket = client(store)
+    sleep = lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+    first = take_lease(bucket, "lock", "gs://bucket/run", "copy a", seconds=1000, sleep=sleep)
+
+    def beats(seconds):  # the first holder lives
+        sleep(seconds)
+        data = store.objects["bucket", "lock"][1]
+        bucket.put("lock", data + b" ")
+
+    with pytest.raises(RunIsHeld, match="gs://bucket/run is held by process"):
+        take_lease(bucket, "lock", "gs://bucket/run", "copy b", seconds=1000, sleep=beats)
+    second = take_lease(bucket, "lock", "gs://bucket/run", "copy b", seconds=1000, sleep=sleep)  # it stands still
+    assert clock[0] > 2000
+    third = take_lease(bucket, "lock", "gs://bucket/run", "copy b", seconds=1000, sleep=None)  # the same local copy
+    third.release()
+    take_lease(bucket, "lock", "gs://bucket/run", "copy c", seconds=1000, sleep=None).release()  # given back
+    for lease in (first, second):
+        lease.release()
+
+
+def test_a_conditional_write_whose_answer_is_lost_is_no_conflict():
+    store = Store()
+    bucket = client(store)
+    lose = [True]
+    answer = store.answer
+
+    def losing(*args):
+        result = answer(*args)
+        if args[0] == "POST" and lose:
+            lose.clear()
+            return 0, b"", {}
+        return result
+
+    store.answer = losing
+    assert bucket.put("a", b"mine", if_generation=0).bytes == 4
+    with pytest.raises(Conflict):
+        bucket.put("a", b"other", if_generation=0)
+
+
+@pytest.mark.parametrize("size", [0, 9, 1 << 14, 50_001])
+def test_crc32c_of_a_bit_by_bit_register(size):
+    data = bytes((7 * i + i // 256) % 256 for i in range(size))
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    assert crc32c(data) == value ^ 0xFFFFFFFF
+    assert crc32c(data[size // 3 :], crc32c(data[: size // 3])) == crc32c(data)
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32/ISCSI
+
+
+def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
+    store = Store()
+    store.forbidden.add("bucket")
+    with pytest.raises(BucketError, match=r"gs://bucket/run: no permission \(403"):
+        client(store).get("run")
+    store = Store(buckets=())
+    with pytest.raises(BucketError, match="bucket does not exist"):
+        list(client(store).list("run/"))
+    silent = Store()
+    silent.answer = lambda *request: (0, b"", {})
+    with pytest.raises(BucketError, match=r"http://stand-in did not do GET within 0 s .ConnectionResetError"):
+        client(silent, deadline_seconds=0).get("run")
+
+
+def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeypatch):
+    store = Store()
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "a secret")
+    put = client(store).put
+    put("data/rows.jsonl", b"a row")
+    put("model/config.json", b"{}")
+    put("model/sub/part", b"x" * 3000)
+    store.composed.add("model/sub/part")  # without MD5
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        rows = paths.readable("gs:/bucket/data/rows.jsonl")  # as pathlib writes it
+        assert (rows.name, rows.read_bytes()) == ("rows.jsonl", b"a row")
+        model = paths.readable("gs://bucket/model")
+        assert {name: (model / name).stat().st_size for name in paths.files_below(model)} == {
+            "config.json": 2,
+            "sub/part": 3000,
+        }
+        assert store.tokens == {None, "Bearer a secret"}
+        assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a secret" in f.read_bytes()]
+        local_copy.cache_clear()
+        put("data/rows.jsonl", b"another")
+        assert paths.readable("gs://bucket/data/rows.jsonl").read_bytes() == b"another"
+        local_copy.cache_clear()
+        key = ("bucket", "data/rows.jsonl")
+        store.objects[key] = (9999, b"rotten", 0.0)
+        store._md5 = lambda data: "bm90IGl0"
+        with pytest.raises(BucketError, match="other bytes than its hash says"):
+            paths.readable("gs://bucket/data/rows.jsonl")
+        with pytest.raises(BucketError, match="no such file"):
+            paths.readable("gs://bucket/nothing")
+    with pytest.raises(ValueError, match="S3"):
+        paths.readable("s3://bucket/a")
