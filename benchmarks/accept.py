@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 STEPS, KILLED_AFTER = 12, 5
-SETTINGS = ("Config.mesh=@MeshShape()", "MeshShape.data=-1", f"Online.steps={STEPS}", "Checkpoint.every=2")
+ON_ALL_DEVICES = ("Config.mesh=@MeshShape()", "MeshShape.data=-1", "Checkpoint.every=2")
+SETTINGS = (*ON_ALL_DEVICES, f"Online.steps={STEPS}")
 PROMPTS = ("1+1=", "2+3=", "7+2=", "9+9=")
 KERNELS = {"tpu": "splash", "gpu": "cudnn"}
 LARGEST_DIFFERENCE = 1e-3  # of a log-prob between an accelerator and a CPU, both in float32
@@ -191,7 +192,7 @@ def memory() -> dict[str, float | None]:
     config, parts = load_config("tiny", list(SETTINGS))
     _, planned = budget.peak(make_case(config, parts, jax.device_count()))
     with tempfile.TemporaryDirectory() as folder:
-        jrl.train("tiny", [*SETTINGS, "Online.steps=2"], run=Path(folder) / "run")
+        jrl.train("tiny", [*ON_ALL_DEVICES, "Online.steps=2"], run=Path(folder) / "run")
     return {"planned": float(planned), "used": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")}
 
 

@@ -66,10 +66,11 @@ PROGRAMS = ("rl.sample", "rl.update")
 
 def compare(name: str) -> list[dict]:
     """Returns a row for each program of a case: GiB by arithmetic, as compiled, and their ratio."""
+    from jrl.device.chips import GIB
     from jrl.resolve import load_config
     from jrl.tools.plan import assigned, budget
     from jrl.tools.plan.case import make_case, split_name, with_known_shape
-    from jrl.tools.plan.chips import GIB, parse_topology
+    from jrl.tools.plan.chips import parse_topology
     from jrl.tools.plan.planning import by_kind
 
     source, where, bindings = {**CASES, **HELD_OUT}[name]

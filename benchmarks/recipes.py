@@ -192,7 +192,9 @@ def stored_improvement(rows: list[dict]) -> tuple[float, float, float]:
 def stored_measure(row: dict) -> float:
     if "kto/good" in row:
         return row["kto/good"] - row["kto/bad"]
-    return next(row[name] for name in ("pairs/accuracy", "dpo/accuracy", "policy/logprob") if name in row)
+    return next(
+        row[name] for name in ("pairs/accuracy", "dpo/accuracy", "dft/probability", "policy/logprob") if name in row
+    )
 
 
 @contextlib.contextmanager

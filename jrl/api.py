@@ -22,6 +22,7 @@ from jrl.plugins import Part
 from jrl.resolve import load_config
 from jrl.run.bucket_run import RunFolder, open_run_folder
 from jrl.run.job import open_job
+from jrl.run.profile import Steps
 from jrl.run.records import Preempted, Step
 from jrl.run.signals import StopRequest, stop_on_signals
 from jrl.tools.plan.start import refuse_overflow
@@ -44,6 +45,7 @@ def steps(
     accept_change: bool = False,
     begin_from: str | Path | None = None,
     processes: Processes = ONE,
+    profile: Steps | None = None,
 ) -> Iterator[Step]:
     """Yields the steps of a run as they are done: step.step, step.phase, step.metrics, step.rollout, step.texts.
 
@@ -58,6 +60,7 @@ def steps(
       accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
       begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
       processes: those that train together, as `jrl.device.joining.join` returns them.
+      profile: first and last step to write a trace of, into RUN/profile.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
     resolved, loaded = load_config(config, bindings, parts)
@@ -78,6 +81,7 @@ def steps(
             accept_change=accept_change,
             begin_from=None if begin_from is None else Path(begin_from),
             processes=processes,
+            profile=profile,
             publish=folder.publish,
         ) as job,
     ):

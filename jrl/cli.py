@@ -33,6 +33,7 @@ EXITS: Mapping[str, int] = {
     "jrl.run.bucket_run.LeaseLost": STOPPED,
     "jrl.run.records.StopRun": STOPPED,
     "jrl.run.records.Diverged": STOPPED,
+    "jrl.run.sampler_devices.WrongWeights": STOPPED,
     "jrl.run.records.CheckpointsRemoved": CHECKPOINTS_REMOVED,
     "jrl.rollout.scoring.ScoringStopped": STOPPED,
     "jrl.tasks.judges.failures.JudgeStopped": STOPPED,
@@ -250,6 +251,7 @@ def train(args: argparse.Namespace) -> int:
         prepare_jax(args)
         from jrl.resolve import load_config
 
+        profile = profiled_steps(args)
         load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.run.multihost import joined
 
@@ -268,8 +270,18 @@ def train(args: argparse.Namespace) -> int:
                 args.run = folder.path
                 had = steps_summarized(args.run)
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
-                                          accept_change=args.accept_change, begin_from=args.begin_from))  # fmt: skip
+                                          accept_change=args.accept_change, begin_from=args.begin_from,
+                                          profile=profile))  # fmt: skip
                 return NOTHING_TO_DO if not made and had is not None and had == steps_summarized(args.run) else DONE
+
+
+def profiled_steps(args: argparse.Namespace) -> Any:
+    """Returns the steps that --profile names; None without. Raises ValueError for what names none."""
+    if args.profile is None:
+        return None
+    from jrl.run.profile import parse_steps
+
+    return parse_steps(args.profile)
 
 
 def train_locally(args: argparse.Namespace) -> int:
@@ -283,11 +295,12 @@ def train_locally(args: argparse.Namespace) -> int:
     from jrl.run.bucket_run import refuse_several
     from jrl.run.launch import launch
 
+    profiled_steps(args)
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
     refuse_several(args.run)
-    options = {"--devices": args.devices, "--from": args.begin_from}
+    options = {"--devices": args.devices, "--from": args.begin_from, "--profile": args.profile}
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip
     return launch(
@@ -737,6 +750,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
                              "records the change")  # fmt: skip
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
                         help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
+    parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, into "
+                        "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     _devices(parser)
     parser.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine that train "
                         "together, each with its own --devices")  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -117,6 +118,8 @@ class Online:
         | None
     ) = None
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)  # role -> weight of its score in the reward
+    # Of reward heads with several outputs (AttributeRegression): each one's share in the role's score; None: the mean
+    attribute_weights: tuple[float, ...] | None = None
     reset_reference_every: int | None = None  # steps after which the reference is the policy again; None: it stays
     ensemble: Ensemble | None = None  # one score from those of the roles in `rewards`; None: all of them are added up
     shaping: Shaping | None = None  # of the reward, before the objective sees it; None: as it is scored
@@ -189,6 +192,13 @@ def completion_length(stage: Stage, config: Config) -> int:
     return config.sampler.completion_length if own is None else own
 
 
+def stored_attributes(stage: Stage, objective: Objective) -> int | None:
+    """Returns of how many attributes the data of a stage say what each row is worth; None: of none, at most one number
+    of each row of a pair."""
+    needs = objective.needs(stage.objective)
+    return needs.score_outputs if needs.row_values and objective.unit_size == 1 else None
+
+
 def segments_of(stage: Online, config: Config) -> int:
     """Returns in how many steps a completion is drawn."""
     return num_segments(stage.strategy, completion_length(stage, config))
@@ -247,6 +257,9 @@ class Config:
     parts: tuple[str, ...] = ()  # Python files that add rows to the tables, relative to where jrl is started
     run: Run = dataclasses.field(default_factory=Run)  # the seed
     mesh: MeshShape = dataclasses.field(default_factory=MeshShape)  # devices along each axis
+    # Devices of their own for sampling, the ones behind those of `mesh`: completions are drawn while the policy learns,
+    # with weights that are Online.lag versions older, at least 1. None: on those of `mesh`, in turn with learning.
+    sampler_mesh: MeshShape | None = None
     tokenizer: Any = dataclasses.field(
         default_factory=TOKENIZERS["Bytes"].config, metadata={"table": "tokenizers"}
     )  # text to ids
@@ -283,6 +296,7 @@ ROUNDED = (
     "Sampler.layers",
     "Learner.logprobs",
     "Learner.logprob_chunk",
+    "Sampler.prefill_chunk",
 )
 # All fields that may differ. The others change how long or how loudly it runs, never what it computes.
 FREE = (
@@ -310,6 +324,7 @@ FREE = (
     "Log.*",
     *ROUNDED,
     "MeshShape.*",  # the manifest names the mesh, and a resume on another says so
+    "Config.sampler_mesh",
 )
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -345,6 +360,7 @@ def check(config: Config, tables: Tables) -> None:
         for role, heads in trained_heads(stage, needs).items():
             roles[role] = roles.get(role, frozenset()).union(heads)
     check_model(config)
+    check_sampler_mesh(config)
     check_teacher(config, tables, roles.keys())
     if config.eval is not None and config.data.held_out_every is None:
         raise ValueError("Eval needs held-out prompts: set Data.held_out_every, or Config.eval = None")
@@ -371,7 +387,7 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
         source = row_of(tables, "sources", stage.source)
         if source.unit_size != objective.unit_size:
-            takes = {1: "single rows", 2: "pairs"}
+            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale"}
             raise ValueError(
                 f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
                 f"{takes[source.unit_size]}"
@@ -392,6 +408,11 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
                 else f"{name} reads what the data say that an answer is worth, and {source_name}.values does not name "
                 "the entries that say it; set it to two, such as ('value', 'rejected_value')"
             )
+        outputs = stored_attributes(stage, objective)
+        if outputs is not None and len(stage.source.values) != outputs:
+            source_name, named = type(stage.source).__name__, len(stage.source.values)
+            raise ValueError(f"{name} has a reward head with {outputs} outputs, and {source_name}.values names {named} "
+                             "attributes; name as many as it has outputs")  # fmt: skip
     objective.check(
         stage.objective,
         Facts(
@@ -471,6 +492,28 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
         )
     if online:
         check_reward_roles("Online.rewards", sorted(stage.rewards), earlier)
+        check_attribute_weights(stage, config, tables)
+
+
+def check_attribute_weights(stage: Online, config: Config, tables: Tables) -> None:
+    """Raises ValueError where there is not one weight for each output of the reward heads that a stage reads."""
+    if stage.attribute_weights is None:
+        return
+    count = len(stage.attribute_weights)
+    if not stage.rewards:
+        raise ValueError("Online.attribute_weights is of the reward models in Online.rewards, which names none; name "
+                         "one, or leave it out")  # fmt: skip
+    if not all(abs(weight) <= LARGEST_REWARD for weight in stage.attribute_weights):
+        raise ValueError(f"Online.attribute_weights = {stage.attribute_weights} must be finite, in float32 too")
+    outputs = {}
+    for other in itertools.takewhile(lambda other: other is not stage, config.stages):
+        needs = row_of(tables, "algos", other.objective).needs(other.objective)
+        if needs.score:
+            outputs[other.trains] = needs.score_outputs
+    for role in stage.rewards:
+        if outputs[role] != count:
+            raise ValueError(f"Online.attribute_weights has {count} weights, and the reward head of {role!r} has "
+                             f"{outputs[role]} outputs; give one weight for each, or None")  # fmt: skip
 
 
 def check_reward_roles(field: str, names: Sequence[str], earlier: Mapping[str, frozenset[str]]) -> None:
@@ -524,6 +567,29 @@ def check_critic(stage: Online, objective: Objective, earlier: Collection[str]) 
     if stage.critic not in earlier:
         raise ValueError(f"Online.critic names the role {stage.critic!r}, which no earlier stage trains. Available: "
                          f"{', '.join(sorted(earlier))}")  # fmt: skip
+
+
+def check_sampler_mesh(config: Config) -> None:
+    """Raises ValueError where devices of their own for sampling would never sample while the others learn."""
+    if config.sampler_mesh is None:
+        return
+    online = [(name, stage) for name, stage in zip(stage_names(config.stages), config.stages)
+              if isinstance(stage, Online)]  # fmt: skip
+    if not online:
+        raise ValueError("Config.sampler_mesh gives sampling its own devices, and no stage of the run samples; set it "
+                         "to None")  # fmt: skip
+    for name, stage in online:
+        if isinstance(stage.strategy, Partial):
+            raise ValueError(
+                "Config.sampler_mesh does not go with Online.strategy = @Partial(): the last segment of a completion "
+                "is drawn by the newest weights, which learning waits for; set it to None"
+            )
+        if stage.lag < 1:
+            raise ValueError(
+                f"Config.sampler_mesh needs Online.lag of at least 1, and that of stage {name!r} is {stage.lag}: with "
+                "the newest weights nothing is sampled while they learn, and half of the devices would always wait. "
+                "Set Online.lag = 1, or Config.sampler_mesh = None"
+            )
 
 
 def check_teacher(config: Config, tables: Tables, trained: Collection[str]) -> None:

@@ -26,8 +26,10 @@ from jrl.run.checkpoints.run_state import StateMismatch
 from jrl.run.job import Job
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import compile_run, stage_at, starts
+from jrl.run.programs import abstract
 from jrl.run.records import STOP_AFTER_SKIPPED, Preempted, Progress, Step, draws_ahead
 from jrl.run.report.messages import saved_message
+from jrl.run.sampler_devices import mesh_text, publication_of, publication_text, publishing_lags
 from jrl.tasks.stopping import StopRequested, never
 from jrl.types import TrainState
 
@@ -45,6 +47,7 @@ def steps(job: Job) -> Iterator[Step]:
     if job.done < expected:  # a damaged checkpoint
         precompile(job, job.done)
     job.display.note(shapes(job))
+    job.run_clock.switch("other")
     held: Step | None = None
     first = saved = job.done
     fault.discard(job)
@@ -62,6 +65,7 @@ def steps(job: Job) -> Iterator[Step]:
                     fault.begin_bundle(job, progress)
                     bundled = True
                 # Host and device meet where `device_put` or `device_get` says so, and nowhere else.
+                job.profile.before(job.done + 1)
                 with job.timed(stage.name), jax.transfer_guard("disallow"):
                     progress, step = take_step(job, progress)
             except StopRequested:
@@ -72,6 +76,7 @@ def steps(job: Job) -> Iterator[Step]:
             previous, held = held, step
             job.done += 1
             records.clock(job, held, time.monotonic() - start)
+            job.profile.after(job.done, held.metrics)
             if previous is not None:
                 yield records.emit(job, previous)
             job.program_cache.check()  # a stage of hours must not end with what cannot be compiled
@@ -104,6 +109,8 @@ def steps(job: Job) -> Iterator[Step]:
         if saved != job.done:
             records.save(job, progress)
         raise
+    finally:
+        job.profile.close(job.done)
     if job.done < job.total:
         raise Preempted(saved_message(job.done, job.total) if job.done else "Stopped before the first step.")
     evaluate_once(job, progress.state, f"after_{job.stages[-1].name}")
@@ -130,7 +137,7 @@ def resume(job: Job) -> Progress:
 
 def precompile(job: Job, done: int) -> None:
     """Begins to compile what the run needs after `done` of its steps."""
-    with job.timed("compile"):
+    with job.timed("compile"), job.spent("compile"):
         compile_run(
             records.inputs_of(job),
             done,
@@ -141,7 +148,7 @@ def precompile(job: Job, done: int) -> None:
 
 def shapes(job: Job) -> str:
     """Returns the shapes that the run's programs are compiled for: one of each, whatever the completions do."""
-    mesh = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "one device"
+    mesh = mesh_text(job.mesh.shape)
     frozen, trained = split_params(job.model.spec(job.cfg))
     # Of whole matrices: in few bits there are fewer entries, and scales.
     size = f"{num_params(trained if frozen is None else decoder.spec(job.cfg)):,} parameters"
@@ -157,7 +164,18 @@ def shapes(job: Job) -> str:
             f"{stage.name}: {prompts}{s.sequences} sequences of {s.width}, at most {s.micro_batches} micro-batches of "
             f"{s.rows} rows of {s.row_length} tokens"
         )
-    return "\n".join([f"{size} on {mesh}", *lines])
+    return "\n".join([f"{size} on {mesh}", *publication_lines(job), *lines])
+
+
+def publication_lines(job: Job) -> list[str]:
+    """Returns what the devices of their own for sampling are, and what publishing weights to them takes; [] without."""
+    sampler_mesh = job.policy.sampler_mesh
+    if sampler_mesh is None:
+        return []
+    state = job.programs.initial(abstract(job.key, job.mesh))
+    weights, lag = weights_of(state.models, "policy").params, max(publishing_lags(job.config))
+    return [f"sampling on devices of its own, {mesh_text(sampler_mesh.shape)}: "
+            f"{publication_text(publication_of(weights, job.mesh, sampler_mesh, lag))}"]  # fmt: skip
 
 
 def begin_stage(job: Job, progress: Progress) -> Progress:
@@ -177,13 +195,14 @@ def take_step(job: Job, progress: Progress) -> tuple[Progress, Step]:
     """Returns the progress after one step of its stage."""
     stage, state = job.stages[progress.stage], progress.state
     if not isinstance(stage, OnlineStage):
-        stepped = offline.step(stage, state, job.display.phase)
+        stepped = offline.step(stage, state, job.display.phase, job.run_clock)
         learned = learned_if_stopping(job, stepped.learned)
         step = Step(job.done + 1, stage.name, stepped.metrics, None, learned, stepped.examples)
         return progress._replace(state=stepped.state), step
     ahead = draws_ahead(job.config, job.done + 1)
     done = job.done - starts(job.config)[progress.stage]
-    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone)
+    clock = job.run_clock
+    stepped = online.step(stage, state, progress.waiting, ahead, done, job.display.phase, job.stop_alone, clock)
     step = Step(job.done + 1, stage.name, stepped.metrics, stepped.batch, learned_if_stopping(job, stepped.learned))
     every = job.config.eval.every if job.config.eval is not None else None
     if every is not None and (job.done + 1 - starts(job.config)[progress.stage]) % every == 0:
@@ -214,11 +233,12 @@ def evaluate(job: Job, state: TrainState, name: str, *, interruptible: bool = Tr
     announce = lambda done, total: job.display.phase(f"evaluating {name}", done=done, total=total)
     weights = weights_of(state.models, "policy").params
     stop = job.stop_alone if interruptible else never
-    with job.timed("eval"):
+    with job.timed("eval"), job.spent("evaluate"):
         try:
             result = measure(job.evaluator, weights, job.held_out(stop), job.scorer, announce, stop)
         except StopRequested as error:
             raise Preempted(f"stopped during an evaluation. {saved_message(job.done, job.total)}") from error
+    del result["by_prompt"]  # one number for each prompt, which `jrl eval` compares policies by
     job.display.note(f"{name}, the first held-out prompt:")
     first = result["sample"]
     job.display.sample(first["prompt"], first["completion"], first["reward"])

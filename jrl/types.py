@@ -125,7 +125,8 @@ class SequenceTargets:
     unit: Array  # [M, R, S] int32, which comparison of the batch the sequence is part of; -1: none
     denominator: Array  # [] float32, what the sum over sequences of the whole optimizer step is divided by
     baseline: Array | None = None  # [] float32 or wider, as Objective.sequence_baseline gave it; None: it has none
-    value: Array | None = None  # [M, R, S] float32, what its data say that it is worth; None: they do not
+    # [M, R, S] float32, what its data say that it is worth; [M, R, S, K] of K attributes; None: they do not
+    value: Array | None = None
 
 
 @struct.dataclass

@@ -1,10 +1,18 @@
 """The numbers of an evaluation, from verdicts alone."""
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+import jrl
 from jrl.rollout.evaluate import numbers, report
+from jrl.tasks.tokenizers import TOKENIZERS
+from jrl.tasks.tokenizers.bytes import Bytes
 from jrl.tasks.verdict import Status
+from jrl.tools.evaluation import reevaluate, win_rates
 
 C, W, U, E = Status.CORRECT, Status.WRONG, Status.UNPARSABLE, Status.INFRA_ERROR
 
@@ -48,3 +56,28 @@ def test_the_best_of_k_is_chosen_by_reward():
     assert {k: value["mean"] for k, value in actual.items()} == {"2": pytest.approx(-0.25), "4": pytest.approx(1.75)}
     assert actual["4"]["n"] == 2 and actual["4"]["kl"] == pytest.approx(0.636294, abs=1e-6)
     assert "best_of_k" not in report(np.array([[C, W]], np.int8), [""] * 2, ["a"])
+
+
+def test_a_mixture_of_a_users_environment_is_opened(tmp_path):
+    text = (Path(__file__).parents[1] / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
+    part = tmp_path / "reversal.py"
+    part.write_text(re.search(r"^## An environment$.*?^```python\n(.*?)^```", text, re.S | re.M)[1], encoding="utf-8")
+    bindings = [f"Config.parts=['{part}']", "Config.task=@Mixture()", "Mixture.tasks=[@Reversal()]", "Reversal.size=20",
+                "Config.eval=@Eval()", "Eval.prompts=512",
+                "Data.held_out_every=2"]  # fmt: skip
+    config, parts = jrl.load_config("configs/tiny.gin", bindings)
+    tokenizer = TOKENIZERS["Bytes"].build(Bytes(), ())
+    trained = SimpleNamespace(policy=SimpleNamespace(config=config, parts=parts, tokenizer=tokenizer))
+    # It has been opened where its prompts are counted.
+    with pytest.raises(ValueError, match=r"512 held-out prompts asked for.* among 20 examples"):
+        reevaluate(trained, lambda done, total: None)
+
+
+def test_policies_are_compared_prompt_by_prompt():
+    # Of the prompts that both were judged on a wins one, ties one and loses two: (1 + 0.5) / 4.
+    a = {"source": "a", "by_prompt": {"p": 1.0, "q": 0.5, "r": 0.0, "s": 0.2, "t": None, "u": 1.0}}
+    b = {"source": "long/b", "by_prompt": {"s": 0.9, "r": 1.0, "q": 0.5, "p": 0.0, "t": 1.0}}
+    empty, head, *rows = win_rates([a, b])
+    assert empty == "" and head.split() == ["wins", "over", "a", "long/b"]
+    assert rows[0].startswith("a ") and rows[0].split()[1] == "37.5" and rows[1].split()[1] == "62.5"
+    assert win_rates([a, {"source": "c", "by_prompt": {"p": None}}])[2].split() == ["a", "-"]

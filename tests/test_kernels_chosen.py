@@ -31,6 +31,21 @@ def test_tpus_have_kernels_and_no_copy_of_the_cache():
     assert sentence(choices["Sampler.attention"]) == "Sampler.attention = 'ragged'"
 
 
+def test_what_aborts_the_compiler_is_refused():
+    unrolled = ("Sampler.layers='unrolled'", "Sampler.attention='ragged'")
+    with pytest.raises(ValueError, match=r"over MeshShape.tensor=2: TPUs' compiler .* set Sampler.layers='scanned'"):
+        choice(*unrolled, tensor=2)
+    assert choice(*unrolled)[0].sampler.layers == "unrolled"
+    choice("Sampler.layers='unrolled'", "Sampler.attention='reference'", tensor=2)
+
+
+def test_long_prompts_are_prefilled_in_chunks_on_tpus():
+    chunk = lambda *bindings, **where: choice(*bindings, **where)[0].sampler.prefill_chunk
+    assert chunk("Data.prompt_length=2048") is None and chunk("Data.prompt_length=2049") == 2048
+    assert chunk("Data.prompt_length=4096", "Sampler.prefill_chunk=512") == 512
+    assert chunk("Data.prompt_length=4096", platform="cpu") is None
+
+
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_other_devices_have_the_reference(platform):
     config, choices = choice(platform=platform)

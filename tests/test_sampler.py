@@ -12,6 +12,7 @@ import pytest
 from jrl.device.program_cache import COMPILER_OPTIONS
 from jrl.device.sharding import TRAIN, MeshShape, batch_sharding, make_mesh, replicated, shardings
 from jrl.models import decoder
+from jrl.models.attention.linear import Linear
 from jrl.models.contract import abstract, axes, init
 from jrl.models.shape import FullHeads
 from jrl.ops.truncate import support_of_size
@@ -24,6 +25,7 @@ STOP_IDS = (3, 7, 8, 21, 40, 41, 60, 77, 90)
 PAD = 95
 WIDTH = 5  # of prompts
 BASE = Sampler(completion_length=9, slots=5)  # most tests share its program: compiling is what they cost
+LINEAR = dict(linear=Linear(key_heads=2, value_heads=2, key_dim=4, value_dim=4, layers=(True, False)))
 FIELDS = ("tokens", "length", "action_mask", "sampler_logprobs", "finish", "version")
 
 
@@ -233,6 +235,17 @@ def test_the_width_of_the_prompts_does_not_matter():
 
 
 # Log-probs
+
+
+@pytest.mark.parametrize("layers, option", [("unrolled", {}), ("scanned", LINEAR)], ids=["attention", "linear"])
+def test_a_prompt_prefilled_in_chunks_draws_the_same(layers, option):
+    """Five tokens as two, two and one: the same but for roundings, of products of other shapes."""
+    cfg, config = dataclasses.replace(CFG, **option), dataclasses.replace(BASE, layers=layers)
+    at_once = run(prompts(), config, cfg=cfg)
+    chunked = run(prompts(), dataclasses.replace(config, prefill_chunk=2), cfg=cfg)
+    np.testing.assert_array_equal(chunked.tokens, at_once.tokens)
+    largest = np.abs(at_once.sampler_logprobs).max()
+    np.testing.assert_allclose(chunked.sampler_logprobs, at_once.sampler_logprobs, rtol=0, atol=1e-6 * largest)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])

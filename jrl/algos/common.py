@@ -241,7 +241,7 @@ def kl_loss(estimator: str, tokens: contract.Tokens) -> Array:
 
 
 def clip_metrics(config: Any, tokens: contract.Tokens) -> dict[str, Array]:
-    """Returns where PPO's clip binds: {"clip_fraction_low", "clip_fraction_high"}."""
+    """Returns where PPO's clip binds (M16): {"clip_fraction_low", "clip_fraction_high"}."""
     arrays = (tokens.logprobs, tokens.old_logprobs, tokens.advantages, tokens.mask)
     return {
         "clip_fraction_low": surrogate.clipped_low(*arrays, clip_low=config.clip_low),
@@ -250,7 +250,7 @@ def clip_metrics(config: Any, tokens: contract.Tokens) -> dict[str, Array]:
 
 
 def common_metrics(tokens: contract.Tokens) -> dict[str, Array]:
-    """Returns the metrics of every algorithm, {name: [..., L]}, to be averaged over the loss mask.
+    """Returns the metrics of every algorithm (M16, M17), {name: [..., L]}, to be averaged over the loss mask.
 
     ratio: of new to old log-probs. approx_kl_k2, approx_kl_k3: the step's own KL, from the same. mismatch_k1,
     mismatch_k3: KL(sampler to learner) on the sampler's tokens. clamped: the share of log-ratios that E9 clamped.

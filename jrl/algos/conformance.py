@@ -289,7 +289,8 @@ def a_critics_loss_is_of_values_alone(objective: Objective, config: Any) -> None
 def masked_sequences_do_not_matter(objective: Objective, config: Any) -> None:
     """NaN in log-probs, scores and labels under the mask reaches neither loss, metrics nor gradient."""
     sequences, state = _sequences(objective, config), objective.init_state(config)
-    poison = lambda x: jnp.where(sequences.mask, x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    counts = lambda x: sequences.mask.reshape(*sequences.mask.shape, *[1] * (x.ndim - 2))
+    poison = lambda x: jnp.where(counts(x), x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.floating) else x
     poisoned = jax.tree.map(poison, sequences).replace(length=jnp.where(sequences.mask, sequences.length, 0))
     seen = lambda tree: jax.tree.map(lambda x: jnp.where(sequences.mask, x, 0), tree)
     clean, dirty = (objective.sequence_loss(config, given, state) for given in (sequences, poisoned))
@@ -301,7 +302,7 @@ def masked_sequences_do_not_matter(objective: Objective, config: Any) -> None:
     gradient = _sequence_gradient(objective, config, poisoned)
     _close(gradient, _sequence_gradient(objective, config, sequences), "NaN under the mask reaches the gradient")
     for name, value in gradient.items():
-        still = jnp.where(sequences.mask, 0, value) == 0
+        still = jnp.where(counts(value), 0, value) == 0
         _true(bool(jnp.all(still & jnp.isfinite(value))), f"a masked sequence's {name} has a gradient")
 
 
@@ -330,7 +331,7 @@ def places_of_sequences_do_not_matter(objective: Objective, config: Any) -> None
 def packing_sequences_does_not_matter(objective: Objective, config: Any) -> None:
     """The units of two rows, or all packed in one, have the same losses."""
     apart, state = _sequences(objective, config), objective.init_state(config)
-    join = lambda x: x.reshape(1, -1)
+    join = lambda x: x.reshape(1, -1, *x.shape[2:])
     together = jax.tree.map(join, apart)
     loss, packed = (objective.sequence_loss(config, given, state)[0] for given in (apart, together))
     _close(packed, join(loss), "packing two rows of sequences into one changes their losses")
@@ -483,6 +484,7 @@ def sample_tokens() -> Tokens:
         returns=draw(-1, 1),
         selected=draw(0, 1) > 0.5,
         divergence=draw(0, 2),
+        state_values=draw(0, 3),
     )
 
 
@@ -559,11 +561,16 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
         tokens = tokens.replace(selected=None)
     if needs.divergence is None:
         tokens = tokens.replace(divergence=None)
+    if not needs.state_values:
+        tokens = tokens.replace(state_values=None)
     return tokens
 
 
 def _sequences(objective: Objective, config: Any) -> Sequences:
     needs, sequences = objective.needs(config), sample_sequences(objective.unit_size)
+    if needs.score_outputs > 1:
+        several = lambda x: jnp.stack([x + k / 10 for k in range(needs.score_outputs)], axis=-1)
+        sequences = sequences.replace(score=several(sequences.score), value=several(sequences.value**2))
     return sequences.replace(
         logprob=sequences.logprob if needs.logprobs else None,
         ref_logprob=sequences.ref_logprob if needs.reference else None,

@@ -75,6 +75,7 @@ class Tokens:
     old_values: Array | None = None  # [..., L] float32, before the update; these two where the objective reads values
     returns: Array | None = None  # [..., L] float32, as Objective.returns gave them
     selected: Array | None = None  # [..., L] bool, as Objective.select gave them
+    state_values: Array | None = None  # [..., L] float32, V of each token's state, differentiated, where Needs asks
     divergence: Array | None = None  # [..., L] float32, from the teacher, differentiated, where Needs.divergence
 
 
@@ -86,13 +87,16 @@ class Sequences:
     logprob: Array | None  # [..., S] float32, sum over the loss mask, differentiated; None: Needs.logprobs is False
     ref_logprob: Array | None  # [..., S] float32, under the reference, where the objective needs it
     length: Array  # [..., S] int32, tokens in the loss mask
-    score: Array | None  # [..., S] float32, of the reward head at the last token, differentiated; None: no such head
+    # [..., S] float32, of the reward head at the last token, differentiated; [..., S, K] of one with K outputs
+    # (Needs.score_outputs); None: no such head
+    score: Array | None
     label: Array  # [..., S] float32, 1: preferred, 0: not
     unit: Array  # [..., S] int32, the comparison that a sequence is part of; -1: none
     mask: Array  # [..., S] bool
     # [..., S] float32 or wider, Objective.sequence_baseline at every place; None: it has none
     baseline: Array | None = None
-    # [..., S] float32, what its data or Objective.pairs say that it is worth, such as a score; None: nothing
+    # [..., S] float32, what its data or Objective.pairs say that it is worth, such as a score; [..., S, K] of data with
+    # K attributes, NaN where a row lacks one; None: nothing
     value: Array | None = None
     # [..., S] float32, sum under the distribution that drew the tokens; None: they were not sampled
     behaviour_logprob: Array | None = None
@@ -112,11 +116,14 @@ class Needs(NamedTuple):
     reference: bool = False  # log-probs under the role `reference`: the model as the stage found it
     teacher: bool = False  # log-probs under the role `teacher`, which an earlier stage has trained
     divergence: Divergence | None = None  # from the teacher's distribution at every token, by this measure
+    # the soft value of every token's state, logsumexp of the logits of the model that it trains, with its gradient
+    state_values: bool = False
     values: bool = False  # a value head on the trained model, or on a critic of its own (Online.critic)
     value_bins: ValueBins | None = None  # of that head, whose values are then expectations; None: it gives numbers
     row_values: bool = False  # of stored rows, what the data say that each is worth (Sequences.value)
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
+    score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response
     entropy_gradient: bool = False
     # advantages, or a baseline of sequences, are taken of log-probs too: a KL in the reward, V-trace, KTO
     credit_logprobs: bool = False
@@ -137,6 +144,11 @@ class Needs(NamedTuple):
     def heads(self) -> tuple[str, ...]:
         """The heads that the trained model must have, by name (jrl.models.heads)."""
         return tuple(name for name, needed in (("value", self.values), ("reward", self.score)) if needed)
+
+    @property
+    def head_outputs(self) -> dict[str, int]:
+        """How many numbers each head gives, by name."""
+        return {"value": self.value_outputs, "reward": self.score_outputs}
 
 
 class Facts(NamedTuple):

@@ -23,9 +23,11 @@ class DFT:
 
 
 def token_loss(config: DFT, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
-    """Returns P34's DFT of every token, [..., L], 0 where masked; no gradient passes the weight."""
+    """Returns P34's DFT of every token, [..., L], 0 where masked; no gradient passes the weight. Its gradient is that
+    of minus the token's probability, whose mean is logged: that rises, where the log-prob need not."""
     logprobs = reduce.masked(tokens.logprobs, tokens.mask)
-    return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, {}
+    probability = jax.lax.stop_gradient(jnp.exp(logprobs))
+    return -probability * logprobs, {"dft/probability": reduce.masked(probability, tokens.mask)}
 
 
 OBJECTIVE = Objective(config=DFT, token_loss=token_loss)

@@ -7,6 +7,7 @@ call that would compile is an error that names the program and the shape.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
@@ -85,11 +86,13 @@ class Program:
         if not self._knows(signature):
             self._check_not_frozen(args, signature)
             self._program_cache.announce(f"compiling {self.name}")
-            self._compiled[signature] = self._jitted.lower(*args).compile()
+            with self._program_cache.compiling():
+                self._compiled[signature] = self._jitted.lower(*args).compile()
         elif signature in self._pending:
             if not self._pending[signature].done():
                 self._program_cache.announce(f"compiling {self.name}")
-            self._compiled[signature] = self._pending.pop(signature).result()
+            with self._program_cache.compiling():
+                self._compiled[signature] = self._pending.pop(signature).result()
         return self._compiled[signature]
 
     def _knows(self, signature: tuple) -> bool:
@@ -124,6 +127,7 @@ class ProgramCache:
         self.programs: dict[str, Program] = {}
         self.frozen = False
         self.announce = announce  # called with what the caller is about to wait for
+        self.compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # inside, it waits
         options = COMPILER_OPTIONS.get(platform, {})
         self.options = {name: value for name, value in options.items() if compiler_has(name, value)}
         self.compiler = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compiler")

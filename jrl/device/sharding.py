@@ -90,6 +90,44 @@ def make_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(places, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
 
 
+def split_meshes(learner: MeshShape, sampler: MeshShape, devices: Sequence[Any] | None = None) -> tuple[Mesh, Mesh]:
+    """Returns two meshes without a device in common: the learner's over the first devices, the sampler's over the next.
+
+    Raises: ValueError where there are too few devices for both.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    learner_sizes, sampler_sizes = split_sizes(learner, sampler, len(devices))
+    first = math.prod(learner_sizes)
+    sized = lambda sizes: MeshShape(**dict(zip(AXES, sizes)))
+    return make_mesh(sized(learner_sizes), devices[:first]), make_mesh(sized(sampler_sizes), devices[first:])
+
+
+def split_sizes(learner: MeshShape, sampler: MeshShape, num_devices: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the size of every axis of both meshes. One axis of one of them may be -1: all devices that are left.
+
+    Raises: ValueError where there are too few devices for both.
+    """
+    shapes = {"Config.mesh": learner, "Config.sampler_mesh": sampler}
+    known = {name: math.prod(getattr(shape, axis) for axis in AXES) for name, shape in shapes.items()}
+    if min(known.values()) < 0:
+        if max(known.values()) < 0:
+            raise ValueError("Config.mesh and Config.sampler_mesh both have an axis of -1, all devices that are left; "
+                             "give the sizes of one of them")  # fmt: skip
+        open_, fixed = sorted(known, key=known.get)
+        left = num_devices - known[fixed]
+        if left >= -known[open_] and left % -known[open_] == 0:
+            return tuple(shape.sizes(left if name == open_ else known[name]) for name, shape in shapes.items())
+        needed = f"{known[fixed]} devices for {fixed}, and a multiple of {-known[open_]} for {open_}"
+    elif sum(known.values()) <= num_devices:
+        return tuple(shape.sizes(known[name]) for name, shape in shapes.items())
+    else:
+        needed = f"{' + '.join(map(str, known.values()))} devices for Config.mesh and Config.sampler_mesh"
+    raise ValueError(
+        f"sampling on devices of its own needs {needed}; there are {num_devices} (--devices N starts N "
+        "virtual ones on a CPU). Make a mesh smaller, or set Config.sampler_mesh = None to sample and learn in turn"
+    )
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Returns the number of shards of the batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
@@ -196,16 +234,18 @@ def mapped(
     out: Sequence[str | None],
     *,
     summed: str,
+    checked: bool = True,
 ) -> Array:
     """Returns `fn` of each device's shard of `args`, summed over the mesh axis of the logical axis `summed`.
 
     Args:
       ins, out: logical activation axes of the arguments, which are laid out so, and of the result.
+      checked: as in `per_shard`.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return fn(*args)
     summed_over_shards = lambda *shares: (jax.lax.psum(fn(*shares), ACTIVATIONS[summed]),)
-    return per_shard(summed_over_shards, args, ins, (out,))[0]
+    return per_shard(summed_over_shards, args, ins, (out,), checked=checked)[0]
 
 
 def per_shard(

@@ -243,7 +243,8 @@ class StoredLabels(NamedTuple):
     label: Array  # [N] float32, 1: preferred, 0: not
     weight: Array  # [N] float32
     unit: Array  # [N] int32, the comparison a row is part of; those of one are adjacent
-    value: Array | None = None  # [N] float32, what the data say that a row is worth; None: they do not
+    # [N] float32, what the data say that a row is worth; [N, K] of K attributes; None: they do not
+    value: Array | None = None
 
 
 def finish_stored(

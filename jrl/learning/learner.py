@@ -30,7 +30,7 @@ from jrl.models.heads import REWARD, VALUE, read_head, read_values
 from jrl.ops import router as routers
 from jrl.ops import segments
 from jrl.ops.divergence import token_divergence
-from jrl.ops.logprobs import token_logprobs
+from jrl.ops.logprobs import state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
@@ -47,9 +47,9 @@ MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` coun
 
 
 def micro_batch(batch: PyTree, i: Array) -> PyTree:
-    """Returns micro-batch `i` of a packed batch or a train batch: every [M, R, .] field as [R, .]."""
+    """Returns micro-batch `i` of a packed batch or a train batch: every [M, R, ...] field as [R, ...]."""
     return jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False) if x.ndim == 3 else x,
+        lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False) if x.ndim >= 3 else x,
         batch,
     )
 
@@ -80,8 +80,9 @@ class Reading(NamedTuple):
     router_logits: Array | None  # [sparse layers, R, L, experts]; None: no experts
     values: Array | None  # [R, L], before each token
     value_logits: Array | None  # [R, L, K], of the bins of those values; None: the head gives numbers
-    scores: Array | None  # [R, S], of the reward head at the last token of every sequence
+    scores: Array | None  # [R, S], of the reward head at the last token of every sequence; [R, S, K] of K outputs
     divergence: Array | None = None  # [R, L], from a teacher
+    state_values: Array | None = None  # [R, L], logsumexp of the logits
 
 
 class Teacher(NamedTuple):
@@ -141,6 +142,9 @@ def reading_of(
         value_logits=value_logits,
         scores=_read_scores(weights.heads[REWARD], hidden, micro) if needs.score else None,
         divergence=divergence,
+        state_values=state_values(hidden, mask, unembed, temperature=micro.temperature, chunk=chunk)
+        if needs.state_values
+        else None,
     )
 
 
@@ -155,11 +159,14 @@ def hidden_of(params: PyTree, micro: PackedBatch, model: Model, cfg: Any) -> tup
 
 
 def _read_scores(head: Array, hidden: Array, micro: PackedBatch) -> Array:
-    """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32."""
-    values = read_head(head, hidden).mean(0)[..., 0].astype(jnp.promote_types(jnp.float32, hidden.dtype))
+    """Returns what a reward head says at the last token of every sequence, mean over its members, [R, S] float32; of a
+    head with K outputs [R, S, K]."""
+    values = read_head(head, hidden).mean(0).astype(jnp.promote_types(jnp.float32, hidden.dtype))
     following = jnp.concatenate([micro.segment[:, 1:], jnp.full_like(micro.segment[:, :1], -1)], axis=1)
     last = micro.segment != following
-    return segments.segment_sum(values, last, micro.segment, num_segments=micro.sequence.shape[-1])
+    at_last = lambda x: segments.segment_sum(x, last, micro.segment, num_segments=micro.sequence.shape[-1])
+    by_output = [at_last(values[..., k]) for k in range(values.shape[-1])]
+    return by_output[0] if len(by_output) == 1 else jnp.stack(by_output, axis=-1)
 
 
 def logprobs(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any, chunk: int) -> Array:
@@ -203,12 +210,27 @@ def recompute(
     return _over_micro_batches(packed, read, zeros)
 
 
-def sequence_scores(weights: Weights, packed: PackedBatch, *, model: Model, cfg: Any) -> Array:
-    """Returns what the reward head says of every sequence, [M, R, S] float32; anything where a place is empty."""
+def sequence_scores(
+    weights: Weights,
+    packed: PackedBatch,
+    *,
+    model: Model,
+    cfg: Any,
+    attribute_weights: tuple[float, ...] | None = None,
+) -> Array:
+    """Returns what the reward head says of every sequence, [M, R, S] float32; anything where a place is empty.
+
+    Args:
+      attribute_weights: one for each output of a head with several, whose weighted sum is the score (P3); None: their
+        mean.
+    """
     needs = Needs(logprobs=False, score=True)
+    outputs = weights.heads[REWARD].shape[-1]
+    of_outputs = jnp.asarray((1 / outputs,) * outputs if attribute_weights is None else attribute_weights, jnp.float32)
 
     def read(micro: PackedBatch) -> dict[str, Array]:
-        return {"score": reading_of(weights, micro, micro.action_mask, model, cfg, 1, needs).scores}
+        scores = reading_of(weights, micro, micro.action_mask, model, cfg, 1, needs).scores
+        return {"score": scores if outputs == 1 else scores @ of_outputs}
 
     zeros = {"score": jnp.zeros_like(packed.sequence, jnp.promote_types(jnp.float32, jnp.dtype(cfg.dtype)))}
     return _over_micro_batches(packed, read, zeros)["score"]
@@ -351,6 +373,7 @@ def token_terms(
         returns=micro.returns,
         selected=micro.selected,
         divergence=reading.divergence,
+        state_values=reading.state_values,
     )
     per_token, metrics = objective.token_loss(config, tokens, state)
     # Select, do not multiply: a masked token's loss may be anything.

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from jrl.algos.contract import Objective
+from jrl.device.placement import fetch
 from jrl.learning.layout import RouterLoss
 from jrl.learning.learner import (
     Teacher,
@@ -83,7 +84,7 @@ def find_fault(
         for i in range(int(batch.packed.num_real)):
             flags = read(weights, batch, config, state.objective, i, teacher)
             for place in (place for place in PLACES if place in flags):
-                flag = np.asarray(flags[place])
+                flag = fetch(flags[place])
                 if flag.any():
                     layer = None
                     if place == "activations":
@@ -157,7 +158,8 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
     for name, value, mask in masked:
         if value is None:
             continue
-        flag = ~np.isfinite(np.asarray(value)) & np.asarray(mask)
+        value, mask = fetch((value, mask))
+        flag = ~np.isfinite(value) & mask
         for i in np.flatnonzero(flag.any(axis=(1, 2))):
             return Fault("batch", name, None, _sequences(batch, int(i), flag[i]))
     if not np.isfinite(np.asarray(batch.denominator)):
@@ -167,7 +169,7 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
 
 def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:
     """Returns the sequences of micro-batch `i` that a flag of its tokens, [R, L], or of its places, [R, S], marks."""
-    sequence, segment = np.asarray(batch.packed.sequence)[i], np.asarray(batch.packed.segment)[i]
+    sequence, segment = (array[i] for array in fetch((batch.packed.sequence, batch.packed.segment)))
     rows, columns = np.nonzero(flag)
     places = segment[rows, columns] if flag.shape == segment.shape else columns
     inside = places < sequence.shape[-1]
@@ -180,7 +182,7 @@ def _bad_leaves(tree: PyTree, cfg: Any) -> Iterator[tuple[str, int | None]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        bad = ~np.isfinite(np.asarray(jax.device_get(leaf)))
+        bad = ~np.isfinite(fetch(leaf))
         if bad.any():
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             *above, last = name.split("/")

@@ -28,6 +28,7 @@ from jrl.ops.logprobs import permute
 from jrl.types import Array, PyTree
 
 CHUNKS = "chunks"  # scope of the loops over filled chunks, and of the condition that there are several
+MIDDLE = "middle_chunks"  # of the loop over those but the first and the last, on the way back
 
 
 class OutputHead(NamedTuple):
@@ -151,6 +152,7 @@ def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) 
         of_logprob, of_entropy = (at(g)[..., None] for g in gradient)
         of_z = of_logprob * (_matches(static, at(targets), z) - p)
         of_z = of_z - of_entropy * p * (log_p + at(entropies)[..., None])
+        of_z = jnp.where(i < filled, of_z, 0)  # a shard may have no chunk, and computes one
         of_logits = (of_z / heat * slope).astype(h.dtype)
         of_h = jnp.einsum("rcv,vd->rcd", of_logits, head, preferred_element_type=wide).astype(h.dtype)
         of_head = jnp.einsum("rcv,rcd->vd", of_logits, h, preferred_element_type=wide)
@@ -169,13 +171,17 @@ def _backward(static: _Static, residuals: tuple, gradient: tuple[Array, Array]) 
         return put(empty, of_h, 0), of_head.astype(matrix.dtype), of_heat
 
     def each() -> tuple[Array, Array, Array]:
-        zeros = lambda shape: _varying(jnp.zeros(shape, wide), everywhere)
-        sums = jax.lax.fori_loop(0, filled, add, (empty, zeros(head.shape), zeros(())))
-        return sums[0], sums[1].astype(matrix.dtype), sums[2]
+        # The first and the last chunk outside of the loop: the sum is not filled with zeros, and is rounded where the
+        # last product is added to it, not in passes of their own over an array of the head's size in float32.
+        of_h, *rest = of_chunk(0)
+        with jax.named_scope(MIDDLE):
+            sums = jax.lax.fori_loop(1, filled - 1, add, (put(empty, of_h, 0), *rest))
+        of_h, of_head, of_heat = add(filled - 1, sums)
+        return of_h, of_head.astype(matrix.dtype), of_heat
 
     # Most often one chunk is enough, and a sum in float32 over chunks is as large as the head twice.
     with jax.named_scope(CHUNKS):
-        of_hidden, of_head, of_heat = jax.lax.cond(filled == 1, first, each)
+        of_hidden, of_head, of_heat = jax.lax.cond(filled <= 1, first, each)
     for name in axes.gathered:
         of_head = jax.lax.psum_scatter(of_head, name, scatter_dimension=1, tiled=True)
     # A barrier: libtpu 0.0.42 tries to move the reduction out of the loop over micro-batches, and fails a check.

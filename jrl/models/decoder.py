@@ -18,7 +18,7 @@ from jrl.models import experts
 from jrl.models.attention import cudnn, fused, linear
 from jrl.models.attention.cached import attend_cached
 from jrl.models.attention.kv_cache import cut_cache, init_cache, of_layer, row_of, stack_of, with_stack, write
-from jrl.models.attention.reference import attend
+from jrl.models.attention.reference import Rows, attend
 from jrl.models.contract import Cache, Model, PrefixSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
@@ -48,7 +48,8 @@ class Context(NamedTuple):
 
     positions: Array  # [B, L] int32
     segment: Array | PrefixSegments | None
-    mask: Array | None  # [B, L, L] bool, or [B, L, P + L]; None with a cache
+    # [B, L, L] bool, or [B, L, P + L]; None with a cache, and where attention needs no more than a block of it at once
+    mask: Array | None
     rotary: Rotary | None  # None: no layer rotates
 
 
@@ -114,7 +115,8 @@ def _run(
     if cfg.learned_positions is not None:
         table = constrain(params["positions"].astype(dtype), None, "embed_shard")
         x = x + constrain(take_rows(table, positions, ("batch", None, "embed_shard")), "batch", None, None)
-    mask = visible(positions, segment) if cache is None else None
+    at_once = cache is None and cfg.attention != "splash" and cfg.attention_block is None
+    mask = visible(positions, segment) if at_once else None
     rotary = _rotary(positions, cfg)
     inputs = None if cfg.layer_inputs is None else _layer_inputs(params, x, tokens, cfg)
     context = Context(positions, segment, mask, rotary)
@@ -150,6 +152,7 @@ def _run(
         def step_of(kind: Kind, variant: Variant) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
                 (x, cache), (weights, flags, index, per_layer_input) = carry, xs
+                weights = weights | {name: fused.Stacked(leaves, index) for name, leaves in unsliced.items()}
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 x, new, kv, logits = _layer(
                     x, weights, context, layer_cache, per_layer_input, shared_kv(kind, variant),
@@ -165,6 +168,9 @@ def _run(
             variant, row = cfg.variant(start), row_of(cfg, start)
             some = {name: flag[start:stop] for name, flag in flags.items()}
             stack = some_layers(params["layers"], cfg, start, stop)
+            # A kernel reads the layer's blocks in the stack: a slice would be a copy of the layer's matrices.
+            unsliced = {name: stack[name] for name in (fused.ATTENTION, fused.MLP) if name in stack}
+            stack = {name: leaf for name, leaf in stack.items() if name not in unsliced}
             rows = jnp.full(stop - start, row) if variant.shared else jnp.arange(row, row + stop - start)
             per_layer_input = None if inputs is None else inputs[start:stop]
             (x, cache), (logits, kv) = jax.lax.scan(
@@ -202,18 +208,23 @@ def _layer(
     def block(x: Array, weights: PyTree, per_layer_input: Array | None, shared_kv: tuple[Array, Array] | None) -> tuple:
         x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
-        h = _norm(x, weights, "attention_norm", cfg) if before else x
+        if not fused.reads_stack(x):
+            weights = fused.with_sliced(weights, cfg)
+        h = _norm(x, weights, "attention_norm", cfg) if before and fused.ATTENTION not in weights else x
         if variant.linear:
             y, new = _linear(h, weights, context, layer_cache, cfg)
             kv = None
         else:
             y, new, kv = _attention(h, weights, kind, variant, context, layer_cache, shared_kv, cfg)
         between = x if cfg.parallel else x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
-        h = _norm(between, weights, "mlp_norm", cfg) if before else between
-        if "router" in weights:
-            z, logits = _sparse(between, h, weights, cfg)
+        if fused.MLP in weights:
+            z, logits = _by_fused_mlp(between, weights[fused.MLP], cfg), None
         else:
-            z, logits = _mlp(h, weights, cfg), None
+            h = _norm(between, weights, "mlp_norm", cfg) if before else between
+            if "router" in weights:
+                z, logits = _sparse(between, h, weights, cfg)
+            else:
+                z, logits = _mlp(h, weights, cfg), None
         if cfg.parallel:
             between = x + (_norm(y, weights, "attention_out_norm", cfg) if after else y)
         x = between + (_norm(z, weights, "mlp_out_norm", cfg) if after else z)
@@ -282,20 +293,25 @@ def unembed(params: PyTree, hidden: Array, cfg: Decoder) -> Array:
     return logits if cfg.logit_cap is None else cfg.logit_cap * jnp.tanh(logits / cfg.logit_cap)
 
 
-def visible(positions: Array, segment: Array | PrefixSegments | None) -> Array:
+def visible(positions: Array, segment: Array | PrefixSegments | None, rows: Rows = lambda x: x) -> Array:
     """Returns which tokens of its row each token sees, [B, L, L] bool: itself and those before it in its sequence. With
-    a prefix from another row, [B, L, P + L]: the prefix first."""
-    column = jnp.arange(positions.shape[1])
-    causal = (column[:, None] >= column[None, :])[None]
+    a prefix from another row, [B, L, P + L]: the prefix first.
+
+    Args:
+      rows: chooses the tokens that see, of arrays [B, L, ...]; the others' rows never exist.
+    """
+    column = jnp.arange(positions.shape[1])[None]
+    causal = rows(column)[:, :, None] >= column[:, None, :]
     if segment is None:
         return constrain(jnp.broadcast_to(causal, (positions.shape[0], *causal.shape[1:])), "batch", None, None)
     if isinstance(segment, PrefixSegments):
-        prefix = segment.continuation[:, :, None] & (segment.prefix_row >= 0)[:, None, :]
-        return jnp.concatenate([prefix, visible(positions, segment.segment)], axis=-1)
+        prefix = rows(segment.continuation)[:, :, None] & (segment.prefix_row >= 0)[:, None, :]
+        return jnp.concatenate([prefix, visible(positions, segment.segment, rows)], axis=-1)
     if segment.ndim == 2:
-        return causal & (segment[:, :, None] == segment[:, None, :])
+        return causal & (rows(segment)[:, :, None] == segment[:, None, :])
     sequence, seen_prefix = segment[..., 0], segment[..., 1]
-    return causal & ((sequence[:, :, None] == sequence[:, None, :]) | (seen_prefix[:, :, None] == sequence[:, None, :]))
+    own = rows(sequence)[:, :, None] == sequence[:, None, :]
+    return causal & (own | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:
@@ -336,7 +352,9 @@ def _attention(
     def normed(x: Array, name: str) -> Array:
         return x if cfg.qk_norm is None else rms_norm(x, _weight(weights[name_of(name)], cfg), cfg.norm_eps)
 
-    if fused.QKV in weights:
+    if fused.ATTENTION in weights:
+        q, k, v = _by_fused_qkv(h, weights[fused.ATTENTION], rotary, kind, cfg)
+    elif fused.QKV in weights:
         scale = _weight(weights[fused.QK_NORM], cfg) if fused.QK_NORM in weights else None
         both, v = fused.project(h, weights, cfg, scale)
         q, k = fused.split(_rotate(both, rotary, kind), weights, cfg)
@@ -364,24 +382,30 @@ def _attention(
                 k=write(cache.k, k, start, layer, transposed), v=write(cache.v, v, start, layer, False)
             )
     kv = (k, v)
-    if cache is not None:
-        column = jnp.arange(sum(block.shape[-2] for block in cache.v))[None]
-        mask = column[:, None] <= positions[:, :, None]
-    if kind.windowed is not False:
+    column = None if cache is None else jnp.arange(sum(block.shape[-2] for block in cache.v))[None]
+
+    def mask_of(rows: Rows = lambda x: x) -> Array:
+        if cache is not None:
+            seen = column[:, None] <= rows(positions)[:, :, None]
+        else:
+            seen = visible(positions, segment, rows) if mask is None else rows(mask)
+        if kind.windowed is False:
+            return seen
         keys = column if cache is not None else positions
         if isinstance(segment, PrefixSegments):
             columns = jnp.broadcast_to(
                 jnp.arange(segment.prefix_row.shape[1], dtype=keys.dtype), segment.prefix_row.shape
             )
             keys = jnp.concatenate([columns, keys], axis=1)
-        near = positions[:, :, None] - keys[:, None, :] < cfg.window
-        mask = mask & (near if kind.windowed is True else near | ~kind.windowed)
+        near = rows(positions)[:, :, None] - keys[:, None, :] < cfg.window
+        return seen & (near if kind.windowed is True else near | ~kind.windowed)
+
     sinks = weights.get(name_of("sinks"))
     if cache is not None and q.shape[1] == 1 and cache.layout == "single_block":
         out = _by_ragged(q, cache, layer, positions[:, 0], kind.windowed, sinks, cfg)
     elif cache is not None and q.shape[1] == 1:
         out = attend_cached(
-            q, cache.k, cache.v, layer, mask,
+            q, cache.k, cache.v, layer, mask_of(),
             transposed=cache.layout == "head_dim_major", scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks,
         )  # fmt: skip
     else:
@@ -390,12 +414,13 @@ def _attention(
         if isinstance(segment, PrefixSegments):
             k, v = (jnp.concatenate([_prefix(x, segment.prefix_row), x], axis=2) for x in (k, v))
         if cfg.attention == "splash":
-            out = _by_splash(q, k, v, None if cache is not None else segment, kind.windowed, sinks, cfg)
+            start = None if cache is None or k.shape[2] == q.shape[1] else positions[:, 0]
+            out = _by_splash(q, k, v, None if cache is not None else segment, start, kind.windowed, sinks, cfg)
         elif cfg.attention == "cudnn":
-            out = cudnn.attend(q, k, v, mask, scale=cfg.query_scale)
+            out = cudnn.attend(q, k, v, mask_of(), scale=cfg.query_scale)
         else:
             out = attend(
-                q, k, v, mask, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
+                q, k, v, mask_of, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks, block=cfg.attention_block
             )
     if cfg.output_gate:
         out = out * jax.nn.sigmoid(project("q_gate", "heads"))
@@ -404,16 +429,26 @@ def _attention(
 
 
 def _by_splash(
-    q: Array, k: Array, v: Array, segment: Array | None, windowed: bool | Array, sinks: Array | None, cfg: Decoder
+    q: Array,
+    k: Array,
+    v: Array,
+    segment: Array | None,
+    start: Array | None,
+    windowed: bool | Array,
+    sinks: Array | None,
+    cfg: Decoder,
 ) -> Array:
-    """Returns attention by the kernel, [B, L, H, K]. Raises ValueError where a token sees a second segment."""
+    """Returns attention by the kernel, [B, L, H, K], of the tokens from the columns `start` [B] on where there are more
+    columns than tokens. Raises ValueError where a token sees a second segment."""
     from jrl.models.attention import splash  # Pallas is half a second of import, for those who ask for it
 
     if segment is not None and segment.ndim == 3:
         raise ValueError("attention='splash' lets a token see its own segment only, which excludes shared prompts")
 
     def within(window: int | None) -> Array:
-        return splash.attend(q, k, v, segment, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks)
+        return splash.attend(
+            q, k, v, segment, start=start, scale=cfg.query_scale, window=window, cap=cfg.attention_cap, sinks=sinks
+        )
 
     if isinstance(windowed, bool):
         return within(cfg.window if windowed else None)
@@ -434,6 +469,26 @@ def _by_ragged(
     return ragged.attend(q, k, v, layer, first, last, scale=cfg.query_scale, cap=cfg.attention_cap, sinks=sinks)
 
 
+def _by_fused_qkv(x: Array, weights: PyTree, rotary: Rotary, kind: Kind, cfg: Decoder) -> tuple[Array, Array, Array]:
+    """Returns queries, keys and values of the residual stream of one token a row, its norm included, by the kernel."""
+    from jrl.models.attention import fused_qkv  # Pallas is half a second of import, for those who ask for it
+
+    cos, sin = _angles(rotary, kind)
+    if kind.rotates is False:
+        cos, sin = jnp.ones_like(cos), jnp.zeros_like(sin)
+    return fused_qkv.project(x, fused.stacked(weights), cos, sin, cfg)
+
+
+def _by_fused_mlp(x: Array, weights: PyTree, cfg: Decoder) -> Array:
+    """Returns the MLP of the residual stream of one token a row, [B, 1, D], its norm included, by the kernel."""
+    from jrl.models import fused_mlp  # Pallas is half a second of import, for those who ask for it
+
+    return fused_mlp.mlp(
+        x, fused.stacked(weights), activation=ACTIVATIONS[cfg.activation], eps=cfg.norm_eps,
+        plus_one=cfg.norm == "rms_plus_one",
+    )  # fmt: skip
+
+
 def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
     """Returns the rotary embedding of layers without and with a window; None where no layer rotates."""
     if not any(map(cfg.rotates, range(cfg.layers))):
@@ -450,14 +505,17 @@ def _rotary(positions: Array, cfg: Decoder) -> Rotary | None:
 
 
 def _rotate(x: Array, rotary: Rotary | None, kind: Kind) -> Array:
-    if kind.rotates is False:
-        return x
+    return x if kind.rotates is False else rotate(x, *_angles(rotary, kind))
+
+
+def _angles(rotary: Rotary, kind: Kind) -> tuple[Array, Array]:
+    """Returns (cos, sin) of a layer of a kind that rotates, or may."""
     cos, sin = rotary.windowed if kind.windowed is True else rotary.full
     if not isinstance(kind.windowed, bool) and rotary.windowed is not rotary.full:
         cos, sin = (jnp.where(kind.windowed, near, far) for near, far in zip(rotary.windowed, rotary.full))
-    if kind.rotates is not True:  # a rotation by 0 is none
+    if not isinstance(kind.rotates, bool):  # a rotation by 0 is none
         cos, sin = jnp.where(kind.rotates, cos, 1), jnp.where(kind.rotates, sin, 0)
-    return rotate(x, cos, sin)
+    return cos, sin
 
 
 def _norm(x: Array, weights: PyTree, name: str, cfg: Decoder) -> Array:

@@ -9,7 +9,7 @@ predicts the expected return before each token is chosen: one number, initially 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,10 +74,10 @@ def fresh_heads(
     width: int,
     dtype: Any,
     place: Callable[[Names], Any] = lambda names: None,
-    value_outputs: int = 1,
+    outputs: Mapping[str, int] = {},
 ) -> dict[str, Array]:
-    """Returns new heads by name, [1, width, 1] each, or [1, width, value_outputs] of a value head: zeros, except normal
+    """Returns new heads by name, [1, width, outputs[name]] each, 1 output where none is named: zeros, except normal
     numbers in a reward head. `key` is consumed."""
-    shape = lambda name: Head(outputs=value_outputs if name == VALUE else 1)
+    shape = lambda name: Head(outputs=outputs.get(name, 1))
     spec = {name: head_spec(shape(name), width, dtype, scale=0.0 if name == VALUE else None) for name in names}
     return init(key, spec, place)

@@ -41,6 +41,20 @@ def token_logprobs(
     return by_chunk(one, (before(hidden), tokens), mask, chunk=chunk)
 
 
+def state_values(
+    hidden: Array, mask: Array, unembed: Callable[[Array], Array], *, temperature: Array, chunk: int
+) -> Array:
+    """Returns the soft value of every token's state, logsumexp of the logits / temperature that it is drawn from,
+    [R, L] float32 or wider, 0 off the mask; with the log-prob it is the logit. Arguments as in `token_logprobs`.
+    """
+
+    def one(h: Array) -> Array:
+        logits = unembed(h)
+        return jax.nn.logsumexp(logits / temperature.astype(logits.dtype), axis=-1)
+
+    return by_chunk(one, (before(hidden),), mask, chunk=chunk)
+
+
 def before(hidden: Array) -> Array:
     """Returns the hidden states that columns are computed from, [R, L, D]: each the one before it."""
     return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], axis=1)

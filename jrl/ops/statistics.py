@@ -145,6 +145,52 @@ def pass_at_k(correct: Array, samples: Array | int, k: int) -> Array:
     return np.array([_pass_at_k(int(c), int(n), k) for c, n in zip(correct, samples)], np.float64)
 
 
+def expected_best_of_k(rewards: Array, k: int) -> float:
+    """Returns M4, the expected largest of k of one problem's rewards, sum_i C(i - 1, k - 1) / C(n, k) r_(i).
+
+    Args:
+      rewards: [samples] float, those that were scored. k: at least 1 and at most their number.
+    """
+    ordered = np.sort(np.asarray(rewards, np.float64))
+    n = len(ordered)
+    if not 1 <= k <= n:
+        raise ValueError(f"expected_best_of_k: k = {k} of {n} scored samples")
+    return float(sum(math.comb(i - 1, k - 1) / math.comb(n, k) * r for i, r in enumerate(ordered.tolist(), start=1)))
+
+
+def all_of_k(correct: Array, samples: Array | int, k: int) -> Array:
+    """Returns M5, pass^k: the chance that all of k samples are correct, C(c, k) / C(n, k), [problems] float64; 0 where
+    c < k. Arguments as in `pass_at_k`."""
+    correct = np.asarray(correct, np.int64)
+    samples = np.broadcast_to(np.asarray(samples, np.int64), correct.shape)
+    return 1 - pass_at_k(samples - correct, samples, k)
+
+
+def self_correction(first: Array, second: Array) -> dict[str, float]:
+    """Returns M19, {"first", "second": accuracy, "gained": the second less the first, "corrected", "broken": shares of
+    all problems that turned right, and wrong}; NaN of no problems.
+
+    Args:
+      first, second: [problems] float, 1 where the attempt is right, 0 where wrong; a second one that is missing (NaN)
+        counts as wrong, and a problem without a verdict on the first is left out.
+
+    Source: SCoRe, Kumar et al. 2409.12917 section 3.
+    """
+    first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise ValueError(f"self_correction: attempts [problems], got {first.shape} and {second.shape}")
+    judged = np.isfinite(first)
+    before, after = first[judged] > 0.5, second[judged] > 0.5  # NaN is not above
+    share = lambda x: float(np.mean(x)) if len(x) else float("nan")
+    return {
+        "first": share(before),
+        "second": share(after),
+        "gained": share(after) - share(before),
+        "corrected": share(~before & after),
+        "broken": share(before & ~after),
+    }
+
+
 def best_of_n(rewards: Array, scored: Array | None = None) -> Array:
     """Returns S3, the index of each problem's best sample, [problems] int64: the first that has the largest reward; -1
     where none was scored.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +57,7 @@ class PromptSampler:
     next_segment: Callable[..., Rollout] | None = None  # draws one of them after the first; None: there is one
     processes: Processes = ONE  # of the run; each decodes and scores its own rows
     decodes_all: bool = True  # this process decodes the rows of the others too, which the run stores or shows
+    devices: Any = None  # of their own, of jrl.run.sampler_devices, where `program` draws; None: the learner's
 
 
 class Draw(NamedTuple):
@@ -63,6 +66,7 @@ class Draw(NamedTuple):
     rollout: Rollout
     visits: list[Visit]  # one for each group; groups after them are padding
     position: dict[str, Any]  # of the data stream before these prompts; of a curriculum, also those that it chose
+    under_way: Future[dict[str, float]] | None = None  # on devices of their own: seconds, once it is done
 
 
 class Submitted(NamedTuple):
@@ -74,6 +78,7 @@ class Submitted(NamedTuple):
     # Of the last attempts of `own_rows`, then of the first ones where there are two; None: nothing scores them.
     ticket: ScoringTicket | None
     others: list[Any]  # tickets of the other sources of rewards
+    seconds: Mapping[str, float] = MappingProxyType({})  # on devices of their own: what was waited, and for what
 
 
 class Collected(NamedTuple):
@@ -96,7 +101,7 @@ def draw(sampler: PromptSampler, weights: PyTree, version: Array) -> Draw:
     prompts = place_prompts(begun, sampler.prompts, sampler.prompt_length, sampler.tokenizer.pad_id, sampler.mesh)
     stream = place_on_mesh(np.uint32(TRAIN_STREAM), replicated(sampler.mesh))
     rollout = sampler.program(weights, prompts, sampler.key, stream, version, sampler.params, sampler.stop_table, None)
-    return Draw(rollout, visits, position)
+    return Draw(rollout, visits, position, None if sampler.devices is None else sampler.devices.watch(rollout))
 
 
 def draw_further(sampler: PromptSampler, drawn: Draw, weights: PyTree, version: Array) -> Draw:
@@ -162,6 +167,7 @@ def submit(
     Args:
       completions: (draw, its fields on the host, texts) -> what sources beside the verifiers are given.
     """
+    drawn, seconds = (drawn, {}) if sampler.devices is None else sampler.devices.collect(drawn)
     host = fetch({name: getattr(drawn.rollout, name) for name in ON_HOST})
     rows = range(len(drawn.visits) * samples)
     scored_here = own_rows(sampler, drawn.visits, samples)
@@ -183,7 +189,7 @@ def submit(
     alone = len(scored_here) == len(rows)
     last = lambda: in_turn[0] if alone else [of_attempt(row, -1) for row in rows]
     batch = completions(drawn, host, last()) if sources else None
-    return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources])
+    return Submitted(drawn, host, texts, ticket, [source.submit(batch) for source in sources], seconds)
 
 
 def own_rows(sampler: PromptSampler, visits: Sequence[Visit], samples: int) -> range:

@@ -52,10 +52,11 @@ def measure(
     announce: Callable[[int, int], None],
     stop: Stop = never,
 ) -> dict[str, Any]:
-    """Returns {"mean","low","high","n","parsed","samples","tasks","sample",...} of a policy on given prompts.
+    """Returns {"mean","low","high","n","parsed","samples","tasks","sample","by_prompt",...} of a policy on prompts.
 
     `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
-    verdict is not scorable does not count, and is counted.
+    verdict is not scorable does not count, and is counted. `by_prompt` is the mean reward of each prompt's samples by
+    the digest of its text, None where none has one.
 
     Args:
       weights: the policy's.
@@ -86,6 +87,10 @@ def measure(
     by_prompt = lambda name: np.concatenate([getattr(batch, name) for batch in scores]).reshape(len(visits), e.samples)
     rewards = np.where(by_prompt("valid"), by_prompt("reward"), np.nan)
     result = report(by_prompt("verdict"), texts, [v.example.task for v in visits], rewards)
+    result["by_prompt"] = {
+        visit.example.prompt_digest().hex(): float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
+        for visit, row in zip(visits, rewards)
+    }
     result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
         "completion": texts[0],

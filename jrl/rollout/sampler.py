@@ -62,6 +62,8 @@ class Sampler:
     # What of a head's keys is contiguous in the cache: a token's entries, or an entry's tokens (faster on CPU).
     kv_layout: Literal["token_major", "head_dim_major"] = "token_major"
     attention: OneToken = "auto"  # of a new token over the cache; 'ragged': our Pallas kernel for TPUs
+    # Tokens of a prompt that are prefilled at once; None: all of them, and on TPUs at most 2,048.
+    prefill_chunk: int | None = None
     # How often the batch shrinks to half the slots as rows finish, once the queue is empty; each compiles a loop.
     max_batch_compactions: int = 0
 
@@ -74,6 +76,8 @@ class Sampler:
             raise ValueError(
                 f"Sampler.attention='ragged' reads keys by column; leave out Sampler.kv_layout={self.kv_layout!r}"
             )
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise ValueError(f"Sampler.prefill_chunk must be at least 1, or None for all; got {self.prefill_chunk}")
         if self.max_batch_compactions < 0:
             raise ValueError(f"Sampler.max_batch_compactions must be at least 0; got {self.max_batch_compactions}")
         if self.top_k is not None and self.top_k < 1:
@@ -218,6 +222,7 @@ def sample(
             slots=config.slots,
             layers=config.layers,
             layout=config.layout,
+            prefill_chunk=config.prefill_chunk,
             max_batch_compactions=config.max_batch_compactions,
             stop_ids=stop.stop_ids,
             pad_id=stop.pad_id,
@@ -236,6 +241,7 @@ def sample(
         "slots",
         "layers",
         "layout",
+        "prefill_chunk",
         "max_batch_compactions",
         "stop_ids",
         "pad_id",
@@ -260,6 +266,7 @@ def program(
     slots: int,
     layers: str,
     layout: Layout,
+    prefill_chunk: int | None = None,
     max_batch_compactions: int,
     stop_ids: tuple[int, ...],
     pad_id: int,
@@ -296,6 +303,7 @@ def program(
         slots=slots,
         unrolled=layers != "scanned",
         layout=layout,
+        prefill_chunk=prefill_chunk,
         max_batch_compactions=max_batch_compactions,
         stop_ids=stop_ids,
         pad_id=pad_id,
@@ -328,6 +336,7 @@ class _Options(NamedTuple):
     slots: int
     unrolled: bool  # layers are decoded one by one, not by a scan
     layout: Layout
+    prefill_chunk: int | None
     max_batch_compactions: int
     stop_ids: tuple[int, ...]
     pad_id: int
@@ -573,7 +582,21 @@ def _prefill(shard: _Shard, first: Array) -> _Resident:
     if has_state(cache):  # which must see neither the last token, which is fed again, nor the padding
         length = jax.lax.dynamic_slice_in_dim(prompts.length, first, shard.num_resident)
         uncounted = (shard.prompt_column >= length[:, None] - 1).astype(jnp.int32)
-    _, cache = options.model.forward(shard.params, tokens, shard.prompt_column, uncounted, options.model_cfg, cache)
+
+    def fill(start: Array | int, size: int, cache: PyTree) -> PyTree:
+        part = lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+        counts = None if uncounted is None else part(uncounted)
+        read = (part(tokens), part(shard.prompt_column), counts)
+        return options.model.forward(shard.params, *read, options.model_cfg, cache)[1]
+
+    width = tokens.shape[1]
+    chunk = width if options.prefill_chunk is None else min(options.prefill_chunk, width)
+    if chunk == width:
+        cache = fill(0, width, cache)
+    else:
+        chunks, rest = divmod(width, chunk)
+        cache = jax.lax.fori_loop(0, chunks, lambda i, cache: fill(i * chunk, chunk, cache), cache)
+        cache = fill(chunks * chunk, rest, cache) if rest else cache
     return _Resident(first, _decode_cache(shard, cache))
 
 

@@ -68,6 +68,11 @@ def check_several(config: Config, count: int) -> None:
     """Raises ValueError for what a run of several processes cannot do."""
     if count == 1:
         return
+    if config.sampler_mesh is not None:
+        raise ValueError(
+            f"Config.sampler_mesh needs a run of one process so far, and there are {count}: weights are copied between "
+            "the devices of one; set it to None"
+        )
     if config.judges:
         raise ValueError(
             f"Config.judges needs a run of one process: each of these {count} would ask, and hear something else"

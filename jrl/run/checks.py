@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jax.sharding import Mesh
 
 from jrl.device.host_memory import check_host_memory
+from jrl.device.sharding import batch_shards
 from jrl.experiment import Config, Online, optimizers
 from jrl.learning.optimizer import keeps_on_host
 from jrl.models.attention.kernels import NO_KERNEL, check_ragged
@@ -21,6 +23,20 @@ def check_host(config: Config, mesh: Mesh) -> None:
         wanted.append(f"{type(config.model).__name__}.remat='offload'")
     for said in wanted:
         check_host_memory(said, mesh.local_devices[0])
+
+
+def check_split(config: Config, mesh: Mesh, sampler_mesh: Mesh) -> None:
+    """Raises ValueError where the prompts of a step do not divide over the devices that sample."""
+    shards = {"Config.mesh": batch_shards(mesh), "Config.sampler_mesh": batch_shards(sampler_mesh)}
+    for stage in config.stages:
+        if (
+            isinstance(stage, Online)
+            and -(-stage.prompts // shards["Config.mesh"]) * shards["Config.mesh"] % (shards["Config.sampler_mesh"])
+        ):
+            raise ValueError(
+                f"Online.prompts = {stage.prompts} cannot be divided over the batch shards (data x fsdp) of both "
+                f"meshes, {shards}; use a multiple of {math.lcm(*shards.values())}"
+            )
 
 
 def check_router(config: Config, cfg: Any) -> None:

@@ -47,8 +47,14 @@ def identify(config: Config, parts: Parts, tokenizer: Any, data: str) -> dict[st
         data=data,
         parts=parts.hashes,
         seed=config.run.seed,
-        mesh=dataclasses.asdict(config.mesh),
+        mesh=mesh_sizes(config),
     )
+
+
+def mesh_sizes(config: Config) -> dict[str, Any]:
+    """Returns the configured size of every mesh axis, under "sampler" those of devices of its own for sampling."""
+    apart = {} if config.sampler_mesh is None else {"sampler": dataclasses.asdict(config.sampler_mesh)}
+    return {**dataclasses.asdict(config.mesh), **apart}
 
 
 def check_not_foreign(folder: Path) -> None:

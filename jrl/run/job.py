@@ -19,7 +19,7 @@ from jrl import paths
 from jrl.device.placement import place_on_mesh, rows_on_mesh
 from jrl.device.processes import ONE, Processes
 from jrl.device.program_cache import ProgramCache
-from jrl.device.sharding import make_mesh, replicated
+from jrl.device.sharding import make_mesh, replicated, split_meshes
 from jrl.experiment import (
     Config,
     Offline,
@@ -62,7 +62,8 @@ from jrl.run.agreement import (
 from jrl.run.begin_from import Origin, manifest_entry, origin_of
 from jrl.run.checkpoints.lock import hold_run
 from jrl.run.checkpoints.run_state import RunState, open_run_state
-from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared
+from jrl.run.checks import check_cache, check_host, check_logprobs, check_router, check_shared, check_split
+from jrl.run.clock import RunClock
 from jrl.run.identity import (
     check_not_foreign,
     identify,
@@ -76,15 +77,19 @@ from jrl.run.kernels import Choice, choose_kernels, sentence
 from jrl.run.offline import OfflineStage
 from jrl.run.online import OnlineStage
 from jrl.run.precompile import starts
+from jrl.run.profile import Profile, Steps, profile_folder
 from jrl.run.programs import Programs
 from jrl.run.report.display import Display, no_display, open_display
+from jrl.run.report.goodput import GoodputFile
 from jrl.run.report.memory import PeakMemory
 from jrl.run.report.metrics import Metrics
 from jrl.run.report.rollouts import RolloutStore
 from jrl.run.report.sinks import check_writers
 from jrl.run.reward_model import open_reward_model
+from jrl.run.sampler_devices import SamplerDevices
 from jrl.run.signals import StopRequest
 from jrl.run.teacher import check_teacher, check_vocabulary
+from jrl.run.throughput import Speed, speed_of
 from jrl.tasks.data.curricula import no_outcomes
 from jrl.tasks.data.held_out import held_out
 from jrl.tasks.data.prompts import Visit
@@ -113,6 +118,7 @@ class Policy:
     program_cache: ProgramCache
     programs: Programs
     chosen: tuple[Choice, ...] = ()  # what every 'auto' of the configuration became
+    sampler_mesh: Mesh | None = None  # of training's draws, on devices of their own; None: `mesh`
 
 
 @dataclasses.dataclass
@@ -136,8 +142,12 @@ class Job:
     processes: Processes
     published: Published | None  # the weights that the run begins with; None: random ones
     origin: Origin | None  # the other run whose weights it begins with
+    speed: Speed
+    profile: Profile
     # What the loop moves.
     opened: float  # monotonic seconds
+    run_clock: RunClock | None  # where the time of this process goes; None: a member of a population
+    goodput: GoodputFile | None = None
     metrics: Metrics | None = None
     rollouts: RolloutStore | None = None
     done: int = 0  # steps completed, of all stages
@@ -168,7 +178,12 @@ class Job:
 
     def stopping(self) -> bool:
         """Whether any process was asked to stop. All of them ask, at the same places."""
-        return self.processes.any("stop", self.stop.is_set())
+        with self.spent("wait"):
+            return self.processes.any("stop", self.stop.is_set())
+
+    def spent(self, part: str) -> contextlib.AbstractContextManager:
+        """Inside, the time of the loop's thread is that of a part."""
+        return contextlib.nullcontext() if self.run_clock is None else self.run_clock.on(part)
 
     def stop_alone(self) -> bool:
         """Whether a run of one process was asked to stop. One of several ends its step first, as the others do."""
@@ -207,7 +222,12 @@ def open_policy(
     Args:
       programs_in: the program cache -> what makes programs in it, such as MemberPrograms.
     """
-    mesh = make_mesh(config.mesh)
+    sampler_mesh = None
+    if config.sampler_mesh is None:
+        mesh = make_mesh(config.mesh)
+    else:
+        mesh, sampler_mesh = split_meshes(config.mesh, config.sampler_mesh)
+        check_split(config, mesh, sampler_mesh)
     jax.set_mesh(mesh)
     if "float64" in (config.model.dtype, config.model.param_dtype) and not jax.config.jax_enable_x64:
         raise ValueError(f"{type(config.model).__name__}.dtype='float64' needs JAX_ENABLE_X64=1 in the environment")
@@ -223,7 +243,8 @@ def open_policy(
     cfg = programs.model_config(config, tokenizer)
     check_kernel("Sampler.attention", config.sampler.attention, platform)
     if isinstance(cfg, Decoder):
-        check_divides(cfg, mesh)
+        for each in (mesh, sampler_mesh) if sampler_mesh is not None else (mesh,):
+            check_divides(cfg, each)
         check_attention(cfg, platform)
         check_length(cfg, config.data.prompt_length + config.sampler.completion_length)
         frozen, trained = split_params(model.spec(cfg))
@@ -232,8 +253,10 @@ def open_policy(
     check_shared(config, cfg)
     check_logprobs(config, cfg)
     check_cache(config, cfg, mesh.shape["tensor"])
-    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in)
-    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen))
+    if sampler_mesh is not None:
+        check_cache(config, cfg, sampler_mesh.shape["tensor"])
+    built = programs.build(config, parts.tables, model, tokenizer, mesh, made_in, sampler_mesh)
+    return Policy(config, parts, mesh, tokenizer, cfg, model, cache, built, tuple(chosen), sampler_mesh)
 
 
 @contextlib.contextmanager
@@ -249,6 +272,7 @@ def open_job(
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
     beside: Job | None = None,
     processes: Processes = ONE,
+    profile: Steps | None = None,
     publish: Callable[[], None] = lambda: None,
 ) -> Iterator[Job]:
     """Opens a run folder, new or old, and everything a run needs. Closes all of it, whatever happens.
@@ -260,13 +284,15 @@ def open_job(
       programs_in: as in `open_policy`.
       beside: an open member of the same population, whose data, tokenizer, programs and verifier workers are used.
       processes: those that train together, each with its own devices, in one folder that all of them see.
+      profile: steps to write a trace of.
       publish: called when a checkpoint is in the folder, with every file that belongs to it.
 
     Raises: RunIsHeld where another process trains in the folder; RefusedIdentity where it holds another run;
     ConfigError and ValueError for what cannot run.
     """
-    opened = time.monotonic()
+    opened, run_clock = time.monotonic(), RunClock()
     with contextlib.ExitStack() as stack:
+        stack.callback(run_clock.close)
         processes.agree("configuration and code", facts(config, parts, processes))
         check_several(config, processes.count)
         if processes.writer:
@@ -312,6 +338,7 @@ def open_job(
         if beside is None:
             policy = open_policy(config, parts, tokenizer, display.phase, programs_in)
             stack.callback(policy.program_cache.close)
+            policy.program_cache.compiling = lambda: run_clock.on("compile")
         else:
             policy = dataclasses.replace(beside.policy, config=config)
         config = policy.config
@@ -355,7 +382,11 @@ def open_job(
         stack.callback(run_state.close)
         key = place_on_mesh(jax.random.key(config.run.seed), replicated(policy.mesh))
         streams = open_streams(config, source, stored, tokenizer)
-        stages = open_stages(policy, streams, scorer, classifier, judges, key, processes)
+        devices = None
+        if policy.sampler_mesh is not None:
+            devices = SamplerDevices(policy.mesh, policy.sampler_mesh)
+            stack.callback(devices.close)
+        stages = open_stages(policy, streams, scorer, classifier, judges, key, processes, devices)
         job = Job(
             policy=policy,
             folder=folder,
@@ -373,6 +404,9 @@ def open_job(
             key=key,
             processes=processes,
             opened=opened,
+            speed=speed_of(config, policy.mesh, policy.model, policy.cfg),
+            run_clock=run_clock,
+            profile=Profile(profile, profile_folder(folder, processes.index, processes.count), display.note),
             published=started.model if isinstance(started.model, Published) else None,
             origin=origin,
             publish=publish,
@@ -390,7 +424,7 @@ def open_job(
         try:
             yield job
         finally:
-            for resource in (job.metrics, job.rollouts):
+            for resource in (job.metrics, job.rollouts, job.goodput):
                 if resource is not None:
                     resource.close()
 
@@ -447,8 +481,13 @@ def open_stages(
     judges: Sequence[OpenJudge],
     key: Array,
     processes: Processes = ONE,
+    devices: SamplerDevices | None = None,
 ) -> tuple[OfflineStage | OnlineStage, ...]:
-    """Returns the run's stages with all that their steps use."""
+    """Returns the run's stages with all that their steps use.
+
+    Args:
+      devices: those that sample alone; None: the learner's sample too.
+    """
     config, tables, mesh = policy.config, policy.parts.tables, policy.mesh
     everywhere = replicated(mesh)
     number = lambda x: place_on_mesh(np.float32(x), everywhere)
@@ -482,6 +521,8 @@ def open_stages(
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)
         check_components(stage, components)
+        if devices is not None:
+            own.sample.devices = devices
         sampler = PromptSampler(
             program=own.sample,
             stream=streams[0],
@@ -501,6 +542,7 @@ def open_stages(
             next_segment=own.next_segment,
             processes=processes,
             decodes_all=processes.writer and config.log.rollouts,
+            devices=devices,
         )
         stages.append(
             OnlineStage(

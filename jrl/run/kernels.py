@@ -17,6 +17,7 @@ from jrl.models.shape import Decoder
 
 AUTO = "auto"
 LOGITS_BYTES = 2**28  # of a row's logits that exist at once, where nothing else is asked for
+PREFILL_CHUNK = 2048  # tokens of a prompt that a TPU prefills at once: enough to fill the matrix unit
 LARGEST_CHUNK = 1024  # positions: longer chunks compute more positions that nobody reads
 
 
@@ -34,6 +35,8 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
     Args:
       cfg: the model's own configuration, as its functions take it.
       platform: cpu, gpu or tpu. tensor: devices along the tensor axis.
+
+    Raises: ValueError for a choice that aborts the TPUs' compiler.
     """
     model, sampler, choices = config.model, config.sampler, []
     learners = [chosen_learner(stage.learner, cfg, platform, tensor) for stage in config.stages]
@@ -43,7 +46,7 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
         choices += [Choice(f"{place}.{field}", getattr(own, field), None) for field in ("logprobs", "logprob_chunk")
                     if getattr(own, field) != getattr(stage.learner, field)]  # fmt: skip
 
-    def chosen(part: Any, name: str, value: str, reason: str | None) -> Any:
+    def chosen(part: Any, name: str, value: str | int, reason: str | None) -> Any:
         choices.append(Choice(f"{type(part).__name__}.{name}", value, reason))
         return dataclasses.replace(part, **{name: value})
 
@@ -54,9 +57,15 @@ def choose_kernels(config: Config, cfg: Any, platform: str, tensor: int) -> tupl
         reason = no_ragged(config, cfg, platform, tensor)
         sampler = chosen(sampler, "attention", "reference" if reason else "ragged", reason)
     if sampler.layers == AUTO:
-        # Unrolled with ragged attention, this libtpu's partitioner aborts where heads are sharded.
         scanned = sampler.attention == "ragged"
         sampler = chosen(sampler, "layers", "scanned" if scanned else "unrolled", None)
+    if platform == "tpu" and (sampler.attention, sampler.layers) == ("ragged", "unrolled") and tensor > 1:
+        raise ValueError(
+            f"Sampler.layers='unrolled' with Sampler.attention='ragged' over MeshShape.tensor={tensor}: TPUs' compiler "
+            "(libtpu 0.0.42.1) aborts where heads are sharded; set Sampler.layers='scanned' or leave it out"
+        )
+    if platform == "tpu" and sampler.prefill_chunk is None and config.data.prompt_length > PREFILL_CHUNK:
+        sampler = chosen(sampler, "prefill_chunk", PREFILL_CHUNK, None)
     return dataclasses.replace(config, model=model, sampler=sampler, stages=stages), choices
 
 

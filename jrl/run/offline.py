@@ -18,6 +18,8 @@ from jrl.learning.credit import StoredLabels
 from jrl.learning.pack import PackingPlan, Shape
 from jrl.learning.step import Learned, StageArrays, StagePrograms, learn_from_stored, prepare
 from jrl.run.batches import host_plans, plan_shardings
+from jrl.run.clock import RunClock
+from jrl.run.throughput import count_packed
 from jrl.tasks.data.stored import StoredSource, padded_rows
 from jrl.tasks.data.stream import Stream
 from jrl.types import Array, TrainState
@@ -49,31 +51,30 @@ class Stepped(NamedTuple):
     examples: list[str]  # the id of every row; [] where some examples gave none
 
 
-def step(stage: OfflineStage, state: TrainState, phase: Callable[[str], None]) -> Stepped:
+def step(stage: OfflineStage, state: TrainState, phase: Callable[[str], None], clock: RunClock) -> Stepped:
     """Returns the state after one step on stored rows of the training split, with what it learned from."""
     phase("learning from stored rows")
-    batch, left_out, examples = next_batch(stage)
-    state, metrics, learned = learn(stage, state, batch, stage.arrays, stage.temperature)
+    with clock.on("wait"):
+        batch, left_out, examples = next_on_host(stage)
+    clock.packed = count_packed([plan.source for plan in batch.plans], batch.labels.mask)
+    with clock.on("update"):
+        batch = place_on_mesh(batch, shardings(batch, stage.mesh))
+        state, metrics, learned = learn(stage, state, batch, stage.arrays, stage.temperature)
+        clock.dispatched("update", metrics["update/skipped_nonfinite"])
     return Stepped(state, {**metrics, **left_out}, learned, examples)
 
 
 class StoredBatch(NamedTuple):
-    """The rows of one step on the device, and how they are packed."""
+    """The rows of one step, and how they are packed."""
 
     tokens: Array  # [N, T] int32
     labels: StoredLabels
     plans: list[PackingPlan]  # of every minibatch
 
 
-def next_batch(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
-    """Returns the next stored rows of the training split on the device, counts of those left out, as metrics, and the
-    id of every row's example; [] where some examples gave none."""
-    batch, counts, examples = next_on_host(stage)
-    return place_on_mesh(batch, shardings(batch, stage.mesh)), counts, examples
-
-
 def next_on_host(stage: OfflineStage) -> tuple[StoredBatch, dict[str, float], list[str]]:
-    """Returns what `next_batch` does, on the host."""
+    """Returns the next stored rows of the training split and how they are packed, on the host, counts of those
+    left out, as metrics, and the id of every row's example; [] where some examples gave none."""
     config = stage.config
     visits = stage.stream.next(config.batch_size)
     rows, left_out = stage.source.rows(config.source, visits, stage.tokenizer, stage.shape.width)
@@ -111,8 +112,13 @@ def abstract_step(
     arrays: StageArrays,
     shape: Shape,
     mesh: Mesh,
+    attributes: int | None,
 ) -> None:
-    """Calls every program of a step as `step` does, in abstract form: `p` takes and returns shapes."""
+    """Calls every program of a step as `step` does, in abstract form: `p` takes and returns shapes.
+
+    Args:
+      attributes: as `stored_attributes` has them.
+    """
     role = config.trains
     rows = (shape.sequences, shape.width)
     by_row = lambda dtype: jax.ShapeDtypeStruct(rows, dtype, sharding=batch_sharding(mesh, 2))
@@ -125,7 +131,7 @@ def abstract_step(
         replicated_shape(count, np.float32),
         replicated_shape(count, np.float32),
         replicated_shape(count, np.int32),
-        replicated_shape(count, np.float32),
+        replicated_shape(count if attributes is None else (*count, attributes), np.float32),
     )
     minibatches = [minibatch] * config.learner.minibatches
     learn_from_stored(p, state, minibatches, labels, arrays, role=role, epochs=config.learner.epochs)

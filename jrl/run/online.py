@@ -33,6 +33,7 @@ from jrl.rollout.scoring import Scorer
 from jrl.rollout.sources import Completions, RewardSource
 from jrl.rollout.strategies import strategy_of
 from jrl.run.batches import host_plans, plan_shardings
+from jrl.run.clock import RunClock
 from jrl.tasks.stopping import Stop
 from jrl.types import Array, PackedBatch, PyTree, Rollout, Scores, TrainState
 
@@ -76,6 +77,7 @@ def step(
     done: int,
     phase: Callable[..., None],
     stop: Stop,
+    clock: RunClock,
 ) -> Stepped:
     """Returns the state after one step, with what it sampled.
 
@@ -84,18 +86,39 @@ def step(
       draws_ahead: so many steps after this one have their completions drawn, or begun, before this one is learned from.
       done: steps of the stage before this one.
       phase: called with what the step does, and with (done, total) where that is counted.
-      stop: asked while completions are scored.
+      stop: asked while completions are scored. clock: notes where the time goes.
 
     Raises: StopRequested where `stop` says so. `state` and `waiting` are as they were; the data stream has moved.
     """
     phase("sampling")
-    current, *following = draws(stage, state, waiting, 1 + draws_ahead)
 
-    submitted = send(stage, state, current)
+    def sent(drawn: Draw) -> Submitted:
+        clock.wait_for(drawn.rollout.length)
+        with clock.on("score"):
+            submitted = send(stage, state, drawn)
+        clock.drawn.append(submitted.host)
+        return submitted
+
+    # With devices of their own for sampling, the draw that is learned from is looked at before weights are published:
+    # it is scored meanwhile.
+    submitted = sent(waiting[0]) if waiting and stage.sampler.devices is not None else None
+    with clock.on("sample"):
+        current, *following = draws(stage, state, waiting, 1 + draws_ahead)
+        for drawn in [current, *following]:
+            if all(drawn is not other for other in waiting):
+                clock.dispatched("sample", drawn.rollout.length)
+    if submitted is None:
+        submitted = sent(current)
     phase("scoring", done=0, total=len(submitted.texts))
-    minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
+    with clock.on("prepare"):
+        minibatches = pack_and_prepare(stage, state, submitted.drawn.rollout, submitted.host)
+        note_prepared(clock, minibatches)
     progress = lambda done, total: phase("scoring", done=done, total=total)
-    wait = lambda sent: collect(sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
+
+    def wait(sent: Submitted) -> Collected:
+        with clock.on("score"):
+            return collect(sent, stage.config.samples, stage.scorer, stage.sources, stage.sampler, stop, progress)
+
     batch = wait(submitted)
     rounds = [batch]
     most = stage.objective.refill(stage.config.objective)
@@ -103,7 +126,10 @@ def step(
         judged = (stage.arrays.objective, stage.arrays.shaping)
 
         def refill() -> Collected:
-            rounds.append(wait(send(stage, state, draw(stage.sampler, *refill_weights(stage, state)))))
+            with clock.on("sample"):
+                drawn = draw(stage.sampler, *refill_weights(stage, state))
+                clock.dispatched("sample", drawn.rollout.length)
+            rounds.append(wait(sent(drawn)))
             return rounds[-1]
 
         keep = lambda found: stage.programs.keep(found.rollout, found.scores, *judged)
@@ -113,18 +139,28 @@ def step(
         batch = filled
 
     phase("updating")
-    state, metrics, learned = learn_from_sampled(
-        stage.programs,
-        state,
-        minibatches,
-        batch.rollout,
-        batch.scores,
-        stage.arrays,
-        epochs=stage.config.learner.epochs,
-        warms_up=done < stage.config.critic_warmup,
-    )
+    with clock.on("update"):
+        state, metrics, learned = learn_from_sampled(
+            stage.programs,
+            state,
+            minibatches,
+            batch.rollout,
+            batch.scores,
+            stage.arrays,
+            epochs=stage.config.learner.epochs,
+            warms_up=done < stage.config.critic_warmup,
+        )
+        clock.dispatched("update", metrics["update/skipped_nonfinite"])
     outcomes = record_outcomes(stage.sampler, rounds)
-    return Stepped(state, tuple(following), {**metrics, **batch.metrics, **outcomes}, batch, learned)
+    return Stepped(
+        state, tuple(following), {**metrics, **submitted.seconds, **batch.metrics, **outcomes}, batch, learned
+    )
+
+
+def note_prepared(clock: RunClock, minibatches: Sequence[Minibatch]) -> None:
+    """Notes the passes that prepare minibatches, where there are any."""
+    if results := jax.tree.leaves([minibatch.recomputed for minibatch in minibatches]):
+        clock.dispatched("prepare", results[-1])
 
 
 def draws(stage: OnlineStage, state: TrainState, waiting: Sequence[Draw], count: int) -> list[Draw]:

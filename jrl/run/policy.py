@@ -20,7 +20,7 @@ from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names, 
 from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
-from jrl.models.heads import fresh_heads
+from jrl.models.heads import REWARD, VALUE, fresh_heads
 from jrl.models.pretrained.published import GENERATION, OWN_TOKENIZER, Published, decoder_of, load, read_config
 from jrl.models.shape import Decoder
 from jrl.plugins import load_parts, saved_parts
@@ -148,9 +148,15 @@ def role_heads(policy: Policy, role: str) -> PyTree:
     if role not in heads:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
-    outputs = max((need.value_outputs for need in needs if need.values), default=1)
+    of_rewards = [
+        need.score_outputs for stage, need in zip(config.stages, needs) if need.score and stage.trains == role
+    ]
+    outputs = {
+        VALUE: max((need.value_outputs for need in needs if need.values), default=1),
+        REWARD: of_rewards[-1] if of_rewards else 1,
+    }
     key = jax.eval_shape(jax.random.key, 0)
-    fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, value_outputs=outputs)
+    fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, outputs=outputs)
     shapes = jax.eval_shape(fresh, key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
 
@@ -219,6 +225,7 @@ def name_of(binding: str) -> str:
 def on_this_machine(config: Config, bindings: Sequence[str]) -> Config:
     """Returns `config` with a mesh and attention kernels that this host has, where the bindings ask for none."""
     bound = [name_of(binding) for binding in bindings]
+    config = dataclasses.replace(config, sampler_mesh=None)  # which only training uses
     if not any(name.startswith("MeshShape.") for name in bound):
         config = dataclasses.replace(config, mesh=mesh_that_fits(config.mesh, len(jax.devices())))
     platform = jax.devices()[0].platform

@@ -136,6 +136,7 @@ def open_population(
                 config, parts, folder / name, stop, show=show(name), programs_in=programs_in, beside=beside
             )
             jobs[name] = stack.enter_context(opened)
+            jobs[name].run_clock = None  # one thread does the steps of all members
             jobs[name].stages = tuple(map(held_on_host, jobs[name].stages))
         members, every = made[0], list(jobs.values())
         run_state = open_run_state(folder / FOLDER / "checkpoints", keep=first.checkpoint.keep)

@@ -43,6 +43,7 @@ class Inputs:
     shapes: tuple[Shape, ...]  # packed, by stage
     components: tuple[tuple[str, ...], ...]  # names of those of the reward that learning sees, by stage
     rewards_tokens: tuple[bool, ...]  # tokens are rewarded too, by stage
+    attributes: tuple[int | None, ...]  # of stored rows, by stage; None: they have none
 
 
 def stage_at(config: Config, done: int) -> int:
@@ -130,7 +131,7 @@ def abstract_step(p: StagePrograms, stage: Stage, inputs: Inputs, i: int, state:
     mesh, arrays, shape = inputs.mesh, inputs.arrays[i], inputs.shapes[i]
     plan = abstract_plan(shape, mesh)
     if isinstance(stage, Offline):
-        offline.abstract_step(p, stage, state, plan, arrays, shape, mesh)
+        offline.abstract_step(p, stage, state, plan, arrays, shape, mesh, inputs.attributes[i])
         return
 
     def scores(rollout: Rollout) -> Scores:

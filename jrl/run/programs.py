@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +49,7 @@ from jrl.rollout.ensembles import Ensemble, aggregate
 from jrl.rollout.strategies import strategy_of
 from jrl.rollout.strategies.contract import Drawing
 from jrl.rollout.strategies.partial import Partial
+from jrl.run.sampler_devices import ProgramApart, copies_for
 from jrl.run.teacher import abstract_teacher, teacher_shape, with_teacher
 from jrl.types import Array, ModelState, PyTree, Rollout, TrainState
 
@@ -186,12 +187,12 @@ def begin_stage(
     if critic is not None:
         needs = needs._replace(values=False)
         source = models[critic]
-        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg, needs.value_outputs)[VALUE]
+        zeros = lambda: drawn_heads([VALUE], CRITIC, state.key, cfg, needs.head_outputs)[VALUE]
         models[CRITIC] = begin_critic(source, source.shares or critic, zeros, needs.value_outputs)
-    fits = lambda head: head in own.heads and (head != VALUE or own.heads[head].shape[-1] == needs.value_outputs)
+    fits = lambda head: head in own.heads and own.heads[head].shape[-1] == needs.head_outputs[head]
     missing = [head for head in needs.heads if not fits(head)]
     if missing:
-        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg, needs.value_outputs)})
+        own = own.replace(heads={**own.heads, **drawn_heads(missing, trains, state.key, cfg, needs.head_outputs)})
     leaves_of = lambda model_state: Weights(*describe(model.spec(cfg), model_state.heads))
     opt_state = begin(optimizer, Weights(own.params, own.heads), leaves_of(own))
     own = own.replace(opt_state=opt_state, version=jnp.zeros_like(own.version))
@@ -209,10 +210,10 @@ def begin_stage(
     return state.replace(models=models, objective=objective.init_state(config))
 
 
-def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, value_outputs: int) -> dict[str, Array]:
+def drawn_heads(names: Sequence[str], role: str, key: Array, cfg: Any, outputs: Mapping[str, int]) -> dict[str, Array]:
     """Returns new heads of a role by name. Their draws are named after it; `key` is the run's root."""
     named = jax.random.fold_in(jax.random.fold_in(key, INIT_NAME), zlib.crc32(role.encode()))
-    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), value_outputs)
+    return fresh_heads(names, named, cfg.width, cfg.param_dtype, lambda names: spec(names, TRAIN), outputs)
 
 
 def copy_of(model: ModelState, role: str = "policy") -> ModelState:
@@ -223,8 +224,20 @@ def copy_of(model: ModelState, role: str = "policy") -> ModelState:
     return ModelState(params, None, {}, None, jnp.zeros_like(model.version), shares=shares)
 
 
-def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Mesh, cache: ProgramCache) -> Programs:
-    """Returns the programs of a run on `mesh`. Nothing is compiled before it is called."""
+def build(
+    config: Config,
+    tables: Tables,
+    model: Model,
+    tokenizer: Any,
+    mesh: Mesh,
+    cache: ProgramCache,
+    sampler_mesh: Mesh | None = None,
+) -> Programs:
+    """Returns the programs of a run on `mesh`. Nothing is compiled before it is called.
+
+    Args:
+      sampler_mesh: where training draws, on devices of their own; None: on `mesh`.
+    """
     cfg = model_config(config, tokenizer)
     model.spec(cfg)  # refuses adapters to projections that are not there
     names = stage_names(config.stages)
@@ -232,6 +245,8 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         build_stage(stage, name, config, tables, model, cfg, tokenizer, mesh, cache)
         for stage, name in zip(config.stages, names)
     ]
+    if sampler_mesh is not None:
+        stages = [with_sampler_mesh(p, stage, mesh, sampler_mesh) for p, stage in zip(stages, config.stages)]
     longest = config.sampler.completion_length
     evaluated = config.eval and sampling(config, config.eval.samples, longest, model, cfg, tokenizer)
     return Programs(
@@ -241,6 +256,15 @@ def build(config: Config, tables: Tables, model: Model, tokenizer: Any, mesh: Me
         stages=tuple(stages),
         teacher=None if config.teacher is None else abstract_teacher(teacher_shape(config), mesh),
     )
+
+
+def with_sampler_mesh(programs: StagePrograms, stage: Stage, mesh: Mesh, sampler_mesh: Mesh) -> StagePrograms:
+    """Returns the programs of a stage with the one that draws on a mesh of its own."""
+    if not isinstance(stage, Online):
+        return programs
+    by_role = bool(strategy_of(stage.strategy).roles(stage.strategy))
+    apart = ProgramApart(programs.sample, mesh, sampler_mesh, copies=copies_for(stage.lag), by_role=by_role)
+    return programs._replace(sample=apart)
 
 
 def teacher_kind(config: Config) -> tuple[Model, Any] | None:
@@ -275,6 +299,7 @@ def sampling(
         slots=config.sampler.slots,
         layers=config.sampler.layers,
         layout=config.sampler.layout,
+        prefill_chunk=config.sampler.prefill_chunk,
         max_batch_compactions=config.sampler.max_batch_compactions,
         stop_ids=tokenizer.end_ids,
         pad_id=tokenizer.pad_id,
@@ -388,7 +413,12 @@ def build_stage(
         )
         if has_critic
         else None,
-        scores=program("scores", functools.partial(learner.sequence_scores, model=learned, cfg=cfg))
+        scores=program(
+            "scores",
+            functools.partial(
+                learner.sequence_scores, model=learned, cfg=cfg, attribute_weights=stage.attribute_weights
+            ),
+        )
         if online and stage.rewards
         else None,
         combine=program("combine", functools.partial(combined_scores, ensemble=stage.ensemble))

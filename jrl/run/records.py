@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from jrl import config as gin
 from jrl import paths
 from jrl.device.placement import fetch
 from jrl.device.replicas import differing_replica
-from jrl.experiment import Config, Online, segments_of
+from jrl.experiment import Config, Online, segments_of, stored_attributes
 from jrl.learning.step import Learned
 from jrl.models import decoder
 from jrl.models.adapters.matrices import MATRICES
@@ -30,6 +31,7 @@ from jrl.rollout.collect import Collected, Draw, fields, redraw_prompts
 from jrl.rollout.sampler import stop_table_on_device
 from jrl.run.begin_from import state_from_run
 from jrl.run.checkpoints.run_state import DamagedStep, NoIntactStep, StateMismatch
+from jrl.run.clock import StepWork
 from jrl.run.identity import PUBLISHED, RefusedIdentity
 from jrl.run.job import Job
 from jrl.run.offline import OfflineStage
@@ -37,6 +39,7 @@ from jrl.run.online import OnlineStage
 from jrl.run.precompile import Inputs, rollout_shape, stage_at, starts, state_shape
 from jrl.run.programs import abstract
 from jrl.run.replay import fitting, score_columns
+from jrl.run.report.goodput import goodput, open_goodput, read_goodput
 from jrl.run.report.messages import (
     closing_message,
     condemned_message,
@@ -50,6 +53,7 @@ from jrl.run.report.rollouts import open_rollouts
 from jrl.run.report.sinks import open_sinks
 from jrl.run.report.summary import write_summary
 from jrl.run.teacher import open_teacher, with_teacher
+from jrl.run.throughput import count_rows, figures
 from jrl.tasks.data.curricula import Outcomes
 from jrl.tasks.data.prompts import dropped_prompts
 from jrl.tasks.data.stream import Stream
@@ -57,6 +61,7 @@ from jrl.types import Array, PyTree, TrainState
 
 _log = logging.getLogger(__name__)
 
+OF_UPDATES = "update/skipped_nonfinite"  # a metric that is there when the updates of a step are done
 STOP_AFTER_SKIPPED = 5  # steps in a row whose update was skipped
 WARN_WITHOUT_SIGNAL = 5  # steps from the start, none with a gradient
 
@@ -98,6 +103,7 @@ class Step:
     batch: Collected | None = None  # None where nothing was sampled
     learned: Learned | None = None  # held only where the run is about to stop
     examples: list[str] = dataclasses.field(default_factory=list)  # the id of every stored row; [] where not known
+    work: StepWork | None = None  # what it was spent on, until it is emitted
 
     @property
     def rollout(self) -> dict[str, np.ndarray] | None:
@@ -130,6 +136,7 @@ def inputs_of(job: Job) -> Inputs:
         shapes=tuple(stage.shape for stage in job.stages),
         components=tuple(stage.sampler.components if isinstance(stage, OnlineStage) else () for stage in job.stages),
         rewards_tokens=tuple(isinstance(stage, OnlineStage) and stage.rewards_tokens for stage in job.stages),
+        attributes=tuple(stored_attributes(stage.config, stage.objective) for stage in job.stages),
     )
 
 
@@ -317,6 +324,10 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
     if not job.processes.writer:
         job.metrics, job.rollout_rows = no_metrics(), rollout_rows
         return
+    if job.run_clock is not None:
+        job.goodput = open_goodput(job.folder)
+        seconds = job.run_clock.read()
+        job.goodput.append({"start": time.time() - sum(seconds.values()), "step": job.done, "seconds": seconds})
     sinks = open_sinks(job.config.log.writers, job.folder, step=job.done, config=gin.to_json(job.config))
     try:
         job.metrics = open_metrics(job.folder / "metrics.jsonl", metrics_offset, sinks, metrics_sha256)
@@ -329,11 +340,18 @@ def open_files(job: Job, metrics_offset: int, rollout_rows: int, metrics_sha256:
 
 def save(job: Job, progress: Progress) -> None:
     """Writes the one state tree, and with it how much of every file belongs to it."""
-    with job.timed("checkpoint"):
+    with job.timed("checkpoint"), job.spent("save"):
         tree, host = to_save(job, progress.waiting)
         check_not_diverged(job, progress.state, host)
         job.run_state.save(job.done, {"state": progress.state, **tree}, host, skipped=job.skipped)
         job.publish()
+    note_time(job)
+
+
+def note_time(job: Job) -> None:
+    """Writes down where the time of this process has gone so far."""
+    if job.goodput is not None:
+        job.goodput.append({"step": job.done, "seconds": job.run_clock.read()})
 
 
 def check_not_diverged(job: Job, state: TrainState, host: dict[str, Any]) -> None:
@@ -395,22 +413,28 @@ def clock(job: Job, step: Step, seconds: float) -> None:
         tokens = int(step.batch.host["action_mask"].sum())
         job.sampled_tokens += tokens
         step.metrics["time/tokens_per_second"] = tokens / seconds
+    if job.run_clock is not None:
+        step.work = job.run_clock.take_step()
 
 
 def emit(job: Job, step: Step) -> Step:
     """Fetches a step's metrics and writes them. Raises StopRun where learning has stopped being possible."""
+    if job.run_clock is not None:
+        job.run_clock.wait_for(step.metrics[OF_UPDATES])
     step.metrics = {name: _number(value) for name, value in jax.device_get(step.metrics).items()}
+    step.metrics |= time_metrics(job, step)
     if step.metrics.get("rollout/valid_share") == 0:  # nothing was judged: there is no reward, not one of 0
         step.metrics |= {name: None for name in step.metrics if name.startswith("reward/")}
     step.metrics["host/peak_bytes"] = job.memory.sample()
     job.metrics.append({"step": step.step, "phase": step.phase, **step.metrics})
+    note_time(job)
     job.display.step({"step": step.step, "phase": step.phase, **step.metrics})
     if step.batch is not None:
         show_samples(job, step)
     if step.batch is not None:
         job.final_reward = step.metrics["reward/mean"]
         warn(job, step)
-    job.skipped = job.skipped + 1 if step.metrics["update/skipped_nonfinite"] else 0
+    job.skipped = job.skipped + 1 if step.metrics[OF_UPDATES] else 0
     job.unscored = job.unscored + 1 if step.metrics.get("rollout/valid_share") == 0 else 0
     if job.unscored >= STOP_AFTER_SKIPPED:
         counts = {name: n for name, n in step.batch.host_scores.counts.items() if n}
@@ -419,6 +443,19 @@ def emit(job: Job, step: Step) -> Step:
             f"The first said: {next(filter(None, step.batch.host_scores.details), 'nothing')}"
         )
     return step
+
+
+def time_metrics(job: Job, step: Step) -> dict[str, float]:
+    """Returns where the time of a step went and how fast it was; {} where nobody has looked."""
+    work, step.work = step.work, None
+    if work is None:
+        return {}
+    stage = job.config.stages[stage_at(job.config, step.step)]
+    if step.batch is not None:
+        of_stage = job.stages[stage_at(job.config, step.step)]
+        count = count_rows(step.batch.host["length"], step.batch.host["action_mask"], of_stage.shape.samples)
+        work = work._replace(packed=count)
+    return figures(job.speed, job.run_clock, work, stage.learner.epochs)
 
 
 def warn(job: Job, step: Step) -> None:
@@ -472,6 +509,7 @@ def summarize(job: Job) -> None:
     if not job.processes.writer:
         return
     sampling = sum(job.seconds.get(stage.name, 0.0) for stage in job.stages if isinstance(stage, OnlineStage))
+    note_time(job)
     summary = write_summary(
         job.folder / "summary.json",
         steps=job.done,
@@ -479,6 +517,7 @@ def summarize(job: Job) -> None:
         evals=job.evals,
         tokens_per_second=job.sampled_tokens / sampling if sampling and job.sampled_tokens else None,
         peak_bytes=job.memory.peak,
+        goodput=None if job.goodput is None else goodput(read_goodput(job.folder)),
     )
     for stream in {id(s): s for s in (stream_of(job, stage) for stage in job.stages)}.values():
         if text := dropped_prompts(stream.counts, stream.seen, job.config.data):

@@ -8,6 +8,7 @@ count and per-device shape. Reads only, also while the run goes on.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ def repeat(folder: str | Path, step: int, announce: Callable[[str], None] = lamb
         there = ", ".join(map(str, saved_steps(folder)))
         raise ValueError(f"{folder} has no checkpoint before step {step}; there are those of steps {there}")
     config, parts = load_config(str(folder / "config.gin"), ["Config.parts=[]"], saved_parts(folder / "parts"))
-    config = with_saved_model(config, folder)
+    config = dataclasses.replace(with_saved_model(config, folder), sampler_mesh=None)  # nothing is drawn
     for done in range(before[-1], step):
         i = stage_at(config, done + 1)
         if not isinstance(config.stages[i], Online) or done >= starts(config)[-1] + config.stages[-1].steps:

@@ -22,6 +22,7 @@ from jrl.run.identity import free_places, identify
 from jrl.run.job import data_fingerprint, stored_sources
 from jrl.run.policy import is_published
 from jrl.run.precompile import stage_at
+from jrl.run.report.goodput import read_goodput
 from jrl.run.report.manifest import compare, read_manifest
 from jrl.run.report.metrics import read_metrics
 from jrl.tasks.envs.mixture import open_source
@@ -32,6 +33,7 @@ from jrl.tasks.tokenizers.published import PublishedTokenizer, rewrites
 from jrl.tasks.verdict import Status
 from jrl.tasks.verifiers import VERIFIERS, Exact
 from jrl.tools.inspect_model import recognized
+from jrl.tools.time_spent import time_lines
 
 # Module, the extra that brings it (None: jrl itself needs it), what it is for.
 OPTIONAL = (
@@ -121,6 +123,7 @@ def run_lines(folder: Path) -> Iterator[Line]:
     yield from stages(folder)
     yield from saves(folder)
     yield metrics(folder)
+    yield from time_spent(folder)
     yield identity(folder)
     yield from judges(folder)
     yield from conversations(folder)
@@ -175,6 +178,16 @@ def metrics(folder: Path) -> Line:
     if steps != list(range(1, len(steps) + 1)):
         return Line(False, "metrics.jsonl does not have one row per step in order; a resume cuts it to the checkpoint")
     return Line(True, f"metrics.jsonl has {len(steps)} rows")
+
+
+def time_spent(folder: Path) -> Iterator[Line]:
+    """Yields what the run waits for."""
+    try:
+        lines = time_lines(read_metrics(folder / "metrics.jsonl"), read_goodput(folder))
+    except ValueError as error:
+        lines = [f"where the time went is not known: {error}"]
+    for text in lines:
+        yield Line(True, text)
 
 
 def identity(folder: Path) -> Line:

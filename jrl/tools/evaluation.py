@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jrl.experiment import row_of
+import numpy as np
+
+from jrl.ops.win_rates import win_rate
 from jrl.rollout.evaluate import measure
 from jrl.rollout.scoring import open_scoring
 from jrl.run.job import open_evaluator
 from jrl.run.policy import Trained
 from jrl.tasks.data.held_out import held_out
+from jrl.tasks.envs import open_source
 
 
 def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
             "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
             ", or, for a published model, --config FILE.gin"
         )
-    source = row_of(tables, "envs", config.task).open(config.task)
+    source = open_source(config.task, tables["envs"])
     visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
     scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
     try:
@@ -81,7 +84,29 @@ def side_by_side(results: Sequence[dict[str, Any]]) -> str:
     lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:])) for row in rows]
     counts = sorted({result["samples"] for result in results})
     samples = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return "\n".join([f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals", *lines])
+    head = f"{first['n']} held-out prompts, {samples} samples each; percent, 95 % intervals"
+    return "\n".join([head, *lines, *(win_rates(results) if all("by_prompt" in r for r in results) else [])])
+
+
+def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the lines of a table of win rates (M11): in how many percent of the prompts that both were judged on the
+    row's mean reward is higher than the column's, a tie counting half, with 95 % intervals over prompts."""
+
+    def cell(row: dict[str, Any], column: dict[str, Any]) -> str:
+        if row is column:
+            return ""
+        pairs = [(value, column["by_prompt"].get(prompt)) for prompt, value in row["by_prompt"].items()]
+        judged = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
+        if not len(judged):
+            return "-"
+        found = win_rate((1 + np.sign(judged[:, 0] - judged[:, 1])) / 2)
+        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in found[:3]))
+
+    table = [["wins over", *(r["source"] for r in results)]]
+    table += [[r["source"], *(cell(r, other) for other in results)] for r in results]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines = [f"{row[0]:<{widths[0]}}  " + "  ".join(f"{x:>{w}}" for x, w in zip(row[1:], widths[1:])) for row in table]
+    return ["", *(line.rstrip() for line in lines)]
 
 
 def _best_line(k: str, value: dict[str, float]) -> str:

@@ -4,7 +4,7 @@ statistics of all rows. No JAX."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from jrl.tasks.data.sources import SOURCES
 from jrl.tasks.data.stored import StoredSource
 from jrl.tasks.data.survey import texts_of
 from jrl.tasks.envs import ENVS, open_source
-from jrl.tasks.envs.contract import Source
-from jrl.tasks.envs.dataset import Dataset
+from jrl.tasks.envs.contract import Environment, Source
+from jrl.tasks.envs.dataset import Dataset, readable_as
 from jrl.tasks.envs.filtered import FilteredSource
-from jrl.tasks.envs.jsonl import Jsonl
+from jrl.tasks.envs.jsonl import Jsonl, open_reader
 from jrl.tasks.example import visit_uid
 from jrl.tasks.tokenizers import TOKENIZERS
 from jrl.tasks.tokenizers.bytes import Bytes
@@ -115,12 +115,13 @@ def open_file(
     if read.take is not None and read.layout is None:
         raise ValueError("--take says what becomes of the rows of a --layout; name one")
     if config is None:
-        source = open_source(file_config(path, read), ENVS)
+        source = open_named(file_config(path, read), ENVS)
         data = Data(prompt_length=LONGEST, held_out_every=None)
         tokenizer, width = TOKENIZERS["Bytes"].build(Bytes(), ()), 2 * LONGEST
     else:
         task = task_of(config, read.stage) if path is None else file_config(path, read, config.task)
-        source, data = open_source(task, tables["envs"]), config.data
+        source = open_source(task, tables["envs"]) if path is None else open_named(task, tables["envs"])
+        data = config.data
         texts = texts_of(source, data, TOKENIZER_TEXTS)
         tokenizer = row_of(tables, "tokenizers", config.tokenizer).build(config.tokenizer, texts)
         width = data.prompt_length + config.sampler.completion_length
@@ -130,6 +131,28 @@ def open_file(
     if rows is not None and settings is None:
         settings = rows.config()
     return Inspected(source, tokenizer, data, rows, settings, width)
+
+
+def open_named(task: Dataset | Jsonl, table: Mapping[str, Environment]) -> Source:
+    """Returns the source of a file. Raises: ValueError where it is refused; where no layout was named and its first row
+    has one, with the layouts that read it."""
+    try:
+        return open_source(task, table)
+    except ValueError as error:
+        if isinstance(task, Dataset) or not (layouts := layouts_of_first_row(task)):
+            raise
+        named = ", ".join(f"--layout {name}" for name in layouts)
+        raise ValueError(f"{error}. Without --layout rows are read by the columns of Jsonl; these read the first "
+                         f"row: {named}") from error  # fmt: skip
+
+
+def layouts_of_first_row(task: Jsonl) -> list[str]:
+    """Returns the layouts that could read the first row of a file; [] where it cannot be read at all."""
+    try:
+        _, _, row = next(iter(open_reader(task).each()))
+        return readable_as(row(), None)
+    except (OSError, ValueError, StopIteration):
+        return []
 
 
 def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow], str | None]:
@@ -156,7 +179,9 @@ def sequences_of(inspected: Inspected, index: int) -> tuple[str, list[TokenRow],
 def _width(inspected: Inspected, example: Any) -> int:
     """Returns a width that holds whatever of the example fits a row: arrays are as wide as they are asked to be."""
     texts = [message.content for message in example.messages]
-    texts += [text for text in (example.answer, *example.info.values()) if isinstance(text, str)]
+    values = [example.answer, *example.info.values()]
+    values += [one for value in values if isinstance(value, list) for one in value]
+    texts += [text for text in values if isinstance(text, str)]
     # A text has at most as many tokens as bytes; markers of roles and the end are few.
     return min(inspected.width, 64 * (1 + len(example.messages)) + sum(len(text.encode()) for text in texts))
 

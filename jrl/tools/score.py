@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from jrl import paths
 from jrl.device.sharding import BATCH_AXES, MeshShape, batch_sharding, batch_shards, make_mesh, replicated
 from jrl.learning import layout, learner, pack
+from jrl.models.attention.kernels import NO_KERNEL
 from jrl.models.contract import Model
 from jrl.models.families import labels_of
 from jrl.models.heads import REWARD
@@ -25,7 +27,9 @@ from jrl.tasks.example import Message
 from jrl.tasks.tokenizers.published import VOCABULARIES, HuggingFace, build
 from jrl.types import Array, PyTree
 
-MOST_TOKENS = 16_384  # of a row: attention as written holds a score for every pair of tokens
+CLASSIFIER_TOKENS = 16_384  # of a row that a published classifier judges: attention holds a score for every pair
+WIDTH_STEP = 8192  # rows beyond two of these are a multiple of it; a power of two would be half empty
+SCORES_BYTES = 2**28  # of attention's scores that exist at once, in longer rows
 SEQUENCES = 64  # of a batch, at most
 
 
@@ -64,10 +68,10 @@ def judge_file(
     _, cfg, labels, _ = classifier_of(published)
     there = any(paths.exists(folder / name) for name in VOCABULARIES)
     tokenizer = build(HuggingFace(path=str(folder)), ()) if there else without_tokenizer(folder, cfg)
-    sequences = read_rows(rows, tokenizer, cfg.vocab_size, templated=True)
+    sequences = read_rows(rows, tokenizer, cfg.vocab_size, templated=True, most_tokens=CLASSIFIER_TOKENS)
     longest = max(map(len, sequences), default=1)
     # No wider than the table of positions: the padding beyond it would have none.
-    width = max(longest, min(_width(longest), cfg.learned_positions or MOST_TOKENS))
+    width = max(longest, min(_width(longest), cfg.learned_positions or CLASSIFIER_TOKENS))
     config = RewardModel(path=str(folder), weights=(1.0,) * len(labels), length=longest, batch=max(1, 8192 // width))
     mesh = make_mesh(MeshShape())
     jax.set_mesh(mesh)
@@ -83,11 +87,19 @@ def judge_file(
 
 
 def _width(longest: int) -> int:
-    """Returns the columns of rows as long as the longest sequence: a power of two of at least 128."""
+    """Returns the columns of rows as long as the longest sequence: a power of two of at least 128, beyond 16,384 a
+    multiple of 8,192."""
     width = 128
     while width < longest:
-        width *= 2
+        width = 2 * width if width < 2 * WIDTH_STEP else width + WIDTH_STEP
     return width
+
+
+def _in_blocks(cfg: Decoder, width: int) -> Decoder:
+    """Returns a decoder whose attention over rows of `width` tokens holds no score of every pair of them at once."""
+    if width <= 2 * WIDTH_STEP or cfg.attention not in NO_KERNEL or cfg.attention_block is not None:
+        return cfg
+    return dataclasses.replace(cfg, attention_block=max(SCORES_BYTES // (4 * cfg.heads * width), 1))
 
 
 class _Laid(NamedTuple):
@@ -111,7 +123,11 @@ def _laid(trained: Trained, sequences: Sequence[Sequence[int]]) -> _Laid:
     if isinstance(cfg, Decoder):
         cfg = for_length(cfg, longest)
         check_length(cfg, longest)
+    # No wider than the table of positions: the padding beyond it would have none.
     width = _width(longest)
+    if isinstance(cfg, Decoder):
+        width = max(longest, min(width, cfg.learned_positions or width))
+        cfg = _in_blocks(cfg, width)
     settings = policy.config.stages[-1].learner
     budget = max(1, settings.micro_batch_tokens // width)
     count = shards * -(-min(SEQUENCES, max(len(sequences), 1), 4 * budget) // shards)
@@ -195,17 +211,24 @@ def _placed(trained: Trained, batch: Sequence[Sequence[int]], shape: pack.Shape)
     return by_row(tokens), by_row(mask), plan, place(np.float32(1))
 
 
-def read_rows(path: str | Path, tokenizer: Any, vocab_size: int, *, templated: bool = False) -> list[list[int]]:
+def read_rows(
+    path: str | Path, tokenizer: Any, vocab_size: int, *, templated: bool = False, most_tokens: int | None = None
+) -> list[list[int]]:
     """Returns the ids of every row of a JSONL file: {"tokens": [...]} as they are, {"text": ...} as bos and its ids,
     {"messages": [...]} as the prompt of all but the last message, which is the assistant's, then its text and end, or,
     with `templated`, as the chat template writes all of it.
 
+    Args:
+      most_tokens: of a row; None: any number.
+
     Raises: ValueError naming file and line.
     """
-    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, templated)]
+    return [list(ids) for ids in _rows(path, tokenizer, vocab_size, templated, most_tokens)]
 
 
-def _rows(path: str | Path, tokenizer: Any, vocab_size: int, templated: bool) -> Iterator[list[int]]:
+def _rows(
+    path: str | Path, tokenizer: Any, vocab_size: int, templated: bool, most_tokens: int | None
+) -> Iterator[list[int]]:
     try:
         lines = paths.read_foreign(path, paths.MOST_ROWS_BYTES).split(b"\n")
     except OSError as error:
@@ -238,8 +261,8 @@ def _rows(path: str | Path, tokenizer: Any, vocab_size: int, templated: bool) ->
                         f"{place}: tokens[{place_in_row}] is {json.dumps(token)[:80]}; ids are whole numbers from 0 to "
                         f"{vocab_size - 1}"
                     )
-        if len(ids) > MOST_TOKENS:
-            raise ValueError(f"{place}: {len(ids)} tokens; at most {MOST_TOKENS} can be scored")
+        if most_tokens is not None and len(ids) > most_tokens:
+            raise ValueError(f"{place}: {len(ids)} tokens; at most {most_tokens} can be judged")
         yield ids
 
 

@@ -63,7 +63,7 @@ def test_a_head_of_bins_begins_at_0_and_is_read_before_every_token():
     config = DreamerPPO(bins=5, symlog_limit=2)
     needs = OBJECTIVE.needs(config)
     assert needs.values and needs.value_outputs == 5
-    head = fresh_heads((VALUE, REWARD), jax.random.key(0), 4, "float32", value_outputs=5)
+    head = fresh_heads((VALUE, REWARD), jax.random.key(0), 4, "float32", outputs={VALUE: 5})
     assert head[VALUE].shape == (1, 4, 5) and head[REWARD].shape == (1, 4, 1)
     hidden = jnp.arange(12.0).reshape(1, 3, 4)
     bins = two_hot.bins_of(*needs.value_bins)

@@ -275,6 +275,7 @@ def test_it_learns_to_say_a_stored_word(name):
         logprobs = logprobs_of(logits)
         tokens = given.replace(logprobs=logprobs, old_logprobs=jax.lax.stop_gradient(logprobs))
         tokens = tokens.replace(divergence=divergence_of(needs, jax.nn.log_softmax(logits), teacher, 1))
+        tokens = tokens.replace(state_values=jax.nn.logsumexp(logits, axis=-1)[None])
         return objective.token_loss(config, tokens, state)[0].sum()
 
     def update(carry, _):

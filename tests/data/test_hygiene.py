@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from jrl.tasks.data.hygiene import answer_type, clean, contaminated, grams, words
+from jrl.tasks.data.contamination import EvaluationIndex, words
+from jrl.tasks.data.hygiene import answer_type, clean
 from jrl.tasks.example import Example, Message
 
 
@@ -15,19 +16,17 @@ def test_text_is_normalized_to_words():
 
 def test_a_shared_gram_of_five_words_contaminates():
     # "what is two plus two" is 5 words; "so, What is TWO plus two?" holds the same five in a row
-    held = grams("what is two plus two", 5)
-    assert contaminated("so, What is TWO plus two?", held, 5)
-    assert not contaminated("so, what is two plus three?", held, 5)
-    assert not contaminated("what is plus two two", held, 5)
-    assert len(grams("a b c d e f", 5)) == 2
+    held = EvaluationIndex([example("what is two plus two")], 5)
+    assert held.overlap(example("so, What is TWO plus two?"))
+    assert not held.overlap(example("so, what is two plus three?"))
+    assert not held.overlap(example("what is plus two two"))
 
 
 def test_a_text_shorter_than_a_gram_must_be_the_same_whole():
-    held = grams("two plus two", 5)
-    assert contaminated("Two plus two!", held, 5)
-    assert not contaminated("two plus", held, 5)
-    assert not contaminated("two plus two", {("plus", "two")}, 5)
-    assert not contaminated("?", grams("!", 5), 5)  # no words at all are no overlap
+    held = EvaluationIndex([example("two plus two")], 5)
+    assert held.overlap(example("Two plus two!"))
+    assert not held.overlap(example("two plus")) and not held.overlap(example("two plus two today"))
+    assert not EvaluationIndex([example("!")], 5).overlap(example("?"))  # no words at all are no overlap
 
 
 def test_answers_that_cannot_be_judged_well_are_told_by_type():
@@ -51,7 +50,7 @@ def test_every_rule_counts_what_it_drops_once():
         ("is nine a prime number", "no"),
         ("what is nine plus one", "10"),  # kept
     ]
-    found = clean([example(*pair) for pair in texts], ["so what is two plus two"], n=5, most_words=8)
+    found = clean([example(*pair) for pair in texts], [example("so what is two plus two")], n=5, most_words=8)
     assert found.kept == [0, 7]
     assert found.counts == {"duplicate": 1, "contaminated": 1, "disagreement": 2, "too_long": 1, "yes_no": 1}
 

@@ -123,8 +123,26 @@ def test_a_prompt_that_fills_its_cache_is_read_by_the_kernel(interpreted, drawn)
 
     for actual, expected in zip(*(jax.tree.leaves(prefill(drawn(CFG), cfg, 12)) for cfg in (SPLASH, CFG))):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6)
-    with pytest.raises(ValueError, match="12 queries and 16 keys"):
-        prefill(drawn(CFG), SPLASH, 16)
+
+
+def test_a_prompt_is_read_in_chunks(interpreted, drawn):
+    """Four tokens at a time into 16 columns: of the last chunk, queries 8 to 11 see the columns up to their own, in
+    windowed layers the last 5, and none of the columns that another sequence has filled."""
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def prefill(params, cfg):
+        cache = jax.tree.map(lambda x: x + 3.0, MODEL.init_cache(cfg, 2, 16))
+        positions = constrain(jnp.broadcast_to(jnp.arange(12), TOKENS.shape), "batch", None)
+        step = 12 if cfg is CFG else 4
+        hidden = []
+        for start in range(0, 12, step):
+            part = slice(start, start + step)
+            out, cache = MODEL.forward(params, TOKENS[:, part], positions[:, part], None, cfg, cache)
+            hidden.append(out)
+        return jnp.concatenate(hidden, axis=1), cache
+
+    for actual, expected in zip(*(jax.tree.leaves(prefill(drawn(CFG), cfg)) for cfg in (SPLASH, CFG))):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6)
 
 
 def test_what_is_asked_for_and_missing_is_refused():
@@ -145,6 +163,12 @@ def test_a_run_that_asks_for_it_does_not_start_on_a_cpu():
     config, parts = load_config("configs/tiny.gin", ["Decoder.attention='splash'"])
     with pytest.raises(ValueError, match="is a kernel for TPUs, and these devices are CPUs; set attention='reference'"):
         open_policy(config, parts, ByteTokenizer())
+
+
+def test_fewer_queries_than_keys_need_their_column(mesh):
+    q, k, v, _, _ = draw(SHORT)
+    with pytest.raises(ValueError, match="12 queries and 40 keys"):
+        splash.attend(q[:, :12], k, v, None, interpret=True)
 
 
 def test_a_cpu_without_an_interpreter_refuses_the_kernel(mesh):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrl.ops import groups, pairs
+from jrl.ops.pairs import tournament
 
 NAN = float("nan")
 
@@ -71,3 +74,25 @@ def test_the_best_is_paired_with_the_row_of_the_highest_draw_by_hand():
     np.testing.assert_array_equal(unit, [-1, -1, -1])
     _, unit = of_pairing(pairs.best_against_random, [3.0, 2.5, 1.0], [0] * 3, [1] * 3, 1, [0.1, 0.9, 0.2], margin=0.5)
     np.testing.assert_array_equal(unit, [-1, -1, -1])
+
+
+def test_a_tournament_prefers_the_row_of_the_most_wins():
+    # rows 0, 2, 3 of group 0: 2 beats both, 0 beats 3; row 1 is of group 1 alone, row 4 is not valid
+    wins = np.full((5, 5), np.nan, np.float32)
+    for winner, loser in ((2, 0), (2, 3), (0, 3)):
+        wins[winner, loser], wins[loser, winner] = 0.9, 0.1
+    group, valid = jnp.array([0, 1, 0, 0, 0], jnp.int32), jnp.array([True, True, True, True, False])
+    run = jax.jit(functools.partial(tournament, num_groups=2, margin=0.0))
+    label, unit = run(jnp.asarray(wins), group, valid)
+    np.testing.assert_array_equal(label, [0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(unit, [-1, -1, 0, 0, -1])
+    # shares of wins 0.9, 0.5 and 0.1: a margin of 0.81 leaves no pair
+    assert (tournament(jnp.asarray(wins), group, valid, num_groups=2, margin=0.81)[1] == -1).all()
+
+
+def test_a_circle_of_wins_has_no_pair_and_order_cancels():
+    circle = jnp.array([[0.5, 1, 0], [0, 0.5, 1], [1, 0, 0.5]])
+    group, valid = jnp.zeros(3, jnp.int32), jnp.ones(3, bool)
+    assert (tournament(circle, group, valid, num_groups=1, margin=0.0)[1] == -1).all()
+    first_wins = jnp.ones((3, 3))  # a judge that always takes the first
+    assert (tournament(first_wins, group, valid, num_groups=1, margin=0.0)[1] == -1).all()

@@ -10,7 +10,7 @@ import pytest
 from jrl.device.sharding import GATHERED
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, cheaper, estimate, flops
-from jrl.tools.plan.case import make_case
+from jrl.tools.plan.case import make_case, publication_of
 from jrl.tools.plan.chips import CHIPS
 from jrl.tools.plan.compiled import hbm_assigned
 
@@ -422,3 +422,31 @@ def test_a_change_of_a_section_reaches_every_stage_that_shares_it(small, two_sta
     scoped = small(*two_stages, "warm/Offline.learner=@warm/Learner()", "warm/Learner.micro_batch_tokens=128")
     changed = cheaper.applied(scoped.config, {"Learner.micro_batch_tokens": 32})
     assert [stage.learner.micro_batch_tokens for stage in changed.stages] == [128, 32]
+
+
+def test_devices_of_their_own_for_sampling_hold_what_is_published_and_the_queue(small):
+    apart = ["MeshShape.fsdp=2", "Config.sampler_mesh=@sampler/MeshShape()", "sampler/MeshShape.fsdp=1",
+             "sampler/MeshShape.data=2", "GRPO.importance=@TruncatedImportance()"]  # fmt: skip
+    one, two = (small(*apart, f"Online.lag={lag}", devices=4) for lag in (1, 2))
+    actual = budget.of_programs(one)
+    # Whole weights on each of the devices that sample, no optimizer; twice where a draw still reads the older ones.
+    assert actual["rl.sample"].weights == 4 * PARAMETERS and actual["rl.sample"].optimizer == 0
+    assert budget.of_programs(two)["rl.sample"].weights == 2 * 4 * PARAMETERS
+    # 8 sequences on 2 devices, 32 tokens of 14 bytes.
+    assert actual["rl.sample"].queue == 8 // 2 * 32 * 14 and actual["rl.update"].queue == 0
+    # A device that learns holds what it holds without them, in turn on as many.
+    in_turn = small("MeshShape.fsdp=2", devices=2)
+    assert actual["rl.update"] == budget.of_programs(in_turn)["rl.update"]
+    taken = publication_of(one)
+    largest = 4 * 512 * 64  # the embedding, gathered
+    assert taken.received == 4 * PARAMETERS and taken.learner == largest and taken.peak == 4 * PARAMETERS + largest
+
+
+def test_a_step_takes_as_long_as_the_longer_of_sampling_and_learning_on_devices_of_their_own(small):
+    case = small("MeshShape.data=1", "Config.sampler_mesh=@sampler/MeshShape()", "Online.lag=1", devices=2)
+    chip, p = CHIPS["v5e"], publication_of(case)
+    assert estimate.publication_seconds(p, chip) == 4 * PARAMETERS / chip.ring_rate
+    assert estimate.step_of(case, chip, {"rl.sample": 3.0, "rl.update": 2.0}) == 3.0 + 4 * PARAMETERS / chip.ring_rate
+    assert estimate.step_of(case, chip, {"rl.sample": 3.0, "rl.update": 5.0}) == 5.0
+    in_turn = small()
+    assert estimate.step_of(in_turn, chip, {"rl.sample": 3.0, "rl.update": 5.0}) == 8.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jrl.tools.plan.chips import CHIPS, GIB, parse_topology
+from jrl.device.chips import CHIPS, GIB
+from jrl.tools.plan.chips import parse_topology
 
 
 def test_a_topology_is_a_chip_and_a_grid():

@@ -117,3 +117,14 @@ def test_the_scope_of_a_loop_is_the_innermost():
 def test_a_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="ENTRY"):
         cycles.parse("HloModule jit_f")
+
+
+def test_a_condition_written_anew_has_the_scope_of_its_branches():
+    inside = 'metadata={op_name="f/chunks/cond/branch_1_fun/mul"}'
+    entry, one = "ENTRY %m {\n  %x = f32[] add(%a, %b)\n}\n", f"%one {{\n  %y = f32[] multiply(%a, %b), {inside}\n}}\n"
+    text = f"{entry}{one}%two {{\n}}\n"
+    program = cycles.parse(text)
+    line = '%c = f32[] conditional(%p), branch_computations={%two, %one}, metadata={op_name="f/shard_map/conditional"}'
+    assert cycles.condition_scope(program, cycles.parse_instruction(line)) == "chunks"
+    kept = line.replace("shard_map/conditional", "prefill/cond")
+    assert cycles.condition_scope(program, cycles.parse_instruction(kept)) == "prefill"

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from jrl import cli
+from jrl.device.chips import GIB
 from jrl.resolve import load_config
 from jrl.tools.plan import budget, compiled, libtpu, planning, report
 from jrl.tools.plan.case import make_case
-from jrl.tools.plan.chips import GIB, parse_topology
+from jrl.tools.plan.chips import parse_topology
 from jrl.tools.plan.compiled import Compiled
 
 
@@ -32,7 +33,7 @@ def plan(monkeypatch, capsys):
 def test_a_plan_says_what_its_numbers_are(plan):
     printed = plan("configs/plan/8b.gin", "--topology", "v5p:4x4x4")
     assert set(printed) == {"fits", "hbm_gib", "limit_gib", "host_gib", "step_seconds", "least_step_seconds",
-                            "notes", "wastes", "programs"}  # fmt: skip
+                            "publication_gib", "notes", "wastes", "programs"}  # fmt: skip
     assert printed["fits"] and printed["limit_gib"] == 94.75 and printed["wastes"] == []
     assert any("libtpu is not installed: nothing was compiled" in note for note in printed["notes"])
     programs = {program["name"]: program for program in printed["programs"]}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jrl import cli
+from jrl.device.sharding import MeshShape
 from jrl.resolve import load_config
 from jrl.tools.plan import assigned, budget, compiled, every, libtpu, planning, search
 from jrl.tools.plan.case import vocab_size_of, with_known_shape
@@ -252,3 +253,24 @@ def test_a_compiler_that_writes_nothing_whole_is_not_believed(monkeypatch):
         compiled.compile_now(FakeLowered())
     with pytest.raises(RuntimeError, match="no buffer assignment"):
         assigned.assign_now(FakeLowered())
+
+
+def test_a_search_tries_devices_of_their_own_for_sampling_where_there_is_a_lag(few_choices):
+    assert not list(search.splits(load_config("configs/plan/0.6b.gin", [])[0], 8))
+    config, parts = load_config("configs/plan/0.6b.gin", ["Online.lag=1"])
+    # An eighth, a quarter, a half and three quarters of 8 devices; the rest learns, over all axes.
+    pairs = list(search.splits(config, 8))
+    assert {sampler.data * sampler.tensor for _, sampler in pairs} == {1, 2, 4, 6}
+    assert all(math.prod(mesh.values()) + sampler.data * sampler.tensor == 8 for mesh, sampler in pairs)
+    assert all(mesh["tensor"] == sampler.tensor for mesh, sampler in pairs)
+    done = search.search(config, parts, parse_topology("v5e:2x4"), ["configs/plan/0.6b.gin"], lambda line: None)
+    apart = [c for c in done.fitting if c.bindings.get("Config.sampler_mesh") is not None]
+    together = [c for c in done.fitting if c.bindings.get("Config.sampler_mesh") is None]
+    gain = together[0].step_seconds / apart[0].step_seconds
+    assert f"x {gain:.2f}" in search.text(done)
+    winner = apart[0]
+    again, _ = load_config("configs/plan/0.6b.gin", ["Online.lag=1", *search.words(winner.bindings)])
+    assert again.sampler_mesh == winner.bindings["Config.sampler_mesh"]
+    assert again.mesh == MeshShape(
+        **{axis: winner.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor")}
+    )

@@ -76,3 +76,16 @@ def test_what_is_not_there_is_said(file, tmp_path, capsys):
     file.write_text('{"prompt": "1"}\n{"prompt": 2}\n')
     code, _, err = output(capsys, file)
     assert code == 2 and "rows.jsonl, line 2" in err and "Traceback" not in err
+
+
+def test_a_refused_file_without_a_layout_names_those_that_read_it(tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"instruction": "Name a prime.", "input": "", "output": "7"}) + "\n")
+    code, _, err = output(capsys, path)
+    assert code == 2 and "line 1" in err and "these read the first row: --layout alpaca" in err
+    assert output(capsys, path, "--layout", "alpaca")[0] == 0
+    code, _, err = output(capsys, path, "--config", "tiny")
+    assert code == 2 and "--layout alpaca" in err
+    path.write_text("nothing\n")
+    code, _, err = output(capsys, path)
+    assert code == 2 and "--layout" not in err

@@ -162,16 +162,6 @@ PARTS: list[Part] = [
     },
     {
         "id": "F13",
-        "function": "jrl.tasks.data.hygiene:contaminated",
-        "inputs": ["text", "evaluation", "n"],
-        "output": "bool",
-        "tests": [
-            "tests/data/test_hygiene.py::test_a_shared_gram_of_five_words_contaminates",
-            "tests/data/test_hygiene.py::test_a_text_shorter_than_a_gram_must_be_the_same_whole",
-        ],
-    },
-    {
-        "id": "F13",
         "function": "jrl.tasks.data.hygiene:answer_type",
         "inputs": ["example"],
         "output": "rule or None",
@@ -204,5 +194,15 @@ PARTS: list[Part] = [
         "inputs": ["reward", "group", "valid", "draw", "num_groups", "margin"],
         "output": "(label [N] float32, unit [N] int32)",
         "tests": ["tests/ops/test_pairs.py::test_the_best_is_paired_with_the_row_of_the_highest_draw_by_hand"],
+    },
+    {
+        "id": "F15",
+        "function": "jrl.ops.pairs:tournament",
+        "inputs": ["preference", "group", "valid", "num_groups", "margin"],
+        "output": "(label [N] float32, unit [N] int32)",
+        "tests": [
+            "tests/ops/test_pairs.py::test_a_tournament_prefers_the_row_of_the_most_wins",
+            "tests/ops/test_pairs.py::test_a_circle_of_wins_has_no_pair_and_order_cancels",
+        ],
     },
 ]

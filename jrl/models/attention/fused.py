@@ -8,19 +8,34 @@ queries, its keys and its values side by side. Every result is that of the three
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED, TRAIN, reshape, spec
 from jrl.models.adapters.quantized import is_quantized
+from jrl.models.attention.kernels import LANES
 from jrl.models.contract import ADAPTER
 from jrl.models.product import multiply
 from jrl.models.shape import Decoder
 from jrl.types import Array, PyTree
 
 QKV, QK_NORM = "qkv", "qk_norm"
+# Leaves that the kernels for one token a row read in their stack, a block at a time: fused_qkv.py, models/fused_mlp.py
+ATTENTION, MLP = "attention_kernel", "mlp_kernel"
+MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
 AXES = ("layers", "embed", "heads", None, "head_dim")  # of QKV
+KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: shares, their heads and entries in one
 NORM_AXES = ("layers", None, "head_dim")  # of QK_NORM
+ROWS_BYTES = 4 * 2**20  # of rows in a core's memory: what a kernel reads, its norm, its sum and what it writes
+
+
+class Stacked(NamedTuple):
+    """Weights of all layers, of which a kernel reads one's blocks in place."""
+
+    leaves: PyTree  # [layers, ...] each
+    layer: Array  # [] int32
 
 
 def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
@@ -47,6 +62,8 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     gone = {"q", "k", "v", "q_norm", "k_norm"}
     kept = {name: leaf for name, leaf in layers.items() if name not in gone}
     kept_names = {name: leaf for name, leaf in names["layers"].items() if name not in gone}
+    if _has_mlp_kernel(layers, cfg, shares):
+        kept[MLP], kept_names[MLP] = ({name: leaves.pop(name) for name in MLP_LEAVES} for leaves in (kept, kept_names))
     kept[QKV], kept_names[QKV] = jnp.concatenate([in_shares(part) for part in parts], axis=3), AXES
     if cfg.qk_norm == "head":
         of = lambda name, heads: jnp.broadcast_to(
@@ -54,7 +71,62 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
         )
         kept[QK_NORM] = jnp.concatenate([of("q_norm", cfg.heads), of("k_norm", cfg.kv_heads)], axis=1)
         kept_names[QK_NORM] = NORM_AXES
+    if _has_qkv_kernel(cfg):
+        columns = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
+        kept[QKV] = jnp.reshape(
+            kept[QKV], (cfg.layers, cfg.width, columns), out_sharding=None if mesh.empty else spec(KERNEL_AXES, TRAIN)
+        )
+        kept_names[QKV] = KERNEL_AXES
+        read = [name for name in ("attention_norm", QKV, QK_NORM) if name in kept]
+        kept[ATTENTION], kept_names[ATTENTION] = ({n: leaves.pop(n) for n in read} for leaves in (kept, kept_names))
     return {**params, "layers": kept}, {**names, "layers": kept_names}
+
+
+def _has_qkv_kernel(cfg: Decoder) -> bool:
+    """Whether the kernel computes queries, keys and values of every layer, where one matrix does."""
+    normed_before = cfg.norm != "layer" and cfg.norm_place != "after" and not cfg.parallel and not cfg.output_gate
+    rotates = cfg.rotated == cfg.head_dim and any(map(cfg.rotates, range(cfg.layers)))
+    return normed_before and rotates and not cfg.head_dim % LANES and not cfg.width % LANES
+
+
+def _has_mlp_kernel(layers: PyTree, cfg: Decoder, shares: int) -> bool:
+    """Whether the kernel computes what the MLP of every layer does."""
+    plain = cfg.mlp == "gated" and not cfg.mlp_bias and cfg.norm != "layer"
+    alone = cfg.norm_place != "after" and not cfg.parallel and cfg.experts is None
+    there = all(name in layers and not is_quantized(layers[name]) for name in MLP_LEAVES)
+    return plain and alone and there and not cfg.width % LANES and not cfg.mlp_width % (shares * LANES)
+
+
+def reads_stack(x: Array) -> bool:
+    """Whether the kernels compute x [B, L, D]: one token a row, and few enough rows for a core's memory."""
+    rows, length, width = x.shape
+    return length == 1 and rows * width * 12 <= ROWS_BYTES
+
+
+def stacked(weights: PyTree) -> Stacked:
+    """Returns the weights of a layer as a kernel takes them: those of a layer by itself are a stack of one."""
+    if isinstance(weights, Stacked):
+        return weights
+    return Stacked(jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), weights), jnp.int32(0))
+
+
+def with_sliced(weights: PyTree, cfg: Decoder) -> PyTree:
+    """Returns the weights of a layer with those that kernels read in their stack as ordinary leaves."""
+    for part in (ATTENTION, MLP):
+        if part not in weights:
+            continue
+        leaves = weights[part]
+        if isinstance(leaves, Stacked):
+            leaves, layer = leaves
+            leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
+        if QKV in leaves:
+            mesh = jax.sharding.get_abstract_mesh()
+            shares = 1 if mesh.empty else mesh.shape[TRAIN["heads"]]
+            heads = (cfg.heads + 2 * cfg.kv_heads) // shares
+            where = None if mesh.empty else spec(AXES[1:], GATHERED)
+            leaves[QKV] = jnp.reshape(leaves[QKV], (cfg.width, shares, heads, cfg.head_dim), out_sharding=where)
+        weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves
+    return weights
 
 
 def project(h: Array, weights: PyTree, cfg: Decoder, scale: Array | None) -> tuple[Array, Array]:

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 from jrl.device.sharding import reshape
 from jrl.types import Array
 
+Rows = Callable[[Array], Array]  # [B, Q, ...] -> the same of some queries, [B, block, ...]
+
 
 def attend(
     q: Array,
     k: Array,
     v: Array,
-    mask: Array,
+    mask: Array | Callable[[Rows], Array],
     *,
     scale: float | None = None,
     cap: float | None = None,
@@ -29,7 +31,8 @@ def attend(
 
     Args:
       q: [B, Q, H, K]. k, v: [B, J, M, K], where J divides H: H / J query heads share one key head.
-      mask: [B, Q, M] bool. Every query must be allowed at least one position.
+      mask: [B, Q, M] bool. Every query must be allowed at least one position. Or a function that returns the rows of it
+        that are asked for, [B, block, M]: with a block, no [B, Q, M] exists then.
       scale: None: 1 / sqrt(K).
       cap: scores x become cap * tanh(x / cap), as in Gemma 2 (2408.00118, section 2); None: no cap.
       sinks: [H], one more logit for each head: it takes a share of the softmax and has no value, as in gpt-oss
@@ -56,7 +59,11 @@ def attend(
             weights = jnp.exp(scores - jnp.logaddexp(jax.nn.logsumexp(scores, axis=-1, keepdims=True), sink))
         return jnp.einsum("bjgqm,bjmk->bqjgk", weights, v.astype(wide)).astype(v.dtype)
 
-    out = attend_block(q, mask) if block is None or queries <= block else _in_blocks(attend_block, q, mask, block)
+    mask_of = mask if callable(mask) else lambda rows: rows(mask)
+    if block is None or queries <= block:
+        out = attend_block(q, mask_of(lambda x: x))
+    else:
+        out = _in_blocks(attend_block, q, mask_of, block)
     return reshape(out, (batch, queries, heads, head_dim), "batch", None, "heads", None)
 
 
@@ -67,14 +74,21 @@ def pad_to(x: Array, axis: int, size: int) -> Array:
     return jnp.pad(x, widths)
 
 
-def _in_blocks(attend_block: Callable[[Array, Array], Array], q: Array, mask: Array, block: int) -> Array:
-    """Returns attend_block(q, mask), a block of queries at a time. The padding of the last block is removed."""
+def _in_blocks(
+    attend_block: Callable[[Array, Array], Array], q: Array, mask_of: Callable[[Rows], Array], block: int
+) -> Array:
+    """Returns attention a block of queries at a time. The padding of the last block is removed."""
     batch, queries, kv_heads, group, head_dim = q.shape
     blocks = -(-queries // block)
-    q, mask = (pad_to(x, 1, blocks * block) for x in (q, mask))
+    q = pad_to(q, 1, blocks * block)
     q = reshape(q, (batch, blocks, block, kv_heads, group, head_dim), "batch", None, None, "kv_heads", None, None)
-    mask = reshape(mask, (batch, blocks, block, mask.shape[-1]), "batch", None, None, None)
-    step = lambda args: jax.checkpoint(attend_block)(*args)
-    out = jnp.moveaxis(jax.lax.map(step, (jnp.moveaxis(q, 1, 0), jnp.moveaxis(mask, 1, 0))), 0, 1)
+
+    @jax.checkpoint
+    def step(args: tuple[Array, Array]) -> Array:
+        q, start = args
+        rows = lambda x: jax.lax.dynamic_slice_in_dim(pad_to(x, 1, blocks * block), start, block, axis=1)
+        return attend_block(q, mask_of(rows))
+
+    out = jnp.moveaxis(jax.lax.map(step, (jnp.moveaxis(q, 1, 0), block * jnp.arange(blocks))), 0, 1)
     padded = (batch, blocks * block, kv_heads, group, head_dim)
     return reshape(out, padded, "batch", None, "kv_heads", None, None)[:, :queries]

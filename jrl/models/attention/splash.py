@@ -19,6 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jrl.device.sharding import per_shard
 from jrl.models.attention.kernels import block_of, padded_length
 from jrl.models.attention.reference import pad_to
+from jrl.models.remat import PRODUCT
 from jrl.types import Array
 
 
@@ -28,6 +29,7 @@ def attend(
     v: Array,
     segment: Array | None,
     *,
+    start: Array | None = None,
     scale: float | None = None,
     window: int | None = None,
     cap: float | None = None,
@@ -39,51 +41,82 @@ def attend(
 
     Args:
       q: [B, L, H, K]. k, v: [B, J, L, K], where J divides H. A row is padded to a multiple of 128 tokens inside.
+      start: [B] int32, where there are more columns of keys than queries: the column of a row's first query. The
+        columns after a row's last query are not read. None: the queries are all of a row's tokens.
       segment: [B, L] int32; the tokens of a segment are adjacent and in order. None: a row is one segment.
       scale, cap, sinks: as in the reference.
       window: tokens that a token sees, including itself; None: all.
       interpret: XLA runs the kernel's operations, on any device. For tests.
 
-    Raises: ValueError where there are not as many queries as keys.
+    Raises: ValueError where there are not as many queries as keys, and no `start`; or segments beside it.
     """
-    length, head_dim = q.shape[1], q.shape[3]
-    if k.shape[2] != length:
+    length, head_dim, columns = q.shape[1], q.shape[3], k.shape[2]
+    if start is not None and segment is not None:
+        raise ValueError("attention='splash' over a cache has no segments: a row is one sequence")
+    if columns != length and start is None:
         raise ValueError(
-            f"attention='splash' needs as many keys as queries; got {length} queries and {k.shape[2]} keys. "
+            f"attention='splash' needs as many keys as queries; got {length} queries and {columns} keys. "
             f"attention='reference' takes them"
         )
     wide = jnp.promote_types(q.dtype, jnp.float32)
     q = (q.astype(wide) * (head_dim**-0.5 if scale is None else scale)).astype(q.dtype)
-    given = {"q": q, "k": k, "v": v, "segment": segment, "sinks": sinks}
+    given = {"q": q, "k": k, "v": v, "segment": segment, "start": start, "sinks": sinks}
     axes = {
         "q": ("batch", None, "heads", None),
         "k": ("batch", "kv_heads", None, None),
         "v": ("batch", "kv_heads", None, None),
         "segment": ("batch", None),
+        "start": ("batch",),
         "sinks": ("heads",),
     }
     names = [name for name, x in given.items() if x is not None]
 
     def shard(*arrays: Array) -> tuple[Array]:
         share = dict(zip(names, arrays))
-        kernel = _kernel(share["q"].shape[2], length, window, cap, interpret)
+        kernel = _kernel(share["q"].shape[2], length, columns, window, cap, interpret)
+        k, v, ids = share["k"], share["v"], None
+        if "start" in share:
+            k, v, ids = jax.vmap(functools.partial(_last_columns, length))(k, v, share["start"])
+            ids = (jnp.ones((len(k), padded_length(length)), jnp.int32), _pad(ids, 1))
+        elif "segment" in share:
+            ids = (_pad(share["segment"], 1),) * 2
 
         run = _row if q.dtype == jnp.float32 else _in_one_pass(_row)
-        ids = _pad(share["segment"], 1) if "segment" in share else None
-        heads_first = _pad(share["q"].swapaxes(1, 2), 2)
         each = jax.vmap(run, in_axes=(None, 0, 0, 0, 0, None))
-        out = each(kernel, heads_first, _pad(share["k"], 2), _pad(share["v"], 2), ids, share.get("sinks"))
+        out = each(kernel, _pad(share["q"].swapaxes(1, 2), 2), _pad(k, 2), _pad(v, 2), ids, share.get("sinks"))
         return (out[:, :, :length].swapaxes(1, 2),)
 
     # A kernel does not say over which axes of the mesh its result varies.
     return per_shard(shard, [given[n] for n in names], [axes[n] for n in names], [axes["q"]], checked=False)[0]
 
 
+def _last_columns(queries: int, k: Array, v: Array, start: Array) -> tuple[Array, Array, Array]:
+    """Returns keys and values [J, M, K] of a row moved so that the columns of its `queries` are the last, and which
+    columns are the row's, [M] int32. The kernel's mask is fixed when it is compiled: query i sees the columns up to
+    M - queries + i, wherever they were."""
+    columns = k.shape[1]
+    room = columns - queries
+
+    def moved(x: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, ((0, 0), (room, 0), (0, 0))), start, columns, axis=1)
+
+    return moved(k), moved(v), (jnp.arange(columns) >= room - start).astype(jnp.int32)
+
+
 def _row(
-    kernel: kernels.SplashAttentionKernel, q: Array, k: Array, v: Array, segment: Array | None, sinks: Array | None
+    kernel: kernels.SplashAttentionKernel,
+    q: Array,
+    k: Array,
+    v: Array,
+    ids: tuple[Array, Array] | None,
+    sinks: Array | None,
 ) -> Array:
-    """Returns attention of one row, [H, L, K] as q. The kernel holds arrays, so it is an argument and not a closure."""
-    return kernel(q, k, v, None if segment is None else kernels.SegmentIds(segment, segment), sinks)
+    """Returns attention of one row, [H, L, K] as q. The kernel holds arrays, so it is an argument and not a closure.
+
+    Args:
+      ids: segments of queries and of keys; a query sees those that are its own.
+    """
+    return kernel(q, k, v, None if ids is None else kernels.SegmentIds(*ids), sinks)
 
 
 def _pad(x: Array, axis: int) -> Array:
@@ -115,25 +148,27 @@ def _in_one_pass(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _kernel(
-    heads: int, length: int, window: int | None, cap: float | None, interpret: bool
+    heads: int, length: int, columns: int, window: int | None, cap: float | None, interpret: bool
 ) -> kernels.SplashAttentionKernel:
-    """Returns the kernel of one padded row of `length` tokens."""
-    block, square = block_of(length), (padded_length(length), padded_length(length))
-    mask = masks.CausalMask(square) if window is None else masks.LocalMask(square, (window - 1, 0), offset=0)
+    """Returns the kernel of one padded row of `length` queries, which are the last of `columns` keys."""
+    queries, keys, before = block_of(length), block_of(columns), columns - length
+    shape = (padded_length(length), padded_length(columns))
+    mask = masks.CausalMask(shape, before) if window is None else masks.LocalMask(shape, (window - 1, 0), before)
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_kv_compute=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_kv_dkv_compute=block,
-            block_q_dq=block,
-            block_kv_dq=block,
+            block_q=queries,
+            block_kv=keys,
+            block_kv_compute=keys,
+            block_q_dkv=queries,
+            block_kv_dkv=keys,
+            block_kv_dkv_compute=keys,
+            block_q_dq=queries,
+            block_kv_dq=keys,
         ),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=cap,
+        residual_checkpoint_name=PRODUCT,  # computed once where a layer keeps what its matrices made
         interpret=interpret,
     )

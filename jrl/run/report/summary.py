@@ -21,14 +21,16 @@ def write_summary(
     evals: Mapping[str, Mapping[str, Any]],
     tokens_per_second: float | None,
     peak_bytes: int | None,
+    goodput: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes and returns {"steps","seconds","eval","tokens_per_second","peak_bytes"}.
+    """Writes and returns {"steps","seconds","eval","tokens_per_second","peak_bytes","goodput"}.
 
     Args:
       seconds: "total" and its parts by name.
       evals: name ("before_rl", "after_rl") -> at least mean, low, high, n. Evaluations that did not run are absent.
       tokens_per_second: sampled tokens over the time of RL; None where nothing was sampled.
       peak_bytes: of the whole process tree; None where it cannot be read.
+      goodput: as `jrl.run.report.goodput` has it; None: a member of a population.
     Raises ValueError for a missing key. A number that is not finite becomes null.
     """
     if "total" not in seconds:
@@ -43,6 +45,7 @@ def write_summary(
             "eval": {name: dict(numbers) for name, numbers in evals.items()},
             "tokens_per_second": tokens_per_second,
             "peak_bytes": peak_bytes,
+            "goodput": goodput,
         }
     )
     paths.write_bytes_atomic(path, json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.tasks.data.preferences import finite
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack, with_system
 from jrl.tasks.example import Message
 
 PLACE = "{score}"
@@ -70,10 +70,7 @@ def rows(
 
 def asked(config: ConditionedPreferences, visit: Visit, score: float) -> tuple[Message, ...]:
     """Returns the messages of a visit with a score as their goal."""
-    messages, goal = visit.example.messages, config.goal.replace(PLACE, f"{score:g}")
-    if messages[0].role != "system":
-        return (Message("system", goal), *messages)
-    return (Message("system", messages[0].content + goal), *messages[1:])
+    return with_system(visit.example.messages, config.goal.replace(PLACE, f"{score:g}"))
 
 
 SOURCE = StoredSource(config=ConditionedPreferences, rows=rows, unit_size=2)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from jrl.tasks.data.hygiene import words
 from jrl.tasks.example import Example
+
+_WORD = re.compile(r"\w+", re.UNICODE)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Returns F13's normalized text: words in small letters, without punctuation."""
+    return tuple(_WORD.findall(text.casefold().replace("_", " ")))
 
 
 class Overlap(NamedTuple):

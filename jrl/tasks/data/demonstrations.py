@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack, with_system
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,9 +17,14 @@ class Demonstrations:
     template: str = (
         "{answer}"  # the completion to imitate: {answer}, or {solution} and other texts of Example.info by name
     )
+    # what the system message says of the completion, or adds to the prompt's own: texts or numbers of Example.info by
+    # name, such as 'Score: {score}\n' or '{feedback}\n'; None: nothing
+    condition: str | None = None
 
     def __post_init__(self) -> None:
         Template(self.template, "Demonstrations.template")
+        if self.condition is not None:
+            Template(self.condition, "Demonstrations.condition")
 
 
 def rows(
@@ -27,23 +32,31 @@ def rows(
 ) -> tuple[StoredRows, dict[str, int]]:
     """Returns the sequences of the visits that can be imitated, in order, and how many could not, by cause.
 
-    A completion is the filled template, then the end token.
+    A completion is the filled template, then the end token. With a condition it is P34's conditional SFT: the prompt
+    says how good the completion is, or what was said of it, and these tokens have no loss; a policy is asked for the
+    best when it is used.
 
     Args:
-      visits: n or more; those whose example lacks what the template asks for ("no_answer", "no_solution"), or longer
-        than `width` ("too_long"), are left out.
+      visits: n or more; those whose example lacks what a template asks for ("no_answer", "no_solution"), or longer than
+        `width` ("too_long"), are left out.
       width: T, columns of the arrays.
     """
     template = Template(config.template, "Demonstrations.template")
+    condition = None if config.condition is None else Template(config.condition, "Demonstrations.condition")
     counts: dict[str, int] = {}
     sequences = []
     for visit in visits:
         text, cause = template.fill(visit)
-        if text is not None:
-            completion = [*tokenizer.encode(text), tokenizer.end_id]
-            cause = None if len(visit.prompt) + len(completion) <= width else "too_long"
+        prompt = visit.prompt
+        if cause is None and condition is not None:
+            goal, cause = condition.fill(visit, numbers=True)
+            if cause is None:
+                prompt = tuple(tokenizer.encode_prompt(with_system(visit.example.messages, goal)))
         if cause is None:
-            sequences.append((visit.prompt, completion, 1.0))
+            completion = [*tokenizer.encode(text), tokenizer.end_id]
+            cause = None if len(prompt) + len(completion) <= width else "too_long"
+        if cause is None:
+            sequences.append((prompt, completion, 1.0))
         else:
             counts[cause] = counts.get(cause, 0) + 1
     return stack(sequences, 1, tokenizer.pad_id, width), counts

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from jrl.tasks.data.contamination import EvaluationIndex, prompt_text, words
 from jrl.tasks.example import Example
 
-_WORD = re.compile(r"\w+", re.UNICODE)
 _CHOICE = re.compile(r"(?m)^\s*\(?([A-D])[).:]\s")  # a line that begins with "A) " or "(B) "
 _PROOF = re.compile(r"\b(?:prove|show) that\b", re.IGNORECASE)
 YES_NO = frozenset(("yes", "no", "true", "false"))
@@ -17,26 +17,6 @@ YES_NO = frozenset(("yes", "no", "true", "false"))
 class Cleaned(NamedTuple):
     kept: list[int]  # indices of the examples that are left, in order
     counts: dict[str, int]  # rule -> examples that it dropped; an example is counted once, by the first rule
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Returns F13's normalized text: words in small letters, without punctuation."""
-    return tuple(_WORD.findall(text.casefold().replace("_", " ")))
-
-
-def grams(text: str, n: int) -> set[tuple[str, ...]]:
-    """Returns F13's n-grams of the normalized text; of a shorter text, the whole of it."""
-    found = words(text)
-    return {found[i : i + n] for i in range(max(len(found) - n + 1, 1))} - {()}
-
-
-def contaminated(text: str, evaluation: Collection[tuple[str, ...]], n: int) -> bool:
-    """Returns F13: whether a text shares an n-gram with an evaluation set, or, shorter than that, is one of its texts.
-
-    Args:
-      evaluation: `grams` of its texts, united.
-    """
-    return not grams(text, n).isdisjoint(evaluation)
 
 
 def answer_type(example: Example) -> str | None:
@@ -53,7 +33,7 @@ def answer_type(example: Example) -> str | None:
 
 
 def clean(
-    examples: Sequence[Example], evaluation: Iterable[str], *, n: int = 10, most_words: int | None = None
+    examples: Sequence[Example], evaluation: Iterable[Example], *, n: int = 10, most_words: int | None = None
 ) -> Cleaned:
     """Returns F13: the examples that are left, and how many each rule dropped.
 
@@ -61,12 +41,12 @@ def clean(
     (of an earlier example), "contaminated", "too_long", those of `answer_type`.
 
     Args:
-      evaluation: prompts of the evaluation sets. n: words of a shared n-gram. most_words: of a prompt; None: any.
+      evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt of fewer words must be the same
+        whole. most_words: of a prompt; None: any.
 
     Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
     """
-    held = set().union(*(grams(text, n) for text in evaluation))
-    texts = [" ".join(message.content for message in example.messages) for example in examples]
+    held, texts = EvaluationIndex(evaluation, n), [prompt_text(example) for example in examples]
     answers: dict[tuple[str, ...], set[str]] = {}
     for text, example in zip(texts, examples):
         answers.setdefault(words(text), set()).add(" ".join(words(example.answer or "")))
@@ -77,7 +57,7 @@ def clean(
             rule = "disagreement"
         elif key in seen:
             rule = "duplicate"
-        elif contaminated(text, held, n):
+        elif held.overlap(example) is not None:
             rule = "contaminated"
         elif most_words is not None and len(key) > most_words:
             rule = "too_long"

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from jrl.tasks.data import conditioned, demonstrations, labeled, preferences
+from jrl.tasks.data import (
+    conditioned,
+    corrections,
+    demonstrations,
+    labeled,
+    preferences,
+    rated,
+    rationales,
+    step_labels,
+)
 from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
     "ConditionedPreferences": conditioned.SOURCE,
+    "Corrections": corrections.SOURCE,
     "Demonstrations": demonstrations.SOURCE,
     "Labeled": labeled.SOURCE,
     "Preferences": preferences.SOURCE,
+    "Rated": rated.SOURCE,
+    "RationalePreferences": rationales.SOURCE,
+    "StepLabels": step_labels.SOURCE,
 }

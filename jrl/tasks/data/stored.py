@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrl.tasks.data.prompts import Visit
+from jrl.tasks.example import Message
 
 
 class StoredRows(NamedTuple):
@@ -20,7 +21,8 @@ class StoredRows(NamedTuple):
     label: np.ndarray  # [n] float32, 1: preferred, or alone; 0: not preferred
     weight: np.ndarray  # [n] float32
     unit: np.ndarray  # [n] int32, the comparison a row is part of
-    value: np.ndarray  # [n] float32, what the data say that a row is worth; 0 where they do not
+    # [n] float32, what the data say that a row is worth; 0 where they do not; [n, K] of K attributes, NaN where missing
+    value: np.ndarray
 
 
 class StoredSource(NamedTuple):
@@ -69,11 +71,26 @@ class Template:
         if not self.names:
             raise ValueError(f"{where} is {text!r}; it must hold a place such as {{answer}}")
 
-    def fill(self, visit: Visit) -> tuple[str | None, str | None]:
+    def fill(self, visit: Visit, *, numbers: bool = False) -> tuple[str | None, str | None]:
         """Returns (text, None), or (None, "no_NAME") where the example lacks what a place asks for. Every place is
-        filled at once: what is inside a value stays text."""
-        values: Mapping[str, Any] = {**visit.example.info, "answer": visit.example.answer}
+        filled at once: what is inside a value stays text. With `numbers` these may be filled in too."""
+        values: dict[str, Any] = {**visit.example.info, "answer": visit.example.answer}
+        if numbers:
+            is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+            values |= {name: f"{value:g}" for name, value in values.items() if is_number(value)}
         for name in self.names:
             if not isinstance(values.get(name), str):
                 return None, f"no_{name}"
         return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text), None
+
+
+def continued(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """Returns a prompt's messages with a text after the last one's."""
+    return (*messages[:-1], Message(messages[-1].role, messages[-1].content + text))
+
+
+def with_system(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """Returns a prompt's messages with a text as the system message, or after the one that they have."""
+    if messages[0].role != "system":
+        return (Message("system", text), *messages)
+    return (Message("system", messages[0].content + text), *messages[1:])

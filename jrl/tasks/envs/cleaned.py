@@ -40,8 +40,8 @@ def open_cleaned(config: Cleaned, source: Source, evaluation: Sequence[Source], 
             found.append(source[index])
         return found
 
-    prompts = [" ".join(m.content for m in example.messages) for held in evaluation for example in examples(held)]
-    kept, dropped = clean(examples(source), prompts, n=config.ngram, most_words=config.max_words)
+    held_out = [example for held in evaluation for example in examples(held)]
+    kept, dropped = clean(examples(source), held_out, n=config.ngram, most_words=config.max_words)
     if not kept:
         causes = ", ".join(f"{count} {rule}" for rule, count in sorted(dropped.items()))
         raise ValueError(f"Cleaned leaves no example of {len(source)}: {causes}")

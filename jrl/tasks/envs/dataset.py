@@ -215,8 +215,8 @@ def read_rows(rows: Sequence[dict[str, Any]], config: Dataset, skipped: dict[str
     return taken(read, config.take or layout.takes[0], skipped)
 
 
-def readable_as(row: dict[str, Any], asked: str) -> list[str]:
-    """Returns the layouts that could read a row, but for the one that was asked for."""
+def readable_as(row: dict[str, Any], asked: str | None) -> list[str]:
+    """Returns the layouts that could read a row, but for the one that was asked for; None: none was."""
     found = []
     for name, layout in LAYOUTS.items():
         try:

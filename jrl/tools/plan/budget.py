@@ -23,7 +23,17 @@ from jrl.models.attention.kernels import LANES, NO_KERNEL
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
-from jrl.tools.plan.case import Case, case_of, cases_of, evaluated_case, programs_of, share, split_name
+from jrl.tools.plan.case import (
+    Case,
+    case_of,
+    cases_of,
+    evaluated_case,
+    programs_of,
+    publication_of,
+    sampling_case,
+    share,
+    split_name,
+)
 from jrl.tools.plan.estimate import (
     adapter_bytes,
     cache_bytes,
@@ -75,7 +85,11 @@ class HostMemory(NamedTuple):
 
 
 def resident_memory(case: Case) -> Memory:
-    """Returns the memory of the run's state during a stage."""
+    """Returns the memory of the run's state during a stage. On devices of their own for sampling: the published
+    weights, and the completions that wait there."""
+    if case.learner_sizes is not None:
+        p = publication_of(case)
+        return Memory(weights=frozen(case) + p.held * p.weights, queue=queue_bytes(case), temporary=p.sampler)
     return Memory(
         weights=frozen(case) + trained_bytes(case, TRAIN) * case.copies,
         optimizer=device_moment_bytes(case),
@@ -101,6 +115,8 @@ def begin(case: Case) -> Memory:
 def resident_beside(case: Case, name: str) -> Memory:
     """Returns the memory of the run's state while a program runs. `name`: of the program in the program cache."""
     stage, part = split_name(name)
+    if part == "sample":
+        return resident_memory(sampling_case(case_of(case, name)))
     if stage is not None:
         return resident_memory(case_of(case, name))
     if part == "init":
@@ -136,7 +152,7 @@ def on_host(case: Case) -> HostMemory:
 def queue_bytes(case: Case) -> int:
     """Returns the bytes of the draws on one device that a stage holds while it learns: Online.lag of them, or one less
     than completions have segments, each the fields of Rollout by token. Those by sequence are left out."""
-    if not isinstance(case.stage, Online):
+    if not isinstance(case.stage, Online) or (case.sampler_sizes is not None and case.learner_sizes is None):
         return 0
     sampler = case.config.sampler
     truncated = any(limit is not None for limit in (sampler.top_k, sampler.top_p, sampler.min_p))
@@ -168,9 +184,10 @@ def sample(case: Case) -> Memory:
         kv_cache_bytes(case, rows, width)
         for rows in compaction_sizes(case.slots, case.config.sampler.max_batch_compactions)
     ]
-    return resident_memory(case)._replace(
+    resident = resident_memory(case)
+    return resident._replace(
         cache=cache_bytes(case) + max(beside),
-        temporary=gathered_weight_bytes(case) + relayout_bytes(case) + max(layer, decode_step),
+        temporary=resident.temporary + gathered_weight_bytes(case) + relayout_bytes(case) + max(layer, decode_step),
     )
 
 
@@ -274,7 +291,8 @@ def layer_matmul_bytes(case: Case) -> int:
     only added to the stream is needed where a norm comes before."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     queries_, keys = widest_heads(cfg)
-    entries = (queries_ * (2 if cfg.output_gate else 1) + 2 * keys) // tensor + cfg.width
+    attended = 1 if cfg.attention == "splash" else 0  # which keeps its result, and a sum of each query
+    entries = (queries_ * (2 if cfg.output_gate else 1) + attended * queries_ + 2 * keys) // tensor + cfg.width
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
         wide = max(cfg.mlp_width, cfg.shared_mlp_width or 0) // tensor

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jax.sharding import AbstractMesh, AxisType
+import jax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jrl import paths
 from jrl.algos.contract import Needs
-from jrl.device.sharding import AXES, BATCH_AXES, MeshShape
+from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
+from jrl.device.transfer import Publication, publication
 from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
@@ -21,13 +23,14 @@ from jrl.learning.pack import Shape
 from jrl.learning.prefix_packing import micro_batches_of_longest
 from jrl.models import decoder
 from jrl.models.adapters.quantized import check_bytes
-from jrl.models.contract import ParamSpec, split_params
+from jrl.models.contract import ParamSpec, is_spec, split_params
 from jrl.models.pretrained.published import Published, decoder_of
 from jrl.models.shape import Decoder, check_divides, check_length, for_length
 from jrl.plugins import Parts
 from jrl.run import programs
-from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared
+from jrl.run.checks import check_cache, check_logprobs, check_router, check_shared, check_split
 from jrl.run.kernels import Choice, choose_kernels
+from jrl.run.sampler_devices import copies_for
 from jrl.tasks.tokenizers.bytes import Bytes, ByteTokenizer
 from jrl.types import PyTree
 
@@ -55,6 +58,8 @@ class Case:
     recomputes: bool  # the weights before the update are asked for old log-probs or values
     before: Case | None  # the stage that ends when this one begins
     others: tuple[Case, ...] = ()  # the run's other stages that are planned
+    sampler_sizes: dict[str, int] | None = None  # of the devices of their own for sampling; None: `sizes`
+    learner_sizes: dict[str, int] | None = None  # of a case on those devices: where the weights come from
 
     shards = property(lambda self: math.prod(self.sizes[axis] for axis in BATCH_AXES))
     sequences = property(lambda self: self.prompts * self.samples)  # N
@@ -122,7 +127,7 @@ def for_tpus(config: Config, num_devices: int) -> tuple[Config, list[Choice]]:
 
     Raises: ValueError where the mesh does not fit the devices, or the configuration has no size of the vocabulary.
     """
-    tensor = config.mesh.sizes(num_devices)[AXES.index("tensor")]
+    tensor = mesh_sizes(config, num_devices)[0]["tensor"]
     return choose_kernels(config, decoder_of_run(config), "tpu", tensor)
 
 
@@ -180,7 +185,7 @@ def make_case(config: Config, parts: Parts, num_devices: int, stage: str | None 
     fields = model_fields(config, parts, num_devices)
     cases: list[Case] = []
     for i in range(planned):
-        cases.append(stage_case(config, parts, num_devices, i, cases[-1] if cases else None, fields))
+        cases.append(stage_case(config, parts, i, cases[-1] if cases else None, fields))
     if stage is not None:
         return cases[-1]
     main = cases[main_stage(config)]
@@ -195,9 +200,15 @@ def main_stage(config: Config) -> int:
 
 def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, Any]:
     """Returns the fields of a Case that all stages share. Raises ValueError where the model cannot be sharded."""
-    mesh = abstract_mesh(config.mesh, num_devices)
+    sizes, sampler_sizes = mesh_sizes(config, num_devices)
+    mesh = abstract_mesh(sizes)
     cfg = decoder_of_run(config)
     check_divides(cfg, mesh)
+    if sampler_sizes is not None:
+        sampler_mesh = abstract_mesh(sampler_sizes)
+        check_split(config, mesh, sampler_mesh)
+        check_divides(cfg, sampler_mesh)
+        check_cache(config, cfg, sampler_mesh.shape["tensor"])
     check_router(config, cfg)
     check_shared(config, cfg)
     check_logprobs(config, cfg)
@@ -209,18 +220,17 @@ def model_fields(config: Config, parts: Parts, num_devices: int) -> dict[str, An
     return {
         "config": config,
         "cfg": cfg,
-        "sizes": dict(zip(AXES, config.mesh.sizes(num_devices))),
+        "sizes": sizes,
+        "sampler_sizes": sampler_sizes,
         "spec": decoder.spec(cfg),
         "stored": stored or trained,
         "adapters": None if stored is None else trained,
     }
 
 
-def stage_case(
-    config: Config, parts: Parts, num_devices: int, index: int, before: Case | None, fields: dict[str, Any]
-) -> Case:
+def stage_case(config: Config, parts: Parts, index: int, before: Case | None, fields: dict[str, Any]) -> Case:
     """Returns the shapes of one stage. `fields`: those that all stages share."""
-    mesh = abstract_mesh(config.mesh, num_devices)
+    mesh = abstract_mesh(fields["sizes"])
     stage = config.stages[index]
     objective, online = row_of(parts.tables, "algos", stage.objective), isinstance(stage, Online)
     needs = objective.needs(stage.objective)
@@ -254,6 +264,28 @@ def case_of(case: Case, name: str) -> Case:
     return next((stage_case for stage_case in cases_of(case) if stage_case.name == split_name(name)[0]), case)
 
 
+def sampling_case(case: Case) -> Case:
+    """Returns the case on the devices that sample: their own, or those that learn."""
+    if case.sampler_sizes is None:
+        return case
+    return dataclasses.replace(case, sizes=case.sampler_sizes, learner_sizes=case.sizes)
+
+
+def publication_of(case: Case) -> Publication | None:
+    """Returns what publishing weights to devices of their own for sampling takes; None where there are none."""
+    if case.sampler_sizes is None or not isinstance(case.stage, Online):
+        return None
+    trained = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
+    sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, train_spec(leaf)) for leaf in trained]
+    learner = case.learner_sizes or case.sizes
+    return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag))
+
+
+def train_spec(parameter: ParamSpec) -> PartitionSpec:
+    """Returns how a parameter is cut for training."""
+    return PartitionSpec(*(None if name is None else TRAIN[name] for name in parameter.axes))
+
+
 def evaluated_case(case: Case) -> Case:
     """Returns the shapes of an evaluation's sampling, with the state of the stage that keeps the most models."""
     e, shards = case.config.eval, case.shards
@@ -274,7 +306,7 @@ def programs_of(case: Case) -> dict[str, Program]:
     programs: dict[str, Program] = {}
     for stage_case in cases_of(case):
         if isinstance(stage_case.stage, Online):
-            programs[f"{stage_case.name}.sample"] = Program("sample", stage_case)
+            programs[f"{stage_case.name}.sample"] = Program("sample", sampling_case(stage_case))
             if stage_case.stage.rewards:
                 programs[f"{stage_case.name}.scores"] = Program("scores", stage_case)
         if stage_case.recomputes:
@@ -309,9 +341,17 @@ def shown_name(case: Case, name: str) -> str:
     return name if len(case.config.stages) > 1 else split_name(name)[1]
 
 
-def abstract_mesh(shape: MeshShape, num_devices: int) -> AbstractMesh:
-    """Returns the mesh without devices."""
-    return AbstractMesh(shape.sizes(num_devices), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+def mesh_sizes(config: Config, num_devices: int) -> tuple[dict[str, int], dict[str, int] | None]:
+    """Returns the size of every axis of the learner's mesh, and of the sampler's where it has devices of its own."""
+    if config.sampler_mesh is None:
+        return dict(zip(AXES, config.mesh.sizes(num_devices))), None
+    learner, sampler = split_sizes(config.mesh, config.sampler_mesh, num_devices)
+    return dict(zip(AXES, learner)), dict(zip(AXES, sampler))
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
+    """Returns a mesh without devices."""
+    return AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Explicit,) * len(AXES))
 
 
 def shard_shape(parameter: ParamSpec, rules: dict[str | None, Any], sizes: dict[str, int]) -> tuple[int, ...]:

@@ -83,6 +83,7 @@ def sentence(change: Change, gib: float = 2**30) -> str:
 
 
 PLACES = {"MeshShape": "mesh", "Sampler": "sampler", "Decoder": "model", "Published": "model"}  # in Config
+SAMPLER_MESH = "Config.sampler_mesh"  # a MeshShape, or None
 STAGE_PLACES = {"Learner": "learner"}  # in each of its stages
 
 
@@ -92,8 +93,12 @@ def applied(config: Config, bindings: Mapping[str, Any]) -> Config:
     fields: dict[str, dict[str, Any]] = {}
     stages = list(config.stages)
     main = stages[main_stage(config)]
+    if SAMPLER_MESH in bindings:
+        config = dataclasses.replace(config, sampler_mesh=bindings[SAMPLER_MESH])
     for name, value in bindings.items():
         section, field = name.split(".")
+        if section == "Config":
+            continue
         if section in PLACES:
             fields.setdefault(PLACES[section], {})[field] = value
             continue

@@ -1,63 +1,12 @@
-"""TPU chips as data, and the names of topologies: `v5e:4x8` is 32 chips of the v5e in a grid of 4 by 8."""
+"""Names of topologies: `v5e:4x8` is 32 chips of the v5e in a grid of 4 by 8."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
-from pathlib import Path
-from typing import Any
 
-GIB = 2**30
-
-# HBM that the compiler reserves: on v5e, an overflow reports "15.75G hbm" of 16.
-RESERVED_GIB = 0.25
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """What a chip can do at most. A JAX device is a chip, but for the tpu7x, where it is half of one."""
-
-    name: str
-    platform: str  # before the colon of libtpu's topology name
-    dimensions: int  # of the torus: rings that can work at once
-    devices_per_chip: int
-    options: dict[str, Any]  # of libtpu's topology
-    hbm_gib: float
-    hbm_gb_per_second: float
-    bf16_tflops: float  # dense, accumulated in float32
-    link_gb_per_second: float  # one link, one direction
-    slices: list[str]  # grids that are rented, the smallest first
-    source: str
-    clock_ghz: float  # of the matrix units; the compiler's cycles are of it
-    clock_source: str
-    device_kind: str  # as JAX calls its devices
-
-    @property
-    def clock_rate(self) -> float:
-        """Cycles a second."""
-        return self.clock_ghz * 1e9
-
-    @property
-    def limit_bytes(self) -> int:
-        """HBM of one device that a program may use, bytes."""
-        return int((self.hbm_gib / self.devices_per_chip - RESERVED_GIB) * GIB)
-
-    @property
-    def hbm_rate(self) -> float:
-        """Bytes a second between HBM and one device."""
-        return self.hbm_gb_per_second * 1e9 / self.devices_per_chip
-
-    @property
-    def matrix_rate(self) -> float:
-        """Operations a second of one device in bfloat16; a multiply-add is two."""
-        return self.bf16_tflops * 1e12 / self.devices_per_chip
-
-    @property
-    def ring_rate(self) -> float:
-        """Bytes a second into one device around a ring that uses a torus dimension both ways."""
-        return 2 * self.link_gb_per_second * 1e9
+from jrl.device.chips import CHIPS, Chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +28,6 @@ class Topology:
     def num_devices(self) -> int:
         """Devices that JAX sees."""
         return self.num_chips * self.chip.devices_per_chip
-
-
-def read_chips() -> dict[str, Chip]:
-    """Returns the table of chips."""
-    rows = json.loads(Path(__file__).with_name("chips.json").read_text(encoding="utf-8"))
-    return {name: Chip(name=name, **row) for name, row in rows.items()}
-
-
-CHIPS = read_chips()
 
 
 def parse_chip(text: str) -> Chip:

@@ -157,11 +157,10 @@ def axes_of(groups: list[list[int]], sizes: Sequence[tuple[str, int]]) -> str:
 def main(out: str, devices: int, stage: str | None, config: str, bindings: Sequence[str]) -> None:
     """Writes data from the compiled text of every program of a run on virtual CPU devices: its collectives, the
     most positions that an array of logits has, and of a sampler whether a loop carries a second cache."""
-    from jrl.device.sharding import make_mesh
     from jrl.resolve import load_config
     from jrl.tools.plan import waste
     from jrl.tools.plan.case import Program, case_of, for_tpus, make_case, programs_of, shown_name, with_known_shape
-    from jrl.tools.plan.shapes import lower
+    from jrl.tools.plan.shapes import lower, meshes_of
 
     resolved, parts = load_config(config, bindings)
     resolved, _ = for_tpus(with_known_shape(resolved)[0], devices)
@@ -174,7 +173,7 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
     case = make_case(resolved, parts, devices, stage)
     known = programs_of(case)
     results = {}
-    lowered = lower(resolved, parts, make_mesh(resolved.mesh), stage)
+    lowered = lower(resolved, parts, *meshes_of(resolved), stage)
     for name, program in lowered.items():
         kind, stage_case = known.get(name, Program("update", case_of(case, name)))
         text = program.compile().as_text()
@@ -182,7 +181,7 @@ def main(out: str, devices: int, stage: str | None, config: str, bindings: Seque
         shares = {case.cfg.vocab_size, case.cfg.vocab_size // case.sizes["tensor"]}
         carried = waste.caches_carried(text, stage_case)
         results[name] = {
-            "collectives": [row._asdict() for row in collectives(text, list(case.sizes.items()), trips)],
+            "collectives": [row._asdict() for row in collectives(text, list(stage_case.sizes.items()), trips)],
             "logits": waste.widest_logits(text, shares),
             "second_cache": waste.second_cache(shown_name(case, name), stage_case, carried)
             if kind == "sample"

@@ -70,6 +70,11 @@ def libtpu_version() -> str | None:
 
 def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
     """Returns the mesh over a topology's devices. Raises ValueError for a grid that libtpu does not know."""
+    return make_mesh(shape, topology_devices(topology))
+
+
+def topology_devices(topology: Topology) -> list[Any]:
+    """Returns a topology's devices. Raises ValueError for a grid that libtpu does not know."""
     grid = (*topology.grid, *[1] * (3 - len(topology.grid)))
     host = tuple(min(2, n) for n in grid[:2]) + (1,)
     try:
@@ -81,7 +86,7 @@ def topology_mesh(topology: Topology, shape: MeshShape) -> Mesh:
         )
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"libtpu has no topology {topology.name}: {str(error).splitlines()[0]}") from error
-    return make_mesh(shape, description.devices)
+    return list(description.devices)
 
 
 def compile_all(

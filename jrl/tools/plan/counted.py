@@ -8,7 +8,8 @@ nor Pallas kernels, and no copy that runs beside other work. Therefore:
 links: the bytes that a device receives, at the rate of one ring, and LATENCY for each collective. Asynchronous ones
 cost what is left of them after the compute.
 kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
-the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak.
+the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
+at STREAM_SHARE of the memory's rate.
 memory: the bytes that the program must read and write (`estimate`), at the rate of the memory.
 """
 
@@ -20,10 +21,11 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED
 from jrl.learning.learner import MICRO_BATCHES
-from jrl.learning.vocab_parallel import CHUNKS
+from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
 from jrl.ops.logprobs import CHUNK
@@ -36,6 +38,7 @@ from jrl.tools.plan.cycles import Frequency, Instruction, Program, Run
 
 LATENCY = 1e-6  # seconds that a collective takes however small it is: about that of a hop and its two barriers
 CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler gives any operation
+STREAM_SHARE = 0.8  # of the memory's rate at which kernels read weights: blocks are fetched ahead, the first is not
 KERNEL_SHARE = 0.5  # of the matrix unit's peak that attention's kernel reaches
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 DEAREST = 10  # operations that are named
@@ -107,16 +110,18 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         steps = case.decode_steps
         inside = [run for run in runs if any(cycles.scope_of(loop) == sampler.DECODE for loop in run.loops)]
         waits, _ = link_seconds(program, inside, chip, math.prod(case.sizes.values()))
+        streamed = streamed_seconds(inside, case, chip)
         in_step = sum(run.likely * (CALL_CYCLES if is_kernel(run.instruction) else run.instruction.cycles)
                       for run in inside) / clock  # fmt: skip
-        step = max((in_step + ragged_seconds(case, chip)) / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
+        busy = in_step + streamed + ragged_seconds(case, chip)
+        step = max(busy / steps, read_bytes(case) / chip.hbm_rate) + waits / steps
         operations = sum(run.likely for run in inside if works(run.instruction)) / steps
     passes = by_dtypes(program, runs)
     all_passes = sum(passes.values()) or 1.0
     return Count(
         compute=compute,
         compute_dearest=dearest,
-        kernels=kernels + calls * CALL_CYCLES / clock,
+        kernels=kernels + streamed_seconds(runs, case, chip) + calls * CALL_CYCLES / clock,
         memory=memory,
         links=links,
         links_overlapped=overlapped,
@@ -136,8 +141,8 @@ def frequency(kind: str, case: Case) -> Frequency:
     if kind != "sample":
         filled = filled_chunks(case)
         return Frequency(
-            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled},
-            taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled > 1)},
+            trips={MICRO_BATCHES: case.micro_batches, CHUNKS: filled, MIDDLE: max(filled - 2, 0)},
+            taken={CHUNK: filled / all_chunks(case), CHUNKS: float(filled <= 1)},
         )
     sequences, prompts = case.sequences // case.shards, case.prompts // case.shards
     rounds = -(-sequences // case.slots)
@@ -176,7 +181,7 @@ def kernel_seconds(kind: str, case: Case, chip: Chip) -> float:
     if cfg.attention == "splash":
         tokens = case.micro_batches * case.shape.rows * case.shape.row_length
         attended = flops.of_rows(cfg, tokens, case.shape.keys, flops.carried(case)).weights
-        again = 0 if cfg.remat == "none" else 1
+        again = 0 if cfg.remat in ("none", "dots") else 1  # dots keeps what the kernel made
         total = attended * (1 + 3.5 + again if kind == "update" else 1)
     return total / devices / (KERNEL_SHARE * chip.matrix_rate)
 
@@ -187,6 +192,18 @@ def ragged_seconds(case: Case, chip: Chip) -> float:
         return 0.0
     read = estimate.kv_cache_bytes(case, case.slots, round(flops.read_columns(case)))
     return case.decode_steps * read / chip.hbm_rate
+
+
+def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
+    """Returns the seconds in which kernels read weights, of the calls that a program makes."""
+    cfg, tensor = case.cfg, case.sizes["tensor"]
+    heads = cfg.heads + 2 * cfg.kv_heads
+    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width, "fused_qkv": cfg.width * heads * cfg.head_dim}
+    total = 0.0
+    for run in runs:
+        if is_kernel(run.instruction):
+            total += sum(run.likely * n for name, n in entries.items() if f"/{name}" in run.instruction.op_name)
+    return total / tensor * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
 
 
 def read_bytes(case: Case) -> float:

@@ -104,9 +104,6 @@ class Frequency:
     def trips_of(self, instruction: Instruction) -> float | None:
         return self.trips.get(scope_of(instruction))
 
-    def taken_of(self, instruction: Instruction) -> float | None:
-        return self.taken.get(scope_of(instruction))
-
 
 class Run(NamedTuple):
     """An instruction, and how often a program runs it."""
@@ -198,7 +195,7 @@ def runs(program: Program, frequency: Frequency) -> list[Run]:
                 trips = trips_of(program, instruction, frequency)
                 yield from walk(instruction.called, dearest * trips, likely * trips, (*loops, instruction))
             elif instruction.op == "conditional":
-                for branch, is_dearest, share in _branch_shares(instruction, frequency, cost):
+                for branch, is_dearest, share in _branch_shares(program, instruction, frequency, cost):
                     yield from walk(branch, dearest * is_dearest, likely * share, loops)
             elif instruction.op in ("call", "async-start"):
                 yield from walk(instruction.called, dearest, likely, loops)
@@ -215,12 +212,12 @@ def trips_of(program: Program, loop: Instruction, frequency: Frequency) -> float
 
 
 def _branch_shares(
-    instruction: Instruction, frequency: Frequency, cost: Callable[[str], float]
+    program: Program, instruction: Instruction, frequency: Frequency, cost: Callable[[str], float]
 ) -> list[tuple[str, float, float]]:
     """Returns (branch, 1 where it is the dearest else 0, share of times that it is likely to be taken)."""
     branches = instruction.branches
     dearest = max(range(len(branches)), key=lambda i: cost(branches[i]))
-    taken = frequency.taken_of(instruction)
+    taken = frequency.taken.get(condition_scope(program, instruction))
     shares = [float(i == dearest) for i in range(len(branches))]
     if taken is not None and len(branches) == 2:
         shares = [1 - taken, taken]
@@ -303,6 +300,17 @@ def scope_of(instruction: Instruction) -> str:
     """Returns the innermost scope that an instruction stands in; "" where it has none."""
     *scopes, _ = instruction.op_name.split("/")
     return re.sub(r"\w+\(|\)", "", scopes[-1]) if scopes else ""  # transpose(jvp(chunk)) is the scope `chunk`
+
+
+def condition_scope(program: Program, condition: Instruction) -> str:
+    """Returns the innermost scope that a condition stands in: by its branches where it has none of its own, as one that
+    the compiler has written anew."""
+    if condition.op_name.endswith("/cond"):
+        return scope_of(condition)
+    inside = (inner.op_name for branch in condition.branches for inner in program.computations[branch].values())
+    places = (re.search(r"(.*/cond)/branch_\d+_fun", name) for name in inside)
+    place = next((match[1] for match in places if match), condition.op_name)
+    return scope_of(dataclasses.replace(condition, attributes=f'op_name="{place}"'))
 
 
 def _closing(text: str, start: int) -> int:

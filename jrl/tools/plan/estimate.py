@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED, TRAIN
+from jrl.device.transfer import Publication
 from jrl.experiment import Online
 from jrl.learning.optimizer import begin
 from jrl.learning.optimizers.adamw import AdamW
@@ -30,7 +31,7 @@ from jrl.models.contract import ParamSpec, is_spec
 from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
 from jrl.tools.plan import flops
-from jrl.tools.plan.case import Case, cases_of, programs_of, shard_shape, share
+from jrl.tools.plan.case import Case, cases_of, programs_of, publication_of, shard_shape, share
 from jrl.tools.plan.chips import Chip
 from jrl.tools.plan.flops import Flops
 
@@ -300,5 +301,23 @@ def calls(case: Case) -> dict[str, int]:
 def step_seconds(case: Case, chip: Chip) -> float:
     """Returns the seconds of one step of the case's stage."""
     alone = dataclasses.replace(case, others=())
-    counts, moved, times = flops.of_programs(alone), of_programs(alone), calls(alone)
-    return sum(times[name] * estimate(counts[name], moved[name], alone, chip).seconds for name in counts)
+    counts, moved, programs = flops.of_programs(alone), of_programs(alone), programs_of(alone)
+    seconds = {name: estimate(counts[name], moved[name], programs[name].case, chip).seconds for name in counts}
+    return step_of(alone, chip, seconds)
+
+
+def step_of(case: Case, chip: Chip, seconds: Mapping[str, float]) -> float:
+    """Returns the seconds of a step, given those of a call of each program of its stage. With devices of their own for
+    sampling, the longer of publishing and sampling, and of learning."""
+    times = calls(case)
+    total = {name: times[name] * each for name, each in seconds.items()}
+    p = publication_of(case)
+    if p is None:
+        return sum(total.values())
+    sampling = total.get(f"{case.name}.sample", 0.0)
+    return max(sampling + publication_seconds(p, chip), sum(total.values()) - sampling)
+
+
+def publication_seconds(p: Publication, chip: Chip) -> float:
+    """Returns the seconds in which a device that samples receives the weights."""
+    return p.received / chip.ring_rate

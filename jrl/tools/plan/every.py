@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jrl.config import ConfigError
+from jrl.device.chips import GIB
 from jrl.resolve import load_config
-from jrl.tools.plan.chips import GIB, parse_topology
+from jrl.tools.plan.chips import parse_topology
 from jrl.tools.plan.planning import make_plan
 
 _HEADER = re.compile(r"^#\s*Topology:\s*(\S+)\s*$", re.MULTILINE)

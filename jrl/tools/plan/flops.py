@@ -10,18 +10,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jrl.models.attention.kernels import NO_KERNEL, cache_block, causal_share, padded_length
 from jrl.models.attention.kv_cache import ends
-from jrl.models.attention.linear import chunk_of
-from jrl.models.contract import ParamSpec, is_spec
-from jrl.models.experts import Experts
+from jrl.models.flops import attention, head_weights, layer_weights, linear_attention, of_experts, softmax_attention
 from jrl.models.leaves import layers_of as layers_with
 from jrl.models.shape import Decoder
 from jrl.tools.plan.case import Case, programs_of
-from jrl.types import PyTree
 
 
 class Flops(NamedTuple):
@@ -33,20 +29,6 @@ class Flops(NamedTuple):
     @property
     def total(self) -> float:
         return self.weights + self.attention
-
-
-def layer_weights(spec: PyTree, experts: Experts | None = None) -> int:
-    """Returns the elements of all layers' matrices that a token is multiplied with: of experts, those it goes to."""
-    leaves = jax.tree.leaves(spec["layers"], is_leaf=is_spec)
-    matrices = [leaf for leaf in leaves if "embed" in leaf.axes and len(leaf.axes) > 2 and not of_experts(leaf)]
-    some = sum(math.prod(leaf.shape) for leaf in leaves if of_experts(leaf))
-    chosen = 0 if experts is None else some // experts.count * experts.per_token
-    return sum(math.prod(leaf.shape) for leaf in matrices) + chosen
-
-
-def of_experts(leaf: ParamSpec) -> bool:
-    """Whether a parameter has a matrix for each expert; a router, whose columns they are, has not."""
-    return len(leaf.axes) == 4 and leaf.axes[1] == "experts"
 
 
 def layers_of(case: Case) -> int:
@@ -71,41 +53,10 @@ def decodes_unmerged(case: Case) -> bool:
     return case.adapters is not None and case.config.adapter.sampling == "unmerged"
 
 
-def head_weights(cfg: Decoder) -> int:
-    """Returns the elements of the head. The embedding lookup has no products."""
-    return cfg.vocab_size * cfg.width
-
-
 def input_weights(case: Case) -> int:
     """Returns the elements of the matrix that computes the per-layer inputs; 0 without them."""
     leaf = case.spec.get("layer_project")
     return 0 if leaf is None else math.prod(leaf.shape)
-
-
-def attention(cfg: Decoder, columns: float) -> float:
-    """Returns the operations of one query token over `columns` keys, in all layers: scores, then weighted values. Of
-    linear attention, those of a token in a row as long."""
-    return softmax_attention(cfg, columns) + linear_attention(cfg, int(columns))
-
-
-def softmax_attention(cfg: Decoder, columns: float) -> float:
-    full, linear = len(layers_with(cfg, "full_q")), len(layers_with(cfg, "linear_q"))
-    total = (cfg.layers - full - linear) * 2 * (2 * cfg.heads * cfg.head_dim * columns)
-    return total + (full * 2 * (2 * cfg.heads * cfg.full.head_dim * columns) if full else 0)
-
-
-def linear_attention(cfg: Decoder, length: int, states: int = 1) -> float:
-    """Returns the operations of one token in all linear layers, in rows of `length`. In a chunk of C tokens: for each
-    key head, keys with keys and queries with keys; for each value head, sums of decays, shares with corrections, and
-    the triangular system for values and keys, which is half a product. With each state that is carried: read for keys
-    and queries, and written."""
-    if cfg.linear is None:
-        return 0
-    shape, layers = cfg.linear, len(layers_with(cfg, "linear_q"))
-    chunk, keys, values = chunk_of(length), shape.key_dim, shape.value_dim
-    inside = chunk * (2 * chunk + 2 * values + keys + values)
-    between = states * 3 * 2 * keys * values
-    return layers * (shape.key_heads * 4 * keys * chunk + shape.value_heads * (inside + between))
 
 
 def carried(case: Case) -> int:
@@ -217,19 +168,20 @@ def logprobs(case: Case) -> Flops:
 
 def update(case: Case) -> Flops:
     """Returns the operations of one optimizer step on a full batch: forward, backward at twice that, and forward again
-    for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made; all of the
-    layers but their last product, where it keeps only their inputs (that is needed where more than a sum comes after
-    it: a norm, a layer's own input, an expert's weight, whose gradient is its product with what comes back); and once
-    more the scores of attention, which are half of it, where they are computed a block at a time. A kernel's way back
-    has seven products of the size of scores, three for the queries and four for keys and values, where forward has two.
-    Frozen weights have no gradient, which is half of their backward pass."""
+    for what is not kept: always the head; attention, where Decoder.remat keeps only what matrices made (what 'splash'
+    made is kept with it); all of the layers but their last product, where it keeps only their inputs (that is needed
+    where more than a sum comes after it: a norm, a layer's own input, an expert's weight, whose gradient is its product
+    with what comes back); and once more the scores of attention, which are half of it, where they are computed a block
+    at a time. A kernel's way back has seven products of the size of scores, three for the queries and four for keys and
+    values, where forward has two. Frozen weights have no gradient, which is half of their backward pass."""
     tokens = case.micro_batches * case.shape.rows * case.shape.row_length
     layers, adapters = (2.0 * tokens * n for n in (layers_of(case), adapter_weights(case)))
     attended = of_rows(case.cfg, tokens, case.shape.keys, carried(case))
     head = 2.0 * read_positions(case) * head_weights(case.cfg)
     passes = 3 if case.adapters is None else 2
     weights = passes * layers + 3 * adapters + (passes + 1) * head
-    again = 0.0 if case.cfg.remat == "none" else 1.0
+    kept = case.cfg.remat == "none" or (case.cfg.remat == "dots" and case.cfg.attention == "splash")
+    again = 0.0 if kept else 1.0
     if case.cfg.remat in ("layer", "offload"):
         beside = case.cfg.experts is not None and case.cfg.experts.shared_expert is not None
         summed = case.cfg.norm_place == "before" and case.cfg.layer_inputs is None and not beside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jrl.device.chips import GIB
 from jrl.experiment import Config
 from jrl.models.attention.kernels import check_attention
 from jrl.plugins import Parts
@@ -24,13 +26,14 @@ from jrl.tools.plan.case import (
     for_tpus,
     make_case,
     programs_of,
+    publication_of,
     shown_name,
     split_name,
     uncounted,
     with_known_shape,
 )
 from jrl.tools.plan.cheaper import Change
-from jrl.tools.plan.chips import GIB, Topology
+from jrl.tools.plan.chips import Topology
 from jrl.tools.plan.compiled import Compiled
 from jrl.tools.plan.counted import Count, count_of, kernel_seconds
 from jrl.tools.plan.estimate import Estimate
@@ -126,10 +129,10 @@ def make_plan(
         if compiled.libtpu_version() is None:
             notes.append("libtpu is not installed: nothing was compiled, memory is by arithmetic (pip install libtpu)")
         else:
-            from jrl.tools.plan.shapes import lower
+            from jrl.tools.plan.shapes import lower, meshes_of
 
             say(f"tracing the programs for {topology.name}")
-            lowered = lower(config, parts, compiled.topology_mesh(topology, config.mesh), stage)
+            lowered = lower(config, parts, *meshes_of(config, compiled.topology_devices(topology)), stage)
             say(f"compiling {len(lowered)} programs")
 
             def done(name: str, program: Compiled, cached: bool) -> None:
@@ -147,10 +150,9 @@ def make_plan(
     counted = None if bodies is None else {name: body["collectives"] for name, body in bodies.items()}
     rows = rows_of(case, topology, compiled_programs, counted)
     limit = topology.chip.limit_bytes
-    calls = estimate.calls(case)
     of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
-    seconds = sum(calls[row.name] * row.seconds for row in of_stage)
-    least = sum(calls[row.name] * row.estimate.seconds for row in of_stage)
+    seconds = estimate.step_of(case, topology.chip, {row.name: row.seconds for row in of_stage})
+    least = estimate.step_of(case, topology.chip, {row.name: row.estimate.seconds for row in of_stage})
     wastes = wastes_of(case, bodies or {})
     wastes += [f"{shown_name(case, row.name)}: {line}" for row in rows if row.count for line in row.count.warnings]
     plan = Plan(topology, case, rows, limit, seconds, least, [], notes, wastes)
@@ -189,7 +191,9 @@ def rows_of(
                 compiled=compiled_,
                 flops=counts[name].total if multiplies else None,
                 bytes=traffic[name].hbm if multiplies else None,
-                estimate=estimate.estimate(counts[name], traffic[name], case, topology.chip) if multiplies else None,
+                estimate=estimate.estimate(counts[name], traffic[name], programs[name].case, topology.chip)
+                if multiplies
+                else None,
                 collectives=None if traffic_by_program is None else traffic_by_program.get(name, []),
                 count=count,
             )
@@ -248,9 +252,7 @@ class Counting:
     """A separate process that counts collectives. Must be closed."""
 
     def __init__(self, source: Sequence[str], case: Case, stage: str | None) -> None:
-        devices = 1
-        for size in case.sizes.values():
-            devices *= size
+        devices = math.prod(case.sizes.values()) + math.prod((case.sampler_sizes or {"": 0}).values())
         self._folder = tempfile.TemporaryDirectory(prefix="jrl-plan-")
         self._out = os.path.join(self._folder.name, "collectives.json")
         flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in f]
@@ -294,6 +296,8 @@ class Counting:
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """Returns the output of `jrl plan --json`. Memory in GiB a device, FLOPs of all devices, bytes of one."""
+    p = publication_of(plan.case)
+    named = {} if p is None else {k: v for k, v in p._asdict().items() if k != "held"}
     return {
         "fits": plan.fits,
         "hbm_gib": plan.largest.memory.total / GIB,
@@ -301,6 +305,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "host_gib": {kind: size / GIB for kind, size in plan.host._asdict().items()},
         "step_seconds": plan.step_seconds,
         "least_step_seconds": plan.least_seconds,
+        "publication_gib": None if p is None else {**{k: v / GIB for k, v in named.items()}, "peak": p.peak / GIB},
         "notes": plan.notes,
         "wastes": plan.wastes,
         "programs": [

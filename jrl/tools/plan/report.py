@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from jrl.device.chips import GIB
 from jrl.experiment import Online
+from jrl.run.sampler_devices import mesh_text, publication_text
 from jrl.tools.plan import budget, cheaper, estimate
 from jrl.tools.plan.budget import Memory
-from jrl.tools.plan.case import Case, cases_of
-from jrl.tools.plan.chips import GIB
+from jrl.tools.plan.case import Case, cases_of, publication_of
 from jrl.tools.plan.planning import Plan
 
 SHOWN = 5  # operations of a program; --json has more
@@ -21,7 +22,9 @@ def text(plan: Plan) -> str:
 
 def head(plan: Plan) -> str:
     topology, case = plan.topology, plan.case
-    mesh = " x ".join(f"{axis} {size}" for axis, size in case.sizes.items() if size > 1) or "one device"
+    mesh = mesh_text(case.sizes)
+    if case.sampler_sizes is not None:
+        mesh += f", sampling on {mesh_text(case.sampler_sizes)}"
     title = f"{topology.name}: {topology.num_chips} chips of {topology.chip.hbm_gib:g} GiB; mesh {mesh}"
     return "\n".join([title, *map(shapes, cases_of(case))])
 
@@ -72,10 +75,22 @@ def time(plan: Plan) -> str:
             seconds = [f"{least:.3g}" for least in e]
             lines.append([plan.shown(row), *moved, *seconds, e.bound, str(calls[row.name])])
     step = f"a step of {plan.case.name}" if len(plan.case.config.stages) > 1 else "a step"
-    text = f"{table(lines)}\n{step} takes at least {plan.least_seconds:.3g} s"
+    publication = published(plan)
+    text = f"{table(lines)}\n{publication}{step} takes at least {plan.least_seconds:.3g} s"
     if not any(row.count for row in plan.rows):
         return text
     return f"{text}\n\n{by_compiler(plan)}\n{step} takes about {plan.step_seconds:.3g} s by the compiler's count"
+
+
+def published(plan: Plan) -> str:
+    """Returns what publishing weights takes as a line; empty where the devices that learn also sample."""
+    if (p := publication_of(plan.case)) is None:
+        return ""
+    seconds = estimate.publication_seconds(p, plan.topology.chip)
+    return (
+        f"{publication_text(p)}\npublishing takes at least {seconds:.3g} s; a step is the longer of publishing and "
+        "sampling, and of learning, on devices of their own\n"
+    )
 
 
 def by_compiler(plan: Plan) -> str:

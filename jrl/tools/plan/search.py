@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jrl.device.chips import GIB, Chip
+from jrl.device.sharding import MeshShape
 from jrl.experiment import Config, Online
 from jrl.models.attention.kernels import NO_KERNEL, check_attention
 from jrl.plugins import Parts
@@ -21,17 +23,19 @@ from jrl.tools.plan.case import (
     for_tpus,
     make_case,
     programs_of,
+    sampling_case,
     shown_name,
     split_name,
     uncounted,
     with_known_shape,
 )
-from jrl.tools.plan.cheaper import applied
-from jrl.tools.plan.chips import GIB, Chip, Topology
+from jrl.tools.plan.cheaper import SAMPLER_MESH, applied
+from jrl.tools.plan.chips import Topology
 from jrl.tools.plan.compiled import Compiled
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (1, 2, 4, 8)  # packed rows of a micro-batch on one batch shard
+SPLITS = (1 / 8, 1 / 4, 1 / 2, 3 / 4)  # of the devices, for sampling alone
 REMAT = ("none", "layer")
 BLOCK = 512  # queries of attention at a time, tried where rows are longer
 BEST = 5  # layouts that are shown
@@ -106,18 +110,21 @@ def smallest(config: Config, parts: Parts, chip: Chip, source: Sequence[str], sa
 def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[str, Any]]:
     """Yields bindings: every mesh that uses all devices, and for each that can be laid out every smaller choice."""
     model, samples = type(config.model).__name__, any(isinstance(stage, Online) for stage in config.stages)
-    for mesh in meshes(topology.num_devices):
-        over = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
+    for mesh, sampler in (*in_turn(topology.num_devices), *splits(config, topology.num_devices)):
+        over: dict[str, Any] = {f"MeshShape.{axis}": size for axis, size in mesh.items()}
+        if sampler is not None or config.sampler_mesh is not None:
+            over[SAMPLER_MESH] = sampler
         try:
             case = case_of_layout(config, parts, topology, over)
         except ValueError:
             yield over
             continue
         local = case.sequences // case.shards
+        sampled = case.sequences // sampling_case(case).shards
         configured = case.cfg.attention_block
         group_rows = (case.shape.samples + 1,) if case.shape.prefix_columns else ()  # a group's prompt, and each sample
         rows = sorted({min(n, local) for n in (*ROWS, *group_rows)})
-        slots = sorted({min(n, local) for n in SLOTS}) if samples else [config.sampler.slots]
+        slots = sorted({min(n, sampled) for n in SLOTS}) if samples else [config.sampler.slots]
         blocked = case.cfg.attention in NO_KERNEL and case.shape.row_length > BLOCK
         blocks = {None, BLOCK, configured} if blocked else {configured}
         for row, remat, block, slot in itertools.product(
@@ -130,6 +137,24 @@ def layouts(config: Config, parts: Parts, topology: Topology) -> Iterator[dict[s
                 f"{model}.attention_block": block,
                 "Sampler.slots": slot,
             }
+
+
+def in_turn(num_devices: int) -> Iterator[tuple[dict[str, int], None]]:
+    """Yields every mesh of devices that sample and learn in turn."""
+    return ((mesh, None) for mesh in meshes(num_devices))
+
+
+def splits(config: Config, num_devices: int) -> Iterator[tuple[dict[str, int], MeshShape]]:
+    """Yields meshes of devices that learn, each with one of devices that sample meanwhile: SPLITS of them, with the
+    same number of shards over tensor. Only where all stages that sample have a lag: a search changes no method."""
+    sampled = [stage for stage in config.stages if isinstance(stage, Online)]
+    if not sampled or any(stage.lag < 1 for stage in sampled):
+        return
+    for share in SPLITS:
+        count = int(num_devices * share)
+        for mesh in meshes(num_devices - count) if count else ():
+            if count % mesh["tensor"] == 0:
+                yield mesh, MeshShape(data=count // mesh["tensor"], tensor=mesh["tensor"])
 
 
 def meshes(num_devices: int) -> Iterator[dict[str, int]]:
@@ -231,12 +256,20 @@ def largest(memory: Mapping[str, Compiled], case: Case) -> tuple[str, int]:
 
 def words(bindings: Mapping[str, Any]) -> list[str]:
     """Returns bindings as `jrl train` takes them."""
-    return [f"{name}={value!r}" for name, value in bindings.items()]
+    lines = []
+    for name, value in bindings.items():
+        if isinstance(value, MeshShape):  # all axes: those that are left out would be those of the learner's mesh
+            lines.append(f"{name}=@sampler/MeshShape()")
+            lines += [f"sampler/MeshShape.{axis}={getattr(value, axis)}" for axis in ("data", "fsdp", "tensor")]
+        else:
+            lines.append(f"{name}={value!r}")
+    return lines
 
 
 def bound(given: Sequence[str], layout: Mapping[str, Any]) -> list[str]:
     """Returns the bindings of a layout after those that were given and that it does not replace."""
-    return [*(line for line in given if line.split("=")[0].strip() not in layout), *words(layout)]
+    replaced = {line.split("=")[0] for line in words(layout)}
+    return [*(line for line in given if line.split("=")[0].strip() not in replaced), *words(layout)]
 
 
 def gin_text(done: Search, source: str, given: Sequence[str]) -> str:
@@ -268,18 +301,34 @@ def text(done: Search) -> str:
         lines.append(f"  {c.step_seconds:8.3g} s  {c.gib:6.2f}  {' '.join(words(c.bindings))}  ({source})")
     if not best:
         lines.append("  no layout fits")
+    lines += gain(done)
     return "\n".join([*lines, "", f"refused: {len(done.refused)}", *why_refused(done.refused)])
+
+
+def gain(done: Search) -> list[str]:
+    """Returns what the fastest split of the devices gains over the fastest mesh that samples and learns in turn; []
+    where not both were found."""
+    apart = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is not None]
+    together = [c for c in done.fitting if c.bindings.get(SAMPLER_MESH) is None]
+    if not apart or not together:
+        return []
+    best, other = (min(c.step_seconds for c in candidates) for candidates in (apart, together))
+    return ["", f"sampling on devices of its own: {best:.3g} s a step at least, in turn {other:.3g} s; "
+            f"x {other / best:.2f}"]  # fmt: skip
 
 
 def why_refused(refused: Sequence[Candidate]) -> list[str]:
     """Returns a line for every mesh of which layouts were refused: how many, and the reason against the smallest."""
     by_mesh: dict[tuple, list[Candidate]] = {}
     for c in refused:
-        by_mesh.setdefault(tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor")), []).append(c)
+        mesh = tuple(c.bindings[f"MeshShape.{axis}"] for axis in ("data", "fsdp", "tensor"))
+        by_mesh.setdefault((mesh, c.bindings.get(SAMPLER_MESH)), []).append(c)
     lines = []
-    for mesh, rows in by_mesh.items():
+    for (mesh, sampler), rows in by_mesh.items():
         least = min(rows, key=lambda c: c.gib if c.gib is not None else math.inf)
         shape = "x".join(map(str, mesh))
+        if sampler is not None:
+            shape += f", sampling on {sampler.data}x{sampler.fsdp}x{sampler.tensor}"
         many = f"{len(rows)} layouts, the smallest: " if len(rows) > 1 else ""
         lines.append(f"  data x fsdp x tensor {shape}: {many}{least.refused}")
     return lines

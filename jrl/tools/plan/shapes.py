@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 
 from jrl.algos.reward_shaping import components_read
 from jrl.device.program_cache import Program, ProgramCache
-from jrl.experiment import Config, Online, Stage, stage_names
+from jrl.device.sharding import make_mesh, split_meshes
+from jrl.experiment import Config, Online, Stage, row_of, stage_names, stored_attributes
 from jrl.plugins import Parts
 from jrl.rollout import stop_strings
 from jrl.rollout.sampler import SamplingParams
@@ -68,10 +69,20 @@ class Vocabulary:
         return [b""] * self.vocab_size
 
 
-def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) -> dict[str, Any]:
+def meshes_of(config: Config, devices: Sequence[Any] | None = None) -> tuple[Mesh, Mesh | None]:
+    """Returns the mesh of a run over devices, and the one that it samples on where that has its own."""
+    if config.sampler_mesh is None:
+        return make_mesh(config.mesh, devices), None
+    return split_meshes(config.mesh, config.sampler_mesh, devices)
+
+
+def lower(
+    config: Config, parts: Parts, mesh: Mesh, sampler_mesh: Mesh | None = None, stage: str | None = None
+) -> dict[str, Any]:
     """Returns the lowered programs of a run's steps and of its start, by name: the functions that `jrl train` runs.
 
     Args:
+      sampler_mesh: of training's draws, on devices of their own; None: `mesh`.
       stage: the name of the stage whose programs are lowered; None: those of all.
 
     Raises: ValueError where shapes do not divide over the mesh.
@@ -80,7 +91,7 @@ def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) ->
     planned = [stage is None or name == stage for name in names]
     # The precision of a run; see job.open_policy.
     with jax.default_matmul_precision("highest"), jax.set_mesh(mesh):
-        inputs = inputs_of(config, parts, mesh, program_cache)
+        inputs = inputs_of(config, parts, mesh, program_cache, sampler_mesh)
         state = with_teacher(inputs.programs.init.compile(inputs.key), inputs.programs.teacher)
         for i, planned_stage in enumerate(planned):
             if planned_stage:
@@ -93,11 +104,13 @@ def lower(config: Config, parts: Parts, mesh: Mesh, stage: str | None = None) ->
     return {"init": lowered.pop("init"), **lowered}
 
 
-def inputs_of(config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCache) -> Inputs:
+def inputs_of(
+    config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCache, sampler_mesh: Mesh | None = None
+) -> Inputs:
     """Returns the abstract inputs of a run's programs. Numbers stand for arrays of their shape."""
     vocab_size = decoder_of_run(config).vocab_size
     model = programs.model_of(config, parts.tables)
-    built = programs.build(config, parts.tables, model, Vocabulary(vocab_size), mesh, program_cache)
+    built = programs.build(config, parts.tables, model, Vocabulary(vocab_size), mesh, program_cache, sampler_mesh)
     evaluation = config.eval and SamplingParams(_number(config.eval.temperature), None, None, None)
     return Inputs(
         config=config,
@@ -111,6 +124,9 @@ def inputs_of(config: Config, parts: Parts, mesh: Mesh, program_cache: ProgramCa
         shapes=tuple(programs.packed_shape(stage, config, parts.tables, mesh) for stage in config.stages),
         components=tuple(map(functools.partial(components_of, config), config.stages)),
         rewards_tokens=(rewards_spans(config.scoring, parts.tables["verifiers"]),) * len(config.stages),
+        attributes=tuple(
+            stored_attributes(stage, row_of(parts.tables, "algos", stage.objective)) for stage in config.stages
+        ),
     )
 
 

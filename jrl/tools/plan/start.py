@@ -6,13 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from jrl.device.chips import GIB
 from jrl.experiment import Config
 from jrl.models.pretrained.published import Published
 from jrl.models.shape import Decoder
 from jrl.plugins import Parts
 from jrl.tools.plan import budget, cheaper
 from jrl.tools.plan.case import make_case, shown_name, uncounted, vocab_size_of
-from jrl.tools.plan.chips import GIB
 
 # The arithmetic is accurate to about 10 %, and a run that fits must not be refused.
 MARGIN = 1.1

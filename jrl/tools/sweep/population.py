@@ -109,6 +109,8 @@ def with_traced_of(config: Config, other: Config) -> Config:
 
 def unsupported(config: Config) -> str | None:
     """Returns what of a configuration a population does not have, None where it can train."""
+    if config.sampler_mesh is not None:
+        return "devices of their own for sampling (Config.sampler_mesh)"
     if make_mesh(config.mesh).size > 1:
         return "several devices (MeshShape)"
     if config.reward is not None:

@@ -1,0 +1,50 @@
+"""IQLearn: imitation by inverse reinforcement learning, with the logits as Q of a reward that is kept small.
+
+    Q = logits, V = logsumexp Q, log pi = Q - V
+    l_t = -log pi(y_t | s_t) + weight * (V(s_t) + log pi(y_t | s_t) - discount * V(s_{t+1}))^2             P32
+    L   = mean over all tokens of the step                                                                 G1
+
+V is 0 after the last token of a completion. The square is of the reward that the logits imply; without it the loss is
+SFT's, which says nothing of how large logits are.
+
+Source: Wulfmeier et al. 2409.01369; the clamps of some releases are left out.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos.contract import Facts, Needs, Objective, Tokens
+from jrl.algos.paired import positive
+from jrl.ops import reduce
+from jrl.ops.soft_q import inverse_soft_q
+from jrl.types import PyTree, traced
+
+Array = jax.Array
+
+
+@traced
+class IQLearn:
+    weight: float = 0.1  # of the squared implied reward
+    discount: float = 1.0  # of the next state's value
+
+
+def check(config: IQLearn, facts: Facts) -> None:
+    positive("IQLearn.weight", config.weight, 0.1)
+    if not 0 < config.discount <= 1:
+        raise ValueError(f"IQLearn.discount = {config.discount} must be above 0 and at most 1; 1 is usual")
+
+
+def token_loss(config: IQLearn, tokens: Tokens, state: PyTree) -> tuple[Array, dict[str, Array]]:
+    """Returns P32 of every token, [..., L], 0 where masked; and the reward that the logits imply."""
+    logprobs, values = (reduce.masked(x, tokens.mask) for x in (tokens.logprobs, tokens.state_values))
+    shifted = lambda x, fill: jnp.concatenate([x[..., 1:], jnp.full_like(x[..., :1], fill)], axis=-1)
+    goes_on = shifted(tokens.mask, False) & (shifted(tokens.segment, -1) == tokens.segment)
+    following = jnp.where(goes_on, shifted(values, 0), 0)
+    loss = inverse_soft_q(logprobs, values, following, config.discount, config.weight)
+    implied = jax.lax.stop_gradient(values + logprobs - config.discount * following)
+    return reduce.masked(loss, tokens.mask), {"iq_learn/implied_reward": reduce.masked(implied, tokens.mask)}
+
+
+OBJECTIVE = Objective(config=IQLearn, check=check, needs=lambda config: Needs(state_values=True), token_loss=token_loss)

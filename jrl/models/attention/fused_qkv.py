@@ -1,0 +1,135 @@
+"""Queries, keys and values of one new token a row by one Pallas kernel of our own for TPUs: the norm of the residual
+stream, the product with a layer's matrix, which is read in place in its stack, the norms of queries and keys, and their
+rotation. By XLA these are a dozen operations a layer, each of which costs more than its arithmetic. The reference is
+the decoder's. Compiled for TPUs and interpreted on CPUs so far; no TPU has run it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jrl.device.sharding import per_shard
+from jrl.models.attention.fused import QK_NORM, QKV, Stacked
+from jrl.models.attention.kernels import LANES
+from jrl.models.fused_mlp import normed, product
+from jrl.models.shape import Decoder
+from jrl.types import Array
+
+BUFFER_BYTES = 4 * 2**20  # of weights in a core's memory: two blocks
+BLOCKS = (4 * LANES, 2 * LANES, LANES)  # rows of the matrix, entries of the residual stream
+
+
+def block_of(width: int, columns: int, itemsize: int) -> int:
+    """Returns the rows of the matrix that are read at once: the most whose buffers fit, or the fewest."""
+    fit = [size for size in BLOCKS if width % size == 0 and 2 * size * columns * itemsize <= BUFFER_BYTES]
+    return fit[0] if fit else LANES
+
+
+def project(
+    x: Array, weights: Stacked, cos: Array, sin: Array, cfg: Decoder, *, interpret: bool = False
+) -> tuple[Array, Array, Array]:
+    """Returns rotated queries [B, 1, H, K], rotated keys and values [B, 1, J, K].
+
+    Args:
+      x: [B, 1, D], the residual stream.
+      weights: attention_norm [layers, D]; QKV [layers, D, shares n K], the heads of each share side by side, n =
+        (H + 2 J) / shares; QK_NORM [layers, (H + J) / shares, K], or none.
+      cos, sin: [B, 1, 1, K / 2], by which every pair rotates.
+      interpret: the kernel's operations are done by XLA, on any device. For tests.
+    """
+    leaves, layer = weights
+    norms = {name: leaves[name] for name in (QK_NORM,) if name in leaves}
+    heads = (cfg.heads, cfg.kv_heads)
+    shard = functools.partial(_shard, heads=heads, cfg=cfg, interpret=interpret)
+    arrays = (layer, x, cos, sin, leaves["attention_norm"], leaves[QKV], *norms.values())
+    row, angle = ("batch", None, None), ("batch", None, None, None)
+    axes = ((), row, angle, angle, (None, None), (None, None, "heads"), *[(None, None, None)] * len(norms))
+    queries, keys = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
+    # A kernel does not say over which axes of the mesh its result varies.
+    return per_shard(shard, arrays, axes, (queries, keys, keys), checked=False)
+
+
+def _shard(
+    layer: Array, x: Array, cos: Array, sin: Array, norm: Array, matrix: Array, *qk_norm: Array,
+    heads: tuple[int, int], cfg: Decoder, interpret: bool,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """Returns the queries, keys and values of one device's heads."""
+    (rows, _, width), head_dim, columns = x.shape, cfg.head_dim, matrix.shape[2]
+    shares = head_dim * (heads[0] + 2 * heads[1]) // columns
+    queries, keys = heads[0] // shares, heads[1] // shares
+    block = block_of(width, columns, matrix.dtype.itemsize)
+    # Both halves of a head turn by the same angle, the first with the opposite sign of the sine.
+    cos, sin = (z.reshape(rows, -1).astype(jnp.float32) for z in (cos, sin))
+    angles = (jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1))
+    whole = lambda *shape: pl.BlockSpec(shape, lambda step, layer: (0,) * len(shape))
+    of_layer = lambda *shape: pl.BlockSpec((None, *shape), lambda step, layer: (layer[0],) + (0,) * len(shape))
+    results = [(rows, n, head_dim) for n in (queries, keys, keys)]
+    run = pl.pallas_call(
+        functools.partial(_kernel, queries=queries, keys=keys, eps=cfg.norm_eps, plus_one=cfg.norm == "rms_plus_one"),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(width // block,),
+            in_specs=[
+                whole(rows, width), whole(rows, head_dim), whole(rows, head_dim), of_layer(1, width),
+                pl.BlockSpec((None, block, columns), lambda step, layer: (layer[0], step, 0)),
+                *[of_layer(queries + keys, head_dim)] * len(qk_norm),
+            ],
+            out_specs=[whole(*shape) for shape in results],
+            scratch_shapes=[
+                pltpu.VMEM((width // block, rows, block), x.dtype), pltpu.VMEM((rows, columns), jnp.float32),
+            ],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(shape, x.dtype) for shape in results],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        interpret=interpret,
+        name="fused_qkv",
+    )  # fmt: skip
+    q, k, v = run(layer[None], x[:, 0], *angles, norm[:, None], matrix, *qk_norm)
+    return tuple(jnp.expand_dims(y, 1) for y in (q, k, v))
+
+
+# The signature is Pallas's: a reference for each prefetched scalar, input, output and scratch buffer, in their order.
+def _kernel(
+    layer: Any, x: Any, cos: Any, sin: Any, norm: Any, matrix: Any, *rest: Any,
+    queries: int, keys: int, eps: float, plus_one: bool,
+) -> None:  # fmt: skip
+    """Adds what one block of the stream gives to all heads; with the last, norms and rotates them.
+
+    Args:
+      x: [B, D]. cos, sin: [B, K]. norm: [1, D]. matrix: [block, n K].
+      rest: scale [H + J, K] where queries and keys have norms; q [B, H, K]; k, v [B, J, K]; h [D / block, B, block];
+        total [B, n K] float32.
+    """
+    *scale, q, k, v, h, total = rest
+    step, block, head_dim = pl.program_id(0), h.shape[2], q.shape[2]
+
+    @pl.when(step == 0)
+    def begin() -> None:
+        stream = normed(x[...], norm[...], eps, plus_one)
+        for i in range(h.shape[0]):
+            h[i] = stream[:, i * block : (i + 1) * block]
+        total[...] = jnp.zeros_like(total)
+
+    total[...] += product(h[step], matrix[...])
+
+    @pl.when(step == pl.num_programs(0) - 1)
+    def finish() -> None:
+        for i in range(queries + 2 * keys):
+            head = total[:, i * head_dim : (i + 1) * head_dim].astype(q.dtype)  # as the product of the reference is
+            if i >= queries + keys:
+                v[:, i - queries - keys, :] = head
+                continue
+            if scale:
+                head = normed(head, scale[0][i : i + 1, :], eps, plus_one)
+            wide = head.astype(jnp.float32)
+            turned = (wide * cos[...] + pltpu.roll(wide, head_dim // 2, 1) * sin[...]).astype(q.dtype)
+            if i < queries:
+                q[:, i, :] = turned
+            else:
+                k[:, i - queries, :] = turned

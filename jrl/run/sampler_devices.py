@@ -1,0 +1,185 @@
+"""Devices of their own for sampling: programs that run on another mesh than the learner's, at the same time.
+
+A draw is dispatched to the sampler's mesh with the weights of that moment, published leaf by leaf, and the learner's
+mesh goes on with an update. Nothing waits: the completions stay on the sampler's mesh until the step that learns from
+them (`SamplerDevices.collect`). Which version draws which batch is decided by the queue of draws in
+`jrl.run.online`, not here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jrl.device.program_cache import Program
+from jrl.device.transfer import Publication, abstract_transfer, leaves_of, publication, replace_leaf, transfer
+from jrl.experiment import Config, Online
+from jrl.models.contract import Adapted
+from jrl.ops.fingerprint import fingerprint
+from jrl.rollout.collect import Draw
+from jrl.rollout.sampler import POLICY
+from jrl.types import Array, PyTree, Rollout
+
+
+class WrongWeights(RuntimeError):
+    """The sampler drew with other weights than the learner published."""
+
+
+class SamplerDevices:
+    """The sampler's mesh, the weights that are on it, and the draws under way there. Must be closed."""
+
+    def __init__(self, learner: Mesh, sampler: Mesh) -> None:
+        self.learner, self.sampler = learner, sampler
+        self._structure = jax.tree.structure(None)  # of the weights
+        self._frozen: dict[int, Array] = {}  # frozen leaves, published once, by their place
+        self._weights: list[Array | None] = []  # trained leaves that the last draw was given; None: frozen
+        self._last: Future | None = None  # of the draw that was dispatched last
+        self._expected: Array | None = None  # fingerprint of the weights that were published last
+        self._ended = 0.0  # monotonic seconds at which the last draw was done
+        self._watcher = ThreadPoolExecutor(1, thread_name_prefix="draws")
+
+    def close(self) -> None:
+        self._watcher.shutdown(cancel_futures=True)
+
+    def publish(self, weights: PyTree, policy: PyTree, copies: int) -> PyTree:
+        """Returns the learner's weights on the sampler's mesh.
+
+        Args:
+          policy: those among them whose fingerprint a draw reports.
+          copies: 1: the draw under way is waited for, and each leaf of its weights given back before the next comes. 2:
+            they stay until it has ended.
+        """
+        if self._last is not None and copies == 1:
+            self._last.exception()  # waits; whoever collects that draw raises it
+        with jax.set_mesh(self.learner):
+            self._expected = _fingerprint(policy)
+        leaves, structure = jax.tree.flatten(weights)
+        if structure != self._structure:  # another stage may draw with other roles
+            self._structure, self._frozen, self._weights = structure, {}, [None] * len(leaves)
+        frozen = frozen_leaves(weights)
+        old, self._weights = self._weights, []
+        published = []
+        for place, leaf in enumerate(leaves):
+            if id(leaf) in frozen:
+                if place not in self._frozen:
+                    self._frozen[place] = replace_leaf(None, leaf, self.sampler)
+                published.append(self._frozen[place])
+                self._weights.append(None)
+            else:
+                published.append(replace_leaf(old[place] if copies == 1 else None, leaf, self.sampler))
+                self._weights.append(published[-1])
+        return jax.tree.unflatten(structure, published)
+
+    def watch(self, rollout: Rollout) -> Future:
+        """Returns what a draw that was just dispatched will have taken, to be waited for."""
+        weights, expected = [x for x in self._weights if x is not None], self._expected
+        self._last = self._watcher.submit(self._follow, weights, expected, rollout)
+        return self._last
+
+    def _follow(self, weights: list[Array], expected: Array, rollout: Rollout) -> dict[str, float]:
+        """Returns the seconds of a draw, once it is done."""
+        jax.block_until_ready(weights)
+        begun = time.monotonic()
+        del weights
+        jax.block_until_ready(rollout)
+        begun, before, self._ended = max(begun, self._ended), self._ended, time.monotonic()
+        drawn_with, published = (int(jax.device_get(x)) for x in (rollout.weights_fingerprint, expected))
+        if drawn_with != published:
+            raise WrongWeights(
+                f"the sampler's devices drew with weights of fingerprint {drawn_with:08x}, and the learner published "
+                f"{published:08x}: a device, its memory or a link is at fault. Start again from the last checkpoint"
+            )
+        idle = {"time/sampler_idle_seconds": begun - before} if before else {}
+        return {"time/draw_seconds": self._ended - begun, **idle}
+
+    def collect(self, drawn: Draw) -> tuple[Draw, dict[str, float]]:
+        """Waits for a draw. Returns it on the learner's mesh, and seconds: of the wait, and of the draw.
+
+        Raises: WrongWeights.
+        """
+        if drawn.under_way is None:  # of a checkpoint
+            return drawn._replace(rollout=transfer(drawn.rollout, self.learner)), {}
+        start = time.monotonic()
+        seconds = drawn.under_way.result()
+        seconds = {"time/wait_for_draw_seconds": time.monotonic() - start, **seconds}
+        return drawn._replace(rollout=transfer(drawn.rollout, self.learner), under_way=None), seconds
+
+
+class ProgramApart:
+    """A sampling program on the sampler's mesh. It is called with the learner's arrays, and its shapes are those that
+    the learner sees."""
+
+    def __init__(self, program: Program, learner: Mesh, sampler: Mesh, *, copies: int, by_role: bool) -> None:
+        """Args:
+        copies: as in `SamplerDevices.publish`. by_role: the program takes weights of several roles.
+        """
+        self.name, self._program, self._copies, self._by_role = program.name, program, copies, by_role
+        self._learner, self._sampler = learner, sampler
+        self.devices: SamplerDevices | None = None  # set where a run is open
+
+    def __call__(self, weights: PyTree, *rest: Any) -> Rollout:
+        """Returns completions on the sampler's mesh. Dispatches and returns at once."""
+        weights = self.devices.publish(weights, weights[POLICY] if self._by_role else weights, self._copies)
+        rest = transfer(rest, self._sampler)
+        with jax.set_mesh(self._sampler):
+            return self._program(weights, *rest)
+
+    def shape(self, *args: Any) -> Rollout:
+        """Returns what a call does as shapes, on the learner's mesh."""
+        with jax.set_mesh(self._sampler):
+            rollout = self._program.shape(*abstract_transfer(args, self._sampler))
+        return abstract_transfer(rollout, self._learner)
+
+    def compile(self, *args: Any) -> Rollout:
+        """Starts to compile for these arguments and returns what `shape` does."""
+        with jax.set_mesh(self._sampler):
+            self._program.compile(*abstract_transfer(args, self._sampler))
+        return self.shape(*args)
+
+
+def copies_for(lag: int) -> int:
+    """Returns the copies of the weights on the sampler's devices while others are published.
+
+    With a lag of 1 the draw under way is that which the next update waits for anyway: its weights are given back
+    first. With more, the sampler would idle.
+    """
+    return 1 if lag == 1 else 2
+
+
+def publication_of(weights: PyTree, learner: Mesh, sampler: Mesh, lag: int) -> Publication:
+    """Returns what publishing takes. weights: of the policy, arrays or shapes on the learner's mesh."""
+    frozen = frozen_leaves(weights)
+    trained = [leaf for leaf in jax.tree.leaves(weights) if id(leaf) not in frozen]
+    return publication(leaves_of(trained), learner.shape, sampler.shape, copies_for(lag))
+
+
+def publishing_lags(config: Config) -> list[int]:
+    """Returns the lag of every stage that samples."""
+    return [stage.lag for stage in config.stages if isinstance(stage, Online)]
+
+
+def publication_text(p: Publication) -> str:
+    """Returns what publishing weights takes, for people."""
+    mib = lambda size: f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
+    gathered = f"; leaves of up to {mib(p.learner)} are gathered on each device that learns" if p.learner else ""
+    return f"published weights are {mib(p.received)} to each, and take {mib(p.peak)} of it at their peak{gathered}"
+
+
+def mesh_text(sizes: Mapping[str, int]) -> str:
+    """Returns the axes of a mesh that divide something."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
+
+
+def frozen_leaves(weights: PyTree) -> set[int]:
+    """Returns the ids of the leaves that lie under adapters, which no update changes."""
+    is_adapted = lambda node: isinstance(node, Adapted)
+    nodes = filter(is_adapted, jax.tree.leaves(weights, is_leaf=is_adapted))
+    return {id(leaf) for node in nodes for leaf in jax.tree.leaves(node.base)}
+
+
+_fingerprint = jax.jit(fingerprint)

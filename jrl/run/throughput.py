@@ -1,0 +1,164 @@
+"""How fast a step was: tokens a second and device, and shares of the device's peaks, by the model's shape.
+
+The model's operations are those that any implementation needs: for every token that is not padding, two for each entry
+of the layers' matrices, attention over the tokens that it sees, and the head where a log-prob is read; three times as
+many with gradients (twice where weights are frozen). What is computed again for want of memory is not counted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jrl.device.chips import Peak, peak_of
+from jrl.device.sharding import BATCH_AXES
+from jrl.models import decoder, flops
+from jrl.models.contract import is_spec, split_params
+from jrl.models.shape import Decoder
+from jrl.run.clock import RunClock, StepWork
+
+
+class Count(NamedTuple):
+    """Tokens of rows that run through a model."""
+
+    tokens: int
+    seen: int  # sum over tokens of the tokens that each sees, itself included
+    read: int  # tokens whose log-prob is read
+
+
+class Speed(NamedTuple):
+    """What is needed to count a run's work."""
+
+    devices: int
+    shards: int  # batch shards
+    peak: Peak | None  # None: not known
+    cfg: Decoder | None  # None: a model of the user's own, whose work is not counted
+    spec: Any
+    adapters: int  # entries of the adapters' matrices; 0: all weights are trained
+    slots: int
+
+
+def speed_of(config: Any, mesh: Mesh, model: Any, cfg: Any) -> Speed:
+    """Returns what counts the work of a run."""
+    counted = isinstance(cfg, Decoder)
+    frozen, trained = split_params(model.spec(cfg)) if counted else (None, None)
+    adapters = 0
+    if frozen is not None:
+        adapters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained, is_leaf=is_spec))
+    return Speed(
+        devices=mesh.size,
+        shards=math.prod(mesh.shape[axis] for axis in BATCH_AXES),
+        peak=peak_of(mesh.devices.flat[0].device_kind),
+        cfg=cfg if counted else None,
+        spec=decoder.spec(cfg) if counted else None,
+        adapters=adapters,
+        slots=config.sampler.slots,
+    )
+
+
+def count_rows(length: np.ndarray, action_mask: np.ndarray, samples: int = 1) -> Count:
+    """Returns the tokens of sampled rows.
+
+    Args:
+      length: [N] int. action_mask: [N, T] bool.
+      samples: adjacent rows whose prompt is computed once, but for its last token; 1: none is shared.
+    """
+    length = np.asarray(length, np.int64)
+    acts = action_mask.any(axis=1)
+    prompts = np.where(acts, action_mask.argmax(axis=1), length)
+    tokens, seen = int(length.sum()), int((length * (length + 1) // 2).sum())
+    if samples > 1:
+        for first in range(0, len(length), samples):
+            rows = [row for row in range(first, min(first + samples, len(length))) if length[row]]
+            shared = max(int(prompts[rows].min()) - 1, 0) if rows else 0
+            tokens -= shared * max(len(rows) - 1, 0)
+            seen -= shared * (shared + 1) // 2 * max(len(rows) - 1, 0)
+    return Count(tokens, seen, int(action_mask.sum()))
+
+
+def count_packed(sources: Sequence[np.ndarray], action_mask: np.ndarray) -> Count:
+    """Returns the tokens of packed rows by where they come from: row * T + column, -1 at padding."""
+    columns = [source[source >= 0] % action_mask.shape[1] for source in sources]
+    return Count(sum(len(c) for c in columns), int(sum((c + 1).sum() for c in columns)), int(action_mask.sum()))
+
+
+def forward_flops(speed: Speed, count: Count) -> float:
+    """Returns the operations of tokens on their way forward."""
+    length = 2 * count.seen // max(count.tokens, 1)  # of rows of one length L, tokens see (L + 1) / 2
+    weights = flops.layer_weights(speed.spec, speed.cfg.experts) + speed.adapters
+    attended = flops.softmax_attention(speed.cfg, count.seen)
+    attended += count.tokens * flops.linear_attention(speed.cfg, max(length, 1))
+    return 2.0 * count.tokens * weights + attended + 2.0 * count.read * flops.head_weights(speed.cfg)
+
+
+def update_flops(speed: Speed, count: Count) -> float:
+    """Returns the operations of an update: three times those forward; frozen matrices have no gradient."""
+    forward = forward_flops(speed, count)
+    if not speed.adapters:
+        return 3 * forward
+    frozen = flops.layer_weights(speed.spec, speed.cfg.experts) * count.tokens
+    return 3 * forward - 2.0 * (frozen + count.read * flops.head_weights(speed.cfg))
+
+
+def decode_steps(completions: Sequence[int], slots: int) -> int:
+    """Returns the decode steps of rows that go through so many slots, in their order."""
+    free = [0] * max(min(slots, len(completions)), 1)
+    for tokens in completions:
+        heapq.heappush(free, heapq.heappop(free) + int(tokens))
+    return max(free)
+
+
+def decode_bytes(speed: Speed, host: dict[str, np.ndarray]) -> float | None:
+    """Returns the bytes that decoding must read at least: all matrices at every decode step of every batch shard, and
+    the keys and values of the tokens that a token sees. None where that is not counted: experts, linear attention,
+    layers of several shapes, matrices in few bits."""
+    cfg = speed.cfg
+    if cfg.experts is not None or cfg.linear is not None or cfg.full is not None or speed.adapters:
+        return None
+    size = jnp.dtype(cfg.dtype).itemsize
+    sampled = host["action_mask"].sum(axis=1)
+    steps = max(decode_steps(rows, speed.slots) for rows in np.array_split(sampled, speed.shards))
+    weights = flops.layer_weights(speed.spec) + flops.head_weights(cfg)
+    length = np.asarray(host["length"], np.int64)
+    prompts = length - sampled
+    seen = int((length * (length + 1) // 2 - prompts * (prompts + 1) // 2).sum())
+    cache = 2 * cfg.layers * cfg.kv_heads * cfg.head_dim * seen
+    return float(size * (steps * speed.shards * weights + cache))
+
+
+def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[str, float]:
+    """Returns what is known of a step whose metrics are there: seconds by part, tokens a second, shares of peaks."""
+    out = {f"time/{part}_seconds": seconds for part, seconds in sorted(step.seconds.items())}
+    of = lambda part: clock.device_seconds([work for work in step.work if work.part == part])
+    sample, update = of("sample"), of("update")
+    model = 0.0  # operations
+    rate = lambda name, tokens, seconds: {
+        f"time/{name}_tokens_per_second": tokens / seconds,
+        f"time/{name}_tokens_per_second_per_device": tokens / seconds / speed.devices,
+    }
+    if step.drawn:
+        sampled = sum(int(host["action_mask"].sum()) for host in step.drawn)
+        if sample:
+            out |= {"time/sample_device_seconds": sample} | rate("sample", sampled, sample)
+        if speed.cfg is not None and speed.peak is not None:
+            model += sum(forward_flops(speed, count_rows(h["length"], h["action_mask"])) for h in step.drawn)
+            moved = [decode_bytes(speed, host) for host in step.drawn]
+            if sample and None not in moved:
+                out["time/decode_bandwidth"] = sum(moved) / sample / speed.devices / speed.peak.hbm_rate
+    if step.packed is not None:
+        count = Count(*(epochs * n for n in step.packed))
+        if update:
+            out |= {"time/update_device_seconds": update} | rate("update", count.tokens, update)
+        if speed.cfg is not None and speed.peak is not None:
+            learned, peak = update_flops(speed, count), speed.devices * speed.peak.matrix_rate
+            if update:
+                out["time/update_mfu"] = learned / update / peak
+            out["time/step_mfu"] = (model + learned) / sum(step.seconds.values()) / peak
+    return out

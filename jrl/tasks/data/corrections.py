@@ -1,0 +1,57 @@
+"""Corrections: an answer and a better one to the same prompt, as a text that is rewritten into the better one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import StoredRows, StoredSource, Template, continued, stack
+
+PLACE = "{response}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corrections:
+    """Pairs out of the examples of the run's task, on its training split, as corrections to imitate."""
+
+    chosen: str = "{answer}"  # the better answer, which is the target: {answer}, or texts of Example.info by name
+    rejected: str = "{rejected}"  # the other one
+    ask: str = "\nResponse: {response}\nCorrected response:"  # what follows the prompt; {response} is the answer in it
+
+    def __post_init__(self) -> None:
+        for name in ("chosen", "rejected"):
+            Template(getattr(self, name), f"Corrections.{name}")
+        if PLACE not in self.ask:
+            raise ValueError(f"Corrections.ask is {self.ask!r}; it must hold {PLACE}")
+
+
+def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
+    """Returns P28's sequence for every visit that gives a pair: of half of them, by their uid, the other answer in the
+    prompt, of the other half the better one, and the better one as completion; and how many visits gave none.
+
+    Left out are visits whose example lacks a text ("no_answer", "no_rejected"), whose two answers are the same
+    ("same_answers"), and those that do not fit `width` ("too_long").
+    """
+    templates = [Template(config.chosen, "Corrections.chosen"), Template(config.rejected, "Corrections.rejected")]
+    counts: dict[str, int] = {}
+    sequences = []
+    for visit in visits:
+        filled = [template.fill(visit) for template in templates]
+        cause = next((cause for _, cause in filled if cause is not None), None)
+        if cause is None and filled[0] == filled[1]:
+            cause = "same_answers"
+        if cause is None:
+            response = filled[visit.uid[0] % 2][0]
+            asked = continued(visit.example.messages, config.ask.replace(PLACE, response))
+            prompt, target = tuple(tokenizer.encode_prompt(asked)), [*tokenizer.encode(filled[0][0]), tokenizer.end_id]
+            cause = None if len(prompt) + len(target) <= width else "too_long"
+        if cause is None:
+            sequences.append((prompt, target, 1.0))
+        else:
+            counts[cause] = counts.get(cause, 0) + 1
+    return stack(sequences, 1, tokenizer.pad_id, width), counts
+
+
+SOURCE = StoredSource(config=Corrections, rows=rows)

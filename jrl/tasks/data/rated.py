@@ -1,0 +1,66 @@
+"""Rated answers: each alone, with a number for each of several attributes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl.tasks.data.preferences import finite
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rated:
+    """Answers with ratings out of the examples of the run's task, on its training split."""
+
+    completion: str = "{answer}"  # the answer: {answer}, or texts of Example.info by name
+    # the entries of Example.info with the ratings, in the order of the reward head's outputs; an example may lack some
+    values: tuple[str, ...] = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+    lowest: float = 0.0  # of a rating
+    highest: float = 4.0  # of a rating
+
+    def __post_init__(self) -> None:
+        Template(self.completion, "Rated.completion")
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise ValueError(f"Rated.values names the attributes that are rated, each once; got {self.values}")
+        if not -math.inf < self.lowest < self.highest < math.inf:
+            raise ValueError(f"Rated.lowest = {self.lowest} must be below Rated.highest = {self.highest}; 0 and 4 are "
+                             "those of HelpSteer2")  # fmt: skip
+
+
+def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
+    """Returns a sequence for every visit with a rated answer, its ratings as `value` [n, K], NaN where one is missing;
+    and how many gave none.
+
+    Left out are visits whose example lacks a text ("no_answer"), has no rating ("no_values"), or one that is no number
+    of [lowest, highest] ("bad_value"), and answers that do not fit `width` ("too_long").
+    """
+    template = Template(config.completion, "Rated.completion")
+    counts: dict[str, int] = {}
+    sequences, ratings = [], []
+    for visit in visits:
+        text, cause = template.fill(visit)
+        values = [visit.example.info.get(name) for name in config.values]
+        given = [value for value in values if value is not None]
+        if cause is None and not given:
+            cause = "no_values"
+        if cause is None and not all(finite(value) and config.lowest <= value <= config.highest for value in given):
+            cause = "bad_value"
+        if cause is None:
+            completion = [*tokenizer.encode(text), tokenizer.end_id]
+            cause = None if len(visit.prompt) + len(completion) <= width else "too_long"
+        if cause is None:
+            sequences.append((visit.prompt, completion, 1.0))
+            ratings.append([math.nan if value is None else value for value in values])
+        else:
+            counts[cause] = counts.get(cause, 0) + 1
+    value = np.array(ratings, np.float32).reshape(len(sequences), len(config.values))
+    return stack(sequences, 1, tokenizer.pad_id, width)._replace(value=value), counts
+
+
+SOURCE = StoredSource(config=Rated, rows=rows)

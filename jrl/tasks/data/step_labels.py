@@ -1,0 +1,64 @@
+"""Steps of solutions: a step of one at each visit, with those before it, and whether it is right."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.tasks.data.preferences import finite
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.stored import StoredRows, StoredSource, stack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepLabels:
+    """Solutions in steps out of the examples of the run's task, on its training split."""
+
+    steps: str = "steps"  # the entry of Example.info with the texts of the steps
+    # the entry of Example.info with a label for each: true or false, or a number from 0 to 1, such as the share of its
+    # continuations that end right
+    labels: str = "labels"
+    separator: str = "\n"  # after every step
+    through_first_wrong: bool = False  # steps after the first wrong one (label up to 0.5) are not learned from
+
+
+def rows(config: StepLabels, visits: Sequence[Visit], tokenizer: Any, width: int) -> tuple[StoredRows, dict[str, int]]:
+    """Returns a sequence for every visit: its solution through one step, which its uid chooses with equal chances, and
+    the label of that step.
+
+    Left out are visits whose example lacks the steps ("no_steps", also where they are no texts) or as many labels from
+    0 to 1 ("no_labels"), and solutions that do not fit `width` through that step ("too_long").
+    """
+    counts: dict[str, int] = {}
+    sequences = []
+    for visit in visits:
+        steps, labels = visit.example.info.get(config.steps), visit.example.info.get(config.labels)
+        completion: list[int] = []
+        cause = None if is_list(steps) and all(isinstance(step, str) and step for step in steps) else "no_steps"
+        if cause is None and not (is_list(labels) and len(labels) == len(steps) and all(map(is_label, labels))):
+            cause = "no_labels"
+        if cause is None:
+            wrong = next((i for i, label in enumerate(labels) if label <= 0.5), len(steps) - 1)
+            chosen = visit.uid[0] % (wrong + 1 if config.through_first_wrong else len(steps))
+            for step in steps[: chosen + 1]:
+                completion += tokenizer.encode(step + config.separator)
+            cause = None if len(visit.prompt) + len(completion) <= width else "too_long"
+        if cause is None:
+            sequences.append((visit.prompt, completion, float(labels[chosen])))
+        else:
+            counts[cause] = counts.get(cause, 0) + 1
+    return stack(sequences, 1, tokenizer.pad_id, width), counts
+
+
+def is_list(value: Any) -> bool:
+    """Whether an entry of Example.info is a list with something in it."""
+    return isinstance(value, list | tuple) and len(value) > 0
+
+
+def is_label(value: Any) -> bool:
+    """Whether an entry of a list is true, false, or a number from 0 to 1."""
+    return isinstance(value, bool) or (finite(value) and 0 <= value <= 1)
+
+
+SOURCE = StoredSource(config=StepLabels, rows=rows)

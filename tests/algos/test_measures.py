@@ -1,0 +1,150 @@
+"""Measures of policies and reward models (M4, M5, M11 to M19), by hand and against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_batches import tokens
+
+from jrl.algos.common import Clipped, clip_metrics, common_metrics
+from jrl.ops.calibration import auroc, brier, expected_calibration_error
+from jrl.ops.mismatch import effective_sample_size, sampler_mismatch
+from jrl.ops.over_optimization import over_optimization
+from jrl.ops.reward_model_quality import best_of_many, instruction_consistency, pair_accuracy
+from jrl.ops.statistics import all_of_k, expected_best_of_k, self_correction
+from jrl.ops.win_rates import length_controlled, swapped_wins, win_rate
+from jrl.tasks.data.diversity import distinct_ngrams, embedding_distance, mean_self_bleu
+
+NAN = float("nan")
+
+
+def test_expected_best_of_k_equals_the_enumeration():
+    assert expected_best_of_k([3, 1, 2], 2) == pytest.approx(8 / 3)  # 1/3 * 2 + 2/3 * 3
+    rewards = np.random.default_rng(0).normal(size=7)
+    for k in (1, 3, 7):
+        every = np.mean([max(subset) for subset in itertools.combinations(rewards, k)])
+        assert expected_best_of_k(rewards, k) == pytest.approx(every, abs=1e-12)
+    with pytest.raises(ValueError, match="k = 8 of 7"):
+        expected_best_of_k(rewards, 8)
+
+
+def test_all_of_k_equals_the_enumeration():
+    np.testing.assert_allclose(all_of_k([3, 1, 5], 5, 2), [0.3, 0, 1], atol=1e-12)  # C(3, 2) / C(5, 2)
+    right = [True, True, True, False, False, True]
+    every = np.mean([all(subset) for subset in itertools.combinations(right, 3)])
+    np.testing.assert_allclose(all_of_k([4], 6, 3), every, atol=1e-12)
+
+
+def test_self_correction_by_hand():
+    found = self_correction([1, 0, 0, 1], [1, 1, 0, 0])
+    assert found == {"first": 0.5, "second": 0.5, "gained": 0.0, "corrected": 0.25, "broken": 0.25}
+    missing = self_correction([1, NAN, 0], [NAN, 1, 1])
+    assert missing == {"first": 0.5, "second": 0.5, "gained": 0.0, "corrected": 0.5, "broken": 0.5}
+    assert np.isnan(self_correction([], [])["gained"])
+
+
+def test_win_rate_by_hand():
+    found = win_rate([1, 1, 1, 0.5, 0.5, 0, 0, 0, 0, 0, NAN])
+    assert (found.mean, found.n) == (pytest.approx(0.4), 10) and found.low < 0.4 < found.high
+    # a judge that always takes the first place says nothing; one that fails in one order is left out
+    np.testing.assert_array_equal(swapped_wins([1, 1, 0.5, NAN], [0, 1, 1, 1]), [0.5, 1, 0.75, NAN])
+
+
+def test_a_length_controlled_win_rate_takes_out_what_length_wins():
+    # Longer answers win, whoever gives them: at equal lengths neither is better.
+    difference = np.array([10.0, 10, 10, -10, -10, -10])
+    assert length_controlled([1, 1, 0, 0, 0, 1], difference) == pytest.approx(0.5, abs=1e-6)
+    skewed = np.array([10.0] * 9 + [-10.0] * 3)
+    wins = np.array([1] * 6 + [0] * 3 + [1] + [0] * 2)  # 2/3 where longer, 1/3 where shorter
+    assert wins.mean() > 0.58 and length_controlled(wins, skewed) == pytest.approx(0.5, abs=0.08)
+    # Without a difference it is the win rate, but for the ridge; with one policy winning always it stays below 1.
+    assert length_controlled([1, 1, 0, NAN], np.zeros(4)) == pytest.approx(2 / 3, abs=1e-3)
+    assert 0.99 < length_controlled(np.ones(50), np.arange(50.0)) < 1
+    assert np.isnan(length_controlled([NAN], [1.0]))
+    assert length_controlled([1, 0, 1, 0], np.zeros(4), np.array([0.9, 0.1, 0.8, 0.2])) == pytest.approx(0.5, abs=0.01)
+
+
+def test_calibration_by_hand():
+    assert brier([0.9, 0.6], [1, 0]) == pytest.approx(0.185)
+    assert expected_calibration_error([0.9, 0.6], [1, 0]) == pytest.approx(0.35)  # (0.1 + 0.6) / 2
+    assert expected_calibration_error([0.5, 0.5], [1, 0]) == 0 and expected_calibration_error([1.0], [1]) == 0
+    # of one bin |1/2 - 0.75|; of ten (0.1 + 0.6) / 2
+    assert expected_calibration_error([0.9, 0.6], [1, 0], bins=1) == pytest.approx(0.25)
+    assert auroc([0.9, 0.6, 0.6, 0.1], [1, 1, 0, 0]) == pytest.approx((2 + 1.5) / 4)
+    assert auroc([0.1, 0.9], [1, 0]) == 0 and np.isnan(auroc([0.5], [1])) and np.isnan(brier([], []))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        brier([1.2], [1])
+
+
+def test_reward_model_quality_by_hand():
+    assert pair_accuracy([0.7] * 3, [0.6, 0.65, 0.8]) == pytest.approx(2 / 3)
+    assert pair_accuracy([1, 1, NAN], [1, 0, 0]) == 0.75
+    assert best_of_many([0.7], [[0.6, 0.65, 0.8]]) == 0 and best_of_many([0.7], [[0.6, 0.65, NAN]]) == 1
+    # a tie fails; a problem without a reward or without a wrong answer is left out
+    assert best_of_many([0.7, 0.9, NAN, 0.5], [[0.7, 0.1], [0.1, NAN], [0.1, 0.2], [NAN, NAN]]) == 0.5
+    assert np.isnan(best_of_many([0.5], [[NAN]]))
+
+
+def test_instruction_consistency_by_hand():
+    rewards = [[[2, 0], [1, 1.5]], [[0, 1], [1, 0]], [[NAN, 0], [1, 1]]]
+    # the first pair: 3.5 > 1, and both answers are higher under their own (2 > 1, 1.5 > 0); the second: none is
+    assert instruction_consistency(rewards) == {"instructions": 0.5, "responses": 0.5}
+    # 1 + 1 > 0 + 1.5; answer 0: 1 > 0, answer 1: 1 < 1.5
+    assert instruction_consistency([[[1, 1.5], [0, 1]]]) == {"instructions": 1.0, "responses": 0.5}
+    assert np.isnan(instruction_consistency(np.zeros((0, 2, 2)))["instructions"])
+
+
+def test_diversity_by_hand():
+    assert distinct_ngrams([list("aba"), list("ab"), ["a"]], 2) == pytest.approx(2 / 3)  # ab, ba, ab
+    assert distinct_ngrams([list("aba")], 1) == pytest.approx(2 / 3) and np.isnan(distinct_ngrams([["a"]], 2))
+    assert mean_self_bleu([["a", "b"], ["a", "b"]]) == 1 and mean_self_bleu([["a", "b"], ["c", "d"]]) == 0
+    assert np.isnan(mean_self_bleu([["a"]]))
+    # cosines 1, 0, 0 of three texts
+    assert embedding_distance([[1, 0], [2, 0], [0, 3]]) == pytest.approx(2 / 3)
+    assert np.isnan(embedding_distance([[1, 0]]))
+
+
+def test_over_optimization_by_hand():
+    found = over_optimization([16, 0, 4, NAN], [3, 1, 2, 9], [0.55, 0.5, 0.6, 9])
+    assert (found.peak, found.peak_distance) == (0.6, 2.0) and found.lost == pytest.approx(0.05)
+    np.testing.assert_array_equal(found.distance, [0, 2, 4])
+    assert found.mismatch == 0.5  # the proxy rises twice, gold rises and falls
+    with pytest.raises(ValueError, match="k3, which is not negative"):
+        over_optimization([-0.1, 1], [0, 1], [0, 1])
+    with pytest.raises(ValueError, match="1 checkpoints"):
+        over_optimization([1], [0], [0])
+
+
+def test_training_metrics_by_hand():
+    # differences 0.1 and -0.1: 0.01 / 2 each; e^0.1 - 1 - 0.1 and e^-0.1 - 1 + 0.1
+    metrics = common_metrics(tokens([0.0, 0.0], [-0.1, 0.1], [1.0, 1.0]))
+    np.testing.assert_allclose(metrics["approx_kl_k2"], [0.005, 0.005], rtol=1e-5)
+    np.testing.assert_allclose(metrics["approx_kl_k3"].mean(), 0.00500, atol=1e-5)
+    batch = tokens(np.log([1.3, 0.7, 1.3, 0.7]), [0.0] * 4, [1.0, 1.0, -1.0, -1.0])
+    found = clip_metrics(Clipped(), batch)
+    np.testing.assert_array_equal(found["clip_fraction_high"], [True, False, False, False])
+    np.testing.assert_array_equal(found["clip_fraction_low"], [False, False, False, True])
+
+
+def test_sampler_mismatch_by_hand():
+    mask = jnp.array([True, True, False])
+    behaviour, old = jnp.array([-1.0, -2.0, NAN]), jnp.array([-1.1, -1.9, NAN])
+    found = jax.jit(sampler_mismatch)(behaviour, old, mask)
+    expected = {"k1": 0.0, "k3": 0.005004, "probability": 0.035008, "correlation": 1.0, "chi2": 0.020067,
+                "sampler_perplexity": np.exp(1.5), "learner_perplexity": np.exp(1.5)}  # fmt: skip
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    signed = sampler_mismatch(jnp.array([-1.0, -1.0]), jnp.array([-1.5, -1.5]), jnp.array([True, True]))
+    np.testing.assert_allclose(signed["k1"], 0.5)  # the sampler's less the learner's
+    np.testing.assert_allclose(signed["correlation"], 0)  # nothing varies
+
+
+def test_effective_sample_size_by_hand():
+    size, share = jax.jit(effective_sample_size)(jnp.array([1.0, 1, 2, NAN]), jnp.array([True] * 3 + [False]))
+    np.testing.assert_allclose([size, share], [16 / 6, 16 / 18], rtol=1e-6)
+    np.testing.assert_array_equal(effective_sample_size(jnp.zeros(3), jnp.ones(3, bool)), [0, 0])

@@ -1,0 +1,112 @@
+"""Reward models of attributes (P3) and of steps (P4), by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_pair_objectives import FACTS, sequences
+
+import jrl
+from jrl.algos import ALGOS
+from jrl.algos.attribute_regression import AttributeRegression
+from jrl.algos.process_reward import ProcessReward
+from jrl.config import ConfigError
+from jrl.models.heads import REWARD, fresh_heads
+from jrl.ops.reward_regression import attribute_error, rollout_label, step_cross_entropy, through_first_wrong
+
+NAN = jnp.nan
+
+
+def rated(score, value, mask=None):
+    """A row of single sequences with scores and ratings of two attributes each."""
+    count = len(score)
+    row = sequences([0.0] * count, [0.0] * count, [3] * count, [1.0] * count, mask)
+    alone = jnp.arange(count, dtype=jnp.int32)[None]
+    return dataclasses.replace(row, logprob=None, ref_logprob=None, unit=alone,
+                               score=jnp.float32([score]), value=jnp.float32([value]))  # fmt: skip
+
+
+def test_attribute_error_by_hand():
+    # ((3 - 4)^2 + 0) / 2; with the second one not rated (3 - 4)^2 / 1; with none rated 0
+    run = jax.jit(attribute_error)
+    np.testing.assert_allclose(run(jnp.array([3.0, 1.0]), jnp.array([4.0, 1.0]), jnp.array([True, True])), 0.5)
+    np.testing.assert_allclose(run(jnp.array([3.0, 1.0]), jnp.array([4.0, NAN]), jnp.array([True, False])), 1.0)
+    np.testing.assert_allclose(run(jnp.array([3.0, 1.0]), jnp.array([NAN, NAN]), jnp.array([False, False])), 0.0)
+
+
+def test_step_cross_entropy_by_hand():
+    logit = lambda p: np.log(p / (1 - p))
+    loss = jax.jit(step_cross_entropy)(jnp.float32([logit(0.9), logit(0.4), logit(0.4)]), jnp.float32([1, 0, 0.25]))
+    # -log 0.9, -log 0.6, and of a soft label -(0.25 log 0.4 + 0.75 log 0.6); the mean of the first two is 0.30809
+    np.testing.assert_allclose(loss, [0.105361, 0.510826, 0.612192], 1e-5)
+    np.testing.assert_allclose(loss[:2].mean(), 0.30809, atol=1e-5)
+    slope = jax.grad(lambda s: step_cross_entropy(s, jnp.float32([1, 0.25])).sum())(jnp.float32([0.0, 0.0]))
+    np.testing.assert_allclose(slope, [-0.5, 0.25], 1e-6)  # sigmoid(s) - y
+
+
+def test_labels_of_completions():
+    correct = jnp.array([[True, False, False, True], [False, False, False, True], [True] * 4])
+    scored = jnp.array([[True, True, True, True], [True, True, True, False], [False] * 4])
+    np.testing.assert_array_equal(rollout_label(correct, scored, soft=False), [1, 0, NAN])
+    np.testing.assert_array_equal(rollout_label(correct, scored, soft=True), [0.5, 0, NAN])
+
+
+def test_steps_after_the_first_wrong_one_are_left_out():
+    label = jnp.array([[1, 0, 1, 0], [1, 1, 1, NAN], [0, 1, 1, 1]])
+    steps = ~jnp.isnan(label)
+    expected = [[True, True, False, False], [True, True, True, False], [True, False, False, False]]
+    np.testing.assert_array_equal(through_first_wrong(label, steps), expected)
+
+
+def test_attributes_that_are_not_rated_have_no_gradient():
+    batch = rated([[3.0, 1.0], [2.0, 5.0], [NAN, NAN]], [[4.0, 1.0], [0.0, NAN], [1.0, 1.0]], [True, True, False])
+    row, config = ALGOS["AttributeRegression"], AttributeRegression(attributes=2)
+    total = lambda score: row.sequence_loss(config, batch.replace(score=score), ())[0]
+    np.testing.assert_allclose(jax.jit(total)(batch.score), [[0.5, 4.0, 0]])
+    slope = jax.grad(lambda score: total(score).sum())(batch.score)
+    np.testing.assert_allclose(slope, [[[-1, 0], [4, 0], [0, 0]]])  # 2 (o - y) / rated
+    empty = batch.replace(length=jnp.int32([[0, 3, 3]]))
+    np.testing.assert_allclose(row.sequence_loss(config, empty, ())[0], [[0, 4.0, 0]])
+
+
+def test_a_step_is_judged_at_its_end_alone():
+    logit = np.log(0.9 / 0.1)
+    batch = dataclasses.replace(
+        rated([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [True, True, False]),
+        score=jnp.float32([[logit, 0.0, NAN]]), label=jnp.float32([[1, 0, 1]]),
+    )  # fmt: skip
+    row = ALGOS["ProcessReward"]
+    loss, metrics = jax.jit(row.sequence_loss)(ProcessReward(), batch, ())
+    np.testing.assert_allclose(loss, [[0.105361, 0.693147, 0]], 1e-5)
+    np.testing.assert_allclose(metrics["reward_model/accuracy"], [[1, 0.5, 0]])
+    np.testing.assert_allclose(metrics["reward_model/probability"], [[0.9, 0.5, 0]], 1e-6)
+    slope = jax.grad(lambda s: row.sequence_loss(ProcessReward(), batch.replace(score=s), ())[0].sum())(batch.score)
+    np.testing.assert_allclose(slope, [[-0.1, 0.5, 0]], 1e-5)
+
+
+def test_a_head_has_an_output_for_each_attribute():
+    row = ALGOS["AttributeRegression"]
+    row.check(AttributeRegression(), FACTS)
+    needs = row.needs(AttributeRegression(attributes=3))
+    head = fresh_heads(needs.heads, jax.random.key(0), 8, "float32", outputs=needs.head_outputs)
+    assert head[REWARD].shape == (1, 8, 3)
+    with pytest.raises(ValueError, match=r"AttributeRegression\.attributes = 0"):
+        row.check(AttributeRegression(attributes=0), FACTS)
+
+
+@pytest.mark.parametrize(
+    "binding, message",
+    [
+        ("AttributeRegression.attributes = 2", r"a reward head with 2 outputs, and Rated\.values names 3 attributes"),
+        ("Online.attribute_weights = (1.0, 1.0)", r"has 2 weights, and the reward head of 'reward' has 3 outputs"),
+        ("Online.attribute_weights = (1.0, 1.0, 1e300)", r"must be finite"),
+        ("Online.rewards = {}", r"of the reward models in Online\.rewards, which names none"),
+    ],
+)
+def test_weights_and_names_go_with_the_outputs(binding, message):
+    with pytest.raises(ConfigError, match=message):
+        jrl.load_config("configs/algos/attribute_regression.gin", [binding])

@@ -1,0 +1,77 @@
+"""Corrections (P28), rationales (P35) and conditional demonstrations (P34) as stored rows."""
+
+from __future__ import annotations
+
+import pytest
+from data_fakes import TOKENIZER
+
+from jrl.tasks.data import corrections, demonstrations, rationales
+from jrl.tasks.data.corrections import Corrections
+from jrl.tasks.data.demonstrations import Demonstrations
+from jrl.tasks.data.prompts import Visit
+from jrl.tasks.data.rationales import RationalePreferences
+from jrl.tasks.data.sources import SOURCES
+from jrl.tasks.example import Example, Message
+from jrl.tasks.rewards.correction import correction_rewards
+from jrl.tools.check import check_stored_source
+
+
+def visit(uid=0, answer="yes", **info):
+    return Visit(Example("a", (Message("user", "q"),), answer=answer, info=info), (uid, 0), (1, 2))
+
+
+def texts_of(rows):
+    """Returns (prompt, completion) of every row, without line ends."""
+    split = lambda tokens, mask: (tokens[: list(mask).index(True)], tokens[mask])
+    return [
+        tuple(TOKENIZER.decode(part).replace("\n", "") for part in split(tokens, mask))
+        for tokens, mask in zip(rows.tokens, rows.action_mask)
+    ]
+
+
+def test_correction_rewards_by_hand():
+    assert correction_rewards([1, 2, 3], [1, 9, 3], scale=0.5) == [0.5, -0.5, 0.5]
+    assert correction_rewards([1, 2, 3], [2, 3, 4], scale=1.0) == [-1, 1, 1]  # what is inserted has no place
+    assert correction_rewards([1, 2], [1, 2], scale=2.0) == [2, 2]
+    assert correction_rewards([1, 2], [], scale=1.0) is None and correction_rewards([], [1], scale=1.0) == []
+
+
+def test_either_answer_is_rewritten_into_the_better_one():
+    config = Corrections(ask="|{response}>")
+    rows, counts = corrections.rows(config, [visit(0, rejected="no"), visit(1, rejected="no")], TOKENIZER, 40)
+    assert texts_of(rows) == [("q|yes>", "yes"), ("q|no>", "yes")] and counts == {}
+    bad = [visit(), visit(rejected="yes"), visit(answer=None, rejected="no"), visit(rejected="n" * 50)]
+    left_out = {"no_rejected": 1, "same_answers": 1, "no_answer": 1}
+    assert corrections.rows(config, bad[:3], TOKENIZER, 40)[1] == left_out
+    assert corrections.rows(config, [visit(1, rejected="n" * 50)], TOKENIZER, 40)[1] == {"too_long": 1}
+    with pytest.raises(ValueError, match=r"Corrections\.ask is 'so'; it must hold \{response\}"):
+        Corrections(ask="so")
+
+
+def test_a_pair_has_its_rationale_beside_it_or_a_filler_without_weight():
+    config = RationalePreferences(ask="|{answer}|{rejected}?")
+    whole = visit(rejected="no", rationale="it is")
+    rows, counts = rationales.rows(config, [whole, visit(rejected="no"), visit(rejected="yes")], TOKENIZER, 40)
+    assert counts == {"same_answers": 1}
+    assert [one for _, one in texts_of(rows)] == ["yes", "no", "it is", "yes", "no", "yes"]
+    assert texts_of(rows)[2][0] == "q|yes|no?"
+    assert rows.label.tolist() == [1, 0, -1, 1, 0, -2] and rows.weight.tolist() == [1, 1, 1, 1, 1, 0]
+    assert rows.unit.tolist() == [0, 0, 0, 1, 1, 1]
+    short, _ = rationales.rows(config, [whole], TOKENIZER, 8)  # the pair fits, the prompt with both answers does not
+    assert short.label.tolist() == [1, 0, -2]
+    assert rationales.rows(config, [visit(), visit(rejected="n" * 40)], TOKENIZER, 8)[1] == {
+        "no_rejected": 1, "too_long": 1,
+    }  # fmt: skip
+
+
+def test_a_condition_is_in_the_prompt_and_not_learned():
+    config = Demonstrations(condition="[{score}]{feedback}")
+    rows, counts = demonstrations.rows(config, [visit(score=4.0, feedback="ok"), visit(score=1)], TOKENIZER, 40)
+    assert texts_of(rows) == [("[4]okq", "yes")] and counts == {"no_feedback": 1}
+    with pytest.raises(ValueError, match=r"Demonstrations\.condition is 'good'"):
+        Demonstrations(condition="good")
+
+
+@pytest.mark.parametrize("name", ["Corrections", "RationalePreferences"])
+def test_sources_pass_the_contract_test(name):
+    assert all(finding.problem is None for finding in check_stored_source(name, SOURCES[name]))

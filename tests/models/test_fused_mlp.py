@@ -1,0 +1,99 @@
+"""The kernel gives what the decoder's MLP gives: alone, in the decoder, on a mesh. Interpreted on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_fused import random_params
+
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.models import decoder, fused_mlp
+from jrl.models.attention.fused import MLP, MLP_LEAVES, fused, reads_stack
+from jrl.models.contract import axes
+from jrl.models.shape import Decoder
+
+CFG = Decoder(vocab_size=32, layers=2, width=128, heads=2, kv_heads=1, head_dim=8, mlp_width=512)
+X = np.random.default_rng(0).normal(size=(5, 1, 128)).astype(np.float32)
+OPTIONS = [{}, {"norm": "rms_plus_one", "activation": "gelu_tanh", "norm_place": "both"}]
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    monkeypatch.setattr(fused_mlp, "mlp", functools.partial(fused_mlp.mlp, interpret=True))
+    monkeypatch.setattr(fused_mlp, "BUFFER_BYTES", 6 * 128 * 256 * 4)  # two blocks of 256, or one of a share of it
+
+
+def decode(params, cfg):
+    """Returns the hidden states of a first token a row."""
+    tokens = np.array([[3], [9], [31]], np.int32)
+    return decoder.MODEL.forward(params, tokens, np.zeros((3, 1), np.int32), None, cfg)[0]
+
+
+def with_kernels(params, cfg):
+    return fused(*decoder.MODEL.prepare_for_decode(params, cfg), cfg)[0]
+
+
+@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_decoded_token_has_the_same_hidden_state(options, layers, interpreted):
+    cfg = dataclasses.replace(CFG, **options)
+    params = random_params(cfg)
+
+    @jax.jit
+    def both(params):
+        together = with_kernels(params, cfg)
+        assert set(together["layers"][MLP]) == set(MLP_LEAVES) and "up" not in together["layers"]
+        if layers == "unrolled":
+            together = decoder.MODEL.unstack(together, cfg)
+        return decode(together, cfg), decode(params, cfg)
+
+    actual, expected = both(params)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_each_device_adds_its_share(interpreted):
+    mesh = make_mesh(MeshShape(tensor=2), jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        cfg = dataclasses.replace(CFG, kv_heads=2)
+        params = random_params(cfg)
+        placed = jax.device_put(params, shardings(axes(decoder.spec(cfg)), mesh, TRAIN))
+        actual, expected = jax.jit(lambda p: (decode(with_kernels(p, cfg), cfg), decode(p, cfg)))(placed)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_bfloat16_is_within_a_rounding():
+    params = random_params(CFG)["layers"]
+    narrow = {name: params[name].astype(jnp.bfloat16) for name in MLP_LEAVES}
+    x = jnp.asarray(X, jnp.bfloat16)
+    run = functools.partial(fused_mlp.mlp, activation=jax.nn.silu, eps=1e-6, plus_one=False, interpret=True)
+    actual = np.asarray(run(x, decoder.fused.Stacked(narrow, jnp.int32(1))), np.float32)
+    w = {name: np.asarray(leaf[1], np.float32) for name, leaf in narrow.items()}
+    h = np.asarray(x, np.float32)[:, 0]
+    h = h / np.sqrt((h * h).mean(-1, keepdims=True) + 1e-6) * w["mlp_norm"]
+    gate, up = h @ w["gate"], h @ w["up"]
+    expected = gate / (1 + np.exp(-gate)) * up @ w["down"]
+    # h, gate, up, silu(gate), their product and the sum are each rounded by at most 2^-9 of themselves.
+    assert np.linalg.norm(actual[:, 0] - expected) < 6 * 2**-9 * np.linalg.norm(expected)
+
+
+def test_blocks_fit_the_core_and_divide_the_width():
+    # 6 x 4096 x 128 x 2 bytes are 6 MiB, as 6 x 2048 x 256 x 2; 384 has no divisor but 128.
+    assert [fused_mlp.block_of(*of) for of in ((4096, 3072, 2), (2048, 3072, 2), (1024, 384, 2), (8192, 1024, 2))] == [
+        128, 256, 128, 128]  # fmt: skip
+
+
+def test_many_rows_and_many_tokens_are_left_to_xla():
+    assert reads_stack(jnp.zeros((85, 1, 4096))) and not reads_stack(jnp.zeros((86, 1, 4096)))
+    assert not reads_stack(jnp.zeros((1, 2, 4096)))
+
+
+@pytest.mark.parametrize("options", [{"mlp": "plain"}, {"parallel": True}, {"norm_place": "after"},
+                                     {"norm": "layer"}, {"mlp_bias": True}, {"mlp_width": 96}])  # fmt: skip
+def test_other_mlps_are_left_as_they_are(options):
+    cfg = dataclasses.replace(CFG, **options)
+    assert MLP not in with_kernels(random_params(cfg), cfg)["layers"]

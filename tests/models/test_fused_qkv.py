@@ -1,0 +1,93 @@
+"""The kernel gives the queries, keys and values that the decoder's operations give. Interpreted on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from test_fused import random_params
+
+from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
+from jrl.models import decoder
+from jrl.models.attention import fused_qkv
+from jrl.models.attention.fused import ATTENTION, QK_NORM, QKV, fused
+from jrl.models.contract import axes
+from jrl.models.shape import Decoder
+
+CFG = Decoder(vocab_size=32, layers=2, width=256, heads=4, kv_heads=2, head_dim=128, mlp_width=24)
+OPTIONS = [
+    {"qk_norm": None},
+    {"norm": "rms_plus_one", "norm_place": "both"},
+    {"window": 3, "window_layers": (True, False), "window_rope_theta": 100.0, "rotary_layers": (True, False)},
+]
+TOKENS, COLUMN = np.array([[3], [9], [31]], np.int32), np.array([[5], [0], [2]], np.int32)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    monkeypatch.setattr(fused_qkv, "project", functools.partial(fused_qkv.project, interpret=True))
+    monkeypatch.setattr(fused_qkv, "BUFFER_BYTES", 2 * 128 * 1024 * 4)  # two blocks of 128 entries of the stream
+
+
+def decode(params, cfg):
+    """Returns the hidden states of a token a row over a cache that holds something, and the cache after it."""
+    cache = jax.tree.map(lambda x: x + 0.5, decoder.MODEL.init_cache(cfg, 3, 8))
+    cache = decoder.MODEL.cut_cache(cache, 8, "token_major")
+    if isinstance(params["layers"], tuple):
+        cache = jax.tree.map(lambda x: x, decoder_cache(cache, cfg))
+    return decoder.MODEL.forward(params, TOKENS, COLUMN, None, cfg, cache)
+
+
+def decoder_cache(cache, cfg):
+    """Returns a stacked cache as a tuple of those of the layers."""
+    return tuple(jax.tree.map(lambda x, i=i: x[i], cache) for i in range(cfg.layers))
+
+
+def with_kernels(params, cfg):
+    return fused(*decoder.MODEL.prepare_for_decode(params, cfg), cfg)[0]
+
+
+@pytest.mark.parametrize("layers", ["scanned", "unrolled"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_decoded_token_has_the_same_state_keys_and_values(options, layers, interpreted):
+    cfg = dataclasses.replace(CFG, **options)
+
+    @jax.jit
+    def both(params):
+        together = with_kernels(params, cfg)
+        assert (QK_NORM in together["layers"][ATTENTION]) == (cfg.qk_norm == "head") and QKV not in together["layers"]
+        if layers == "unrolled":
+            together, params = (decoder.MODEL.unstack(tree, cfg) for tree in (together, params))
+        return decode(together, cfg), decode(params, cfg)
+
+    actual, expected = both(random_params(cfg))
+    for one, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * np.abs(other).max())
+
+
+def test_each_device_has_its_heads(interpreted):
+    mesh = make_mesh(MeshShape(tensor=2), jax.devices()[:2])
+    read = lambda params: decoder.MODEL.forward(params, TOKENS, COLUMN, None, CFG)[0]
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(random_params(CFG), shardings(axes(decoder.spec(CFG)), mesh, TRAIN))
+        actual, expected = jax.jit(lambda params: (read(with_kernels(params, CFG)), read(params)))(placed)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_a_prompt_is_read_by_the_same_weights_sliced():
+    tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
+    positions = np.broadcast_to(np.arange(6, dtype=np.int32), tokens.shape)
+    read = lambda params: decoder.MODEL.forward(params, tokens, positions, None, CFG)[0]
+    actual, expected = jax.jit(lambda params: (read(with_kernels(params, CFG)), read(params)))(random_params(CFG))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("options", [{"head_dim": 64}, {"rotary_dim": 64}, {"norm": "layer"}, {"parallel": True},
+                                     {"norm_place": "after"}, {"output_gate": True}, {"width": 96}])  # fmt: skip
+def test_other_attention_is_left_as_it_is(options):
+    cfg = dataclasses.replace(CFG, **options)
+    layers = with_kernels(random_params(cfg), cfg)["layers"]
+    assert ATTENTION not in layers and QKV in layers

@@ -1,0 +1,95 @@
+"""Token regularization (P25), IFT's weights and ILF's choice (P34), and latent users (P36), by hand."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.ops.latent_user import draw_latent, latent_kl, latent_preference, win_scaled
+from jrl.ops.supervised import closest_refinement, propagated_weights
+from jrl.ops.token_regularization import contrastive_token_reward, token_regularized, token_regularizer
+
+NAN = jnp.nan
+TOKENS = jnp.array([True, True, False])
+
+
+def test_contrastive_token_reward_by_hand():
+    reward = jax.jit(contrastive_token_reward)
+    better, worse = jnp.array([-1.0, -2.0, NAN]), jnp.array([-1.4, -1.5, NAN])
+    # sigmoid(0.4) - 0.5, sigmoid(-0.5) - 0.5
+    np.testing.assert_allclose(reward(better, worse, TOKENS), [0.098688, -0.122459, 0], rtol=1e-5)
+    pull = jax.grad(lambda lp: contrastive_token_reward(lp, worse, TOKENS).sum())
+    np.testing.assert_array_equal(pull(better), 0)
+
+
+def test_token_regularizer_by_hand():
+    reward, logprobs = jnp.array([0.2, -0.1, NAN]), jnp.array([-1.0, -1.0, NAN])
+    of = lambda lp: token_regularizer(lp, reward, TOKENS, beta=0.1)
+    np.testing.assert_allclose(jax.jit(of)(logprobs), 0.01, rtol=1e-5)  # -0.1 (0.2 * -1 - 0.1 * -1)
+    np.testing.assert_allclose(jax.grad(of)(logprobs), [-0.02, 0.01, 0], rtol=1e-5)
+    of_reward = jax.grad(lambda r: token_regularizer(logprobs, r, TOKENS, beta=0.1))(reward)
+    np.testing.assert_array_equal(of_reward, 0)
+
+
+def test_token_regularized_by_hand():
+    of = lambda m, w, l: token_regularized(m, w, l, alpha=0.25)
+    loss = jax.jit(of)(jnp.float32(0.2), jnp.float32(0.01), jnp.float32(0.02))
+    np.testing.assert_allclose(loss, 0.60152, atol=1e-5)  # 0.598139 + 0.25 * sigmoid(-0.2) * 0.03
+    slopes = jax.grad(of, argnums=(0, 1, 2))(0.2, 0.01, 0.02)
+    # -sigmoid(-0.2): the weight has no gradient; 0.25 * sigmoid(-0.2) of both answers
+    np.testing.assert_allclose(slopes, [-0.450166, 0.112541, 0.112541], rtol=1e-5)
+    np.testing.assert_allclose(token_regularized(0.2, 9.0, 9.0, alpha=0.0), 0.598139, rtol=1e-5)
+
+
+def test_propagated_weights_by_hand():
+    lp = jnp.array([[-1.0, -2.0, NAN], [NAN, -1.0, -2.0], [0.0, 0.0, 0.0], [-3.0, NAN, NAN]])
+    mask = jnp.array([[True, True, False], [False, True, True], [True, True, False], [True, False, False]])
+    weights = jax.jit(lambda lp: propagated_weights(lp, mask, discount=0.95))(lp)
+    # 2 (0.5 + 0.95) / 2.45 and 2 * 1 / 2.45, wherever the row begins; 1 where nothing is left to learn
+    expected = [[1.183673, 0.816327, 0], [0, 1.183673, 0.816327], [1, 1, 0], [1, 0, 0]]
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+    pull = jax.grad(lambda lp: propagated_weights(lp, mask, discount=0.95).sum())(lp)
+    np.testing.assert_array_equal(pull, 0)
+    gap = propagated_weights(jnp.array([-1.0, NAN, -2.0]), jnp.array([True, False, True]), discount=0.95)
+    np.testing.assert_allclose(gap, [1.183673, 0, 0.816327], rtol=1e-5)  # a masked token is no step
+
+
+def test_the_refinement_most_like_the_feedback_is_taken():
+    feedback = jnp.array([[1.0, 0.0]] * 4)
+    refinements = jnp.array(
+        [[[9.0, 9.0], [2.0, 0.1]], [[2.0, 0.1], [NAN, NAN]], [[1.0, 0.0], [3.0, 0.0]], [[NAN] * 2] * 2]
+    )
+    valid = jnp.array([[True, True], [True, False], [True, True], [False, False]])
+    np.testing.assert_array_equal(jax.jit(closest_refinement)(feedback, refinements, valid), [1, 0, 0, -1])
+
+
+def test_latent_kl_by_hand():
+    # (1 + 1 - 1 - log 1) / 2 = 0.5; with sigma = 2, mu = 0: (4 - 1 - log 4) / 2 = 0.806853
+    kl = jax.jit(latent_kl)(jnp.array([[1.0], [0.0], [0.0]]), jnp.log(jnp.array([[1.0], [2.0], [1.0]])))
+    np.testing.assert_allclose(kl, [0.5, 0.806853, 0], atol=1e-6)
+    slope = jax.grad(lambda m, s: latent_kl(m, s), argnums=(0, 1))(jnp.array([1.0]), jnp.array([0.0]))
+    np.testing.assert_allclose(jnp.concatenate(slope), [1.0, 0.0], atol=1e-6)  # mu, sigma^2 - 1
+
+
+def test_a_user_without_comparisons_has_the_mean_of_the_prior():
+    mean, log_std = jnp.array([[1.0, 2.0], [NAN, NAN]]), jnp.array([[0.0, NAN], [NAN, NAN]]).at[0, 1].set(np.log(3.0))
+    known = jnp.array([True, False])
+    draw = lambda mean: draw_latent(mean, log_std, jnp.array([[0.5, -1.0], [9.0, 9.0]]), known)
+    np.testing.assert_allclose(jax.jit(draw)(mean), [[1.5, -1.0], [0, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(jax.grad(lambda m: draw(m).sum())(mean), [[1, 1], [0, 0]])
+
+
+def test_latent_preference_by_hand():
+    # -log sigmoid(1 - 0.5) + 0.01 * 0.5
+    of = lambda r: latent_preference(r[0], r[1], r[2], weight=0.01)
+    scores = jnp.array([1.0, 0.5, 0.5])
+    np.testing.assert_allclose(jax.jit(of)(scores), 0.479077, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(of)(scores), [-0.377541, 0.377541, 0.01], rtol=1e-5)
+
+
+def test_win_scaled_by_hand():
+    score, mask = jnp.array([1.0, 0.0, NAN]), jnp.array([True, True, False])
+    # (1/2 + sigmoid(1)) / 2 and (1/2 + sigmoid(-1)) / 2: shifts of a user's rewards do not matter
+    np.testing.assert_allclose(jax.jit(win_scaled)(score, mask), [0.615529, 0.384471, 0], rtol=1e-5)
+    np.testing.assert_allclose(win_scaled(score + 7, mask), win_scaled(score, mask), rtol=1e-6)

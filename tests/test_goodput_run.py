@@ -1,0 +1,73 @@
+"""A real run that is stopped and resumed: its times, its goodput and its trace."""
+
+import json
+
+import pytest
+from short_runs import run
+
+from jrl import cli
+from jrl.run.profile import Profile, parse_steps, profile_folder
+from jrl.run.report.goodput import goodput, read_goodput
+from jrl.tools.time_spent import time_lines
+
+TINY = ["Online.steps=4", "Online.prompts=4", "Online.samples=2", "Decoder.layers=1", "Decoder.width=16",
+        "Decoder.heads=2", "Decoder.kv_heads=1", "Decoder.head_dim=8", "Decoder.mlp_width=32", "Checkpoint.every=1",
+        "Log.samples=0", "Scoring.workers=1"]  # fmt: skip
+
+
+def test_a_stopped_and_resumed_run_accounts_for_all_of_its_time(tmp_path):
+    folder = tmp_path / "run"
+    run(TINY, folder, stop_after=2)
+    run(TINY, folder)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        parts = {"sample", "score", "prepare", "update", "other", "start", "compile", "save", "wait", "evaluate"}
+        spent = [row[name] for part in parts if (name := f"time/{part}_seconds") in row]
+        assert sum(spent) >= row["time/step_seconds"] and min(spent) >= 0
+        assert row["time/update_tokens_per_second"] > 0 and row["time/sample_tokens_per_second"] > 0
+        assert not any("mfu" in name or "bandwidth" in name for name in row)  # nobody knows a CPU's peak
+    assert ["time/start_seconds" in row for row in rows] == [True, False, True, False]
+    summary = json.loads((folder / "summary.json").read_text())
+    found = summary["goodput"]
+    assert found["starts"] == 2 and found["seconds"]["restart"] > 0 and found["seconds"]["save"] > 0
+    assert sum(found["seconds"].values()) == pytest.approx(found["total"])
+    assert found["total"] == pytest.approx(summary["seconds"]["total"], rel=0.05)
+    assert found == goodput(read_goodput(folder))
+    assert len(time_lines(rows, read_goodput(folder))) == 4
+
+
+@pytest.mark.parametrize("text", ["6:3", "a:b", "3", "0:2", "3:6:9", ""])
+def test_steps_to_profile_that_are_none_are_refused(text, capsys):
+    assert cli.main(["train", "configs/tiny.gin", f"--profile={text}"]) == 2
+    assert "write FIRST:LAST, such as 3:6" in capsys.readouterr().err
+
+
+def test_steps_from_the_first_to_the_last_are_traced(tmp_path, monkeypatch):
+    calls, notes = [], []
+    monkeypatch.setattr("jax.profiler.start_trace", lambda folder: calls.append(f"start {folder}"))
+    monkeypatch.setattr("jax.profiler.stop_trace", lambda: calls.append("stop"))
+
+    def steps(first, last):
+        calls.clear(), notes.clear()
+        profile = Profile(parse_steps("3:4"), tmp_path / "profile", notes.append)
+        seen = []
+        for step in range(first, last + 1):
+            profile.before(step)
+            seen.append(f"step {step} {len(calls)}")
+            profile.after(step, None)
+        profile.close(last)
+        return seen
+
+    assert steps(1, 6) == ["step 1 0", "step 2 0", "step 3 1", "step 4 1", "step 5 2", "step 6 2"]
+    assert calls == [f"start {tmp_path / 'profile'}", "stop"] and "of steps 3 to 4 is in" in notes[0]
+    steps(4, 6)  # a run that is resumed there
+    assert len(calls) == 2 and "The trace of step 4 is in" in notes[0]
+    steps(2, 3)  # a run that ends there
+    assert len(calls) == 2 and "The trace of step 3 is in" in notes[0]
+    steps(5, 6)
+    assert not calls and "none of these steps was done" in notes[0] and "ended after step 6" in notes[0]
+
+
+def test_each_of_several_processes_has_a_folder(tmp_path):
+    assert profile_folder(tmp_path, 0, 1) == tmp_path / "profile"
+    assert profile_folder(tmp_path, 1, 2) == tmp_path / "profile" / "process-1"

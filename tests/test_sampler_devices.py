@@ -1,0 +1,176 @@
+"""Sampling on devices of its own: the same tokens and metrics as in turn, stops, refusals, what publishing takes."""
+
+import contextlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import short_runs
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jrl.config.errors import ConfigError
+from jrl.device.sharding import AXES, MeshShape, split_meshes, split_sizes
+from jrl.device.transfer import publication, replace_leaf, transfer
+from jrl.ops.fingerprint import fingerprint
+from jrl.run import sampler_devices
+
+TINY = [
+    "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=2", "Decoder.head_dim=8",
+    "Decoder.mlp_width=32", "Online.prompts=8", "Online.samples=4", "Online.steps=6", "Checkpoint.every=2",
+    "Log.samples=0", "Scoring.workers=1", "GRPO.importance=@TruncatedImportance()",
+    "Config.mesh=@MeshShape()", "MeshShape.data=4",
+]  # fmt: skip
+APART = ["Config.sampler_mesh=@sample/MeshShape()", "sample/MeshShape.data=4"]
+
+
+def table(folder):
+    """Returns the metrics table without what depends on the clock or the machine."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "host/"))} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def in_turn(tmp_path_factory):
+    """Runs on one mesh of 4 devices, by lag."""
+    folders = {lag: tmp_path_factory.mktemp(f"lag{lag}") / "run" for lag in (1, 4)}
+    for lag, folder in folders.items():
+        short_runs.run(TINY, folder, f"Online.lag={lag}")
+    return folders
+
+
+@pytest.mark.parametrize("lag", [1, 4])
+def test_devices_of_their_own_change_no_bit(tmp_path, in_turn, lag):
+    steps = short_runs.run(TINY, tmp_path / "run", *APART, f"Online.lag={lag}")
+    assert table(tmp_path / "run") == table(in_turn[lag])
+    versions = [set(np.unique(step.rollout["version"][step.rollout["action_mask"]])) for step in steps]
+    assert versions == [{max(0, t - lag)} for t in range(6)]
+    timed = {"time/draw_seconds", "time/sampler_idle_seconds", "time/wait_for_draw_seconds"}
+    assert timed <= steps[-1].metrics.keys()
+
+
+@pytest.mark.parametrize(("lag", "stop_after"), [(1, 1), (4, 3)])
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path, in_turn, lag, stop_after):
+    short_runs.run(TINY, tmp_path, *APART, f"Online.lag={lag}", stop_after=stop_after)
+    short_runs.run(TINY, tmp_path, *APART, f"Online.lag={lag}")
+    assert table(tmp_path) == table(in_turn[lag])
+
+
+def test_a_run_goes_on_with_another_split_and_in_turn(tmp_path, in_turn):
+    """Of equal shapes a device: the learner's mesh stays, and the sampler's goes or shrinks to other shapes."""
+    bindings = [*APART, "Online.lag=4"]
+    short_runs.run(TINY, tmp_path, *bindings, stop_after=2)
+    smaller = [*APART, "sample/MeshShape.data=1", "sample/MeshShape.tensor=2"]
+    short_runs.run(TINY, tmp_path, *smaller, "Online.lag=4", stop_after=4)
+    short_runs.run(TINY, tmp_path, "Online.lag=4")
+    for row, expected in zip(table(tmp_path), table(in_turn[4]), strict=True):
+        assert row.keys() == expected.keys()
+        assert all(np.isclose(row[k], expected[k], rtol=1e-4, atol=1e-4) for k in ("loss", "reward/mean", "grad_norm"))
+    # Draws of the first life were saved on their way, and are learned from on one mesh of 4.
+    assert table(tmp_path)[:3] == table(in_turn[4])[:3]
+
+
+def test_weights_that_differ_from_the_published_ones_stop_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sampler_devices, "_fingerprint", jax.jit(lambda weights: fingerprint(weights) + jnp.uint32(1)))
+    with pytest.raises(sampler_devices.WrongWeights, match="the learner published"):
+        short_runs.run(TINY, tmp_path, *APART, "Online.lag=1")
+
+
+@pytest.mark.parametrize(
+    ("bindings", "message"),
+    [
+        ([*APART, "Online.lag=0"], "Config.sampler_mesh needs Online.lag of at least 1"),
+        ([*APART, "Online.lag=1", "sample/MeshShape.data=5"], r"needs 4 \+ 5 devices"),
+        ([*APART, "Online.lag=1", "sample/MeshShape.data=3", "MeshShape.data=2"], "use a multiple of 6"),
+        (
+            [*APART, "Online.lag=1", "sample/MeshShape.data=1", "sample/MeshShape.tensor=4"],
+            r"heads = 2 does not divide over MeshShape.tensor = 4",
+        ),
+        (
+            [*APART, "Online.strategy=@Partial()", "Partial.tokens=2"],
+            r"does not go with Online.strategy = @Partial\(\)",
+        ),
+    ],
+)
+def test_what_cannot_sample_on_devices_of_its_own_is_refused(tmp_path, bindings, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        short_runs.run(TINY, tmp_path / "run", *bindings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_meshes_have_no_device_in_common():
+    learner, sampler = split_meshes(MeshShape(fsdp=-1), MeshShape(data=2), jax.devices())
+    assert learner.shape["fsdp"] == 6 and sampler.shape["data"] == 2
+    assert not {*learner.devices.flat} & {*sampler.devices.flat}
+    assert split_sizes(MeshShape(data=2), MeshShape(data=-1, tensor=3), 8) == ((2, 1, 1, 1, 1), (2, 1, 3, 1, 1))
+    with pytest.raises(ValueError, match="both have an axis of -1"):
+        split_sizes(MeshShape(data=-1), MeshShape(data=-1), 8)
+    with pytest.raises(ValueError, match=r"8 devices for .*, and a multiple of 1 for"):
+        split_sizes(MeshShape(data=8), MeshShape(data=-1), 8)
+
+
+@pytest.mark.parametrize("shape", [MeshShape(fsdp=2, tensor=2), MeshShape(fsdp=4), MeshShape(tensor=2), MeshShape()])
+def test_a_transfer_between_meshes_moves_every_bit_and_frees_what_it_replaces(shape):
+    learner, sampler = split_meshes(MeshShape(fsdp=2, tensor=2), shape, jax.devices())
+    assert learner.axis_types == sampler.axis_types == (AxisType.Explicit,) * len(AXES)
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    spec = PartitionSpec("fsdp", "tensor")
+    tree = {
+        "a": jax.device_put(x, NamedSharding(learner, spec)),
+        "b": jax.device_put(x[0], learner_replicated(learner)),
+    }
+    moved = transfer(tree, sampler)
+    assert moved["a"].sharding == NamedSharding(sampler, spec) and moved["b"].sharding.mesh == sampler
+    np.testing.assert_array_equal(moved["a"], x)
+    np.testing.assert_array_equal(moved["b"], x[0])
+    assert transfer(moved["a"], sampler) is moved["a"]
+    again = replace_leaf(moved["a"], tree["a"], sampler)
+    assert moved["a"].is_deleted() and not tree["a"].is_deleted()
+    np.testing.assert_array_equal(again, x)
+
+
+def learner_replicated(mesh):
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def test_the_bytes_of_a_publication():
+    leaves = [(800, PartitionSpec("fsdp", "tensor")), (80, PartitionSpec("tensor")), (8, PartitionSpec())]
+    learner = {"fsdp": 4, "tensor": 2}
+    # Over fsdp gathered on the learner, 800 / 2, and stored so: 400 + 80 / 2 + 8.
+    assert publication(leaves, learner, {"fsdp": 1, "tensor": 2}, held=1) == (448, 448, 1, 400, 400)
+    # The same cuts: nothing is gathered. 800 / 8 + 40 + 8, twice while a draw reads the old ones.
+    equal = publication(leaves, learner, learner, held=2)
+    assert equal == (148, 148, 2, 0, 0) and equal.peak == 296
+    # Another tensor: whole leaves travel, and are cut at their destination: 800 / 4 + 80 / 4 + 8.
+    other = publication(leaves, learner, {"fsdp": 1, "tensor": 4}, held=1)
+    assert other == (228, 888, 1, 800, 800) and other.peak == 1028
+
+
+@pytest.mark.parametrize(("copies", "peak"), [(1, 4 * 96 + 4 * 64), (2, 2 * 4 * 96 + 4 * 64)])
+def test_a_publication_holds_no_more_than_it_states(monkeypatch, copies, peak):
+    learner, sampler = split_meshes(MeshShape(fsdp=2), MeshShape(), jax.devices())
+    host = {"a": np.arange(64, dtype=np.float32), "b": np.arange(32, dtype=np.float32)}
+    sharding = NamedSharding(learner, PartitionSpec("fsdp"))
+    weights = jax.device_put(host, sharding)
+    stated = publication(
+        [(4 * x.size, PartitionSpec("fsdp")) for x in host.values()], learner.shape, sampler.shape, copies
+    )
+    assert stated.peak == peak
+    held, usual, earlier = [], sampler_devices.replace_leaf, jax.live_arrays()  # those of other tests
+    others = {id(x) for x in earlier}
+
+    def measured(*args):
+        leaf = usual(*args)
+        there = [x for x in jax.live_arrays() if x.sharding.device_set == {*sampler.devices.flat}]
+        held.append(sum(x.nbytes for x in there if id(x) not in others))
+        return leaf
+
+    monkeypatch.setattr(sampler_devices, "replace_leaf", measured)
+    with contextlib.closing(sampler_devices.SamplerDevices(learner, sampler)) as devices:
+        for _ in range(3):
+            published = devices.publish(weights, weights, copies)
+        np.testing.assert_array_equal(published["a"], host["a"])
+    # All that lives on the sampling device after each leaf; the largest leaf is counted for the moment of its copy.
+    assert max(held) <= peak - 4 * 64
+    assert max(held) == copies * 4 * 96
