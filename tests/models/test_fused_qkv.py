@@ -15,12 +15,15 @@ from jrl.models import decoder
 from jrl.models.attention import fused_qkv
 from jrl.models.attention.fused import ATTENTION, QK_NORM, QKV, fused
 from jrl.models.contract import axes
+from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=32, layers=2, width=256, heads=4, kv_heads=2, head_dim=128, mlp_width=24)
 OPTIONS = [
     {"qk_norm": None},
     {"norm": "rms_plus_one", "norm_place": "both"},
+    # Two stretches of layers, each scanned: the second one's weights do not begin at the stack's first row.
+    {"layers": 4, "experts": Experts(count=2, per_token=1, width=8, layers=(False, False, True, True))},
     {"window": 3, "window_layers": (True, False), "window_rope_theta": 100.0, "rotary_layers": (True, False)},
 ]
 TOKENS, COLUMN = np.array([[3], [9], [31]], np.int32), np.array([[5], [0], [2]], np.int32)
