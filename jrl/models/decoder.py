@@ -209,8 +209,7 @@ def _layer(
     def block(x: Array, weights: PyTree, per_layer_input: Array | None, shared_kv: tuple[Array, Array] | None) -> tuple:
         x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
-        if not fused.reads_stack(x):
-            weights = fused.with_sliced(weights, cfg)
+        weights = fused.with_sliced(weights, x, cfg)
         h = _norm(x, weights, "attention_norm", cfg) if before and fused.ATTENTION not in weights else x
         if variant.linear:
             y, new = _linear(h, weights, context, layer_cache, cfg)
@@ -311,8 +310,8 @@ def visible(positions: Array, segment: Array | PrefixSegments | None, rows: Rows
     if segment.ndim == 2:
         return causal & (rows(segment)[:, :, None] == segment[:, None, :])
     sequence, seen_prefix = segment[..., 0], segment[..., 1]
-    own = rows(sequence)[:, :, None] == sequence[:, None, :]
-    return causal & (own | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
+    same_segment = rows(sequence)[:, :, None] == sequence[:, None, :]
+    return causal & (same_segment | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:
