@@ -1,7 +1,7 @@
 """The gated MLP of one new token a row, its norm included, by a Pallas kernel of our own for TPUs: a layer's three
 matrices are read once, a block of the MLP's width at a time, while the block before is multiplied. They stay in their
 stack, from which blocks are fetched. XLA's products stream a weight at little more than half the memory's rate, and the
-norm and the activation are operations of their own beside them. The reference is the decoder's MLP. Compiled for TPUs
+norm and the activation are separate operations beside them. The reference is the decoder's MLP. Compiled for TPUs
 and interpreted on CPUs so far; no TPU has run it.
 """
 

@@ -79,7 +79,7 @@ class LongRope:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProportionalRope:
     """The first pairs of a head rotate with the wavelengths of the full head, the others do not rotate, as
-    in the full layers of Gemma 4. (`Decoder.rotary_dim` spreads all wavelengths over the entries that turn.)"""
+    in the full layers of Gemma 4. (`Decoder.rotary_dim` spreads all wavelengths over the entries that rotate.)"""
 
     share: float  # of the pairs
     factor: float = 1.0  # frequencies are divided by it
@@ -89,7 +89,7 @@ Stretch = LinearRope | Llama3Rope | YarnRope | LongRope | ProportionalRope
 
 
 def frequencies(theta: float, half: int, dtype: jnp.dtype, stretch: Stretch | None = None) -> Array:
-    """Returns the turn of every pair a position, [half] radians.
+    """Returns by how much every pair rotates a position, [half] radians.
 
     Args:
       theta: base of the wavelengths.

@@ -27,7 +27,7 @@ def read(keys: Keys) -> Decoder:
     if not used and flags is not None and any(flags):
         raise ValueError(f"{keys.where}: layer_types names windowed layers, but use_sliding_window is false")
     if flags is None:
-        flags = tuple(used and window is not None and not turned for turned in rotates)
+        flags = tuple(used and window is not None and not rotated for rotated in rotates)
     bias = keys.flag("attention_bias", False)
     return Decoder(
         **shape,
