@@ -1,6 +1,8 @@
 """The commit of a run to a bucket: the lease, and a death after every single request."""
 
+import fcntl
 import io
+import os
 import shutil
 import threading
 import urllib.error
@@ -9,9 +11,9 @@ import pytest
 from bucket_stand_in import Store, serving
 
 from jrl import paths
+from jrl.bucket import local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict
 from jrl.bucket.crc32c import crc32c
-from jrl.bucket.local_copies import local_copy
 from jrl.run import bucket_run
 from jrl.run.checkpoints.lock import RunIsHeld
 from jrl.run.lease import Lease, take_lease
@@ -264,10 +266,10 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
         }
         assert store.tokens == {None, "Bearer a secret"}
         assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a secret" in f.read_bytes()]
-        local_copy.cache_clear()
+        local_copies._copy_of.cache_clear()
         put("data/rows.jsonl", b"another")
         assert paths.readable("gs://bucket/data/rows.jsonl").read_bytes() == b"another"
-        local_copy.cache_clear()
+        local_copies._copy_of.cache_clear()
         key = ("bucket", "data/rows.jsonl")
         store.objects[key] = (9999, b"rotten", 0.0)
         store._md5 = lambda data: "bm90IGl0"
@@ -277,3 +279,30 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
             paths.readable("gs://bucket/nothing")
     with pytest.raises(ValueError, match="S3"):
         paths.readable("s3://bucket/a")
+
+
+def test_a_complete_copy_is_read_by_several_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    monkeypatch.setattr(local_copies, "_in_use", {})
+    blocked = fcntl.flock
+
+    def flock(lock, kind):  # a lock that would be awaited forever
+        blocked(lock, kind | fcntl.LOCK_NB)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    filled = []
+    copy = lambda state, endpoint="http://a": local_copies.complete_copy(
+        Bucket("b", endpoint=endpoint, environment={}), "x", state, lambda folder: filled.append(folder)
+    )
+    place = copy("1")
+    other_process, local_copies._in_use = local_copies._in_use, {}
+    assert copy("1") == copy("1") == place and len(filled) == 1
+    assert list(local_copies._in_use) == [place]  # one descriptor, however often it is asked for
+    os.close(local_copies._in_use.pop(place))
+    copy("2")
+    assert place.exists()  # the other one reads it
+    os.close(other_process.pop(place))
+    copy("2")
+    assert not place.exists() and len(filled) == 2
+    copy("2", "http://another")  # of the same name, and not the same bucket
+    assert len(filled) == 3

@@ -373,9 +373,8 @@ def readable(source: str | os.PathLike[str]) -> Path:
         if not commit.files:
             raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
         try:
-            return complete_copy(
-                address, str(generation), lambda folder, commit=commit: fetch(bucket, place[1], commit, folder)
-            )
+            fill = lambda folder, commit=commit: fetch(bucket, place[1], commit, folder)
+            return complete_copy(bucket, place[1], str(generation), fill)
         except Missing as error:
             # A run that goes on removes what it has superseded.
             _, other = read_commit(bucket, place[1], address)
