@@ -2,16 +2,19 @@
 
 import fcntl
 import io
+import json
 import os
 import shutil
+import socket
 import threading
+import types
 import urllib.error
 
 import pytest
 from bucket_stand_in import Store, serving
 
 from jrl import paths
-from jrl.bucket import local_copies
+from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict
 from jrl.bucket.crc32c import crc32c
 from jrl.run import bucket_run
@@ -249,7 +252,7 @@ def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
 def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeypatch):
     store = Store()
     monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
-    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "a secret")
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "a-secret")
     put = client(store).put
     put("data/rows.jsonl", b"a row")
     put("model/config.json", b"{}")
@@ -264,8 +267,8 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
             "config.json": 2,
             "sub/part": 3000,
         }
-        assert store.tokens == {None, "Bearer a secret"}
-        assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a secret" in f.read_bytes()]
+        assert store.tokens == {None, "Bearer a-secret"}
+        assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a-secret" in f.read_bytes()]
         local_copies._copy_of.cache_clear()
         put("data/rows.jsonl", b"another")
         assert paths.readable("gs://bucket/data/rows.jsonl").read_bytes() == b"another"
@@ -306,3 +309,85 @@ def test_a_complete_copy_is_read_by_several_at_a_time(tmp_path, monkeypatch):
     assert not place.exists() and len(filled) == 2
     copy("2", "http://another")  # of the same name, and not the same bucket
     assert len(filled) == 3
+
+
+@pytest.mark.parametrize("secret", ["ya29.se\ncret", "ya29 secret", "ya29.secr\u00e9t", " "])
+def test_what_is_no_token_is_refused_and_not_quoted(secret):
+    with pytest.raises(credentials.NoCredentials, match="GOOGLE_OAUTH_ACCESS_TOKEN holds no token") as raised:
+        credentials.token_source({"GOOGLE_OAUTH_ACCESS_TOKEN": secret}, is_google=True)
+    assert "ya29" not in str(raised.value)
+
+
+def test_blanks_around_a_token_are_taken_away():
+    assert credentials.token_source({"GOOGLE_OAUTH_ACCESS_TOKEN": " ya29.a\n"}, is_google=True)() == "ya29.a"
+
+
+class MetadataServer:
+    """Answers what `answers` holds, one by one: an error, or a token and its seconds."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def open(self, request, timeout):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return io.BytesIO(json.dumps({"access_token": answer[0], "expires_in": answer[1]}).encode())
+
+
+@pytest.fixture
+def metadata(monkeypatch, tmp_path):
+    """Yields (answers, clock, token source) of a machine with a metadata server."""
+    answers, clock = [], [0.0]
+    monkeypatch.setattr(credentials.urllib.request, "build_opener", lambda *_: MetadataServer(answers))
+    monkeypatch.setattr(credentials, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    return answers, clock, credentials.token_source({"CLOUDSDK_CONFIG": str(tmp_path)}, is_google=True)
+
+
+def test_a_token_that_cannot_be_renewed_serves_until_its_end(metadata):
+    answers, clock, token = metadata
+    answers += [("first", 3600)]
+    assert token() == "first"
+    clock[0] = 3400.0  # less than 300 s before its end
+    answers += [TimeoutError()]
+    assert token() == "first"
+    clock[0] += 9.0
+    assert token() == "first"  # nobody is asked again so soon
+    clock[0] += 2.0
+    answers += [urllib.error.HTTPError("", 503, "unavailable", None, None)]
+    assert token() == "first"
+    clock[0] = 3601.0
+    answers += [urllib.error.URLError(ConnectionResetError())]
+    with pytest.raises(credentials.NoTokenYet, match="ConnectionResetError"):
+        token()
+    answers += [("second", 3600)]
+    assert token() == "second" and not answers
+
+
+def test_a_machine_without_an_account_is_told_so_at_once(metadata):
+    answers, _, token = metadata
+    for error in (urllib.error.URLError(socket.gaierror()), urllib.error.HTTPError("", 404, "none", None, None)):
+        answers += [error]
+        with pytest.raises(credentials.NoCredentials, match="no account"):
+            token()
+
+
+def test_a_request_waits_for_its_token(metadata):
+    answers, _, token = metadata
+    store = Store()
+    bucket = client(store)
+    bucket._token = token
+    answers += [TimeoutError(), ("first", 3600)]
+    bucket.put("a", b"1")
+    request, seen = bucket._request, []
+
+    def unauthorized_once(method, url, data, headers):
+        seen.append(headers["Authorization"])
+        if len(seen) == 1:
+            raise urllib.error.HTTPError(url, 401, "expired", None, io.BytesIO())
+        return request(method, url, data, headers)
+
+    bucket._request = unauthorized_once
+    answers += [TimeoutError(), ("second", 3600)]
+    assert bucket.get("a")[0] == b"1"
+    assert seen == ["Bearer first", "Bearer second"] and not answers

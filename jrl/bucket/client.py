@@ -29,14 +29,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jrl.bucket.crc32c import crc32c
-from jrl.bucket.credentials import NoCredentials, token_source
+from jrl.bucket.credentials import PASSING, NoCredentials, token_source
 
 GOOGLE = "https://storage.googleapis.com"
 ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 DEADLINE_SECONDS = 120.0  # of one request with its repetitions; JRL_BUCKET_SECONDS changes it
 SOCKET_SECONDS = 30.0
 PIECE_BYTES = 64 << 20  # of a large object that is read at a time
-PASSING = (408, 429, 500, 502, 503, 504)
 LONGEST_WAIT_SECONDS = 16.0
 
 _ADDRESS = re.compile(r"^(gs|s3):/{1,2}([^/]*)/*(.*)$")
@@ -231,18 +230,17 @@ class Bucket:
     ) -> tuple[bytes, Mapping[str, str]]:
         """Sends a request until it is answered for good, and returns the answer's body and headers."""
         where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
-        wait, renewed = 0.25, False
+        wait, renew, renewed = 0.25, False, False
         while True:
             try:
-                token = self._token()
+                token, renew = self._token(renew=renew), False
                 signed = {"Authorization": f"Bearer {token}"} if token else {}
                 return self._request(method, url, data, {**more, **signed})
             except urllib.error.HTTPError as error:
                 with error:
                     text = _reason(error)
                 if error.code == 401 and not renewed:
-                    renewed = True
-                    self._token(renew=True)
+                    renew = renewed = True
                     continue
                 if error.code not in PASSING:
                     raise _refusal(error.code, where, text) from None

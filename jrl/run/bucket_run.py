@@ -237,7 +237,7 @@ class Publisher:
         before, self._commit = self._commit, commit
         try:
             in_parallel(self._remove, sorted(before.objects() - commit.objects()))
-        except BucketError as error:
+        except OSError as error:
             _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
 
     def _taken(self) -> LeaseLost:
