@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -391,3 +392,15 @@ def test_a_request_waits_for_its_token(metadata):
     answers += [TimeoutError(), ("second", 3600)]
     assert bucket.get("a")[0] == b"1"
     assert seen == ["Bearer first", "Bearer second"] and not answers
+
+
+def test_every_run_works_in_a_folder_of_its_own_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    store, names = Store(), []
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        for address in ("gs://bucket/a/my run", "gs://bucket/b/my run", "gs:/bucket/a/my run/"):
+            with bucket_run.open_run_folder(address) as folder:
+                names.append(folder.path.name)
+    assert names[0] == names[2] != names[1]
+    assert all(re.fullmatch(r"my_run-[0-9a-f]{12}", name) for name in names)

@@ -100,7 +100,9 @@ def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
     try:
         lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base))
         try:
-            yield from _opened(bucket, place[1], address, paths.make_private_dir(base / "run"), lease)
+            yield from _opened(
+                bucket, place[1], address, paths.make_private_dir(base / _name_of_folder(place[1], base.name)), lease
+            )
         finally:
             lease.release()
     finally:
@@ -331,6 +333,12 @@ def _holds(place: Path, parts: tuple[Part, ...]) -> bool:
         return False
     with open(place, "rb") as file:
         return all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts)
+
+
+def _name_of_folder(name: str, key: str) -> str:
+    """Returns the name of the folder that a run works in: the same on every machine, and another for every run, since
+    dashboards tell runs apart by it. Of letters, digits, '.', '_' and '-'."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name.rsplit('/', 1)[-1])[:48]}-{key[:12]}"
 
 
 def _name_of_copy(base: Path) -> str:
