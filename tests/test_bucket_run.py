@@ -404,3 +404,24 @@ def test_every_run_works_in_a_folder_of_its_own_name(tmp_path, monkeypatch):
                 names.append(folder.path.name)
     assert names[0] == names[2] != names[1]
     assert all(re.fullmatch(r"my_run-[0-9a-f]{12}", name) for name in names)
+
+
+def test_links_pipes_and_files_that_vanish_do_not_end_a_run(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    publisher = opened(client(Store()), folder)
+    write_step(folder, 1)
+    plain = bucket_run.committed_files(folder)
+    (tmp_path / "elsewhere").write_text("not of the run")
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "latest-run").symlink_to(folder / "checkpoints")
+    (folder / "wandb" / "debug.log").symlink_to(tmp_path / "elsewhere")
+    (folder / "wandb" / "gone.log").symlink_to(tmp_path / "nothing")
+    os.mkfifo(folder / "pipe")
+    assert bucket_run.committed_files(folder) == plain
+    every = lambda folder: [*plain, "wandb/vanished", "wandb/debug.log"]  # as another thread may change them
+    monkeypatch.setattr(bucket_run, "committed_files", every)
+    publisher.publish()
+    assert set(publisher._commit.files) == set(plain)
+    monkeypatch.setattr(bucket_run, "committed_files", lambda folder: [*plain, "checkpoints/00000001/vanished"])
+    with pytest.raises(FileNotFoundError):
+        publisher.publish()

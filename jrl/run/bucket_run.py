@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from jrl.run.lease import Lease, holder_in_bucket, take_lease
 
 FORMAT = 1
 COMMIT, FILES, LOCK = "run.json", "files", "lock"
+NEEDED = ("checkpoints/", "rollouts/")  # nothing below these goes while a commit reads it
 PART_BYTES = 64 << 20  # of a file in one object
 MERGED_BYTES = 1 << 20  # a last part below this is written anew when its file grows
 FRESH_SECONDS = 2.0  # a file that changed within these is read again at the next commit
@@ -227,7 +229,7 @@ class Publisher:
         """Commits the folder as it is. Raises LeaseLost where another process has taken the run."""
         if self._lease.lost():
             raise self._taken()
-        files = dict(in_parallel(self._parts_of, committed_files(self._folder)))
+        files = dict(found for found in in_parallel(self._parts_of, committed_files(self._folder)) if found is not None)
         if files == self._commit.files:
             return
         commit = Commit(self._commit.life, files)
@@ -251,10 +253,19 @@ class Publisher:
     def _remove(self, part: str) -> None:
         self._bucket.delete(f"{self._name}/{FILES}/{part}")
 
-    def _parts_of(self, name: str) -> tuple[str, tuple[Part, ...]]:
-        """Returns a file and its parts, uploading those that are new."""
-        with open(self._folder / name, "rb") as file:
+    def _parts_of(self, name: str) -> tuple[str, tuple[Part, ...]] | None:
+        """Returns a file and its parts, uploading those that are new; None: it is gone, or is no plain file by now."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(open(self._folder / name, "rb", opener=_open_plain))
+            except OSError as error:
+                # What others leave in the folder may go at any time; what a step consists of may not.
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO) or name.startswith(NEEDED):
+                    raise
+                return None
             state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                return None
             mark = (state.st_ino, state.st_size, state.st_mtime_ns)
             if name in self._unchanged and self._unchanged[name][0] == mark:
                 return name, self._unchanged[name][1]
@@ -276,14 +287,28 @@ class Publisher:
         return name, tuple(parts)
 
 
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def committed_files(folder: Path) -> list[str]:
-    """Returns the files of a run folder that are committed: not its lock, and nothing that was being written."""
+    """Returns the files of a run folder that are committed: plain files, not links; not its lock, and nothing that was
+    being written."""
     return [
         name
         for name in paths.files_below(folder)
-        if name != LOCK and not any(piece.startswith(paths.TEMPORARY) for piece in name.split("/"))
+        if _is_plain(folder / name)
+        and name != LOCK and not any(piece.startswith(paths.TEMPORARY) for piece in name.split("/"))
         and not name.endswith(".__lock")
     ]  # fmt: skip
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether there is a plain file. One that has just gone is reported where it is opened."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _still_there(parts: tuple[Part, ...], file: Any, size: int) -> list[Part]:
