@@ -425,3 +425,22 @@ def test_links_pipes_and_files_that_vanish_do_not_end_a_run(tmp_path, monkeypatc
     monkeypatch.setattr(bucket_run, "committed_files", lambda folder: [*plain, "checkpoints/00000001/vanished"])
     with pytest.raises(FileNotFoundError):
         publisher.publish()
+
+
+def test_a_run_that_is_refused_for_what_is_there_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    store = Store()
+    client(store).put("model/config.json", b"{}")
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        with (
+            pytest.raises(bucket_run.ForeignFolder, match=r"already contains config\.json"),
+            bucket_run.open_run_folder("gs://bucket/model"),
+        ):
+            raise AssertionError("the folder of a model was opened as a run")
+        assert list(store.objects) == [("bucket", "model/config.json")]
+        client(store).put("model/lock", b"left by an earlier version")
+        assert (bucket_run.readable("gs://bucket/model") / "config.json").read_bytes() == b"{}"
+        client(store).put("begun/lock", b"")
+        with pytest.raises(ValueError, match="has committed nothing"):
+            bucket_run.readable("gs://bucket/begun")

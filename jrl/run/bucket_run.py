@@ -100,6 +100,8 @@ def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
     except RunIsHeld as error:
         raise RunIsHeld(address, error.holder) from error
     try:
+        if read_commit(bucket, place[1], address)[0] is None:  # before anything is written there
+            _refuse_foreign(bucket, place[1], address)
         lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base))
         try:
             yield from _opened(
@@ -154,13 +156,17 @@ def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
 
 
 def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
-    """Raises ValueError where there are objects that belong to no run."""
-    names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
-    others = [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
-    if others:
+    """Raises ForeignFolder where there are objects that belong to no run."""
+    if others := _foreign_names(bucket, name):
         raise ForeignFolder(
             f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
         )
+
+
+def _foreign_names(bucket: Bucket, name: str) -> list[str]:
+    """Returns some of the names below NAME that a run does not write before its first commit."""
+    names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
+    return [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
 
 
 class ForeignFolder(ValueError):
@@ -400,7 +406,7 @@ def readable(source: str | os.PathLike[str]) -> Path:
     for _ in range(READ_TRIES):
         commit, generation = read_commit(bucket, place[1], address)
         if commit is None:
-            if bucket.stat(f"{place[1]}/{LOCK}") is not None:
+            if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
                 raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
             return local_copy(address)
         if not commit.files:
