@@ -18,7 +18,7 @@ from jrl import paths
 from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict
 from jrl.bucket.crc32c import crc32c
-from jrl.run import bucket_run
+from jrl.run import bucket_run, identity, teacher
 from jrl.run.checkpoints.lock import RunIsHeld
 from jrl.run.lease import Lease, take_lease
 
@@ -444,3 +444,43 @@ def test_a_run_that_is_refused_for_what_is_there_writes_nothing(tmp_path, monkey
         client(store).put("begun/lock", b"")
         with pytest.raises(ValueError, match="has committed nothing"):
             bucket_run.readable("gs://bucket/begun")
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """Yields a store that addresses lead to."""
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
+    store = Store()
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        yield store
+
+
+def test_a_teacher_in_a_bucket_is_read_from_its_copy(served, monkeypatch):
+    put = client(served).put
+    put("run/manifest.json", b"{}")
+    put("bare/config.json", b"{}")
+    config = lambda path: types.SimpleNamespace(teacher=types.SimpleNamespace(path=path))
+    with pytest.raises(ValueError, match="gs://bucket/run is a run"):
+        teacher.teacher_shape(config("gs://bucket/run"))
+    for check in ("check_folder", "check_divides", "check_length", "teacher_shape"):
+        monkeypatch.setattr(teacher, check, lambda *_: None)
+    bare = config("gs://bucket/bare")
+    bare.data, bare.sampler = types.SimpleNamespace(prompt_length=1), types.SimpleNamespace(completion_length=1)
+    with pytest.raises(ValueError, match="gs://bucket/bare holds no tokenizer"):
+        teacher.check_teacher(bare, None, None, {})
+
+
+def test_a_resume_reads_the_shape_of_its_published_model_and_not_the_weights(served, tmp_path):
+    put = client(served).put
+    put("model/config.json", b"{}")
+    put("model/weights", b"x" * 1000)
+    begun = tmp_path / "run" / identity.PUBLISHED
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text("{}")
+    identity.refuse_another_model(tmp_path / "run", "gs://bucket/model")
+    assert ("GET", "model/weights") not in served.requests
+    identity.refuse_another_model(tmp_path / "run", "gs://bucket/gone")  # as a local folder that is gone
+    (begun / "config.json").write_text("another")
+    with pytest.raises(identity.RefusedIdentity, match=r"gs://bucket/model/config\.json differs"):
+        identity.refuse_another_model(tmp_path / "run", "gs://bucket/model")
