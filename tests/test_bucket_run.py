@@ -16,7 +16,7 @@ from bucket_stand_in import Store, serving
 
 from jrl import paths
 from jrl.bucket import credentials, local_copies
-from jrl.bucket.client import Bucket, BucketError, Conflict
+from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
 from jrl.run import bucket_run, identity, teacher
 from jrl.run.checkpoints.lock import RunIsHeld
@@ -484,3 +484,30 @@ def test_a_resume_reads_the_shape_of_its_published_model_and_not_the_weights(ser
     (begun / "config.json").write_text("another")
     with pytest.raises(identity.RefusedIdentity, match=r"gs://bucket/model/config\.json differs"):
         identity.refuse_another_model(tmp_path / "run", "gs://bucket/model")
+
+
+def test_objects_that_are_listed_without_a_hash_are_compared_all_the_same(served, tmp_path):
+    bucket = client(served)
+    bucket.put("model/a", b"with md5")
+    bucket.put("model/b", b"composed")
+    served.composed.add("model/b")
+    served.listed_without_hash = True
+    folder = paths.readable("gs://bucket/model")
+    assert {name: (folder / name).read_bytes() for name in "ab"} == {"a": b"with md5", "b": b"composed"}
+    listed = list(bucket.list("model/"))
+    served.objects["bucket", "model/b"] = (listed[1].generation, b"otherone", 0.0)
+    served._crc = lambda data: "AAAAAA=="
+    with pytest.raises(BucketError, match="other bytes than its hash says"):
+        bucket.download(listed[1], tmp_path / "b")
+    bucket.put("model/a", b"replaced")
+    with pytest.raises(Missing, match="was replaced while it was read"):
+        bucket.download(listed[0], tmp_path / "a")
+
+
+def test_a_write_is_compared_by_crc32c_where_it_has_no_md5():
+    store = Store()
+    store.composed.add("a")
+    assert client(store).put("a", b"mine").md5 is None
+    store._crc = lambda data: "AAAAAA=="
+    with pytest.raises(BucketError, match="stored with other bytes"):
+        client(store).put("a", b"mine")
