@@ -511,3 +511,31 @@ def test_a_write_is_compared_by_crc32c_where_it_has_no_md5():
     store._crc = lambda data: "AAAAAA=="
     with pytest.raises(BucketError, match="stored with other bytes"):
         client(store).put("a", b"mine")
+
+
+def test_a_commit_whose_answer_was_lost_is_gone_on_from(tmp_path):
+    store, folder = Store(), tmp_path / "run"
+    publisher = opened(client(store, deadline_seconds=0.0), folder)
+    write_step(folder, 1)
+    publisher.publish()
+    answer = store.answer
+
+    def lost(method, url, *rest):  # a commit is written, and nobody hears of it
+        result = answer(method, url, *rest)
+        return (0, b"", {}) if method == "POST" and "run.json" in url else result
+
+    store.answer = lost
+    write_step(folder, 2)
+    with pytest.raises(BucketError, match="did not do POST"):
+        publisher.publish()
+    store.answer = answer
+    write_step(folder, 3)
+    publisher.publish()
+    used = {f"run/files/{name}" for name in publisher._commit.objects()}
+    assert {name for _, name in store.objects if "/files/" in name} == used
+    second = opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == after_step(tmp_path, 3)
+    write_step(folder, 4)
+    with pytest.raises(bucket_run.LeaseLost):
+        publisher.publish()
+    assert second._commit.life == 2

@@ -64,6 +64,8 @@ class Commit:
 
     life: int  # of whoever wrote it
     files: dict[str, tuple[Part, ...]]
+    # Makes every conditional write differ from every other, and tells who wrote what is read.
+    nonce: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     def steps(self) -> list[int]:
         """Returns the steps whose checkpoints are committed, oldest first."""
@@ -199,7 +201,7 @@ def read_commit(bucket: Bucket, name: str, address: str) -> tuple[Commit | None,
         if content["format"] != FORMAT:
             raise ValueError(f"it is of format {content['format']}, and this version reads {FORMAT}")
         files = {file: tuple(Part(*part) for part in parts) for file, parts in content["files"].items()}
-        return Commit(int(content["life"]), files), generation
+        return Commit(int(content["life"]), files, str(content["nonce"])), generation
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForeignFolder(f"{address}/{COMMIT} is not the commit of a run ({error}); choose another --run") from error
 
@@ -209,7 +211,7 @@ def _to_json(commit: Commit) -> bytes:
         "format": FORMAT,
         "life": commit.life,
         "steps": commit.steps(),
-        "nonce": uuid.uuid4().hex,  # a conditional write differs from every other
+        "nonce": commit.nonce,
         "files": {name: [list(part) for part in parts] for name, parts in sorted(commit.files.items())},
     }
     return json.dumps(content, separators=(",", ":")).encode()
@@ -224,6 +226,7 @@ class Publisher:
         self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
         self._commit, self._generation = commit, generation
         self._serial = itertools.count()
+        self._sent: set[str] = set()  # the nonces of the commits that it tried to write
         self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
 
     def publish_begun(self) -> None:
@@ -238,17 +241,30 @@ class Publisher:
         files = dict(found for found in in_parallel(self._parts_of, committed_files(self._folder)) if found is not None)
         if files == self._commit.files:
             return
+        before = self._commit.objects()
         commit = Commit(self._commit.life, files)
-        target = f"{self._name}/{COMMIT}"
         try:
-            self._generation = self._bucket.put(target, _to_json(commit), if_generation=self._generation).generation
+            self._write(commit)
         except Conflict as error:
-            raise self._taken() from error
-        before, self._commit = self._commit, commit
+            # A commit that was given up, since its answer was lost, may have been written after all.
+            found, generation = read_commit(self._bucket, self._name, self._address)
+            if found is None or found.nonce not in self._sent:
+                raise self._taken() from error
+            before, self._generation = before | found.objects(), generation
+            try:
+                self._write(commit)
+            except Conflict:
+                raise self._taken() from error
         try:
-            in_parallel(self._remove, sorted(before.objects() - commit.objects()))
+            in_parallel(self._remove, sorted(before - commit.objects()))
         except OSError as error:
             _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
+
+    def _write(self, commit: Commit) -> None:
+        self._sent.add(commit.nonce)
+        target = f"{self._name}/{COMMIT}"
+        self._generation = self._bucket.put(target, _to_json(commit), if_generation=self._generation).generation
+        self._commit = commit
 
     def _taken(self) -> LeaseLost:
         return LeaseLost(
