@@ -1,11 +1,13 @@
 """The commit of a run to a bucket: the lease, and a death after every single request."""
 
+import contextlib
 import fcntl
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import threading
 import types
@@ -14,7 +16,7 @@ import urllib.error
 import pytest
 from bucket_stand_in import Store, serving
 
-from jrl import paths
+from jrl import api, paths
 from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
@@ -539,3 +541,22 @@ def test_a_commit_whose_answer_was_lost_is_gone_on_from(tmp_path):
     with pytest.raises(bucket_run.LeaseLost):
         publisher.publish()
     assert second._commit.life == 2
+
+
+def test_signals_are_watched_while_the_folder_is_opened(monkeypatch):
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    @contextlib.contextmanager
+    def opening(address):  # which may wait for a lock for a minute
+        seen.append(signal.getsignal(signal.SIGTERM))
+        raise RuntimeError("as far as needed")
+        yield
+
+    monkeypatch.setattr(api, "open_run_folder", opening)
+    monkeypatch.setattr(api, "load_config", lambda *_: (None, None))
+    monkeypatch.setattr(api, "refuse_overflow", lambda *_: None)
+    monkeypatch.setattr(api, "use_compile_cache", lambda: None)
+    for start in (api.train, lambda *args, **named: next(api.steps(*args, **named))):
+        with pytest.raises(RuntimeError, match="as far"):
+            start("tiny", run="gs://bucket/run")
+    assert len(seen) == 2 and before not in seen and signal.getsignal(signal.SIGTERM) == before
