@@ -7,8 +7,10 @@ import pytest
 from test_learner import model_config, update_program
 
 from jrl.algos import ALGOS
+from jrl.learning import nonfinite
 from jrl.learning.nonfinite import Fault, find_fault
 from jrl.models.decoder import MODEL
+from jrl.types import SequenceTargets
 
 
 @pytest.fixture
@@ -90,3 +92,25 @@ def test_a_gradient_is_found_where_the_loss_is_finite(found):
     change, _ = of_first_token("advantages", 1e37)
     head = lambda params: {**params, "embed": params["embed"] * 1e4}
     assert found(head, change).place == "gradient"
+
+
+@pytest.mark.parametrize("worst, fault", [(np.nan, None), (np.inf, "value")])
+def test_an_attribute_that_nobody_rated_is_no_fault(worst, fault):
+    _, batch, _ = update_program()
+    there = batch.packed.sequence < batch.packed.sequence.shape[-1]
+    m, r, s = np.argwhere(np.asarray(there))[0]
+    value = jnp.zeros((*there.shape, 3)).at[m, r, s, 1].set(worst)
+    zeros = jnp.zeros(there.shape)
+    targets = SequenceTargets(there, zeros, zeros, zeros.astype(jnp.int32), jnp.float32(1), value=value)
+    found = nonfinite._bad_field(batch.replace(targets=targets))
+    if fault is None:
+        assert found is None
+    else:
+        assert found == Fault("batch", fault, None, (int(batch.packed.sequence[m, r, s]),))
+
+
+def test_any_output_of_a_reward_head_flags_its_sequence():
+    flags, mask = np.zeros((2, 2, 3), bool), np.array([[True, True], [False, True]])
+    flags[0, 1, 2] = flags[1, 0, 0] = True  # the latter in an empty place
+    np.testing.assert_array_equal(nonfinite._of_any_output(flags, mask), [[False, True], [False, False]])
+    np.testing.assert_array_equal(nonfinite._of_any_output(flags[..., 2], mask), [[False, True], [False, False]])

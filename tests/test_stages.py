@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -126,4 +127,11 @@ def test_a_reward_role_scores_texts_from_the_command_line(straight, tmp_path, ca
     assert [len(row["tokens"]) for row in scored] == [5, 1] and all(np.isfinite(row["reward"]) for row in scored)
     alone = score_rewards(open_trained(straight[1], role="reward"), [[49]])
     np.testing.assert_allclose(scored[1]["reward"], alone[0], atol=1e-6)  # its neighbor does not matter
+    trained = open_trained(straight[1], role="reward")
+    heads = {
+        name: np.concatenate([1.0 * head, 2.0 * head, 3.0 * head], axis=-1) for name, head in trained.heads.items()
+    }
+    of_three = lambda weights: dataclasses.replace(trained, heads=heads, attribute_weights=weights)
+    for weights, factor in ((None, 2.0), ((1.0, 1.0, 0.5), 4.5)):  # (1 + 2 + 3) / 3; 1 + 2 + 3 / 2
+        np.testing.assert_allclose(score_rewards(of_three(weights), [[49]]), factor * alone, rtol=1e-4, atol=1e-6)
     capsys.readouterr()

@@ -40,7 +40,9 @@ def sequence_loss(config: RationaleDPO, sequences: Sequences, state: PyTree) -> 
     nll = -reduce.masked(sequences.logprob, rationale) / jnp.where(rationale, sequences.length, 1)
     loss = reduce.masked(jax.nn.softplus(-config.beta * pair.margin), pair.mask) + config.weight * nll
     surprise = jax.lax.stop_gradient(nll).astype(jnp.float32)
-    return loss, {**pair_metrics(pair), "pairs/rationale_nll": surprise}
+    # Both are means over all pairs of a step: their quotient is the mean over the pairs that have a rationale.
+    share = rationale.astype(jnp.float32)
+    return loss, {**pair_metrics(pair), "pairs/rationale_nll": surprise, "pairs/rationale_share": share}
 
 
 OBJECTIVE = Objective(

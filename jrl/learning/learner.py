@@ -239,8 +239,8 @@ def sequence_scores(
 def mean_scores(
     weights: dict[str, Weights], packed: PackedBatch, *, roles: Sequence[str], model: Model, cfg: Any
 ) -> Array:
-    """Returns the mean over roles of what their reward heads say of every sequence, [M, R, S] float32; anything where
-    a place is empty. weights: of these roles, and perhaps of others."""
+    """Returns the mean over roles of what their reward heads say of every sequence, of a head with several outputs
+    their mean, [M, R, S] float32; anything where a place is empty. weights: of these roles, and perhaps of others."""
     return sum(sequence_scores(weights[role], packed, model=model, cfg=cfg) for role in roles) / len(roles)
 
 

@@ -129,7 +129,7 @@ def _read(
         if value is not None:
             flags[name] = ~jnp.isfinite(value) & micro.loss_mask
     if reading.scores is not None:
-        flags["scores"] = ~jnp.isfinite(reading.scores) & micro.targets.counts
+        flags["scores"] = _of_any_output(~jnp.isfinite(reading.scores), micro.targets.counts)
     if objective.token_loss is not None:
         flags["loss"] = ~jnp.isfinite(token_terms(reading, micro, config, state, objective)[0])
     if objective.sequence_loss is not None:
@@ -159,12 +159,20 @@ def _bad_field(batch: TrainBatch) -> Fault | None:
         if value is None:
             continue
         value, mask = fetch((value, mask))
-        flag = ~np.isfinite(value) & mask
+        # Of several attributes, NaN is one that nobody rated.
+        rated = name == "value" and value.ndim > mask.ndim
+        flag = _of_any_output(np.isinf(value) if rated else ~np.isfinite(value), mask)
         for i in np.flatnonzero(flag.any(axis=(1, 2))):
             return Fault("batch", name, None, _sequences(batch, int(i), flag[i]))
     if not np.isfinite(np.asarray(batch.denominator)):
         return Fault("batch", "denominator")
     return None
+
+
+def _of_any_output(flag: Array | np.ndarray, mask: Array | np.ndarray) -> Array | np.ndarray:
+    """Returns where the mask is set and a flag, [..., S], or of a reward head's K outputs any of its flags, [..., S,
+    K]."""
+    return (flag.any(axis=-1) if flag.ndim > mask.ndim else flag) & mask
 
 
 def _sequences(batch: TrainBatch, i: int, flag: np.ndarray) -> tuple[int, ...]:

@@ -151,8 +151,8 @@ def _run(
         # The cache is carried and written in place. As inputs and outputs of the scan there would be two of it.
         def step_of(kind: Kind, variant: Variant) -> Callable[[tuple, tuple], tuple[tuple, tuple]]:
             def step(carry: tuple[Array, Any], xs: tuple) -> tuple[tuple[Array, Any], tuple]:
-                (x, cache), (weights, flags, index, per_layer_input) = carry, xs
-                weights = weights | {name: fused.Stacked(leaves, index) for name, leaves in unsliced.items()}
+                (x, cache), (weights, flags, index, layer, per_layer_input) = carry, xs
+                weights = weights | {name: fused.Stacked(leaves, layer) for name, leaves in unsliced.items()}
                 layer_cache = LayerCache(None if cache is None else stack_of(cache, variant), index)
                 x, new, kv, logits = _layer(
                     x, weights, context, layer_cache, per_layer_input, shared_kv(kind, variant),
@@ -164,18 +164,19 @@ def _run(
 
             return step
 
+        # A kernel reads a layer's blocks in the stack of all layers: a slice would be a copy of their matrices.
+        unsliced = {name: params["layers"][name] for name in (fused.ATTENTION, fused.MLP) if name in params["layers"]}
+        sliced = {name: leaf for name, leaf in params["layers"].items() if name not in unsliced}
         for start, stop in stretches(cfg):
             variant, row = cfg.variant(start), row_of(cfg, start)
             some = {name: flag[start:stop] for name, flag in flags.items()}
-            stack = some_layers(params["layers"], cfg, start, stop)
-            # A kernel reads the layer's blocks in the stack: a slice would be a copy of the layer's matrices.
-            unsliced = {name: stack[name] for name in (fused.ATTENTION, fused.MLP) if name in stack}
-            stack = {name: leaf for name, leaf in stack.items() if name not in unsliced}
+            stack = some_layers(sliced, cfg, start, stop)
             rows = jnp.full(stop - start, row) if variant.shared else jnp.arange(row, row + stop - start)
             per_layer_input = None if inputs is None else inputs[start:stop]
             (x, cache), (logits, kv) = jax.lax.scan(
-                step_of(kinds[start], variant), (x, cache), (stack, some, rows, per_layer_input)
-            )
+                step_of(kinds[start], variant), (x, cache),
+                (stack, some, rows, jnp.arange(start, stop), per_layer_input),
+            )  # fmt: skip
             if kv is not None:  # of a stretch of one layer
                 shared[kinds[start].windowed] = jax.tree.map(lambda leaf: leaf[0], kv)
             router_logits.append(logits)
@@ -208,8 +209,7 @@ def _layer(
     def block(x: Array, weights: PyTree, per_layer_input: Array | None, shared_kv: tuple[Array, Array] | None) -> tuple:
         x = layer_input(x)
         before, after = cfg.norm_place != "after", cfg.norm_place != "before"
-        if not fused.reads_stack(x):
-            weights = fused.with_sliced(weights, cfg)
+        weights = fused.with_sliced(weights, x, cfg)
         h = _norm(x, weights, "attention_norm", cfg) if before and fused.ATTENTION not in weights else x
         if variant.linear:
             y, new = _linear(h, weights, context, layer_cache, cfg)
@@ -310,8 +310,8 @@ def visible(positions: Array, segment: Array | PrefixSegments | None, rows: Rows
     if segment.ndim == 2:
         return causal & (rows(segment)[:, :, None] == segment[:, None, :])
     sequence, seen_prefix = segment[..., 0], segment[..., 1]
-    own = rows(sequence)[:, :, None] == sequence[:, None, :]
-    return causal & (own | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
+    same_segment = rows(sequence)[:, :, None] == sequence[:, None, :]
+    return causal & (same_segment | (rows(seen_prefix)[:, :, None] == sequence[:, None, :]))
 
 
 def _prefix(x: Array, prefix_row: Array) -> Array:

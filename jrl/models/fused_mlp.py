@@ -18,17 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jrl.device.sharding import mapped
 from jrl.models.attention.fused import Stacked
-from jrl.models.attention.kernels import LANES
+from jrl.models.attention.fused_blocks import mlp_block
 from jrl.types import Array
-
-BUFFER_BYTES = 6 * 2**20  # of weights in a core's memory: two blocks of each matrix
-BLOCKS = (4 * LANES, 2 * LANES, LANES)  # of the MLP's width
-
-
-def block_of(width: int, mlp_width: int, itemsize: int) -> int:
-    """Returns the columns of a device's MLP that are read at once: the most whose buffers fit, or the fewest."""
-    fit = [size for size in BLOCKS if mlp_width % size == 0 and 6 * width * size * itemsize <= BUFFER_BYTES]
-    return fit[0] if fit else LANES
 
 
 def mlp(
@@ -64,8 +55,8 @@ def _shard(
     """Returns what a device's share of the MLP's width adds."""
     rows, _, width = x.shape
     mlp_width = gate.shape[2]
-    block = block_of(width, mlp_width, gate.dtype.itemsize)
-    whole = pl.BlockSpec((rows, width), lambda step, layer: (0, 0))
+    block = mlp_block(rows, width, mlp_width, x.dtype.itemsize)
+    full_block = pl.BlockSpec((rows, width), lambda step, layer: (0, 0))
     of_width = pl.BlockSpec((None, width, block), lambda step, layer: (layer[0], 0, step))
     run = pl.pallas_call(
         functools.partial(_kernel, activation=activation, eps=eps, plus_one=plus_one),
@@ -73,13 +64,13 @@ def _shard(
             num_scalar_prefetch=1,
             grid=(mlp_width // block,),
             in_specs=[
-                whole,
+                full_block,
                 pl.BlockSpec((None, 1, width), lambda step, layer: (layer[0], 0, 0)),
                 of_width,
                 of_width,
                 pl.BlockSpec((None, block, width), lambda step, layer: (layer[0], step, 0)),
             ],
-            out_specs=whole,
+            out_specs=full_block,
             scratch_shapes=[pltpu.VMEM((rows, width), x.dtype), pltpu.VMEM((rows, width), jnp.float32)],
         ),
         out_shape=jax.ShapeDtypeStruct((rows, width), x.dtype),

@@ -46,6 +46,6 @@ def _checked(confidence: Array, correct: Array) -> tuple[Array, Array]:
     confidence, correct = np.asarray(confidence, np.float64), np.asarray(correct, np.float64)
     if confidence.shape != correct.shape or confidence.ndim != 1:
         raise ValueError(f"expected confidences and outcomes [n], got {confidence.shape} and {correct.shape}")
-    if ((confidence < 0) | (confidence > 1)).any() or not np.isin(correct, (0, 1)).all():
+    if not ((confidence >= 0) & (confidence <= 1)).all() or not np.isin(correct, (0, 1)).all():
         raise ValueError("confidences must be between 0 and 1, and outcomes 0 or 1")
     return confidence, correct

@@ -14,7 +14,8 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
     """Returns M17, {name: [] float32 or wider}, of the tokens of the mask; with delta = beh - old:
 
         k1 = mean delta, k3 = mean(exp(-delta) - 1 + delta): KL(sampler, learner) on the sampler's tokens
-        probability: max |exp(beh) - exp(old)|; correlation: of both probabilities, 0 where one does not vary
+        probability: max |exp(beh) - exp(old)|; correlation: of both probabilities, 0 where one does not vary,
+            tested exactly (E1)
         sampler_perplexity, learner_perplexity = exp(-mean lp); chi2 = mean(exp(-2 delta)) - 1
 
     Args:
@@ -28,13 +29,17 @@ def sampler_mismatch(behaviour_logprobs: Array, old_logprobs: Array, mask: Array
     behaviour, old = clean(behaviour_logprobs), clean(old_logprobs)
     theirs, ours = clean(jnp.exp(behaviour)), clean(jnp.exp(old))
     a, b = clean(theirs - mean(theirs)), clean(ours - mean(ours))
+    # Out of the rounding of their means, equal probabilities would have a correlation of 1 or -1.
+    varies = lambda x: jnp.max(jnp.where(mask, x, -jnp.inf)) > jnp.min(jnp.where(mask, x, jnp.inf))
     spread = jnp.sum(a**2) * jnp.sum(b**2)
     weights = ratios.ratio(old_logprobs, behaviour_logprobs, mask)
     return {
         "k1": mean(kl.k1(behaviour_logprobs, old_logprobs, mask)),
         "k3": mean(kl.k3(behaviour_logprobs, old_logprobs, mask)),
         "probability": jnp.max(jnp.abs(theirs - ours)),
-        "correlation": jnp.sum(a * b) / jnp.sqrt(jnp.where(spread > 0, spread, 1)),
+        "correlation": jnp.where(
+            varies(theirs) & varies(ours), jnp.sum(a * b) / jnp.sqrt(jnp.where(spread > 0, spread, 1)), 0
+        ),
         "sampler_perplexity": jnp.exp(-mean(behaviour)),
         "learner_perplexity": jnp.exp(-mean(old)),
         "chi2": mean(weights**2) - 1,

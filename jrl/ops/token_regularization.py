@@ -20,7 +20,7 @@ def contrastive_token_reward(better: Array, worse: Array, mask: Array) -> Array:
 
     Source: T-REG, Zhou et al. 2412.02685.
     """
-    contrast = ratios.log_ratio(better, worse, mask)
+    contrast = ratios.clamp(ratios.log_ratio(better, worse, mask))
     return jax.lax.stop_gradient(reduce.masked(jax.nn.sigmoid(contrast) - 0.5, mask))
 
 

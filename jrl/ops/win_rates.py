@@ -40,8 +40,10 @@ def length_controlled(wins: Array, length_difference: Array, difficulty: Array |
     averaged over prompts. A ridge of 1e-3 keeps the coefficients finite.
 
     Args:
-      wins: [n] float in [0, 1]; NaN: not judged. length_difference: [n] float, the policy's length minus the other's.
-      difficulty: [n] float of each prompt, such as its mean win rate over other policies; None: no such term.
+      wins: [n] float in [0, 1]; NaN: not judged. length_difference: [n] float, the policy's length minus the other's,
+        finite where judged.
+      difficulty: [n] float of each prompt, such as its mean win rate over other policies, finite where judged; None: no
+        such term.
 
     Source: length-controlled AlpacaEval, Dubois et al. 2404.04475; its form is from memory.
     """
@@ -50,10 +52,15 @@ def length_controlled(wins: Array, length_difference: Array, difficulty: Array |
     if not judged.any():
         return float("nan")
     wins, difference = wins[judged], difference[judged]
+    if not np.isfinite(difference).all():
+        raise ValueError("the length difference of a judged prompt must be a finite number")
     spread = difference.std()
     columns = [np.ones_like(wins), np.tanh(difference / spread) if spread > 0 else np.zeros_like(wins)]
     if difficulty is not None:
-        columns.append(np.asarray(difficulty, np.float64)[judged])
+        difficulty = np.asarray(difficulty, np.float64)[judged]
+        if not np.isfinite(difficulty).all():
+            raise ValueError("the difficulty of a judged prompt must be a finite number")
+        columns.append(difficulty)
     features = np.stack(columns, axis=1)
     weights = np.zeros(features.shape[1])
     objective = lambda w: np.logaddexp(0, features @ w).sum() - wins @ features @ w + RIDGE / 2 * w @ w

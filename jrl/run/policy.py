@@ -16,7 +16,7 @@ from jrl import paths
 from jrl.config import ConfigError
 from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import MeshShape, replicated
-from jrl.experiment import TABLES, Config, config_classes, row_of, stage_names, trained_heads
+from jrl.experiment import TABLES, Config, Online, Stage, config_classes, row_of, stage_names, trained_heads
 from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
@@ -53,6 +53,7 @@ class Trained:
     params: PyTree
     key: Array  # [] typed key, the run's root
     heads: dict[str, Array] = dataclasses.field(default_factory=dict)  # of a role that has some, by name
+    attribute_weights: tuple[float, ...] | None = None  # of its reward head's outputs; None: their mean is the score
 
 
 def open_trained(
@@ -118,7 +119,7 @@ def open_trained(
         _log.warning("step %d is damaged; using the weights of step %d", newest(folder), at)
     saved = tree["state"]["models"]
     params = merge_params(saved["policy"]["frozen"], saved[role]["params"])
-    return Trained(policy, at, params, key, saved[role].get("heads", {}))
+    return Trained(policy, at, params, key, saved[role].get("heads", {}), attribute_weights_of(config.stages, role))
 
 
 def step_of_stage(folder: Path, config: Config, stage: str, step: int | None) -> int:
@@ -149,7 +150,9 @@ def role_heads(policy: Policy, role: str) -> PyTree:
         raise ValueError(f"the run has no role {role!r}. Available: {', '.join(sorted({'policy', *heads}))}")
     names = heads[role]
     of_rewards = [
-        need.score_outputs for stage, need in zip(config.stages, needs) if need.score and stage.trains == role
+        need.score_outputs
+        for stage, need in zip(config.stages, needs)
+        if need.score and (stage.optimizer.average is not None if role == AVERAGE else stage.trains == role)
     ]
     outputs = {
         VALUE: max((need.value_outputs for need in needs if need.values), default=1),
@@ -159,6 +162,16 @@ def role_heads(policy: Policy, role: str) -> PyTree:
     fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, outputs=outputs)
     shapes = jax.eval_shape(fresh, key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
+
+
+def attribute_weights_of(stages: Sequence[Stage], role: str) -> tuple[float, ...] | None:
+    """Returns by which weights the last stage that weighs the outputs of a role's reward head makes one score of them,
+    of the moving average as of the role that it follows; None where no stage does."""
+    followed = [stage.trains for stage in stages if stage.optimizer.average is not None]
+    role = followed[-1] if role == AVERAGE and followed else role
+    reading = [stage for stage in stages if isinstance(stage, Online) and role in stage.rewards]
+    weights = [stage.attribute_weights for stage in reading if stage.attribute_weights is not None]
+    return weights[-1] if weights else None
 
 
 def is_published(folder: Path) -> bool:

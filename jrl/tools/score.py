@@ -157,9 +157,11 @@ def score(trained: Trained, sequences: Sequence[Sequence[int]]) -> list[np.ndarr
 
 
 def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns what the reward head of a role says at the last token of every sequence, [N] float32 or wider."""
+    """Returns what the reward head of a role says at the last token of every sequence, [N] float32 or wider: of
+    several outputs the sum that the run learned by, or their mean."""
     laid = _laid(trained, sequences)
-    program = jax.jit(functools.partial(_rewards, model=trained.policy.model, cfg=laid.cfg))
+    static = dict(model=trained.policy.model, cfg=laid.cfg, attribute_weights=trained.attribute_weights)
+    program = jax.jit(functools.partial(_rewards, **static))
     out: list[np.ndarray] = []
     for batch in laid.batches(sequences):
         arrays = _placed(trained, batch, laid.shape)
@@ -172,10 +174,12 @@ def score_rewards(trained: Trained, sequences: Sequence[Sequence[int]]) -> np.nd
 
 
 def _rewards(
-    weights: learner.Weights, tokens: Array, mask: Array, plan: pack.PackingPlan, one: Array, *, model: Model, cfg: Any
-) -> tuple[Array, Array]:
+    weights: learner.Weights, tokens: Array, mask: Array, plan: pack.PackingPlan, one: Array, *,
+    model: Model, cfg: Any, attribute_weights: tuple[float, ...] | None,
+) -> tuple[Array, Array]:  # fmt: skip
     packed = pack.pack_tokens(tokens, mask, plan, one)
-    return packed.sequence, learner.sequence_scores(weights, packed, model=model, cfg=cfg)
+    scores = learner.sequence_scores(weights, packed, model=model, cfg=cfg, attribute_weights=attribute_weights)
+    return packed.sequence, scores
 
 
 def _logprobs(

@@ -65,6 +65,11 @@ def test_a_length_controlled_win_rate_takes_out_what_length_wins():
     assert length_controlled([1, 1, 0, NAN], np.zeros(4)) == pytest.approx(2 / 3, abs=1e-3)
     assert 0.99 < length_controlled(np.ones(50), np.arange(50.0)) < 1
     assert np.isnan(length_controlled([NAN], [1.0]))
+    assert length_controlled([1, 0, NAN], [0.0, 0.0, NAN], [0.5, 0.5, NAN]) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="length difference"):
+        length_controlled([1, 0], [1.0, np.inf])
+    with pytest.raises(ValueError, match="difficulty"):
+        length_controlled([1, 0], [1.0, 2.0], [0.5, NAN])
     assert length_controlled([1, 0, 1, 0], np.zeros(4), np.array([0.9, 0.1, 0.8, 0.2])) == pytest.approx(0.5, abs=0.01)
 
 
@@ -78,6 +83,8 @@ def test_calibration_by_hand():
     assert auroc([0.1, 0.9], [1, 0]) == 0 and np.isnan(auroc([0.5], [1])) and np.isnan(brier([], []))
     with pytest.raises(ValueError, match="between 0 and 1"):
         brier([1.2], [1])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        auroc([NAN, 0.5], [1, 0])
 
 
 def test_reward_model_quality_by_hand():
@@ -142,6 +149,16 @@ def test_sampler_mismatch_by_hand():
     signed = sampler_mismatch(jnp.array([-1.0, -1.0]), jnp.array([-1.5, -1.5]), jnp.array([True, True]))
     np.testing.assert_allclose(signed["k1"], 0.5)  # the sampler's less the learner's
     np.testing.assert_allclose(signed["correlation"], 0)  # nothing varies
+
+
+def test_equal_probabilities_have_no_correlation_out_of_rounding():
+    # The mean of these equal numbers, summed in float32, is not their value.
+    equal = lambda p: jnp.log(jnp.full(777, p))
+    mask = jnp.arange(777) < 775
+    varying = jnp.linspace(-2.0, -1.0, 777)
+    for theirs, ours in ((equal(0.3), equal(0.4)), (equal(0.3), varying), (varying, equal(0.4))):
+        assert sampler_mismatch(theirs, ours, mask)["correlation"] == 0
+    np.testing.assert_allclose(sampler_mismatch(varying, varying, mask)["correlation"], 1, rtol=1e-5)
 
 
 def test_effective_sample_size_by_hand():

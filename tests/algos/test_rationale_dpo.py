@@ -31,6 +31,7 @@ def test_by_hand():
     np.testing.assert_allclose(loss, [[DPO, 0, 0.12, 0]], rtol=1e-5)  # 0.71814 together
     np.testing.assert_allclose(loss.sum(), 0.71814, atol=1e-5)
     np.testing.assert_allclose(metrics["pairs/rationale_nll"], [[0, 0, 1.2, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(metrics["pairs/rationale_share"], [[0, 0, 1, 0]])
     np.testing.assert_allclose(metrics["pairs/margin"], [[2, 0, 0, 0]])
     slope = jax.grad(total, argnums=2)(config, BATCH, BATCH.logprob)
     # -beta sigmoid(-0.2) of the better answer, + of the other, -weight / 5 of the rationale
@@ -39,7 +40,9 @@ def test_by_hand():
 
 def test_without_a_rationale_it_is_dpo():
     bare = BATCH.replace(label=jnp.float32([[1, 0, -2, -2]]))
-    np.testing.assert_allclose(ROW.sequence_loss(RationaleDPO(), bare, ())[0], [[DPO, 0, 0, 0]], rtol=1e-5)
+    loss, metrics = ROW.sequence_loss(RationaleDPO(), bare, ())
+    np.testing.assert_allclose(loss, [[DPO, 0, 0, 0]], rtol=1e-5)
+    np.testing.assert_array_equal(metrics["pairs/rationale_share"], [[0, 0, 0, 0]])
     empty = BATCH.replace(length=jnp.int32([[10, 12, 0, 10]]))
     np.testing.assert_allclose(ROW.sequence_loss(RationaleDPO(), empty, ())[0], [[DPO, 0, 0, 0]], rtol=1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jrl.algos.process_reward import ProcessReward
 from jrl.config import ConfigError
 from jrl.models.heads import REWARD, fresh_heads
 from jrl.ops.reward_regression import attribute_error, rollout_label, step_cross_entropy, through_first_wrong
+from jrl.run.policy import attribute_weights_of, role_heads
 
 NAN = jnp.nan
 
@@ -110,3 +112,18 @@ def test_a_head_has_an_output_for_each_attribute():
 def test_weights_and_names_go_with_the_outputs(binding, message):
     with pytest.raises(ConfigError, match=message):
         jrl.load_config("configs/algos/attribute_regression.gin", [binding])
+
+
+def test_a_reward_model_and_its_moving_average_are_opened_as_the_run_read_them(mesh):
+    config, parts = jrl.load_config("configs/algos/attribute_regression.gin")
+    warm, judge, online = config.stages
+    averaged = dataclasses.replace(judge, optimizer=dataclasses.replace(judge.optimizer, average=0.9))
+    stages = (warm, averaged, online)
+    for role in ("reward", "average"):
+        assert attribute_weights_of(stages, role) == (0.65, 0.8, -0.1)
+        policy = types.SimpleNamespace(
+            config=dataclasses.replace(config, stages=stages), parts=parts, mesh=mesh,
+            cfg=types.SimpleNamespace(width=8, param_dtype="float32"),
+        )  # fmt: skip
+        assert role_heads(policy, role)[REWARD].shape == (1, 8, 3)
+    assert attribute_weights_of(stages, "critic") is attribute_weights_of((warm, judge), "reward") is None

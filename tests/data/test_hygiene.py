@@ -57,3 +57,14 @@ def test_every_rule_counts_what_it_drops_once():
 
 def test_nothing_held_out_contaminates_nothing():
     assert clean([example("what is one plus one")], []).kept == [0]
+
+
+def test_the_same_question_under_another_system_message_is_another_prompt():
+    asked = lambda system, answer: Example(
+        id=system, messages=(Message("system", system), Message("user", "two plus two")), answer=answer
+    )
+    one, other = asked("answer in digits", "4"), asked("answer in words", "four")
+    assert clean([one, other, asked("Answer in digits!", "4")], []) == ([0, 1], {"duplicate": 1})
+    # Three words, and three of the system message; an evaluation set's prompts are compared without those.
+    assert clean([one], [], most_words=5).counts == {"too_long": 1} and clean([one], [], most_words=6).kept == [0]
+    assert clean([one], [other]).counts == {"contaminated": 1}

@@ -13,7 +13,8 @@ from test_fused import random_params
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder, fused_mlp
-from jrl.models.attention.fused import MLP, MLP_LEAVES, fused, reads_stack
+from jrl.models.attention import fused_blocks
+from jrl.models.attention.fused import MLP, MLP_LEAVES, fused, has_kernel
 from jrl.models.contract import axes
 from jrl.models.shape import Decoder
 
@@ -25,7 +26,9 @@ OPTIONS = [{}, {"norm": "rms_plus_one", "activation": "gelu_tanh", "norm_place":
 @pytest.fixture
 def interpreted(monkeypatch):
     monkeypatch.setattr(fused_mlp, "mlp", functools.partial(fused_mlp.mlp, interpret=True))
-    monkeypatch.setattr(fused_mlp, "BUFFER_BYTES", 6 * 128 * 256 * 4)  # two blocks of 256, or one of a share of it
+    monkeypatch.setattr(
+        fused_blocks, "MLP_BUFFER_BYTES", 6 * 128 * 256 * 4
+    )  # two blocks of 256, or one of a share of it
 
 
 def decode(params, cfg):
@@ -81,19 +84,40 @@ def test_bfloat16_is_within_a_rounding():
     assert np.linalg.norm(actual[:, 0] - expected) < 6 * 2**-9 * np.linalg.norm(expected)
 
 
-def test_blocks_fit_the_core_and_divide_the_width():
-    # 6 x 4096 x 128 x 2 bytes are 6 MiB, as 6 x 2048 x 256 x 2; 384 has no divisor but 128.
-    assert [fused_mlp.block_of(*of) for of in ((4096, 3072, 2), (2048, 3072, 2), (1024, 384, 2), (8192, 1024, 2))] == [
-        128, 256, 128, 128]  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, width, mlp_width, itemsize, block",
+    [
+        (8, 4096, 12288 // 4, 2, 128),  # configs/plan/8b.gin: its weights' buffers are 6 x 4096 x 128 x 2 bytes, 6 MiB
+        (8, 2048, 6144 // 2, 2, 256),  # configs/plan/1.7b.gin: 6 MiB as well
+        (8, 1024, 384, 2, 128),  # 384 has no divisor but 128
+        # As libtpu compiled them, with blocks of 128; or refused them: their buffers and scratch are above 16 MiB.
+        (64, 5120, 25600, 2, 128),
+        (8, 8192, 3584, 2, 128),
+        (16, 4096, 12288, 4, 128),
+        (32, 8192, 3584, 2, None),
+        (17, 4096, 12288, 4, None),  # in memory these are 24 rows
+        (32, 4096, 12288, 4, None),
+    ],
+)
+def test_the_kernel_is_taken_where_it_fits_a_core(rows, width, mlp_width, itemsize, block):
+    assert fused_blocks.mlp_block(rows, width, mlp_width, itemsize) == block
+
+
+def test_bytes_by_hand():
+    # 8 rows are 16 in memory. 6 x 128 x 128 x 2 of weights, 2 x 128 x 4 of the norm's scale, 4 x 16 x 128 x 2 of
+    # rows; 16 x 128 x 6 of scratch; 16 x (2 x 128 x 4 + 3 x 128 x 4) not written yet.
+    assert fused_blocks.mlp_bytes(8, 128, 128, 2) == 196608 + 1024 + 16384 + 12288 + 40960
 
 
 def test_many_rows_and_many_tokens_are_left_to_xla():
-    assert reads_stack(jnp.zeros((85, 1, 4096))) and not reads_stack(jnp.zeros((86, 1, 4096)))
-    assert not reads_stack(jnp.zeros((1, 2, 4096)))
+    cfg = dataclasses.replace(CFG, width=4096, mlp_width=3072)
+    there = lambda *shape: has_kernel(MLP, jax.ShapeDtypeStruct(shape, jnp.bfloat16), cfg)
+    assert there(96, 1, 4096) and not there(128, 1, 4096) and not there(1, 2, 4096)
 
 
 @pytest.mark.parametrize("options", [{"mlp": "plain"}, {"parallel": True}, {"norm_place": "after"},
-                                     {"norm": "layer"}, {"mlp_bias": True}, {"mlp_width": 96}])  # fmt: skip
+                                     {"norm": "layer"}, {"mlp_bias": True}, {"mlp_width": 96},
+                                     {"activation": "gelu"}])  # fmt: skip
 def test_other_mlps_are_left_as_they_are(options):
     cfg = dataclasses.replace(CFG, **options)
     assert MLP not in with_kernels(random_params(cfg), cfg)["layers"]

@@ -12,15 +12,18 @@ from test_fused import random_params
 
 from jrl.device.sharding import TRAIN, MeshShape, make_mesh, shardings
 from jrl.models import decoder
-from jrl.models.attention import fused_qkv
+from jrl.models.attention import fused_blocks, fused_qkv
 from jrl.models.attention.fused import ATTENTION, QK_NORM, QKV, fused
 from jrl.models.contract import axes
+from jrl.models.experts import Experts
 from jrl.models.shape import Decoder
 
 CFG = Decoder(vocab_size=32, layers=2, width=256, heads=4, kv_heads=2, head_dim=128, mlp_width=24)
 OPTIONS = [
     {"qk_norm": None},
     {"norm": "rms_plus_one", "norm_place": "both"},
+    # Two stretches of layers, each scanned: the second one's weights do not begin at the stack's first row.
+    {"layers": 4, "experts": Experts(count=2, per_token=1, width=8, layers=(False, False, True, True))},
     {"window": 3, "window_layers": (True, False), "window_rope_theta": 100.0, "rotary_layers": (True, False)},
 ]
 TOKENS, COLUMN = np.array([[3], [9], [31]], np.int32), np.array([[5], [0], [2]], np.int32)
@@ -29,7 +32,7 @@ TOKENS, COLUMN = np.array([[3], [9], [31]], np.int32), np.array([[5], [0], [2]],
 @pytest.fixture
 def interpreted(monkeypatch):
     monkeypatch.setattr(fused_qkv, "project", functools.partial(fused_qkv.project, interpret=True))
-    monkeypatch.setattr(fused_qkv, "BUFFER_BYTES", 2 * 128 * 1024 * 4)  # two blocks of 128 entries of the stream
+    monkeypatch.setattr(fused_blocks, "QKV_BUFFER_BYTES", 2 * 128 * 1024 * 4)  # two blocks of 128 entries of the stream
 
 
 def decode(params, cfg):
@@ -83,6 +86,27 @@ def test_a_prompt_is_read_by_the_same_weights_sliced():
     read = lambda params: decoder.MODEL.forward(params, tokens, positions, None, CFG)[0]
     actual, expected = jax.jit(lambda params: (read(with_kernels(params, CFG)), read(params)))(random_params(CFG))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "rows, width, heads, head_dim, itemsize, block",
+    [
+        (8, 4096, (8, 2), 128, 2, 512),  # configs/plan/8b.gin: a quarter of its heads
+        (8, 2048, (8, 4), 128, 2, 512),  # configs/plan/1.7b.gin: half of them
+        # As libtpu compiled it, and refused it: the sum of 113 rows alone is 5.3 MiB.
+        (64, 3072, (16, 16), 256, 2, 128),
+        (113, 3072, (16, 16), 256, 2, None),
+    ],
+)
+def test_the_kernel_is_taken_where_it_fits_a_core(rows, width, heads, head_dim, itemsize, block):
+    assert fused_blocks.qkv_block(rows, width, heads, head_dim, itemsize) == block
+
+
+def test_bytes_by_hand():
+    # 3 rows are 8 in memory, as 2 heads of queries and of keys are, 4 together too. 2 x 128 x 768 x 4 of weights; 2 x 8
+    # x (128 x 4 + 2 x 128 x 4) of rows and angles; 8 x (128 + 8 x 128) of scales; 2 x 8 x 128 x 4 x 24 of results;
+    # 8 x (128 x 4 + 768 x 4) of scratch; 8 x 128 x 8 not written yet.
+    assert fused_blocks.qkv_bytes(3, 128, 128, (2, 2), 128, 4) == 786432 + 24576 + 9216 + 196608 + 28672 + 8192
 
 
 @pytest.mark.parametrize("options", [{"head_dim": 64}, {"rotary_dim": 64}, {"norm": "layer"}, {"parallel": True},

@@ -21,6 +21,9 @@ def test_contrastive_token_reward_by_hand():
     np.testing.assert_allclose(reward(better, worse, TOKENS), [0.098688, -0.122459, 0], rtol=1e-5)
     pull = jax.grad(lambda lp: contrastive_token_reward(lp, worse, TOKENS).sum())
     np.testing.assert_array_equal(pull(better), 0)
+    with jax.enable_x64(True):  # float32 rounds what the clamp at 20 leaves, sigmoid(-20) = 2.06115e-9
+        far = contrastive_token_reward(jnp.zeros(1), jnp.full(1, 99.0), jnp.ones(1, bool))
+        np.testing.assert_allclose(0.5 - jnp.abs(far), 2.06115e-9, rtol=1e-5)
 
 
 def test_token_regularizer_by_hand():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jrl.device.sharding import GATHERED, TRAIN, reshape, spec
 from jrl.models.adapters.quantized import is_quantized
+from jrl.models.attention.fused_blocks import mlp_block, qkv_block
 from jrl.models.attention.kernels import LANES
 from jrl.models.contract import ADAPTER
 from jrl.models.product import multiply
@@ -28,7 +29,8 @@ MLP_LEAVES = ("mlp_norm", "gate", "up", "down")
 AXES = ("layers", "embed", "heads", None, "head_dim")  # of QKV
 KERNEL_AXES = ("layers", "embed", "heads")  # of QKV as the kernel reads it: shares, their heads and entries in one
 NORM_AXES = ("layers", None, "head_dim")  # of QK_NORM
-ROWS_BYTES = 4 * 2**20  # of rows in a core's memory: what a kernel reads, its norm, its sum and what it writes
+# What Pallas lowers for TPUs: not erfc, which the exact GELU is made of
+KERNEL_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 
 
 class Stacked(NamedTuple):
@@ -52,7 +54,7 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
     if not plain or ADAPTER in layers or any(part is None or is_quantized(part) for part in parts):
         return params, names
     mesh = jax.sharding.get_abstract_mesh()
-    shares = 1 if mesh.empty else mesh.shape[TRAIN["heads"]]
+    shares = _shares(mesh)
     sharding = None if mesh.empty else spec(AXES, TRAIN)
 
     def in_shares(matrix: Array) -> Array:
@@ -60,26 +62,26 @@ def fused(params: PyTree, names: PyTree, cfg: Decoder) -> tuple[PyTree, PyTree]:
         return jnp.reshape(matrix, (count, width, shares, heads // shares, head_dim), out_sharding=sharding)
 
     gone = {"q", "k", "v", "q_norm", "k_norm"}
-    kept = {name: leaf for name, leaf in layers.items() if name not in gone}
-    kept_names = {name: leaf for name, leaf in names["layers"].items() if name not in gone}
+    leaves = {name: leaf for name, leaf in layers.items() if name not in gone}
+    leaf_names = {name: leaf for name, leaf in names["layers"].items() if name not in gone}
     if _has_mlp_kernel(layers, cfg, shares):
-        kept[MLP], kept_names[MLP] = ({name: leaves.pop(name) for name in MLP_LEAVES} for leaves in (kept, kept_names))
-    kept[QKV], kept_names[QKV] = jnp.concatenate([in_shares(part) for part in parts], axis=3), AXES
+        leaves[MLP], leaf_names[MLP] = ({name: tree.pop(name) for name in MLP_LEAVES} for tree in (leaves, leaf_names))
+    leaves[QKV], leaf_names[QKV] = jnp.concatenate([in_shares(part) for part in parts], axis=3), AXES
     if cfg.qk_norm == "head":
         of = lambda name, heads: jnp.broadcast_to(
             layers[name][:, None], (cfg.layers, heads // shares, cfg.head_dim), out_sharding=_where(mesh)
         )
-        kept[QK_NORM] = jnp.concatenate([of("q_norm", cfg.heads), of("k_norm", cfg.kv_heads)], axis=1)
-        kept_names[QK_NORM] = NORM_AXES
+        leaves[QK_NORM] = jnp.concatenate([of("q_norm", cfg.heads), of("k_norm", cfg.kv_heads)], axis=1)
+        leaf_names[QK_NORM] = NORM_AXES
     if _has_qkv_kernel(cfg):
         columns = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
-        kept[QKV] = jnp.reshape(
-            kept[QKV], (cfg.layers, cfg.width, columns), out_sharding=None if mesh.empty else spec(KERNEL_AXES, TRAIN)
+        leaves[QKV] = jnp.reshape(
+            leaves[QKV], (cfg.layers, cfg.width, columns), out_sharding=None if mesh.empty else spec(KERNEL_AXES, TRAIN)
         )
-        kept_names[QKV] = KERNEL_AXES
-        read = [name for name in ("attention_norm", QKV, QK_NORM) if name in kept]
-        kept[ATTENTION], kept_names[ATTENTION] = ({n: leaves.pop(n) for n in read} for leaves in (kept, kept_names))
-    return {**params, "layers": kept}, {**names, "layers": kept_names}
+        leaf_names[QKV] = KERNEL_AXES
+        read = [name for name in ("attention_norm", QKV, QK_NORM) if name in leaves]
+        leaves[ATTENTION], leaf_names[ATTENTION] = ({n: tree.pop(n) for n in read} for tree in (leaves, leaf_names))
+    return {**params, "layers": leaves}, {**names, "layers": leaf_names}
 
 
 def _has_qkv_kernel(cfg: Decoder) -> bool:
@@ -91,16 +93,22 @@ def _has_qkv_kernel(cfg: Decoder) -> bool:
 
 def _has_mlp_kernel(layers: PyTree, cfg: Decoder, shares: int) -> bool:
     """Whether the kernel computes what the MLP of every layer does."""
-    plain = cfg.mlp == "gated" and not cfg.mlp_bias and cfg.norm != "layer"
+    plain = cfg.mlp == "gated" and not cfg.mlp_bias and cfg.norm != "layer" and cfg.activation in KERNEL_ACTIVATIONS
     alone = cfg.norm_place != "after" and not cfg.parallel and cfg.experts is None
     there = all(name in layers and not is_quantized(layers[name]) for name in MLP_LEAVES)
     return plain and alone and there and not cfg.width % LANES and not cfg.mlp_width % (shares * LANES)
 
 
-def reads_stack(x: Array) -> bool:
-    """Whether the kernels compute x [B, L, D]: one token a row, and few enough rows for a core's memory."""
+def has_kernel(part: str, x: Array, cfg: Decoder) -> bool:
+    """Whether the kernel of ATTENTION or of MLP computes x [B, L, D]: one token a row, and few enough rows for a core's
+    memory. Of B all rows count, also where other devices hold some of them."""
     rows, length, width = x.shape
-    return length == 1 and rows * width * 12 <= ROWS_BYTES
+    shares, itemsize = _shares(jax.sharding.get_abstract_mesh()), x.dtype.itemsize
+    if length != 1:
+        return False
+    if part == MLP:
+        return mlp_block(rows, width, cfg.mlp_width // shares, itemsize) is not None
+    return qkv_block(rows, width, (cfg.heads // shares, cfg.kv_heads // shares), cfg.head_dim, itemsize) is not None
 
 
 def stacked(weights: PyTree) -> Stacked:
@@ -110,10 +118,11 @@ def stacked(weights: PyTree) -> Stacked:
     return Stacked(jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 0), weights), jnp.int32(0))
 
 
-def with_sliced(weights: PyTree, cfg: Decoder) -> PyTree:
-    """Returns the weights of a layer with those that kernels read in their stack as ordinary leaves."""
+def with_sliced(weights: PyTree, x: Array, cfg: Decoder) -> PyTree:
+    """Returns the weights of a layer with those in their stack as ordinary leaves, where no kernel computes x [B, L,
+    D] of them."""
     for part in (ATTENTION, MLP):
-        if part not in weights:
+        if part not in weights or has_kernel(part, x, cfg):
             continue
         leaves = weights[part]
         if isinstance(leaves, Stacked):
@@ -121,10 +130,11 @@ def with_sliced(weights: PyTree, cfg: Decoder) -> PyTree:
             leaves = {n: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False) for n, leaf in leaves.items()}
         if QKV in leaves:
             mesh = jax.sharding.get_abstract_mesh()
-            shares = 1 if mesh.empty else mesh.shape[TRAIN["heads"]]
+            shares = _shares(mesh)
             heads = (cfg.heads + 2 * cfg.kv_heads) // shares
             where = None if mesh.empty else spec(AXES[1:], GATHERED)
-            leaves[QKV] = jnp.reshape(leaves[QKV], (cfg.width, shares, heads, cfg.head_dim), out_sharding=where)
+            shape = (cfg.width, shares, heads, cfg.head_dim)
+            leaves = {**leaves, QKV: jnp.reshape(leaves[QKV], shape, out_sharding=where)}
         weights = {name: leaf for name, leaf in weights.items() if name != part} | leaves
     return weights
 
@@ -159,6 +169,11 @@ def _heads(x: Array) -> Array:
     """Returns [B, L, shares, n, K] as [B, L, shares n, K]."""
     batch, length, shares, count, head_dim = x.shape
     return reshape(x, (batch, length, shares * count, head_dim), "batch", None, "heads", None)
+
+
+def _shares(mesh: jax.sharding.AbstractMesh) -> int:
+    """Returns the devices along tensor, each of which has a share of the heads and of the MLP's width."""
+    return 1 if mesh.empty else mesh.shape[TRAIN["heads"]]
 
 
 def _where(mesh: jax.sharding.AbstractMesh) -> jax.sharding.PartitionSpec | None:

@@ -16,19 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jrl.device.sharding import per_shard
 from jrl.models.attention.fused import QK_NORM, QKV, Stacked
-from jrl.models.attention.kernels import LANES
+from jrl.models.attention.fused_blocks import qkv_block
 from jrl.models.fused_mlp import normed, product
 from jrl.models.shape import Decoder
 from jrl.types import Array
-
-BUFFER_BYTES = 4 * 2**20  # of weights in a core's memory: two blocks
-BLOCKS = (4 * LANES, 2 * LANES, LANES)  # rows of the matrix, entries of the residual stream
-
-
-def block_of(width: int, columns: int, itemsize: int) -> int:
-    """Returns the rows of the matrix that are read at once: the most whose buffers fit, or the fewest."""
-    fit = [size for size in BLOCKS if width % size == 0 and 2 * size * columns * itemsize <= BUFFER_BYTES]
-    return fit[0] if fit else LANES
 
 
 def project(
@@ -63,11 +54,11 @@ def _shard(
     (rows, _, width), head_dim, columns = x.shape, cfg.head_dim, matrix.shape[2]
     shares = head_dim * (heads[0] + 2 * heads[1]) // columns
     queries, keys = heads[0] // shares, heads[1] // shares
-    block = block_of(width, columns, matrix.dtype.itemsize)
-    # Both halves of a head turn by the same angle, the first with the opposite sign of the sine.
+    block = qkv_block(rows, width, (queries, keys), head_dim, x.dtype.itemsize)
+    # Both halves of a head are rotated by the same angle, the first with the opposite sign of the sine.
     cos, sin = (z.reshape(rows, -1).astype(jnp.float32) for z in (cos, sin))
     angles = (jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1))
-    whole = lambda *shape: pl.BlockSpec(shape, lambda step, layer: (0,) * len(shape))
+    full_block = lambda *shape: pl.BlockSpec(shape, lambda step, layer: (0,) * len(shape))
     of_layer = lambda *shape: pl.BlockSpec((None, *shape), lambda step, layer: (layer[0],) + (0,) * len(shape))
     results = [(rows, n, head_dim) for n in (queries, keys, keys)]
     run = pl.pallas_call(
@@ -76,11 +67,11 @@ def _shard(
             num_scalar_prefetch=1,
             grid=(width // block,),
             in_specs=[
-                whole(rows, width), whole(rows, head_dim), whole(rows, head_dim), of_layer(1, width),
+                full_block(rows, width), full_block(rows, head_dim), full_block(rows, head_dim), of_layer(1, width),
                 pl.BlockSpec((None, block, columns), lambda step, layer: (layer[0], step, 0)),
                 *[of_layer(queries + keys, head_dim)] * len(qk_norm),
             ],
-            out_specs=[whole(*shape) for shape in results],
+            out_specs=[full_block(*shape) for shape in results],
             scratch_shapes=[
                 pltpu.VMEM((width // block, rows, block), x.dtype), pltpu.VMEM((rows, columns), jnp.float32),
             ],
@@ -128,8 +119,8 @@ def _kernel(
             if scale:
                 head = normed(head, scale[0][i : i + 1, :], eps, plus_one)
             wide = head.astype(jnp.float32)
-            turned = (wide * cos[...] + pltpu.roll(wide, head_dim // 2, 1) * sin[...]).astype(q.dtype)
+            rotated = (wide * cos[...] + pltpu.roll(wide, head_dim // 2, 1) * sin[...]).astype(q.dtype)
             if i < queries:
-                q[:, i, :] = turned
+                q[:, i, :] = rotated
             else:
-                k[:, i - queries, :] = turned
+                k[:, i - queries, :] = rotated

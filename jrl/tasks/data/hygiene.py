@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from jrl.tasks.data.contamination import EvaluationIndex, prompt_text, words
+from jrl.tasks.data.contamination import EvaluationIndex, words
 from jrl.tasks.example import Example
 
 _CHOICE = re.compile(r"(?m)^\s*\(?([A-D])[).:]\s")  # a line that begins with "A) " or "(B) "
@@ -38,7 +38,8 @@ def clean(
     """Returns F13: the examples that are left, and how many each rule dropped.
 
     Rules, in this order: "disagreement" (the same normalized prompt with another answer: all of them go), "duplicate"
-    (of an earlier example), "contaminated", "too_long", those of `answer_type`.
+    (of an earlier example), "contaminated", "too_long", those of `answer_type`. Only "contaminated" leaves out system
+    messages.
 
     Args:
       evaluation: examples of the evaluation sets. n: words of a shared n-gram; a prompt of fewer words must be the same
@@ -46,24 +47,24 @@ def clean(
 
     Source: Big-Math, 2502.17387 section 3; DeepMath, 2504.11456 section 2.
     """
-    held, texts = EvaluationIndex(evaluation, n), [prompt_text(example) for example in examples]
-    answers: dict[tuple[str, ...], set[str]] = {}
-    for text, example in zip(texts, examples):
-        answers.setdefault(words(text), set()).add(" ".join(words(example.answer or "")))
+    held = EvaluationIndex(evaluation, n)
+    prompts = [tuple((message.role, words(message.content)) for message in example.messages) for example in examples]
+    answers: dict[tuple[tuple[str, tuple[str, ...]], ...], set[str]] = {}
+    for prompt, example in zip(prompts, examples):
+        answers.setdefault(prompt, set()).add(" ".join(words(example.answer or "")))
     kept, counts, seen = [], {}, set()
-    for i, (text, example) in enumerate(zip(texts, examples)):
-        key = words(text)
-        if len(answers[key]) > 1:
+    for i, (prompt, example) in enumerate(zip(prompts, examples)):
+        if len(answers[prompt]) > 1:
             rule = "disagreement"
-        elif key in seen:
+        elif prompt in seen:
             rule = "duplicate"
         elif held.overlap(example) is not None:
             rule = "contaminated"
-        elif most_words is not None and len(key) > most_words:
+        elif most_words is not None and sum(len(text) for _, text in prompt) > most_words:
             rule = "too_long"
         else:
             rule = answer_type(example)
-        seen.add(key)
+        seen.add(prompt)
         if rule is None:
             kept.append(i)
         else:

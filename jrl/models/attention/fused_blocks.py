@@ -1,0 +1,72 @@
+"""How much of a layer's matrices the kernels for one token a row read at once, and whether what they hold fits a TPU
+core's memory (VMEM). Nothing of Pallas is imported here: importing it is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jrl.models.attention.kernels import LANES
+
+MLP_BUFFER_BYTES = 6 * 2**20  # of weights that the MLP's kernel holds: two blocks of each matrix
+QKV_BUFFER_BYTES = 4 * 2**20  # of weights that the kernel of queries, keys and values holds: two blocks
+BLOCKS = (4 * LANES, 2 * LANES, LANES)
+CORE_BYTES = 15 * 2**20  # that a kernel may hold: XLA gives it 16 MiB, less a margin for what is not counted here
+SUBLANES = 8  # rows of 32 bits that a tile has; an array's last dimension but one is padded to them
+
+
+def mlp_block(rows: int, width: int, mlp_width: int, itemsize: int) -> int | None:
+    """Returns the columns of a device's MLP that are read at once: the most whose weights fit their buffers, or the
+    fewest; None where the kernel does not fit the core's memory."""
+    weights = lambda size: 6 * width * size * itemsize
+    size = _first(mlp_width, weights, MLP_BUFFER_BYTES)
+    return None if size is None or mlp_bytes(rows, width, size, itemsize) > CORE_BYTES else size
+
+
+def mlp_bytes(rows: int, width: int, block: int, itemsize: int) -> int:
+    """Returns the bytes of the MLP's kernel: inputs and outputs twice, so that the next are fetched meanwhile, its
+    scratch memory, and results that are not written yet."""
+    rows = _padded(rows, itemsize)
+    buffers = 6 * width * block * itemsize + 2 * width * 4 + 4 * rows * width * itemsize
+    scratch = rows * width * (itemsize + 4)
+    return buffers + scratch + rows * (2 * width * _unwritten(itemsize) + 3 * block * 4)
+
+
+def qkv_block(rows: int, width: int, heads: tuple[int, int], head_dim: int, itemsize: int) -> int | None:
+    """Returns the rows of a device's matrix of queries, keys and values that are read at once: the most whose weights
+    fit their buffers, or the fewest; None where the kernel does not fit the core's memory.
+
+    Args:
+      heads: of queries and of keys, of the device.
+    """
+    columns = (heads[0] + 2 * heads[1]) * head_dim
+    size = _first(width, lambda size: 2 * size * columns * itemsize, QKV_BUFFER_BYTES)
+    return None if size is None or qkv_bytes(rows, width, size, heads, head_dim, itemsize) > CORE_BYTES else size
+
+
+def qkv_bytes(rows: int, width: int, block: int, heads: tuple[int, int], head_dim: int, itemsize: int) -> int:
+    """Returns the bytes of the kernel of queries, keys and values, as `mlp_bytes` counts them."""
+    rows, (queries, keys) = _padded(rows, itemsize), heads
+    columns = (queries + 2 * keys) * head_dim
+    buffers = 2 * block * columns * itemsize + 2 * rows * (width * itemsize + 2 * head_dim * 4)
+    buffers += 2 * 4 * (width + _padded(queries + keys, 4) * head_dim)  # scales of the norms
+    buffers += 2 * rows * head_dim * itemsize * (_padded(queries, itemsize) + 2 * _padded(keys, itemsize))
+    scratch = rows * (width * itemsize + columns * 4)
+    return buffers + scratch + rows * width * _unwritten(itemsize)
+
+
+def _first(divided: int, weights: Callable[[int], int], limit: int) -> int | None:
+    """Returns the first of BLOCKS that divides a dimension and whose weights fit, else the smallest that divides."""
+    sizes = [size for size in BLOCKS if divided % size == 0]
+    return next((size for size in sizes if weights(size) <= limit), sizes[-1] if sizes else None)
+
+
+def _padded(count: int, itemsize: int) -> int:
+    """Returns the rows of a tile's height that hold `count` rows of numbers of `itemsize` bytes."""
+    height = SUBLANES * 4 // itemsize
+    return -(-count // height) * height
+
+
+def _unwritten(itemsize: int) -> int:
+    """Returns the bytes of an entry of a result that is not in its buffer yet, the norm's or a product's: float32, and
+    the parts that a product of float32 in several passes has."""
+    return 4 if itemsize < 4 else 8
