@@ -18,7 +18,7 @@ from jrl.device.compile_cache import use_compile_cache
 from jrl.device.processes import ONE, Processes
 from jrl.experiment import Config
 from jrl.loop import steps as loop_steps
-from jrl.plugins import Part
+from jrl.plugins import Part, Parts
 from jrl.resolve import load_config
 from jrl.run.bucket_run import RunFolder, open_run_folder
 from jrl.run.job import open_job
@@ -63,6 +63,22 @@ def steps(
       profile: first and last step to write a trace of, into RUN/profile.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
     """
+    with _opened(config, bindings, parts, run, stop) as opened:
+        yield from _steps_in(
+            *opened, accept_change=accept_change, begin_from=begin_from, processes=processes, profile=profile
+        )
+
+
+@contextlib.contextmanager
+def _opened(
+    config: str | Path | Config,
+    bindings: Sequence[str],
+    parts: Sequence[Part],
+    run: str | Path | RunFolder | None,
+    stop: threading.Event | None,
+) -> Iterator[tuple[Config, Parts, RunFolder, threading.Event]]:
+    """Opens a run's folder once its configuration is read. From then on, until the folder is closed, signals set the
+    event."""
     resolved, loaded = load_config(config, bindings, parts)
     say = None  # whoever gave the event says that the run stops
     if stop is None:
@@ -73,18 +89,33 @@ def steps(
     with (
         stop_on_signals(stop, say),
         contextlib.nullcontext(run) if isinstance(run, RunFolder) else open_run_folder(run_folder(run)) as folder,
-        open_job(
-            resolved,
-            loaded,
-            folder.path,
-            stop,
-            accept_change=accept_change,
-            begin_from=None if begin_from is None else Path(begin_from),
-            processes=processes,
-            profile=profile,
-            publish=folder.publish,
-        ) as job,
     ):
+        yield resolved, loaded, folder, stop
+
+
+def _steps_in(
+    config: Config,
+    parts: Parts,
+    folder: RunFolder,
+    stop: threading.Event,
+    *,
+    accept_change: bool,
+    begin_from: str | Path | None,
+    processes: Processes = ONE,
+    profile: Steps | None = None,
+) -> Iterator[Step]:
+    """Yields the steps of a run in an open folder. Arguments as in `steps`."""
+    with open_job(
+        config,
+        parts,
+        folder.path,
+        stop,
+        accept_change=accept_change,
+        begin_from=None if begin_from is None else Path(begin_from),
+        processes=processes,
+        profile=profile,
+        publish=folder.publish,
+    ) as job:
         if job.stopping():
             raise Preempted("asked to stop before the first step; nothing was changed")
         yield from loop_steps(job)
@@ -101,15 +132,8 @@ def train(
     begin_from: str | Path | None = None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary, as in RUN/summary.json. Arguments as in `steps`."""
-    with open_run_folder(run_folder(run)) as folder:
-        for _ in steps(
-            config,
-            bindings,
-            run=folder,
-            parts=parts,
-            stop=stop,
-            accept_change=accept_change,
-            begin_from=begin_from,
-        ):
+    with _opened(config, bindings, parts, run, stop) as opened:
+        for _ in _steps_in(*opened, accept_change=accept_change, begin_from=begin_from):
             pass
+        folder = opened[2]
         return json.loads((folder.path / "summary.json").read_text())

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jrl.bucket.client import split_address
+from jrl.bucket.client import Missing, split_address
 from jrl.bucket.local_copies import local_copy
 
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://?")
@@ -49,6 +49,16 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def readable(path: str | os.PathLike[str]) -> Path:
     """Returns where to read a file or a folder on this machine: `path` itself, or a local copy of gs://BUCKET/NAME."""
     return local_copy(os.fspath(path)) if is_remote(path) else local(path)
+
+
+def readable_file(folder: str | os.PathLike[str], name: str) -> Path | None:
+    """Returns where to read one file of a folder on this machine; None: it is not there. Of a folder in a bucket only
+    that file is fetched."""
+    try:
+        path = readable(os.path.join(os.fspath(folder), name))
+    except Missing:
+        return None
+    return path if path.exists() else None
 
 
 def beside(path: str, file: str | None) -> str:

@@ -29,6 +29,7 @@ class Store:
         self.forbidden: set[str] = set()
         self.objects: dict[tuple[str, str], tuple[int, bytes, float]] = {}
         self.composed: set[str] = set()  # names whose objects have no MD5
+        self.listed_without_hash = False  # as where the bucket's owner holds the key
         self.stale = False  # listings then show what was there when this was set
         self.requests: list[tuple[str, str]] = []  # method and name
         self.tokens: set[str | None] = set()
@@ -78,6 +79,8 @@ class Store:
             names = sorted(n for b, n in listed if b == bucket and n.startswith(name))
             first = int(query.get("pageToken", 0))
             page = {"items": [self._item(bucket, n, listed) for n in names[first : first + PAGE]]}
+            for item in page["items"] if self.listed_without_hash else ():
+                item.pop("md5Hash", None), item.pop("crc32c")
             if first + PAGE < len(names):
                 page["nextPageToken"] = str(first + PAGE)
             return 200, json.dumps(page).encode(), date

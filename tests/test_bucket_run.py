@@ -1,18 +1,26 @@
 """The commit of a run to a bucket: the lease, and a death after every single request."""
 
+import contextlib
+import fcntl
 import io
+import json
+import os
+import re
 import shutil
+import signal
+import socket
 import threading
+import types
 import urllib.error
 
 import pytest
 from bucket_stand_in import Store, serving
 
-from jrl import paths
-from jrl.bucket.client import Bucket, BucketError, Conflict
+from jrl import api, paths
+from jrl.bucket import credentials, local_copies
+from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
-from jrl.bucket.local_copies import local_copy
-from jrl.run import bucket_run
+from jrl.run import bucket_run, identity, teacher
 from jrl.run.checkpoints.lock import RunIsHeld
 from jrl.run.lease import Lease, take_lease
 
@@ -247,7 +255,7 @@ def test_refusals_name_the_permission_the_bucket_and_the_endpoint():
 def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeypatch):
     store = Store()
     monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
-    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "a secret")
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "a-secret")
     put = client(store).put
     put("data/rows.jsonl", b"a row")
     put("model/config.json", b"{}")
@@ -262,12 +270,12 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
             "config.json": 2,
             "sub/part": 3000,
         }
-        assert store.tokens == {None, "Bearer a secret"}
-        assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a secret" in f.read_bytes()]
-        local_copy.cache_clear()
+        assert store.tokens == {None, "Bearer a-secret"}
+        assert not [f for f in (tmp_path / "copies").rglob("*") if f.is_file() and b"a-secret" in f.read_bytes()]
+        local_copies._copy_of.cache_clear()
         put("data/rows.jsonl", b"another")
         assert paths.readable("gs://bucket/data/rows.jsonl").read_bytes() == b"another"
-        local_copy.cache_clear()
+        local_copies._copy_of.cache_clear()
         key = ("bucket", "data/rows.jsonl")
         store.objects[key] = (9999, b"rotten", 0.0)
         store._md5 = lambda data: "bm90IGl0"
@@ -277,3 +285,278 @@ def test_files_and_folders_are_copied_once_for_each_generation(tmp_path, monkeyp
             paths.readable("gs://bucket/nothing")
     with pytest.raises(ValueError, match="S3"):
         paths.readable("s3://bucket/a")
+
+
+def test_a_complete_copy_is_read_by_several_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    monkeypatch.setattr(local_copies, "_in_use", {})
+    blocked = fcntl.flock
+
+    def flock(lock, kind):  # a lock that would be awaited forever
+        blocked(lock, kind | fcntl.LOCK_NB)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    filled = []
+    copy = lambda state, endpoint="http://a": local_copies.complete_copy(
+        Bucket("b", endpoint=endpoint, environment={}), "x", state, lambda folder: filled.append(folder)
+    )
+    place = copy("1")
+    other_process, local_copies._in_use = local_copies._in_use, {}
+    assert copy("1") == copy("1") == place and len(filled) == 1
+    assert list(local_copies._in_use) == [place]  # one descriptor, however often it is asked for
+    os.close(local_copies._in_use.pop(place))
+    copy("2")
+    assert place.exists()  # the other one reads it
+    os.close(other_process.pop(place))
+    copy("2")
+    assert not place.exists() and len(filled) == 2
+    copy("2", "http://another")  # of the same name, and not the same bucket
+    assert len(filled) == 3
+
+
+@pytest.mark.parametrize("secret", ["ya29.se\ncret", "ya29 secret", "ya29.secr\u00e9t", " "])
+def test_what_is_no_token_is_refused_and_not_quoted(secret):
+    with pytest.raises(credentials.NoCredentials, match="GOOGLE_OAUTH_ACCESS_TOKEN holds no token") as raised:
+        credentials.token_source({"GOOGLE_OAUTH_ACCESS_TOKEN": secret}, is_google=True)
+    assert "ya29" not in str(raised.value)
+
+
+def test_blanks_around_a_token_are_taken_away():
+    assert credentials.token_source({"GOOGLE_OAUTH_ACCESS_TOKEN": " ya29.a\n"}, is_google=True)() == "ya29.a"
+
+
+class MetadataServer:
+    """Answers what `answers` holds, one by one: an error, or a token and its seconds."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def open(self, request, timeout):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return io.BytesIO(json.dumps({"access_token": answer[0], "expires_in": answer[1]}).encode())
+
+
+@pytest.fixture
+def metadata(monkeypatch, tmp_path):
+    """Yields (answers, clock, token source) of a machine with a metadata server."""
+    answers, clock = [], [0.0]
+    monkeypatch.setattr(credentials.urllib.request, "build_opener", lambda *_: MetadataServer(answers))
+    monkeypatch.setattr(credentials, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    return answers, clock, credentials.token_source({"CLOUDSDK_CONFIG": str(tmp_path)}, is_google=True)
+
+
+def test_a_token_that_cannot_be_renewed_serves_until_its_end(metadata):
+    answers, clock, token = metadata
+    answers += [("first", 3600)]
+    assert token() == "first"
+    clock[0] = 3400.0  # less than 300 s before its end
+    answers += [TimeoutError()]
+    assert token() == "first"
+    clock[0] += 9.0
+    assert token() == "first"  # nobody is asked again so soon
+    clock[0] += 2.0
+    answers += [urllib.error.HTTPError("", 503, "unavailable", None, None)]
+    assert token() == "first"
+    clock[0] = 3601.0
+    answers += [urllib.error.URLError(ConnectionResetError())]
+    with pytest.raises(credentials.NoTokenYet, match="ConnectionResetError"):
+        token()
+    answers += [("second", 3600)]
+    assert token() == "second" and not answers
+
+
+def test_a_machine_without_an_account_is_told_so_at_once(metadata):
+    answers, _, token = metadata
+    for error in (urllib.error.URLError(socket.gaierror()), urllib.error.HTTPError("", 404, "none", None, None)):
+        answers += [error]
+        with pytest.raises(credentials.NoCredentials, match="no account"):
+            token()
+
+
+def test_a_request_waits_for_its_token(metadata):
+    answers, _, token = metadata
+    store = Store()
+    bucket = client(store)
+    bucket._token = token
+    answers += [TimeoutError(), ("first", 3600)]
+    bucket.put("a", b"1")
+    request, seen = bucket._request, []
+
+    def unauthorized_once(method, url, data, headers):
+        seen.append(headers["Authorization"])
+        if len(seen) == 1:
+            raise urllib.error.HTTPError(url, 401, "expired", None, io.BytesIO())
+        return request(method, url, data, headers)
+
+    bucket._request = unauthorized_once
+    answers += [TimeoutError(), ("second", 3600)]
+    assert bucket.get("a")[0] == b"1"
+    assert seen == ["Bearer first", "Bearer second"] and not answers
+
+
+def test_every_run_works_in_a_folder_of_its_own_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    store, names = Store(), []
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        for address in ("gs://bucket/a/my run", "gs://bucket/b/my run", "gs:/bucket/a/my run/"):
+            with bucket_run.open_run_folder(address) as folder:
+                names.append(folder.path.name)
+    assert names[0] == names[2] != names[1]
+    assert all(re.fullmatch(r"my_run-[0-9a-f]{12}", name) for name in names)
+
+
+def test_links_pipes_and_files_that_vanish_do_not_end_a_run(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    publisher = opened(client(Store()), folder)
+    write_step(folder, 1)
+    plain = bucket_run.committed_files(folder)
+    (tmp_path / "elsewhere").write_text("not of the run")
+    (folder / "wandb").mkdir()
+    (folder / "wandb" / "latest-run").symlink_to(folder / "checkpoints")
+    (folder / "wandb" / "debug.log").symlink_to(tmp_path / "elsewhere")
+    (folder / "wandb" / "gone.log").symlink_to(tmp_path / "nothing")
+    os.mkfifo(folder / "pipe")
+    assert bucket_run.committed_files(folder) == plain
+    every = lambda folder: [*plain, "wandb/vanished", "wandb/debug.log"]  # as another thread may change them
+    monkeypatch.setattr(bucket_run, "committed_files", every)
+    publisher.publish()
+    assert set(publisher._commit.files) == set(plain)
+    monkeypatch.setattr(bucket_run, "committed_files", lambda folder: [*plain, "checkpoints/00000001/vanished"])
+    with pytest.raises(FileNotFoundError):
+        publisher.publish()
+
+
+def test_a_run_that_is_refused_for_what_is_there_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path))
+    store = Store()
+    client(store).put("model/config.json", b"{}")
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        with (
+            pytest.raises(bucket_run.ForeignFolder, match=r"already contains config\.json"),
+            bucket_run.open_run_folder("gs://bucket/model"),
+        ):
+            raise AssertionError("the folder of a model was opened as a run")
+        assert list(store.objects) == [("bucket", "model/config.json")]
+        client(store).put("model/lock", b"left by an earlier version")
+        assert (bucket_run.readable("gs://bucket/model") / "config.json").read_bytes() == b"{}"
+        client(store).put("begun/lock", b"")
+        with pytest.raises(ValueError, match="has committed nothing"):
+            bucket_run.readable("gs://bucket/begun")
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """Yields a store that addresses lead to."""
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
+    store = Store()
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        yield store
+
+
+def test_a_teacher_in_a_bucket_is_read_from_its_copy(served, monkeypatch):
+    put = client(served).put
+    put("run/manifest.json", b"{}")
+    put("bare/config.json", b"{}")
+    config = lambda path: types.SimpleNamespace(teacher=types.SimpleNamespace(path=path))
+    with pytest.raises(ValueError, match="gs://bucket/run is a run"):
+        teacher.teacher_shape(config("gs://bucket/run"))
+    for check in ("check_folder", "check_divides", "check_length", "teacher_shape"):
+        monkeypatch.setattr(teacher, check, lambda *_: None)
+    bare = config("gs://bucket/bare")
+    bare.data, bare.sampler = types.SimpleNamespace(prompt_length=1), types.SimpleNamespace(completion_length=1)
+    with pytest.raises(ValueError, match="gs://bucket/bare holds no tokenizer"):
+        teacher.check_teacher(bare, None, None, {})
+
+
+def test_a_resume_reads_the_shape_of_its_published_model_and_not_the_weights(served, tmp_path):
+    put = client(served).put
+    put("model/config.json", b"{}")
+    put("model/weights", b"x" * 1000)
+    begun = tmp_path / "run" / identity.PUBLISHED
+    begun.mkdir(parents=True)
+    (begun / "config.json").write_text("{}")
+    identity.refuse_another_model(tmp_path / "run", "gs://bucket/model")
+    assert ("GET", "model/weights") not in served.requests
+    identity.refuse_another_model(tmp_path / "run", "gs://bucket/gone")  # as a local folder that is gone
+    (begun / "config.json").write_text("another")
+    with pytest.raises(identity.RefusedIdentity, match=r"gs://bucket/model/config\.json differs"):
+        identity.refuse_another_model(tmp_path / "run", "gs://bucket/model")
+
+
+def test_objects_that_are_listed_without_a_hash_are_compared_all_the_same(served, tmp_path):
+    bucket = client(served)
+    bucket.put("model/a", b"with md5")
+    bucket.put("model/b", b"composed")
+    served.composed.add("model/b")
+    served.listed_without_hash = True
+    folder = paths.readable("gs://bucket/model")
+    assert {name: (folder / name).read_bytes() for name in "ab"} == {"a": b"with md5", "b": b"composed"}
+    listed = list(bucket.list("model/"))
+    served.objects["bucket", "model/b"] = (listed[1].generation, b"otherone", 0.0)
+    served._crc = lambda data: "AAAAAA=="
+    with pytest.raises(BucketError, match="other bytes than its hash says"):
+        bucket.download(listed[1], tmp_path / "b")
+    bucket.put("model/a", b"replaced")
+    with pytest.raises(Missing, match="was replaced while it was read"):
+        bucket.download(listed[0], tmp_path / "a")
+
+
+def test_a_write_is_compared_by_crc32c_where_it_has_no_md5():
+    store = Store()
+    store.composed.add("a")
+    assert client(store).put("a", b"mine").md5 is None
+    store._crc = lambda data: "AAAAAA=="
+    with pytest.raises(BucketError, match="stored with other bytes"):
+        client(store).put("a", b"mine")
+
+
+def test_a_commit_whose_answer_was_lost_is_gone_on_from(tmp_path):
+    store, folder = Store(), tmp_path / "run"
+    publisher = opened(client(store, deadline_seconds=0.0), folder)
+    write_step(folder, 1)
+    publisher.publish()
+    answer = store.answer
+
+    def lost(method, url, *rest):  # a commit is written, and nobody hears of it
+        result = answer(method, url, *rest)
+        return (0, b"", {}) if method == "POST" and "run.json" in url else result
+
+    store.answer = lost
+    write_step(folder, 2)
+    with pytest.raises(BucketError, match="did not do POST"):
+        publisher.publish()
+    store.answer = answer
+    write_step(folder, 3)
+    publisher.publish()
+    used = {f"run/files/{name}" for name in publisher._commit.objects()}
+    assert {name for _, name in store.objects if "/files/" in name} == used
+    second = opened(client(store), tmp_path / "again")
+    assert contents(tmp_path / "again") == after_step(tmp_path, 3)
+    write_step(folder, 4)
+    with pytest.raises(bucket_run.LeaseLost):
+        publisher.publish()
+    assert second._commit.life == 2
+
+
+def test_signals_are_watched_while_the_folder_is_opened(monkeypatch):
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    @contextlib.contextmanager
+    def opening(address):  # which may wait for a lock for a minute
+        seen.append(signal.getsignal(signal.SIGTERM))
+        raise RuntimeError("as far as needed")
+        yield
+
+    monkeypatch.setattr(api, "open_run_folder", opening)
+    monkeypatch.setattr(api, "load_config", lambda *_: (None, None))
+    monkeypatch.setattr(api, "refuse_overflow", lambda *_: None)
+    monkeypatch.setattr(api, "use_compile_cache", lambda: None)
+    for start in (api.train, lambda *args, **named: next(api.steps(*args, **named))):
+        with pytest.raises(RuntimeError, match="as far"):
+            start("tiny", run="gs://bucket/run")
+    assert len(seen) == 2 and before not in seen and signal.getsignal(signal.SIGTERM) == before

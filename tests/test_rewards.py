@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jrl
-from jrl import cli
+from jrl import cli, paths
 from jrl.device.sharding import MeshShape, make_mesh
 from jrl.models import decoder
 from jrl.models.contract import init
@@ -293,11 +293,12 @@ def test_a_run_learns_from_it_and_resumes_with_the_same_weights_only(folder, tmp
         jrl.train("configs/tiny.gin", more, run=tmp_path / "run")
 
 
-def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path):
+def test_a_run_resumes_with_the_judge_it_began_with(folder, tmp_path, monkeypatch):
     at, run = tmp_path / "judge", tmp_path / "run"
     shutil.copytree(folder, at)
     run.mkdir()
-    config = RewardModel(path=str(at), weights=(1.0, 0.5), length=32, batch=2)
+    monkeypatch.setattr(paths, "local_copy", lambda address: at)  # of a judge in a bucket
+    config = RewardModel(path="gs://bucket/judge", weights=(1.0, 0.5), length=32, batch=2)
     cache = SimpleNamespace(program=lambda name, fn: jax.jit(fn))
     opens = lambda: open_reward_model(config, one_device(), cache, run, lambda *value: None, lambda count: [])
     opens()

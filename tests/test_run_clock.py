@@ -26,7 +26,17 @@ CFG = Decoder(layers=2, width=4, heads=2, kv_heads=1, head_dim=2, mlp_width=5, v
 
 def speed(**changes):
     peak = Peak(matrix_rate=1000.0, hbm_rate=100.0)
-    known = Speed(devices=2, shards=1, peak=peak, cfg=CFG, spec=decoder.spec(CFG), adapters=0, slots=2)
+    known = Speed(
+        devices=2,
+        sampler_devices=2,
+        all_devices=2,
+        shards=1,
+        peak=peak,
+        cfg=CFG,
+        spec=decoder.spec(CFG),
+        adapters=0,
+        slots=2,
+    )
     return known._replace(**changes)
 
 

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,7 @@ from jrl.device.sharding import AXES, MeshShape, split_meshes, split_sizes
 from jrl.device.transfer import publication, replace_leaf, transfer
 from jrl.ops.fingerprint import fingerprint
 from jrl.run import sampler_devices
+from jrl.run.records import to_save
 
 TINY = [
     "Decoder.layers=1", "Decoder.width=16", "Decoder.heads=2", "Decoder.kv_heads=2", "Decoder.head_dim=8",
@@ -169,8 +173,38 @@ def test_a_publication_holds_no_more_than_it_states(monkeypatch, copies, peak):
     monkeypatch.setattr(sampler_devices, "replace_leaf", measured)
     with contextlib.closing(sampler_devices.SamplerDevices(learner, sampler)) as devices:
         for _ in range(3):
+            weights = jax.device_put({name: x + 1 for name, x in jax.device_get(weights).items()}, sharding)
             published = devices.publish(weights, weights, copies)
-        np.testing.assert_array_equal(published["a"], host["a"])
+        np.testing.assert_array_equal(published["a"], host["a"] + 3)
+        assert devices.publish(weights, weights, copies)["a"] is published["a"]  # they are there
     # All that lives on the sampling device after each leaf; the largest leaf is counted for the moment of its copy.
     assert max(held) <= peak - 4 * 64
     assert max(held) == copies * 4 * 96
+
+
+def test_with_two_copies_a_publication_waits_for_draws_with_older_weights_than_the_last():
+    learner, sampler = split_meshes(MeshShape(), MeshShape(), jax.devices())
+    versions = [
+        jax.device_put({"a": np.full(2, v, np.float32)}, NamedSharding(learner, PartitionSpec())) for v in range(3)
+    ]
+    with contextlib.closing(sampler_devices.SamplerDevices(learner, sampler)) as devices:
+        first, second = Future(), Future()
+        for weights, draw in zip(versions, (first, second)):
+            devices.publish(weights, weights, 2)
+            devices._last = draw  # as `watch` does
+        third = threading.Thread(target=devices.publish, args=(versions[2], versions[2], 2))
+        third.start()
+        third.join(0.2)
+        assert third.is_alive()
+        first.set_result({})
+        third.join(30)
+        assert not third.is_alive()
+        second.set_result({})
+
+
+def test_a_draw_with_wrong_weights_is_not_saved():
+    under_way = Future()
+    under_way.set_exception(sampler_devices.WrongWeights("of another fingerprint"))
+    drawn = SimpleNamespace(under_way=under_way)
+    with pytest.raises(sampler_devices.WrongWeights, match="another fingerprint"):
+        to_save(SimpleNamespace(), [drawn])

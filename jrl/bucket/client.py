@@ -29,14 +29,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jrl.bucket.crc32c import crc32c
-from jrl.bucket.credentials import NoCredentials, token_source
+from jrl.bucket.credentials import PASSING, NoCredentials, token_source
 
 GOOGLE = "https://storage.googleapis.com"
 ENDPOINTS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 DEADLINE_SECONDS = 120.0  # of one request with its repetitions; JRL_BUCKET_SECONDS changes it
 SOCKET_SECONDS = 30.0
 PIECE_BYTES = 64 << 20  # of a large object that is read at a time
-PASSING = (408, 429, 500, 502, 503, 504)
 LONGEST_WAIT_SECONDS = 16.0
 
 _ADDRESS = re.compile(r"^(gs|s3):/{1,2}([^/]*)/*(.*)$")
@@ -154,6 +153,8 @@ class Bucket:
         try:
             body, headers = self._send("POST", url, name, data, again=again)
             written = _object(json.loads(body), headers)
+            if written.md5 is None and written.crc32c is None:
+                written = self._with_hash(written)
         except Conflict:
             # An attempt whose answer was lost may have written it.
             if not repeated or (written := self.stat(name)) is None or not _same(written, data):
@@ -175,6 +176,8 @@ class Bucket:
 
     def download(self, stored: Object, path: str | os.PathLike[str]) -> None:
         """Writes an object of that generation to a file, piece by piece, and compares it with its hash."""
+        if stored.md5 is None and stored.crc32c is None:
+            stored = self._with_hash(stored)
         md5, crc, url = hashlib.md5(usedforsecurity=False), 0, f"/storage/v1/b/{self.name}/o/{_quoted(stored.name)}"
         url += f"?{urllib.parse.urlencode({'alt': 'media', 'generation': stored.generation})}"
         with open(path, "wb") as file:
@@ -193,6 +196,16 @@ class Bucket:
         got = _base64(crc.to_bytes(4, "big")) if stored.md5 is None else _base64(md5.digest())
         if got != (stored.crc32c if stored.md5 is None else stored.md5):
             raise BucketError(errno.EIO, f"gs://{self.name}/{stored.name} arrived with other bytes than its hash says")
+
+    def _with_hash(self, listed: Object) -> Object:
+        """Returns what is known of an object that was listed without a hash, as those are that the bucket's owner holds
+        the key of. Raises Missing where that generation is gone."""
+        found = self.stat(listed.name)
+        if found is None or found.generation != listed.generation:
+            raise Missing(errno.ENOENT, f"gs://{self.name}/{listed.name} was replaced while it was read; try again")
+        if found.md5 is None and found.crc32c is None:
+            raise BucketError(errno.EIO, f"gs://{self.name}/{listed.name}: the service gives no hash of it")
+        return found
 
     def stat(self, name: str) -> Object | None:
         """Returns what is known of an object; None where there is none."""
@@ -231,18 +244,17 @@ class Bucket:
     ) -> tuple[bytes, Mapping[str, str]]:
         """Sends a request until it is answered for good, and returns the answer's body and headers."""
         where, end = f"gs://{self.name}/{name}", time.monotonic() + self._deadline
-        wait, renewed = 0.25, False
+        wait, renew, renewed = 0.25, False, False
         while True:
             try:
-                token = self._token()
+                token, renew = self._token(renew=renew), False
                 signed = {"Authorization": f"Bearer {token}"} if token else {}
                 return self._request(method, url, data, {**more, **signed})
             except urllib.error.HTTPError as error:
                 with error:
                     text = _reason(error)
                 if error.code == 401 and not renewed:
-                    renewed = True
-                    self._token(renew=True)
+                    renew = renewed = True
                     continue
                 if error.code not in PASSING:
                     raise _refusal(error.code, where, text) from None
@@ -321,12 +333,20 @@ def _md5(data: bytes) -> str:
     return _base64(hashlib.md5(data, usedforsecurity=False).digest())
 
 
+def _crc32c(data: bytes) -> str:
+    return _base64(crc32c(data).to_bytes(4, "big"))
+
+
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
 def _same(stored: Object, data: bytes) -> bool:
-    return stored.bytes == len(data) and (stored.md5 is None or stored.md5 == _md5(data))
+    if stored.bytes != len(data):
+        return False
+    if stored.md5 is not None:
+        return stored.md5 == _md5(data)
+    return stored.crc32c is not None and stored.crc32c == _crc32c(data)
 
 
 def _intact(data: bytes, headers: Mapping[str, str]) -> bool:
@@ -335,4 +355,4 @@ def _intact(data: bytes, headers: Mapping[str, str]) -> bool:
     hashes = dict(part.strip().split("=", 1) for value in values or () for part in value.split(",") if "=" in part)
     if "md5" in hashes:
         return hashes["md5"] == _md5(data)
-    return "crc32c" not in hashes or hashes["crc32c"] == _base64(crc32c(data).to_bytes(4, "big"))
+    return "crc32c" not in hashes or hashes["crc32c"] == _crc32c(data)

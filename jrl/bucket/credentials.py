@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import json
 import os
+import re
+import socket
 import threading
 import time
 import urllib.error
@@ -24,7 +27,11 @@ METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/service-
 REFRESH = "https://oauth2.googleapis.com/token"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EARLY_SECONDS = 300.0  # before its end a token is renewed
+AGAIN_SECONDS = 10.0  # after a renewal that failed, while the token is good
 SECONDS = 5.0
+PASSING = (408, 429, 500, 502, 503, 504)  # answers of a service that may be another in a moment
+
+_TOKEN = re.compile(r"[!-~]+")
 
 
 class NoCredentials(OSError):
@@ -34,29 +41,71 @@ class NoCredentials(OSError):
         return str(self.args[-1])
 
 
+class NoTokenYet(OSError):
+    """The account's token could not be fetched now; in a moment it may be."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
+
 def token_source(environment: Mapping[str, str], *, is_google: bool) -> Callable[..., str | None]:
     """Returns what gives a valid token, or None where requests carry none; `renew=True` asks for a new one.
 
-    What it returns raises NoCredentials where there is no account.
+    What it returns raises NoCredentials where there is no account, and NoTokenYet for a failure in passing. A token
+    that is still good serves on while it cannot be renewed. Raises NoCredentials for a token in the environment that
+    cannot be one.
     """
-    given = next((environment[name] for name in TOKENS if environment.get(name)), None)
+    given = next((_checked(environment[name], name) for name in TOKENS if environment.get(name)), None)
     if given is not None or not is_google:
         return lambda renew=False: given
-    lock, held, ends = threading.Lock(), None, 0.0
+    lock, held, renewed_at, ends = threading.Lock(), None, 0.0, 0.0
 
     def token(renew: bool = False) -> str:
-        nonlocal held, ends
+        nonlocal held, renewed_at, ends
         with lock:
-            if held is None or renew or time.monotonic() > ends:
-                held, lasts = _new_token(environment)
-                ends = time.monotonic() + max(lasts - EARLY_SECONDS, 0.0)
+            now = time.monotonic()
+            if held is None or renew or now > renewed_at:
+                try:
+                    held, lasts = _new_token(environment, is_first=held is None)
+                    renewed_at, ends = now + max(lasts - EARLY_SECONDS, 0.0), now + lasts
+                except OSError:
+                    if held is None or renew or now > ends:
+                        raise
+                    renewed_at = now + AGAIN_SECONDS
             return held
 
     return token
 
 
-def _new_token(environment: Mapping[str, str]) -> tuple[str, float]:
-    """Returns a token and how many seconds it lasts."""
+def _checked(token: str, source: str) -> str:
+    """Returns a token without the blanks around it. Raises NoCredentials, which does not quote it, for any other text:
+    whatever sends it would."""
+    if _TOKEN.fullmatch(token.strip()) is None:
+        raise NoCredentials(
+            errno.EACCES, f"{source} holds no token: one is of visible ASCII characters, without blanks and line breaks"
+        )
+    return token.strip()
+
+
+def _passes(error: Exception, is_first: bool) -> bool:
+    """Whether what failed may succeed in a moment. A machine that never had a token and does not know the server's name
+    is none of Google's."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in PASSING
+    if isinstance(getattr(error, "reason", error), socket.gaierror):
+        return not is_first
+    return isinstance(error, (OSError, http.client.HTTPException))
+
+
+def _kind(error: Exception) -> str:
+    """Returns what an error is, without its message."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"{error.code} {error.reason}"
+    return type(error.reason if isinstance(getattr(error, "reason", None), Exception) else error).__name__
+
+
+def _new_token(environment: Mapping[str, str], *, is_first: bool) -> tuple[str, float]:
+    """Returns a token and how many seconds it lasts. is_first: whether there was none before."""
     named = environment.get("GOOGLE_APPLICATION_CREDENTIALS")
     home = environment.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
     path = named or os.path.join(home, "application_default_credentials.json")
@@ -64,15 +113,18 @@ def _new_token(environment: Mapping[str, str]) -> tuple[str, float]:
         return _from_file(path)
     request = urllib.request.Request(METADATA, headers={"Metadata-Flavor": "Google"})
     try:
-        answer = _ask(request, urllib.request.build_opener(urllib.request.ProxyHandler({})))
-    except (OSError, ValueError, KeyError):
+        return _ask(request, urllib.request.build_opener(urllib.request.ProxyHandler({})), "the metadata server")
+    except NoCredentials:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        if _passes(error, is_first):
+            raise NoTokenYet(errno.EAGAIN, f"the metadata server gave no token ({_kind(error)})") from None
         raise NoCredentials(
             errno.EACCES,
             "no account for gs:// was found: this machine has no metadata server of Google's, and "
             "GOOGLE_APPLICATION_CREDENTIALS is not set. Run `gcloud auth application-default login`, or set it to a "
             "file of credentials",
         ) from None
-    return answer
 
 
 def _from_file(path: str) -> tuple[str, float]:
@@ -88,17 +140,21 @@ def _from_file(path: str) -> tuple[str, float]:
     fields = {name: content.get(name, "") for name in ("client_id", "client_secret", "refresh_token")}
     body = urllib.parse.urlencode({**fields, "grant_type": "refresh_token"}).encode()
     try:
-        return _ask(urllib.request.Request(REFRESH, body), urllib.request.build_opener())
-    except (OSError, ValueError, KeyError) as error:
-        reason = f"{error.code} {error.reason}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
-        raise NoCredentials(errno.EACCES, f"{path}: Google gave no token for this account ({reason}); run `gcloud auth "
-                            "application-default login` again") from None  # fmt: skip
+        return _ask(urllib.request.Request(REFRESH, body), urllib.request.build_opener(), "Google's answer")
+    except NoCredentials:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        if _passes(error, is_first=False):
+            raise NoTokenYet(errno.EAGAIN, f"{path}: Google gave no token ({_kind(error)})") from None
+        raise NoCredentials(errno.EACCES, f"{path}: Google gave no token for this account ({_kind(error)}); run "
+                            "`gcloud auth application-default login` again") from None  # fmt: skip
 
 
 def _by_google_auth(path: str, kind: str) -> tuple[str, float]:
     """Returns a token of a service account or a federated one, whose requests are signed."""
     try:
         import google.auth
+        import google.auth.exceptions
         import google.auth.transport.urllib3
         import urllib3
     except ImportError:
@@ -111,11 +167,13 @@ def _by_google_auth(path: str, kind: str) -> tuple[str, float]:
         credentials, _ = google.auth.load_credentials_from_file(path, scopes=[SCOPE])
         credentials.refresh(google.auth.transport.urllib3.Request(urllib3.PoolManager()))
     except Exception as error:  # a foreign library, whose message may quote the file
+        if isinstance(error, google.auth.exceptions.TransportError) or getattr(error, "retryable", False):
+            raise NoTokenYet(errno.EAGAIN, f"{path}: google-auth got no token ({type(error).__name__})") from None
         raise NoCredentials(errno.EACCES, f"{path}: google-auth got no token ({type(error).__name__})") from None
-    return credentials.token, 3600.0
+    return _checked(str(credentials.token), "google-auth's answer"), 3600.0
 
 
-def _ask(request: urllib.request.Request, opener: Any) -> tuple[str, float]:
+def _ask(request: urllib.request.Request, opener: Any, source: str) -> tuple[str, float]:
     with contextlib.closing(opener.open(request, timeout=SECONDS)) as response:
         answer = json.loads(response.read(1 << 20))
-    return str(answer["access_token"]), float(answer.get("expires_in", 3600))
+    return _checked(str(answer["access_token"]), source), float(answer.get("expires_in", 3600))

@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from jrl.run.lease import Lease, holder_in_bucket, take_lease
 
 FORMAT = 1
 COMMIT, FILES, LOCK = "run.json", "files", "lock"
+NEEDED = ("checkpoints/", "rollouts/")  # nothing below these goes while a commit reads it
 PART_BYTES = 64 << 20  # of a file in one object
 MERGED_BYTES = 1 << 20  # a last part below this is written anew when its file grows
 FRESH_SECONDS = 2.0  # a file that changed within these is read again at the next commit
@@ -62,6 +64,8 @@ class Commit:
 
     life: int  # of whoever wrote it
     files: dict[str, tuple[Part, ...]]
+    # Makes every conditional write differ from every other, and tells who wrote what is read.
+    nonce: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex, compare=False)
 
     def steps(self) -> list[int]:
         """Returns the steps whose checkpoints are committed, oldest first."""
@@ -98,9 +102,13 @@ def open_run_folder(run: str | os.PathLike[str]) -> Iterator[RunFolder]:
     except RunIsHeld as error:
         raise RunIsHeld(address, error.holder) from error
     try:
+        if read_commit(bucket, place[1], address)[0] is None:  # before anything is written there
+            _refuse_foreign(bucket, place[1], address)
         lease = take_lease(bucket, f"{place[1]}/{LOCK}", address, _name_of_copy(base))
         try:
-            yield from _opened(bucket, place[1], address, paths.make_private_dir(base / "run"), lease)
+            yield from _opened(
+                bucket, place[1], address, paths.make_private_dir(base / _name_of_folder(place[1], base.name)), lease
+            )
         finally:
             lease.release()
     finally:
@@ -150,13 +158,17 @@ def claim(bucket: Bucket, name: str, address: str) -> tuple[Commit, int]:
 
 
 def _refuse_foreign(bucket: Bucket, name: str, address: str) -> None:
-    """Raises ValueError where there are objects that belong to no run."""
-    names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
-    others = [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
-    if others:
+    """Raises ForeignFolder where there are objects that belong to no run."""
+    if others := _foreign_names(bucket, name):
         raise ForeignFolder(
             f"{address} is not a run and already contains {', '.join(others[:3])}; choose another --run"
         )
+
+
+def _foreign_names(bucket: Bucket, name: str) -> list[str]:
+    """Returns some of the names below NAME that a run does not write before its first commit."""
+    names = itertools.islice((one.name[len(name) + 1 :] for one in bucket.list(f"{name}/")), 50)
+    return [other for other in names if other != LOCK and not other.startswith(f"{FILES}/")]
 
 
 class ForeignFolder(ValueError):
@@ -189,7 +201,7 @@ def read_commit(bucket: Bucket, name: str, address: str) -> tuple[Commit | None,
         if content["format"] != FORMAT:
             raise ValueError(f"it is of format {content['format']}, and this version reads {FORMAT}")
         files = {file: tuple(Part(*part) for part in parts) for file, parts in content["files"].items()}
-        return Commit(int(content["life"]), files), generation
+        return Commit(int(content["life"]), files, str(content["nonce"])), generation
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForeignFolder(f"{address}/{COMMIT} is not the commit of a run ({error}); choose another --run") from error
 
@@ -199,7 +211,7 @@ def _to_json(commit: Commit) -> bytes:
         "format": FORMAT,
         "life": commit.life,
         "steps": commit.steps(),
-        "nonce": uuid.uuid4().hex,  # a conditional write differs from every other
+        "nonce": commit.nonce,
         "files": {name: [list(part) for part in parts] for name, parts in sorted(commit.files.items())},
     }
     return json.dumps(content, separators=(",", ":")).encode()
@@ -214,6 +226,7 @@ class Publisher:
         self._bucket, self._name, self._address, self._folder, self._lease = bucket, name, address, folder, lease
         self._commit, self._generation = commit, generation
         self._serial = itertools.count()
+        self._sent: set[str] = set()  # the nonces of the commits that it tried to write
         self._unchanged: dict[str, tuple[Any, tuple[Part, ...]]] = {}  # what a file was when it was last read
 
     def publish_begun(self) -> None:
@@ -225,20 +238,33 @@ class Publisher:
         """Commits the folder as it is. Raises LeaseLost where another process has taken the run."""
         if self._lease.lost():
             raise self._taken()
-        files = dict(in_parallel(self._parts_of, committed_files(self._folder)))
+        files = dict(found for found in in_parallel(self._parts_of, committed_files(self._folder)) if found is not None)
         if files == self._commit.files:
             return
+        before = self._commit.objects()
         commit = Commit(self._commit.life, files)
-        target = f"{self._name}/{COMMIT}"
         try:
-            self._generation = self._bucket.put(target, _to_json(commit), if_generation=self._generation).generation
+            self._write(commit)
         except Conflict as error:
-            raise self._taken() from error
-        before, self._commit = self._commit, commit
+            # A commit that was given up, since its answer was lost, may have been written after all.
+            found, generation = read_commit(self._bucket, self._name, self._address)
+            if found is None or found.nonce not in self._sent:
+                raise self._taken() from error
+            before, self._generation = before | found.objects(), generation
+            try:
+                self._write(commit)
+            except Conflict:
+                raise self._taken() from error
         try:
-            in_parallel(self._remove, sorted(before.objects() - commit.objects()))
-        except BucketError as error:
+            in_parallel(self._remove, sorted(before - commit.objects()))
+        except OSError as error:
             _log.warning("%s: what is superseded could not be removed (%s); the next start does", self._address, error)
+
+    def _write(self, commit: Commit) -> None:
+        self._sent.add(commit.nonce)
+        target = f"{self._name}/{COMMIT}"
+        self._generation = self._bucket.put(target, _to_json(commit), if_generation=self._generation).generation
+        self._commit = commit
 
     def _taken(self) -> LeaseLost:
         return LeaseLost(
@@ -249,10 +275,19 @@ class Publisher:
     def _remove(self, part: str) -> None:
         self._bucket.delete(f"{self._name}/{FILES}/{part}")
 
-    def _parts_of(self, name: str) -> tuple[str, tuple[Part, ...]]:
-        """Returns a file and its parts, uploading those that are new."""
-        with open(self._folder / name, "rb") as file:
+    def _parts_of(self, name: str) -> tuple[str, tuple[Part, ...]] | None:
+        """Returns a file and its parts, uploading those that are new; None: it is gone, or is no plain file by now."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(open(self._folder / name, "rb", opener=_open_plain))
+            except OSError as error:
+                # What others leave in the folder may go at any time; what a step consists of may not.
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO) or name.startswith(NEEDED):
+                    raise
+                return None
             state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                return None
             mark = (state.st_ino, state.st_size, state.st_mtime_ns)
             if name in self._unchanged and self._unchanged[name][0] == mark:
                 return name, self._unchanged[name][1]
@@ -274,14 +309,28 @@ class Publisher:
         return name, tuple(parts)
 
 
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def committed_files(folder: Path) -> list[str]:
-    """Returns the files of a run folder that are committed: not its lock, and nothing that was being written."""
+    """Returns the files of a run folder that are committed: plain files, not links; not its lock, and nothing that was
+    being written."""
     return [
         name
         for name in paths.files_below(folder)
-        if name != LOCK and not any(piece.startswith(paths.TEMPORARY) for piece in name.split("/"))
+        if _is_plain(folder / name)
+        and name != LOCK and not any(piece.startswith(paths.TEMPORARY) for piece in name.split("/"))
         and not name.endswith(".__lock")
     ]  # fmt: skip
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether there is a plain file. One that has just gone is reported where it is opened."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _still_there(parts: tuple[Part, ...], file: Any, size: int) -> list[Part]:
@@ -333,6 +382,12 @@ def _holds(place: Path, parts: tuple[Part, ...]) -> bool:
         return all(hashlib.sha256(file.read(part.bytes)).hexdigest() == part.sha256 for part in parts)
 
 
+def _name_of_folder(name: str, key: str) -> str:
+    """Returns the name of the folder that a run works in: the same on every machine, and another for every run, since
+    dashboards tell runs apart by it. Of letters, digits, '.', '_' and '-'."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name.rsplit('/', 1)[-1])[:48]}-{key[:12]}"
+
+
 def _name_of_copy(base: Path) -> str:
     """Returns what names this local copy, and no other on any machine."""
     if not paths.exists(base / "name"):
@@ -367,15 +422,14 @@ def readable(source: str | os.PathLike[str]) -> Path:
     for _ in range(READ_TRIES):
         commit, generation = read_commit(bucket, place[1], address)
         if commit is None:
-            if bucket.stat(f"{place[1]}/{LOCK}") is not None:
+            if bucket.stat(f"{place[1]}/{LOCK}") is not None and not _foreign_names(bucket, place[1]):
                 raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
             return local_copy(address)
         if not commit.files:
             raise ValueError(f"{address} is a run that was begun; it has committed nothing, no step is saved")
         try:
-            return complete_copy(
-                address, str(generation), lambda folder, commit=commit: fetch(bucket, place[1], commit, folder)
-            )
+            fill = lambda folder, commit=commit: fetch(bucket, place[1], commit, folder)
+            return complete_copy(bucket, place[1], str(generation), fill)
         except Missing as error:
             # A run that goes on removes what it has superseded.
             _, other = read_commit(bucket, place[1], address)

@@ -21,8 +21,7 @@ import numpy as np
 
 from jrl.types import Array
 
-MOST_WORK = 64  # pieces of work that are remembered
-WATCHERS = 4  # threads that wait for results
+MOST_WORK = 256  # pieces of work that are remembered: a few a step, for as many steps as a draw may wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,8 @@ class RunClock:
         self._now = now
         self.seconds: dict[str, float] = {}  # by part
         self._part, self._since = "start", now()
-        self._watchers = ThreadPoolExecutor(WATCHERS, thread_name_prefix="clock")
+        # One thread for each set of devices, whose work ends in its order: it waits for results.
+        self._watchers: dict[frozenset, ThreadPoolExecutor] = {}
         self._work: deque[Work] = deque(maxlen=MOST_WORK)
         self._begin_step()
 
@@ -95,13 +95,17 @@ class RunClock:
                 return None
             return self._now()
 
-        work = Work(part, result, self._since, self._watchers.submit(wait))
+        devices = frozenset(result.sharding.device_set)
+        if devices not in self._watchers:
+            self._watchers[devices] = ThreadPoolExecutor(1, thread_name_prefix="clock")
+        work = Work(part, result, self._since, self._watchers[devices].submit(wait))
         self._work.append(work)
         if part != "sample":
             self._of_step.append(work)
 
-    def wait_for(self, result: Array) -> None:
-        """Waits for a result that the loop needs now. The time is that of the work that was done meanwhile."""
+    def wait_for(self, result: Array) -> float:
+        """Waits for a result that the loop needs now. The time is that of the work that was done meanwhile. Returns
+        the seconds."""
         start = self._now()
         self._add(self._part, start - self._since)
         jax.block_until_ready(result)
@@ -112,12 +116,14 @@ class RunClock:
             if work.result is result:
                 break
         else:  # of an earlier process: a checkpoint had it
-            return self._add("sample", self._since - start)
+            self._add("sample", self._since - start)
+            return self._since - start
         if work.part == "sample":  # drawn perhaps steps ago, and learned from now
             self._of_step.append(work)
         ended = [(w.part, at) for w in before if (at := done_at(w)) is not None]
         for part, seconds in split_wait(start, self._since, ended, work.part).items():
             self._add(part, seconds)
+        return self._since - start
 
     def take_step(self) -> StepWork:
         """Returns what belongs to the step that ends now."""
@@ -144,7 +150,8 @@ class RunClock:
 
     def close(self) -> None:
         """Waits for nothing."""
-        self._watchers.shutdown(wait=False, cancel_futures=True)
+        for watcher in self._watchers.values():
+            watcher.shutdown(wait=False, cancel_futures=True)
 
 
 def done_at(work: Work) -> float | None:

@@ -113,6 +113,17 @@ def free_places(config: Config) -> list[str]:
     return [*places_of(FREE, config), f"stages.{len(config.stages) - 1}.steps"]
 
 
+def refuse_another_model(folder: Path, model: str) -> None:
+    """Raises RefusedIdentity where the config.json of a published model is not the one that a run began with. A model
+    that is gone is none: the run has its weights."""
+    theirs = paths.readable_file(model, "config.json")
+    if theirs is not None and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
+        raise RefusedIdentity(
+            f"{model}/config.json differs from what {folder} began with (see {folder / PUBLISHED}); restore it, or use "
+            "another --run"
+        )
+
+
 def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, accept_change: bool = False) -> list[str]:
     """Raises RefusedIdentity where the folder holds another run; warns of another machine, and of ROUNDED fields.
 
@@ -140,12 +151,7 @@ def refuse_another(folder: Path, manifest: dict[str, Any], config: Config, *, ac
             "--accept-change. To start a new run from its weights: --from"
         )
     if isinstance(config.model, Published):
-        theirs = paths.readable(config.model.path) / "config.json"
-        if paths.exists(theirs) and paths.read_bytes(theirs) != paths.read_bytes(folder / PUBLISHED / "config.json"):
-            raise RefusedIdentity(
-                f"{theirs} differs from what {folder} began with (see {folder / PUBLISHED}); restore it, or use "
-                "another --run"
-            )
+        refuse_another_model(folder, config.model.path)
     for line in environment:
         _log.warning("changed since it began: %s; bit-identity across this is not guaranteed", line)
     return []

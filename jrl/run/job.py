@@ -404,7 +404,7 @@ def open_job(
             key=key,
             processes=processes,
             opened=opened,
-            speed=speed_of(config, policy.mesh, policy.model, policy.cfg),
+            speed=speed_of(config, policy.mesh, policy.sampler_mesh, policy.model, policy.cfg),
             run_clock=run_clock,
             profile=Profile(profile, profile_folder(folder, processes.index, processes.count), display.note),
             published=started.model if isinstance(started.model, Published) else None,

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from jrl.bucket.client import Bucket, BucketError, Conflict, Missing, shown
+from jrl.bucket.client import Bucket, Conflict, Missing, shown
 from jrl.run.checkpoints.lock import RunIsHeld
 
 LEASE_SECONDS = 60.0
@@ -143,5 +143,5 @@ def _read(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
 def _read_or_none(bucket: Bucket, name: str) -> tuple[dict[str, Any] | None, int]:
     try:
         return _read(bucket, name)
-    except (BucketError, ValueError):
+    except (OSError, ValueError):
         return None, 0

@@ -93,11 +93,13 @@ def step(
     phase("sampling")
 
     def sent(drawn: Draw) -> Submitted:
-        clock.wait_for(drawn.rollout.length)
+        waited = clock.wait_for(drawn.rollout.length)
         with clock.on("score"):
             submitted = send(stage, state, drawn)
         clock.drawn.append(submitted.host)
-        return submitted
+        if drawn.under_way is None:
+            return submitted
+        return submitted._replace(seconds={"time/wait_for_draw_seconds": waited, **submitted.seconds})
 
     # With devices of their own for sampling, the draw that is learned from is looked at before weights are published:
     # it is scored meanwhile.

@@ -382,7 +382,12 @@ def to_save(job: Job, waiting: Sequence[Draw]) -> tuple[dict[str, PyTree], dict[
 
     Args:
       waiting: the completions that are being drawn, in the order of their steps.
+
+    Raises: WrongWeights where devices of their own drew one of them with other weights than were published.
     """
+    for drawn in waiting:
+        if drawn.under_way is not None:
+            drawn.under_way.result()  # raises WrongWeights: such a draw is not saved
     tree: dict[str, PyTree] = {}
     offline = [stage for stage in job.stages if isinstance(stage, OfflineStage)]
     stored = {stage.name: stage.stream.get_state() for stage in offline}

@@ -9,6 +9,7 @@ them (`SamplerDevices.collect`). Which version draws which batch is decided by t
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -38,7 +39,10 @@ class SamplerDevices:
         self._structure = jax.tree.structure(None)  # of the weights
         self._frozen: dict[int, Array] = {}  # frozen leaves, published once, by their place
         self._weights: list[Array | None] = []  # trained leaves that the last draw was given; None: frozen
+        self._source: list[weakref.ref[Array]] = []  # the learner's leaves that are there
+        self._published: list[Array] = []  # the same on the sampler's mesh
         self._last: Future | None = None  # of the draw that was dispatched last
+        self._older: Future | None = None  # of the last draw with the weights before those
         self._expected: Array | None = None  # fingerprint of the weights that were published last
         self._ended = 0.0  # monotonic seconds at which the last draw was done
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="draws")
@@ -52,13 +56,18 @@ class SamplerDevices:
         Args:
           policy: those among them whose fingerprint a draw reports.
           copies: 1: the draw under way is waited for, and each leaf of its weights given back before the next comes. 2:
-            they stay until it has ended.
+            they stay until it has ended, and draws with older ones are waited for.
         """
-        if self._last is not None and copies == 1:
-            self._last.exception()  # waits; whoever collects that draw raises it
+        leaves, structure = jax.tree.flatten(weights)
+        is_there = [known() for known in self._source]
+        if structure == self._structure and all(a is b for a, b in zip(leaves, is_there, strict=True)):
+            return jax.tree.unflatten(structure, self._published)  # a stage's first draws are all of one version
+        pending = self._last if copies == 1 else self._older
+        if pending is not None:
+            pending.exception()  # waits, for draws before it too; whoever collects that draw raises it
+        self._older = self._last
         with jax.set_mesh(self.learner):
             self._expected = _fingerprint(policy)
-        leaves, structure = jax.tree.flatten(weights)
         if structure != self._structure:  # another stage may draw with other roles
             self._structure, self._frozen, self._weights = structure, {}, [None] * len(leaves)
         frozen = frozen_leaves(weights)
@@ -73,6 +82,7 @@ class SamplerDevices:
             else:
                 published.append(replace_leaf(old[place] if copies == 1 else None, leaf, self.sampler))
                 self._weights.append(published[-1])
+        self._source, self._published = [weakref.ref(leaf) for leaf in leaves], published
         return jax.tree.unflatten(structure, published)
 
     def watch(self, rollout: Rollout) -> Future:
@@ -98,15 +108,13 @@ class SamplerDevices:
         return {"time/draw_seconds": self._ended - begun, **idle}
 
     def collect(self, drawn: Draw) -> tuple[Draw, dict[str, float]]:
-        """Waits for a draw. Returns it on the learner's mesh, and seconds: of the wait, and of the draw.
+        """Waits for a draw. Returns it on the learner's mesh, and its seconds.
 
         Raises: WrongWeights.
         """
         if drawn.under_way is None:  # of a checkpoint
             return drawn._replace(rollout=transfer(drawn.rollout, self.learner)), {}
-        start = time.monotonic()
         seconds = drawn.under_way.result()
-        seconds = {"time/wait_for_draw_seconds": time.monotonic() - start, **seconds}
         return drawn._replace(rollout=transfer(drawn.rollout, self.learner), under_way=None), seconds
 
 

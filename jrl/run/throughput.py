@@ -36,8 +36,10 @@ class Count(NamedTuple):
 class Speed(NamedTuple):
     """What is needed to count a run's work."""
 
-    devices: int
-    shards: int  # batch shards
+    devices: int  # that learn
+    sampler_devices: int  # that sample: the same ones, or devices of their own
+    all_devices: int
+    shards: int  # batch shards of those that sample
     peak: Peak | None  # None: not known
     cfg: Decoder | None  # None: a model of the user's own, whose work is not counted
     spec: Any
@@ -45,8 +47,9 @@ class Speed(NamedTuple):
     slots: int
 
 
-def speed_of(config: Any, mesh: Mesh, model: Any, cfg: Any) -> Speed:
-    """Returns what counts the work of a run."""
+def speed_of(config: Any, mesh: Mesh, sampler_mesh: Mesh | None, model: Any, cfg: Any) -> Speed:
+    """Returns what counts the work of a run. sampler_mesh: None: sampling is on `mesh`."""
+    samples_on = mesh if sampler_mesh is None else sampler_mesh
     counted = isinstance(cfg, Decoder)
     frozen, trained = split_params(model.spec(cfg)) if counted else (None, None)
     adapters = 0
@@ -54,7 +57,9 @@ def speed_of(config: Any, mesh: Mesh, model: Any, cfg: Any) -> Speed:
         adapters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trained, is_leaf=is_spec))
     return Speed(
         devices=mesh.size,
-        shards=math.prod(mesh.shape[axis] for axis in BATCH_AXES),
+        sampler_devices=samples_on.size,
+        all_devices=mesh.size if sampler_mesh is None else mesh.size + sampler_mesh.size,
+        shards=math.prod(samples_on.shape[axis] for axis in BATCH_AXES),
         peak=peak_of(mesh.devices.flat[0].device_kind),
         cfg=cfg if counted else None,
         spec=decoder.spec(cfg) if counted else None,
@@ -139,26 +144,26 @@ def figures(speed: Speed, clock: RunClock, step: StepWork, epochs: int) -> dict[
     of = lambda part: clock.device_seconds([work for work in step.work if work.part == part])
     sample, update = of("sample"), of("update")
     model = 0.0  # operations
-    rate = lambda name, tokens, seconds: {
+    rate = lambda name, tokens, seconds, devices: {
         f"time/{name}_tokens_per_second": tokens / seconds,
-        f"time/{name}_tokens_per_second_per_device": tokens / seconds / speed.devices,
+        f"time/{name}_tokens_per_second_per_device": tokens / seconds / devices,
     }
     if step.drawn:
         sampled = sum(int(host["action_mask"].sum()) for host in step.drawn)
         if sample:
-            out |= {"time/sample_device_seconds": sample} | rate("sample", sampled, sample)
+            out |= {"time/sample_device_seconds": sample} | rate("sample", sampled, sample, speed.sampler_devices)
         if speed.cfg is not None and speed.peak is not None:
             model += sum(forward_flops(speed, count_rows(h["length"], h["action_mask"])) for h in step.drawn)
             moved = [decode_bytes(speed, host) for host in step.drawn]
             if sample and None not in moved:
-                out["time/decode_bandwidth"] = sum(moved) / sample / speed.devices / speed.peak.hbm_rate
+                out["time/decode_bandwidth"] = sum(moved) / sample / speed.sampler_devices / speed.peak.hbm_rate
     if step.packed is not None:
         count = Count(*(epochs * n for n in step.packed))
         if update:
-            out |= {"time/update_device_seconds": update} | rate("update", count.tokens, update)
+            out |= {"time/update_device_seconds": update} | rate("update", count.tokens, update, speed.devices)
         if speed.cfg is not None and speed.peak is not None:
-            learned, peak = update_flops(speed, count), speed.devices * speed.peak.matrix_rate
+            learned, peak = update_flops(speed, count), speed.peak.matrix_rate  # of one device
             if update:
-                out["time/update_mfu"] = learned / update / peak
-            out["time/step_mfu"] = (model + learned) / sum(step.seconds.values()) / peak
+                out["time/update_mfu"] = learned / update / (speed.devices * peak)
+            out["time/step_mfu"] = (model + learned) / sum(step.seconds.values()) / (speed.all_devices * peak)
     return out

@@ -113,19 +113,21 @@ def test_a_template_names_what_is_missing_first():
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_gives_units_of_adjacent_rows_or_a_cause(name):
     source = SOURCES[name]
-    scored = {"label": 1, "value": 2, "rejected_value": 1}
+    width = 72 if name == "Corrections" else 24  # its prompts hold an answer, and words around it
+    scored = {"label": 1, "value": 2, "rejected_value": 1, "helpfulness": 3, "steps": ["1", "2"], "labels": [1, 0]}
     visits = [visit(str(i), "a" * i, "b" * (i + 1), **scored) for i in range(26)] + [visit("none", None)]
-    rows, counts = source.rows(source.config(), visits, TOKENIZER, 24)
+    rows, counts = source.rows(source.config(), visits, TOKENIZER, width)
     count = len(rows.length)
     assert 0 < count == source.unit_size * (len(visits) - sum(counts.values())) and sum(counts.values()) > 0
     assert rows.unit.tolist() == [i // source.unit_size for i in range(count)]
-    assert rows.tokens.shape == rows.action_mask.shape == (count, 24)
-    assert rows.length.max() <= 24
+    assert rows.tokens.shape == rows.action_mask.shape == (count, width)
+    assert rows.length.max() <= width
     for tokens, length, mask in zip(rows.tokens, rows.length, rows.action_mask):
         first = mask.argmax()
         assert mask[first:length].all() and not mask[length:].any() and mask.any()
-        assert tokens[length - 1] == TOKENIZER.end_id and (tokens[length:] == TOKENIZER.pad_id).all()
-    again, _ = source.rows(source.config(), visits, TOKENIZER, 24)
+        ends = name != "StepLabels"  # which goes on after the step
+        assert (tokens[length - 1] == TOKENIZER.end_id) == ends and (tokens[length:] == TOKENIZER.pad_id).all()
+    again, _ = source.rows(source.config(), visits, TOKENIZER, width)
     for one, other in zip(rows, again, strict=True):
         np.testing.assert_array_equal(one, other)
 

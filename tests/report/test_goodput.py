@@ -58,7 +58,7 @@ def test_a_line_that_a_kill_has_cut_is_dropped(tmp_path):
     written.append(start(0, start=1.0))
     written.close()
     with open(tmp_path / "goodput.jsonl", "ab") as file:
-        file.write(b'{"step": 1, "sec')
+        file.write(b'\0\0\0\n{"step": 1, "sec')  # and one that a loss of power has damaged
     assert read_goodput(tmp_path) == [start(0, start=1.0)]
     written = open_goodput(tmp_path)
     written.append(record(2, update=0.123456))

@@ -7,6 +7,7 @@ is cut to a checkpoint: so a process that was killed has left what it did.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -46,11 +47,15 @@ def open_goodput(folder: Path) -> GoodputFile:
 
 
 def read_goodput(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the records of a run; [] of one that has none."""
+    """Returns the records of a run; [] of one that has none. Lines that a loss of power has damaged are left out."""
     path = Path(folder) / NAME
     if not paths.exists(path):
         return []
-    return [json.loads(line) for line in paths.read_bytes(path).split(b"\n")[:-1]]
+    records = []
+    for line in paths.read_bytes(path).split(b"\n")[:-1]:
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return [record for record in records if isinstance(record, dict)]
 
 
 def goodput(records: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -113,7 +113,7 @@ def with_known_shape(config: Config) -> tuple[Config, str | None]:
     """Returns (`config`, None), or where a published model's folder is missing but its shape is known, `config` with
     that shape, and a note about it."""
     model = config.model
-    if not isinstance(model, Published) or paths.exists(Path(model.path) / "config.json"):
+    if not isinstance(model, Published) or paths.readable_file(model.path, "config.json") is not None:
         return config, None
     known = KNOWN / Path(model.path).name
     if not known.is_dir():
