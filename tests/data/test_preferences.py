@@ -7,7 +7,7 @@ from data_fakes import TOKENIZER
 from jrl.tasks.data.preferences import SOURCE, Preferences
 from jrl.tasks.data.prompts import Visit
 from jrl.tasks.data.sources import SOURCES
-from jrl.tasks.data.stored import Template, padded_rows
+from jrl.tasks.data.stored import LeftOut, Template, padded_rows
 from jrl.tasks.example import Example, Message
 from jrl.tools.check import check_stored_source
 
@@ -102,9 +102,10 @@ def test_a_template_without_a_place_is_refused(name):
 
 def test_a_template_names_what_is_missing_first():
     template = Template("{answer} {hint}", "here")
-    assert template.fill(visit("a", "1", hint="2")) == ("1 2", None)
-    assert template.fill(visit("a", "1")) == (None, "no_hint")
-    assert template.fill(visit("a", None)) == (None, "no_answer")
+    assert template.fill(visit("a", "1", hint="2")) == "1 2"
+    for answer, cause in (("1", "no_hint"), (None, "no_answer")):
+        with pytest.raises(LeftOut, match=f"^{cause}$"):
+            template.fill(visit("a", answer))
 
 
 # Every row of SOURCES

@@ -17,7 +17,7 @@ import numpy as np
 
 from jrl.rollout.strategies.contract import Strategy
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import Template
+from jrl.tasks.data.stored import LeftOut, Template
 
 RESET = 6  # names this draw among those of a visit
 
@@ -44,8 +44,10 @@ def prefix(config: Reset, visit: Visit, tokenizer: Any, room: int) -> tuple[int,
     Args:
       room: most of them.
     """
-    text, missing = Template(config.template, "Reset.template").fill(visit)
-    ids = [] if missing else tokenizer.encode(text)
+    try:
+        ids = tokenizer.encode(Template(config.template, "Reset.template").fill(visit))
+    except LeftOut:
+        return ()
     draw = np.random.default_rng([*visit.uid, RESET])
     if draw.random() >= config.probability or len(ids) < 2:
         return ()

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from jrl.tasks.data.preferences import finite
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack, with_system
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_pair,
+    completion_of,
+    of_visits,
+    stack,
+    with_system,
+)
 from jrl.tasks.example import Message
 
 PLACE = "{score}"
@@ -43,29 +54,22 @@ def rows(
     than `width` with its goal ("too_long").
     """
     templates = [Template(getattr(config, name), name) for name in ("chosen", "rejected")]
-    counts: dict[str, int] = {}
-    sequences = []
-    for visit in visits:
-        filled = [template.fill(visit) for template in templates]
+
+    def unit(visit: Visit) -> list[tuple[Sequence[int], list[int], float]]:
+        texts = [template.fill(visit) for template in templates]
         scores = [visit.example.info.get(name) for name in config.scores]
-        cause = next((cause for _, cause in filled if cause is not None), None)
-        if cause is None and not all(map(finite, scores)):
-            cause = "no_scores"
-        if cause is None and scores[0] == scores[1]:
-            cause = "same_scores"
-        if cause is None:
-            answers = [[*tokenizer.encode(text), tokenizer.end_id] for text, _ in filled]
-            wanted = visit.uid[0] % 2
-            prompt = tuple(tokenizer.encode_prompt(asked(config, visit, scores[wanted])))
-            if answers[0] == answers[1]:
-                cause = "same_answers"
-            elif len(prompt) + max(map(len, answers)) > width:
-                cause = "too_long"
-        if cause is None:
-            sequences += [(prompt, answers[wanted], 1.0), (prompt, answers[1 - wanted], 0.0)]
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
-    return stack(sequences, 2, tokenizer.pad_id, width), counts
+        if not all(map(finite, scores)):
+            raise LeftOut("no_scores")
+        if scores[0] == scores[1]:
+            raise LeftOut("same_scores")
+        answers = [completion_of(text, tokenizer) for text in texts]
+        wanted = visit.uid[0] % 2
+        prompt = tuple(tokenizer.encode_prompt(asked(config, visit, scores[wanted])))
+        check_pair(prompt, answers, width)
+        return [(prompt, answers[wanted], 1.0), (prompt, answers[1 - wanted], 0.0)]
+
+    units, counts = of_visits(unit, visits)
+    return stack([*itertools.chain(*units)], 2, tokenizer.pad_id, width), counts
 
 
 def asked(config: ConditionedPreferences, visit: Visit, score: float) -> tuple[Message, ...]:

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, continued, stack
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_fits,
+    completion_of,
+    continued,
+    of_visits,
+    stack,
+)
 
 PLACE = "{response}"
 
@@ -35,22 +45,17 @@ def rows(config: Corrections, visits: Sequence[Visit], tokenizer: Any, width: in
     ("same_answers"), and those that do not fit `width` ("too_long").
     """
     templates = [Template(config.chosen, "Corrections.chosen"), Template(config.rejected, "Corrections.rejected")]
-    counts: dict[str, int] = {}
-    sequences = []
-    for visit in visits:
-        filled = [template.fill(visit) for template in templates]
-        cause = next((cause for _, cause in filled if cause is not None), None)
-        if cause is None and filled[0] == filled[1]:
-            cause = "same_answers"
-        if cause is None:
-            response = filled[visit.uid[0] % 2][0]
-            asked = continued(visit.example.messages, config.ask.replace(PLACE, response))
-            prompt, target = tuple(tokenizer.encode_prompt(asked)), [*tokenizer.encode(filled[0][0]), tokenizer.end_id]
-            cause = None if len(prompt) + len(target) <= width else "too_long"
-        if cause is None:
-            sequences.append((prompt, target, 1.0))
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
+
+    def sequence(visit: Visit) -> tuple[Sequence[int], list[int], float]:
+        answers = [template.fill(visit) for template in templates]
+        if answers[0] == answers[1]:
+            raise LeftOut("same_answers")
+        asked = continued(visit.example.messages, config.ask.replace(PLACE, answers[visit.uid[0] % 2]))
+        prompt, target = tuple(tokenizer.encode_prompt(asked)), completion_of(answers[0], tokenizer)
+        check_fits(prompt, target, width)
+        return prompt, target, 1.0
+
+    sequences, counts = of_visits(sequence, visits)
     return stack(sequences, 1, tokenizer.pad_id, width), counts
 
 

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack, with_system
+from jrl.tasks.data.stored import (
+    StoredRows,
+    StoredSource,
+    Template,
+    check_fits,
+    completion_of,
+    of_visits,
+    stack,
+    with_system,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +52,17 @@ def rows(
     """
     template = Template(config.template, "Demonstrations.template")
     condition = None if config.condition is None else Template(config.condition, "Demonstrations.condition")
-    counts: dict[str, int] = {}
-    sequences = []
-    for visit in visits:
-        text, cause = template.fill(visit)
-        prompt = visit.prompt
-        if cause is None and condition is not None:
-            goal, cause = condition.fill(visit, numbers=True)
-            if cause is None:
-                prompt = tuple(tokenizer.encode_prompt(with_system(visit.example.messages, goal)))
-        if cause is None:
-            completion = [*tokenizer.encode(text), tokenizer.end_id]
-            cause = None if len(prompt) + len(completion) <= width else "too_long"
-        if cause is None:
-            sequences.append((prompt, completion, 1.0))
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
+
+    def sequence(visit: Visit) -> tuple[Sequence[int], list[int], float]:
+        text, prompt = template.fill(visit), visit.prompt
+        if condition is not None:
+            goal = condition.fill(visit, numbers=True)
+            prompt = tuple(tokenizer.encode_prompt(with_system(visit.example.messages, goal)))
+        completion = completion_of(text, tokenizer)
+        check_fits(prompt, completion, width)
+        return prompt, completion, 1.0
+
+    sequences, counts = of_visits(sequence, visits)
     return stack(sequences, 1, tokenizer.pad_id, width), counts
 
 

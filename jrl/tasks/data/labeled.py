@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_fits,
+    completion_of,
+    of_visits,
+    stack,
+)
 
 MISMATCHED = -1.0  # label of a prompt with another prompt's answer
 NEITHER = -2.0  # label of a row that only fills its unit
@@ -41,22 +50,18 @@ def rows(config: Labeled, visits: Sequence[Visit], tokenizer: Any, width: int) -
     """
     template = Template(config.completion, "Labeled.completion")
     bad = None if config.bad is None else Template(config.bad, "Labeled.bad")
-    counts: dict[str, int] = {}
-    answers: list[tuple[Sequence[int], list[int], float]] = []
-    for visit in visits:
+
+    def answer(visit: Visit) -> tuple[Sequence[int], list[int], float]:
         is_bad = bad is not None and visit.uid[0] % 2 == 1
-        text, cause = bad.fill(visit) if is_bad else template.fill(visit)
+        text = bad.fill(visit) if is_bad else template.fill(visit)
         label = visit.example.info.get(config.label) if bad is None else not is_bad
-        if cause is None and not (isinstance(label, bool | int | float) and label in (0, 1)):
-            cause = "no_label"
-        if cause is None:
-            completion = [*tokenizer.encode(text), tokenizer.end_id]
-            if len(visit.prompt) + len(completion) > width:
-                cause = "too_long"
-        if cause is None:
-            answers.append((visit.prompt, completion, float(label)))
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
+        if not (isinstance(label, bool | int | float) and label in (0, 1)):
+            raise LeftOut("no_label")
+        completion = completion_of(text, tokenizer)
+        check_fits(visit.prompt, completion, width)
+        return visit.prompt, completion, float(label)
+
+    answers, counts = of_visits(answer, visits)
     sequences = []
     for i, (prompt, completion, label) in enumerate(answers):
         other = answers[(i + 1) % len(answers)][1]

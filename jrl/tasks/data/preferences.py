@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_pair,
+    completion_of,
+    of_visits,
+    stack,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,31 +51,23 @@ def rows(config: Preferences, visits: Sequence[Visit], tokenizer: Any, width: in
     ("no_values"). The labels of a pair are its strength and the rest to 1.
     """
     templates = [Template(config.chosen, "Preferences.chosen"), Template(config.rejected, "Preferences.rejected")]
-    counts: dict[str, int] = {}
-    sequences, worth = [], []
-    for visit in visits:
-        filled = [template.fill(visit) for template in templates]
-        cause = next((cause for _, cause in filled if cause is not None), None)
-        if cause is None:
-            pair = [[*tokenizer.encode(text), tokenizer.end_id] for text, _ in filled]
-            if pair[0] == pair[1]:
-                cause = "same_answers"
-            elif len(visit.prompt) + max(map(len, pair)) > width:
-                cause = "too_long"
+
+    def unit(visit: Visit) -> tuple[list[tuple[Sequence[int], list[int], float]], tuple[float, float]]:
+        texts = [template.fill(visit) for template in templates]
+        pair = [completion_of(text, tokenizer) for text in texts]
+        check_pair(visit.prompt, pair, width)
         strength = 1.0 if config.strength is None else visit.example.info.get(config.strength)
-        if cause is None and not (
-            isinstance(strength, int | float) and 0.5 < strength <= 1 and np.float32(strength) > 0.5  # its label
-        ):
-            cause = "no_strength"
+        # Its label, in float32, is above 0.5 too.
+        if not (isinstance(strength, int | float) and 0.5 < strength <= 1 and np.float32(strength) > 0.5):
+            raise LeftOut("no_strength")
         values = (0.0, 0.0) if config.values is None else tuple(visit.example.info.get(name) for name in config.values)
-        if cause is None and config.values is not None and not are_ordered(values):
-            cause = "no_values"
-        if cause is None:
-            worth += values
-            sequences += [(visit.prompt, pair[0], float(strength)), (visit.prompt, pair[1], 1 - float(strength))]
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
-    return stack(sequences, 2, tokenizer.pad_id, width)._replace(value=np.array(worth, np.float32)), counts
+        if config.values is not None and not are_ordered(values):
+            raise LeftOut("no_values")
+        return [(visit.prompt, pair[0], float(strength)), (visit.prompt, pair[1], 1 - float(strength))], values
+
+    units, counts = of_visits(unit, visits)
+    stored = stack([sequence for pair, _ in units for sequence in pair], 2, tokenizer.pad_id, width)
+    return stored._replace(value=np.array([value for _, values in units for value in values], np.float32)), counts
 
 
 def are_ordered(values: Sequence[Any]) -> bool:

@@ -11,7 +11,16 @@ import numpy as np
 
 from jrl.tasks.data.preferences import finite
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, stack
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_fits,
+    completion_of,
+    of_visits,
+    stack,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,26 +50,22 @@ def rows(config: Rated, visits: Sequence[Visit], tokenizer: Any, width: int) -> 
     of [lowest, highest] ("bad_value"), and answers that do not fit `width` ("too_long").
     """
     template = Template(config.completion, "Rated.completion")
-    counts: dict[str, int] = {}
-    sequences, ratings = [], []
-    for visit in visits:
-        text, cause = template.fill(visit)
+
+    def rated(visit: Visit) -> tuple[tuple[Sequence[int], list[int], float], list[float]]:
+        text = template.fill(visit)
         values = [visit.example.info.get(name) for name in config.values]
         given = [value for value in values if value is not None]
-        if cause is None and not given:
-            cause = "no_values"
-        if cause is None and not all(finite(value) and config.lowest <= value <= config.highest for value in given):
-            cause = "bad_value"
-        if cause is None:
-            completion = [*tokenizer.encode(text), tokenizer.end_id]
-            cause = None if len(visit.prompt) + len(completion) <= width else "too_long"
-        if cause is None:
-            sequences.append((visit.prompt, completion, 1.0))
-            ratings.append([math.nan if value is None else value for value in values])
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
-    value = np.array(ratings, np.float32).reshape(len(sequences), len(config.values))
-    return stack(sequences, 1, tokenizer.pad_id, width)._replace(value=value), counts
+        if not given:
+            raise LeftOut("no_values")
+        if not all(finite(value) and config.lowest <= value <= config.highest for value in given):
+            raise LeftOut("bad_value")
+        completion = completion_of(text, tokenizer)
+        check_fits(visit.prompt, completion, width)
+        return (visit.prompt, completion, 1.0), [math.nan if value is None else value for value in values]
+
+    made, counts = of_visits(rated, visits)
+    value = np.array([ratings for _, ratings in made], np.float32).reshape(len(made), len(config.values))
+    return stack([sequence for sequence, _ in made], 1, tokenizer.pad_id, width)._replace(value=value), counts
 
 
 SOURCE = StoredSource(config=Rated, rows=rows)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, Template, continued, stack
+from jrl.tasks.data.stored import (
+    LeftOut,
+    StoredRows,
+    StoredSource,
+    Template,
+    check_fits,
+    check_pair,
+    completion_of,
+    continued,
+    of_visits,
+    stack,
+)
 
 RATIONALE = -1.0  # label of a rationale
 NONE = -2.0  # label of a row that only fills its unit
@@ -41,29 +53,25 @@ def rows(
     not fit, the preferred answer stands in its place, as NONE and with weight 0.
     """
     template = {name: Template(getattr(config, name), name) for name in ("chosen", "rejected", "rationale", "ask")}
-    counts: dict[str, int] = {}
-    sequences = []
-    for visit in visits:
-        filled = [template[name].fill(visit) for name in ("chosen", "rejected")]
-        cause = next((cause for _, cause in filled if cause is not None), None)
-        if cause is None:
-            answers = [[*tokenizer.encode(text), tokenizer.end_id] for text, _ in filled]
-            if answers[0] == answers[1]:
-                cause = "same_answers"
-            elif len(visit.prompt) + max(map(len, answers)) > width:
-                cause = "too_long"
-        if cause is not None:
-            counts[cause] = counts.get(cause, 0) + 1
-            continue
-        sequences += [(visit.prompt, answers[0], 1.0), (visit.prompt, answers[1], 0.0)]
-        (why, absent), (ask, lacks) = (template[name].fill(visit) for name in ("rationale", "ask"))
-        third = (visit.prompt, answers[0], NONE)
-        if absent is None and lacks is None:
-            prompt = tuple(tokenizer.encode_prompt(continued(visit.example.messages, ask)))
-            tokens = [*tokenizer.encode(why), tokenizer.end_id]
-            third = (prompt, tokens, RATIONALE) if len(prompt) + len(tokens) <= width else third
-        sequences.append(third)
-    stored = stack(sequences, 3, tokenizer.pad_id, width)
+
+    def rationale(visit: Visit) -> tuple[Sequence[int], list[int], float]:
+        why, ask = (template[name].fill(visit) for name in ("rationale", "ask"))
+        prompt = tuple(tokenizer.encode_prompt(continued(visit.example.messages, ask)))
+        completion = completion_of(why, tokenizer)
+        check_fits(prompt, completion, width)
+        return prompt, completion, RATIONALE
+
+    def unit(visit: Visit) -> list[tuple[Sequence[int], list[int], float]]:
+        answers = [completion_of(template[name].fill(visit), tokenizer) for name in ("chosen", "rejected")]
+        check_pair(visit.prompt, answers, width)
+        try:
+            third = rationale(visit)
+        except LeftOut:
+            third = (visit.prompt, answers[0], NONE)
+        return [(visit.prompt, answers[0], 1.0), (visit.prompt, answers[1], 0.0), third]
+
+    units, counts = of_visits(unit, visits)
+    stored = stack([*itertools.chain(*units)], 3, tokenizer.pad_id, width)
     return stored._replace(weight=(stored.label != NONE).astype(np.float32)), counts
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jrl.tasks.data.preferences import finite
 from jrl.tasks.data.prompts import Visit
-from jrl.tasks.data.stored import StoredRows, StoredSource, stack
+from jrl.tasks.data.stored import LeftOut, StoredRows, StoredSource, check_fits, of_visits, stack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,24 +30,20 @@ def rows(config: StepLabels, visits: Sequence[Visit], tokenizer: Any, width: int
     Left out are visits whose example lacks the steps ("no_steps", also where they are no texts) or as many labels from
     0 to 1 ("no_labels"), and solutions that do not fit `width` through that step ("too_long").
     """
-    counts: dict[str, int] = {}
-    sequences = []
-    for visit in visits:
+
+    def sequence(visit: Visit) -> tuple[Sequence[int], list[int], float]:
         steps, labels = visit.example.info.get(config.steps), visit.example.info.get(config.labels)
-        completion: list[int] = []
-        cause = None if is_list(steps) and all(isinstance(step, str) and step for step in steps) else "no_steps"
-        if cause is None and not (is_list(labels) and len(labels) == len(steps) and all(map(is_label, labels))):
-            cause = "no_labels"
-        if cause is None:
-            wrong = next((i for i, label in enumerate(labels) if label <= 0.5), len(steps) - 1)
-            chosen = visit.uid[0] % (wrong + 1 if config.through_first_wrong else len(steps))
-            for step in steps[: chosen + 1]:
-                completion += tokenizer.encode(step + config.separator)
-            cause = None if len(visit.prompt) + len(completion) <= width else "too_long"
-        if cause is None:
-            sequences.append((visit.prompt, completion, float(labels[chosen])))
-        else:
-            counts[cause] = counts.get(cause, 0) + 1
+        if not (is_list(steps) and all(isinstance(step, str) and step for step in steps)):
+            raise LeftOut("no_steps")
+        if not (is_list(labels) and len(labels) == len(steps) and all(map(is_label, labels))):
+            raise LeftOut("no_labels")
+        wrong = next((i for i, label in enumerate(labels) if label <= 0.5), len(steps) - 1)
+        chosen = visit.uid[0] % (wrong + 1 if config.through_first_wrong else len(steps))
+        completion = [token for step in steps[: chosen + 1] for token in tokenizer.encode(step + config.separator)]
+        check_fits(visit.prompt, completion, width)
+        return visit.prompt, completion, float(labels[chosen])
+
+    sequences, counts = of_visits(sequence, visits)
     return stack(sequences, 1, tokenizer.pad_id, width), counts
 
 

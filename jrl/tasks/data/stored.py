@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,10 @@ class StoredRows(NamedTuple):
     value: np.ndarray
 
 
+class LeftOut(Exception):
+    """A visit gives no rows. Its text is the cause, by which such visits are counted."""
+
+
 class StoredSource(NamedTuple):
     """A row of SOURCES: how examples of the run's task become stored rows."""
 
@@ -33,6 +38,35 @@ class StoredSource(NamedTuple):
     rows: Callable[..., tuple[StoredRows, dict[str, int]]]
     unit_size: int = 1  # rows that a visit gives, to be compared
     mismatched: bool = False  # the second of two is the prompt with another prompt's answer, not one to compare with
+
+
+def of_visits(make: Callable[[Visit], Any], visits: Sequence[Visit]) -> tuple[list[Any], dict[str, int]]:
+    """Returns what `make` gives for every visit, without those that it raises LeftOut for, and {cause: how many}."""
+    made, counts = [], collections.Counter()
+    for visit in visits:
+        try:
+            made.append(make(visit))
+        except LeftOut as left_out:
+            counts[str(left_out)] += 1
+    return made, dict(counts)
+
+
+def completion_of(text: str, tokenizer: Any) -> list[int]:
+    """Returns the ids of an answer and the end token."""
+    return [*tokenizer.encode(text), tokenizer.end_id]
+
+
+def check_fits(prompt: Sequence[int], completion: Sequence[int], width: int) -> None:
+    """Raises LeftOut("too_long") where both together have more than `width` tokens."""
+    if len(prompt) + len(completion) > width:
+        raise LeftOut("too_long")
+
+
+def check_pair(prompt: Sequence[int], pair: Sequence[Sequence[int]], width: int) -> None:
+    """Raises LeftOut where two completions are the same ("same_answers"), or one does not fit ("too_long")."""
+    if pair[0] == pair[1]:
+        raise LeftOut("same_answers")
+    check_fits(prompt, max(pair, key=len), width)
 
 
 def stack(sequences: Sequence[tuple[Sequence[int], Sequence[int], float]], unit_size: int, pad_id: int, width: int):
@@ -71,17 +105,17 @@ class Template:
         if not self.names:
             raise ValueError(f"{where} is {text!r}; it must hold a place such as {{answer}}")
 
-    def fill(self, visit: Visit, *, numbers: bool = False) -> tuple[str | None, str | None]:
-        """Returns (text, None), or (None, "no_NAME") where the example lacks what a place asks for. Every place is
-        filled at once: what is inside a value stays text. With `numbers` these may be filled in too."""
+    def fill(self, visit: Visit, *, numbers: bool = False) -> str:
+        """Returns the text. Every place is filled at once: what is inside a value stays text. With `numbers` these may
+        be filled in too. Raises: LeftOut("no_NAME") where the example lacks what a place asks for."""
         values: dict[str, Any] = {**visit.example.info, "answer": visit.example.answer}
         if numbers:
             is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
             values |= {name: f"{value:g}" for name, value in values.items() if is_number(value)}
         for name in self.names:
             if not isinstance(values.get(name), str):
-                return None, f"no_{name}"
-        return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text), None
+                raise LeftOut(f"no_{name}")
+        return re.sub(r"\{(\w+)\}", lambda match: values[match[1]], self.text)
 
 
 def continued(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
