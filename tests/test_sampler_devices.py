@@ -50,7 +50,7 @@ def test_devices_of_their_own_change_no_bit(tmp_path, in_turn, lag):
     assert table(tmp_path / "run") == table(in_turn[lag])
     versions = [set(np.unique(step.rollout["version"][step.rollout["action_mask"]])) for step in steps]
     assert versions == [{max(0, t - lag)} for t in range(6)]
-    timed = {"time/draw_seconds", "time/sampler_idle_seconds", "time/wait_for_draw_seconds"}
+    timed = {"time/sample_device_seconds", "time/sampler_idle_seconds", "time/wait_for_draw_seconds"}
     assert timed <= steps[-1].metrics.keys()
 
 

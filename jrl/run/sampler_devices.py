@@ -92,7 +92,7 @@ class SamplerDevices:
         return self._last
 
     def _follow(self, weights: list[Array], expected: Array, rollout: Rollout) -> dict[str, float]:
-        """Returns the seconds of a draw, once it is done."""
+        """Returns how long the devices waited before a draw, once it is done."""
         jax.block_until_ready(weights)
         begun = time.monotonic()
         del weights
@@ -104,8 +104,7 @@ class SamplerDevices:
                 f"the sampler's devices drew with weights of fingerprint {drawn_with:08x}, and the learner published "
                 f"{published:08x}: a device, its memory or a link is at fault. Start again from the last checkpoint"
             )
-        idle = {"time/sampler_idle_seconds": begun - before} if before else {}
-        return {"time/draw_seconds": self._ended - begun, **idle}
+        return {"time/sampler_idle_seconds": begun - before} if before else {}
 
     def collect(self, drawn: Draw) -> tuple[Draw, dict[str, float]]:
         """Waits for a draw. Returns it on the learner's mesh, and its seconds.
