@@ -102,7 +102,8 @@ def measure(
 def report(
     verdicts: np.ndarray, texts: list[str], tasks: list[str], rewards: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Returns the numbers of an evaluation.
+    """Returns the numbers of an evaluation; "distinct" is how many different answers the samples of a prompt give (M14,
+    per input), where all that are correct are one, and what could not be read is none.
 
     Args:
       verdicts: [prompts, samples] int8, a Status.
@@ -126,6 +127,8 @@ def report(
         }
     if samples > 1:
         out["pass_at_k"], out["majority_at_k"] = {}, {}
+        different = [len({*_answers(texts, verdicts, p)} - {None}) for p in range(len(verdicts))]
+        out["distinct"] = _interval(statistics.bootstrap_interval(np.array(different, np.float64)))
         k = 1
         while k <= samples:
             full = scored.all(axis=1)

@@ -53,6 +53,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     tail = f"{100 * result['parsed']:.1f} % of the answers could be read; {result['unscorable']} could not be judged"
     best = [_best_line(k, value) for k, value in result.get("best_of_k", {}).items() if value["mean"] is not None]
+    if "distinct" in result:
+        best.append(_distinct_line(result["samples"], result["distinct"]))
     return "\n".join(
         [f"step {result['step']}, {result['n']} held-out prompts, {result['samples']} samples each", *rows, *best, tail]
     )
@@ -112,6 +114,11 @@ def win_rates(results: Sequence[dict[str, Any]]) -> list[str]:
 def _best_line(k: str, value: dict[str, float]) -> str:
     mean, low, high, kl = (f"{value[key]:.2f}" for key in ("mean", "low", "high", "kl"))
     return f"mean reward of the best of {k}: {mean} [{low}, {high}], at most {kl} nats from the policy"
+
+
+def _distinct_line(samples: int, value: dict[str, float]) -> str:
+    mean, low, high = (f"{value[key]:.2f}" for key in ("mean", "low", "high"))
+    return f"different answers of a prompt's {samples} samples: {mean} [{low}, {high}]"
 
 
 def _line(name: str, interval: dict[str, float | None]) -> tuple[str, str, str, str]:
