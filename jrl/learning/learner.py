@@ -8,7 +8,7 @@ the end, so that loss and gradient depend neither on packing, nor on micro-batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -237,11 +237,25 @@ def sequence_scores(
 
 
 def mean_scores(
-    weights: dict[str, Weights], packed: PackedBatch, *, roles: Sequence[str], model: Model, cfg: Any
+    weights: dict[str, Weights],
+    packed: PackedBatch,
+    *,
+    attribute_weights: Mapping[str, tuple[float, ...] | None],
+    model: Model,
+    cfg: Any,
 ) -> Array:
-    """Returns the mean over roles of what their reward heads say of every sequence, of a head with several outputs
-    their mean, [M, R, S] float32; anything where a place is empty. weights: of these roles, and perhaps of others."""
-    return sum(sequence_scores(weights[role], packed, model=model, cfg=cfg) for role in roles) / len(roles)
+    """Returns the mean over roles of what their reward heads say of every sequence, [M, R, S] float32; anything where a
+    place is empty.
+
+    Args:
+      weights: of these roles, and perhaps of others.
+      attribute_weights: role -> as `sequence_scores` takes them.
+    """
+    scores = [
+        sequence_scores(weights[role], packed, model=model, cfg=cfg, attribute_weights=of_outputs)
+        for role, of_outputs in attribute_weights.items()
+    ]
+    return sum(scores) / len(scores)
 
 
 def _over_micro_batches(
