@@ -518,7 +518,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from jrl.bucket.client import shown as named
     from jrl.run.bucket_run import readable
     from jrl.run.policy import is_published, open_trained
-    from jrl.tools import evaluation
+    from jrl.tools import evaluation, judged_wins
 
     # More sources come before the bindings, which alone have an equals sign.
     more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
@@ -532,10 +532,19 @@ def evaluate(args: argparse.Namespace) -> int:
         config = args.config if len(sources) == 1 or is_published(source) else None
         trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
         results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
+        judges = judged_wins.comparing(trained.policy.config.judges) if len(sources) > 1 else []
+        examples = [visit.example for visit in evaluation.held_out_visits(trained)] if judges else []
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
+    if judges:
+        answers = None if args.out is None else args.out.with_suffix(".judges")
+        judged = judged_wins.judged_wins(judges, results, examples, answers)
+        names = [result["source"] for result in results]
+        print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
+        for number, result in enumerate(results):
+            result["judged"] = {name: wins[number] for name, wins in judged.items()}
     if args.out is not None:
         written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
         paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")

@@ -32,6 +32,7 @@ from jrl.ops import segments
 from jrl.ops.divergence import token_divergence
 from jrl.ops.logprobs import state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
+from jrl.ops.mismatch import mismatch_of_means, mismatch_terms
 from jrl.ops.reference import reset_due
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
@@ -43,6 +44,7 @@ from jrl.types import (
     TrainState,
 )
 
+MISMATCH = "mismatch/"  # before the names of metrics
 MICRO_BATCHES = "micro_batches"  # scope of the loops over them: `jrl plan` counts by its name
 
 
@@ -411,9 +413,19 @@ def _common(reading: Reading, micro: TrainBatch) -> dict[str, Array]:
     if reading.logprobs is None:
         return {}
     metrics = {"policy/entropy": reading.entropy, "policy/logprob": reading.logprobs}
-    if micro.packed.sampler_logprobs is not None:
-        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - micro.packed.sampler_logprobs)
+    sampled = micro.packed.sampler_logprobs
+    if sampled is not None:
+        metrics["policy/sampler_difference"] = jnp.abs(reading.logprobs - sampled)
+        old = micro.recomputed.old_logprobs
+        terms = mismatch_terms(sampled, reading.logprobs if old is None else old, micro.loss_mask)
+        metrics |= {f"{MISMATCH}{name}": value for name, value in terms.items()}
     return metrics
+
+
+def _with_mismatch(metrics: dict[str, Array]) -> dict[str, Array]:
+    """Returns the metrics of an update with M17 and M18 of its tokens in the place of the means that they are of."""
+    means = {name.removeprefix(MISMATCH): metrics.pop(name) for name in list(metrics) if name.startswith(MISMATCH)}
+    return metrics | {f"{MISMATCH}{name}": value for name, value in (mismatch_of_means(means) if means else {}).items()}
 
 
 def _router_sums(logits: Array, micro: TrainBatch, places: int, per_token: int) -> tuple[dict[str, Array], Array]:
@@ -487,7 +499,7 @@ def update(
         "update/skipped_nonfinite": (~finite).astype(jnp.float32),
         "update/skipped_empty": (finite & (num_tokens == 0)).astype(jnp.float32),
         "update/norm": jnp.where(sound, optax.tree.norm(updates), 0),
-        **{name: value / tokens for name, value in sums.metrics.items()},
+        **_with_mismatch({name: value / tokens for name, value in sums.metrics.items()}),
         **{name: value / batch.targets.denominator for name, value in sums.sequence_metrics.items()},
         **({} if sums.load is None else _load_metrics(sums.load)),
         "update/tokens": num_tokens,

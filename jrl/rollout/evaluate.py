@@ -56,7 +56,7 @@ def measure(
 
     `mean` is the share of correct completions (avg@k), with a 95 % interval clustered by prompt. A completion whose
     verdict is not scorable does not count, and is counted. `by_prompt` is the mean reward of each prompt's samples by
-    the digest of its text, None where none has one.
+    the digest of its text, None where none has one; `completions` is the first of each, by the same.
 
     Args:
       weights: the policy's.
@@ -91,6 +91,8 @@ def measure(
         visit.example.prompt_digest().hex(): float(row[np.isfinite(row)].mean()) if np.isfinite(row).any() else None
         for visit, row in zip(visits, rewards)
     }
+    firsts = zip(visits, texts[:: e.samples])
+    result["completions"] = {visit.example.prompt_digest().hex(): text for visit, text in firsts}
     result["sample"] = {
         "prompt": "\n".join(message.content for message in visits[0].example.messages),
         "completion": texts[0],

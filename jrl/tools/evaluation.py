@@ -14,6 +14,7 @@ from jrl.rollout.scoring import open_scoring
 from jrl.run.job import open_evaluator
 from jrl.run.policy import Trained
 from jrl.tasks.data.held_out import held_out
+from jrl.tasks.data.prompts import Visit
 from jrl.tasks.envs import open_source
 
 
@@ -22,22 +23,29 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
 
     Raises: ValueError where the configuration has no Eval section.
     """
-    policy = trained.policy
-    config, tables = policy.config, policy.parts.tables
-    if config.eval is None:
-        raise ValueError(
-            "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
-            ", or, for a published model, --config FILE.gin"
-        )
-    source = open_source(config.task, tables["envs"])
-    visits = held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
-    scorer = open_scoring(config.scoring, tables["verifiers"], policy.parts.sources)
+    policy, visits = trained.policy, held_out_visits(trained)
+    scorer = open_scoring(policy.config.scoring, policy.parts.tables["verifiers"], policy.parts.sources)
     try:
         result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
     finally:
         scorer.close()
     digest = hashlib.sha256(b"".join(sorted(visit.example.prompt_digest() for visit in visits))).hexdigest()[:16]
     return {"step": trained.step, "prompts_digest": digest, **result}
+
+
+def held_out_visits(trained: Trained) -> list[Visit]:
+    """Returns the prompts that a policy is evaluated on.
+
+    Raises: ValueError where its configuration has no Eval section.
+    """
+    policy, config = trained.policy, trained.policy.config
+    if config.eval is None:
+        raise ValueError(
+            "the configuration has no evaluation; give it one: jrl eval SOURCE 'Config.eval = @Eval()' Eval.prompts=100"
+            ", or, for a published model, --config FILE.gin"
+        )
+    source = open_source(config.task, policy.parts.tables["envs"])
+    return held_out(source, policy.tokenizer, config.data, config.eval.prompts, config.run.seed)
 
 
 def table(result: dict[str, Any]) -> str:

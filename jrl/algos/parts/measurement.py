@@ -207,6 +207,20 @@ PARTS: list[Part] = [
         "tests": ["tests/algos/test_measures.py::test_sampler_mismatch_by_hand"],
     },
     {
+        "id": "M17",
+        "function": "jrl.ops.mismatch:mismatch_terms",
+        "inputs": ["sampler_logprobs", "old_logprobs", "mask"],
+        "output": "{name: [..., T] float32}",
+        "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
+    },
+    {
+        "id": "M18",
+        "function": "jrl.ops.mismatch:mismatch_of_means",
+        "inputs": ["means"],
+        "output": "{name: [] float32}",
+        "tests": ["tests/algos/test_measures.py::test_what_a_step_logs_of_the_mismatch_is_that_of_all_its_tokens"],
+    },
+    {
         "id": "M18",
         "function": "jrl.ops.mismatch:effective_sample_size",
         "inputs": ["weights", "mask"],
