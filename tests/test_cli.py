@@ -430,6 +430,7 @@ def test_every_table_of_a_run_can_be_listed(command):
     assert all(command("list", kind)[0] == 0 for kind in tables)
     assert {row["name"] for row in catalog.rows("sources")} == {
         "ConditionedPreferences",
+        "ContrastedPreferences",
         "Corrections",
         "Demonstrations",
         "Labeled",

@@ -527,6 +527,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         baseline=jnp.full((2, places), 0.3, jnp.float32),
         behaviour_logprob=logprob + draw(-0.5, 0.5),
         value=draw(0, 1),
+        contrast=draw(-1, 1),
     )
 
 
@@ -576,6 +577,7 @@ def _sequences(objective: Objective, config: Any) -> Sequences:
         ref_logprob=sequences.ref_logprob if needs.reference else None,
         score=sequences.score if needs.score else None,
         behaviour_logprob=None if objective.pairs is None else sequences.behaviour_logprob,
+        contrast=sequences.contrast if needs.contrast else None,
     )
 
 

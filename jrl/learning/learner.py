@@ -27,13 +27,14 @@ from jrl.learning.optimizers.groups import trained_only
 from jrl.learning.previous import with_previous
 from jrl.models.contract import Model, PrefixSegments, merge_params, without_gradient
 from jrl.models.heads import REWARD, VALUE, read_head, read_values
+from jrl.ops import reduce, segments
 from jrl.ops import router as routers
-from jrl.ops import segments
 from jrl.ops.divergence import token_divergence
 from jrl.ops.logprobs import state_values, token_logprobs
 from jrl.ops.members import most_of_members, where_member
 from jrl.ops.mismatch import mismatch_of_means, mismatch_terms
 from jrl.ops.reference import reset_due
+from jrl.ops.token_regularization import token_contrast
 from jrl.ops.two_hot import bins_of, two_hot_value
 from jrl.types import (
     Array,
@@ -402,7 +403,17 @@ def sequence_terms(
     """Returns weight times loss of every sequence, [R, S], and sums of the objective's metrics over them, [] each."""
     targets, ref_logprobs = micro.targets, micro.recomputed.ref_logprobs
     sequences = sequences_of(micro.packed, targets, micro.loss_mask, reading.logprobs, ref_logprobs)
-    sequences = sequences.replace(score=reading.scores)
+    contrast = None
+    if objective.needs(config).contrast:
+        by_place = (targets.label, targets.unit, targets.counts)
+        reward = token_contrast(ref_logprobs, micro.loss_mask, micro.packed.segment, *by_place)
+        contrast = segments.segment_sum(
+            reward * reduce.masked(reading.logprobs, micro.loss_mask),
+            micro.loss_mask,
+            micro.packed.segment,
+            num_segments=targets.label.shape[-1],
+        )
+    sequences = sequences.replace(score=reading.scores, contrast=contrast)
     per_sequence, metrics = objective.sequence_loss(config, sequences, state)
     sums = {name: jnp.where(targets.counts, value, 0).sum() for name, value in metrics.items()}
     return jnp.where(targets.counts, targets.weight * per_sequence, 0), sums

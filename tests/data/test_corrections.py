@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from data_fakes import TOKENIZER
 
-from jrl.tasks.data import corrections, demonstrations, rationales
+from jrl.tasks.data import contrasts, corrections, demonstrations, rationales
+from jrl.tasks.data.contrasts import ContrastedPreferences
 from jrl.tasks.data.corrections import Corrections
 from jrl.tasks.data.demonstrations import Demonstrations
 from jrl.tasks.data.prompts import Visit
@@ -46,6 +47,20 @@ def test_either_answer_is_rewritten_into_the_better_one():
     assert corrections.rows(config, [visit(1, rejected="n" * 50)], TOKENIZER, 40)[1] == {"too_long": 1}
     with pytest.raises(ValueError, match=r"Corrections\.ask is 'so'; it must hold \{response\}"):
         Corrections(ask="so")
+
+
+def test_a_pair_is_there_after_prompts_that_ask_for_good_and_bad_answers():
+    config = ContrastedPreferences(better="+", worse="-------")
+    rows, counts = contrasts.rows(config, [visit(rejected="no"), visit(rejected="yes")], TOKENIZER, 40)
+    assert counts == {"same_answers": 1}
+    own = "\x01\x02"
+    prompts = [own, own, "q+", "q+", "q-------", "q-------"]
+    assert texts_of(rows) == [*zip(prompts, ["yes", "no"] * 3)]
+    assert rows.label.tolist() == [1, 0, -1, -2, -3, -4] and rows.unit.tolist() == [0] * 6
+    short, _ = contrasts.rows(config, [visit(rejected="no")], TOKENIZER, 10)  # the last prompt does not fit
+    assert texts_of(short)[4:] == [(own, "yes"), (own, "no")] and short.label.tolist() == [1, 0, -1, -2, -5, -5]
+    with pytest.raises(ValueError, match=r"better and worse are both '\+'; they must differ"):
+        ContrastedPreferences(better="+", worse="+")
 
 
 def test_a_pair_has_its_rationale_beside_it_or_a_filler_without_weight():

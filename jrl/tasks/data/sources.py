@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.tasks.data import (
     conditioned,
+    contrasts,
     corrections,
     demonstrations,
     labeled,
@@ -16,6 +17,7 @@ from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
     "ConditionedPreferences": conditioned.SOURCE,
+    "ContrastedPreferences": contrasts.SOURCE,
     "Corrections": corrections.SOURCE,
     "Demonstrations": demonstrations.SOURCE,
     "Labeled": labeled.SOURCE,
