@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from jrl import __version__
 from jrl.ops.win_rates import win_rate
 from jrl.rollout.evaluate import measure
-from jrl.rollout.scoring import open_scoring
+from jrl.rollout.scoring import Scorer, open_scoring
 from jrl.run.job import open_evaluator
 from jrl.run.policy import Trained
 from jrl.tasks.data.held_out import held_out
@@ -27,10 +29,30 @@ def reevaluate(trained: Trained, announce: Callable[[int, int], None]) -> dict[s
     scorer = open_scoring(policy.config.scoring, policy.parts.tables["verifiers"], policy.parts.sources)
     try:
         result = measure(open_evaluator(policy, trained.key), trained.params, visits, scorer, announce)
+        described = protocol(trained, scorer)
     finally:
         scorer.close()
     digest = hashlib.sha256(b"".join(sorted(visit.example.prompt_digest() for visit in visits))).hexdigest()[:16]
-    return {"step": trained.step, "prompts_digest": digest, **result}
+    return {"step": trained.step, "prompts_digest": digest, "protocol": described, **result}
+
+
+def protocol(trained: Trained, scorer: Scorer) -> dict[str, Any]:
+    """Returns what a score is of beside its weights (M20): versions, prompts, how completions were drawn, and by which
+    verifiers they were judged. Its prompts are disjoint from those of training by their hash; `jrl data inspect
+    --against` finds overlaps of n-grams."""
+    config = trained.policy.config
+    return {
+        "jrl": __version__,
+        "jax": jax.__version__,
+        "task": type(config.task).__name__,
+        "tokenizer_fingerprint": trained.policy.tokenizer.fingerprint,  # of the chat template, too
+        "prompt_length": config.data.prompt_length,
+        "completion_length": config.sampler.completion_length,
+        "stop_strings": list(config.sampler.stop_strings),
+        "temperature": config.eval.temperature,
+        "seed": config.run.seed,
+        "verifiers": list(scorer.component_names),
+    }
 
 
 def held_out_visits(trained: Trained) -> list[Visit]:

@@ -234,4 +234,11 @@ PARTS: list[Part] = [
         "output": "{name: share}",
         "tests": ["tests/algos/test_measures.py::test_self_correction_by_hand"],
     },
+    {
+        "id": "M20",
+        "function": "jrl.tools.evaluation:protocol",
+        "inputs": ["trained", "scorer"],
+        "output": "{what a score is of: its value}",
+        "tests": ["tests/test_cli.py::test_eval_needs_an_eval_section_and_then_prints_every_number"],
+    },
 ]
