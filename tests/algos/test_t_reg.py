@@ -12,7 +12,9 @@ from test_pair_objectives import FACTS, sequences
 
 from jrl.algos import ALGOS
 from jrl.algos.t_reg import TREG
+from jrl.learning.learner import Reading, micro_batch, sequence_terms
 from jrl.ops.token_regularization import token_contrast
+from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
 
 ROW = ALGOS["TREG"]
 NAN = np.nan
@@ -65,6 +67,36 @@ def test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts():
     np.testing.assert_allclose(token_contrast(*two_rows), np.stack([expected, expected]), rtol=1e-5)
     of = lambda lp: token_contrast(lp, MASK, SEGMENT, LABEL, UNIT, COUNTS).sum()
     np.testing.assert_array_equal(jax.grad(of)(LOGPROB), 0)
+
+
+def test_the_learner_sums_token_rewards_times_the_policys_own_log_probs():
+    row = lambda x: x[None, None]
+    packed = PackedBatch(
+        tokens=row(SEGMENT), positions=row(SEGMENT), segment=row(SEGMENT), shared_prefix=None, prefix_row=None,
+        action_mask=row(MASK), behaviour_logprobs=None, sampler_logprobs=None,
+        sequence=row(jnp.arange(6)), temperature=jnp.float32(1), num_real=jnp.int32(1),
+    )  # fmt: skip
+    targets = SequenceTargets(row(COUNTS), row(LABEL), jnp.ones((1, 1, 6)), row(UNIT), jnp.float32(1))
+    weights = jnp.ones_like(row(LOGPROB))
+    batch = TrainBatch(packed, Recomputed(ref_logprobs=row(LOGPROB)), row(MASK), weights, None, None, targets,
+                       jnp.float32(1))  # fmt: skip
+    micro = micro_batch(batch, jnp.int32(0))
+    # lp -3 and -2 of w's tokens, -1 of l's: their sums of r lp are -0.051146 and -0.122459
+    logprobs = jnp.full((1, 17), jnp.nan).at[0, jnp.array([1, 2, 9])].set(jnp.array([-3.0, -2.0, -1.0]))
+    logprobs = logprobs.at[0, jnp.array([4, 6, 7, 12, 13, 15])].set(-0.5)
+    terms = lambda logprobs: sequence_terms(
+        Reading(logprobs, None, None, None, None, None), micro, TREG(beta=0.5, alpha=1.0), (), ROW
+    )
+    loss, metrics = jax.jit(terms)(logprobs)
+    np.testing.assert_allclose(metrics["t_reg/regularizer"], 0.5 * (0.051146 + 0.122459), rtol=1e-4)
+    margin = 0.5 * ((-5 + 18) - (-1 + 9))  # D = 13 - 8
+    expected = np.log1p(np.exp(-margin)) + 0.086803 / (1 + np.exp(margin))
+    np.testing.assert_allclose(loss, [[expected, 0, 0, 0, 0, 0]], rtol=1e-4)
+    slope = jax.grad(lambda lp: terms(lp)[0].sum())(logprobs)[0]
+    fading = 1 / (1 + np.exp(margin))
+    np.testing.assert_allclose(slope[jnp.array([1, 9])], [
+        -0.5 * fading - 0.5 * fading * 0.098688, 0.5 * fading - 0.5 * fading * 0.122459], rtol=1e-4)  # fmt: skip
+    np.testing.assert_array_equal(slope[jnp.array([4, 6, 7, 12, 13, 15])], 0)  # nothing is learned from contrasts
 
 
 def test_an_answer_without_both_contrasts_has_none():
