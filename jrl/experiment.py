@@ -397,7 +397,8 @@ def check_stage(stage: Stage, config: Config, tables: Tables, earlier: Mapping[s
             raise ValueError(f"{name} learns from sampled rows; use it in an Online stage")
         source = row_of(tables, "sources", stage.source)
         if source.unit_size != objective.unit_size:
-            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts"}
+            takes = {1: "single rows", 2: "pairs", 3: "pairs with a rationale", 6: "pairs after three prompts",
+                     8: "pairs of one user"}  # fmt: skip
             raise ValueError(
                 f"{name} takes {takes[objective.unit_size]}, and {type(stage.source).__name__} gives "
                 f"{takes[source.unit_size]}"

@@ -565,6 +565,30 @@ PARTS: list[Part] = [
     },
     {
         "id": "P36",
+        "function": "jrl.ops.latent_user:expected_latent_preference",
+        "inputs": ["mean", "variance", "kl", "weight"],
+        "output": "loss [...] float32",
+        "tests": ["tests/algos/test_vpl.py::test_the_expected_loss_is_the_integral"],
+    },
+    {
+        "id": "P36",
+        "function": "jrl.algos.vpl:sequence_loss",
+        "inputs": ["config", "sequences", "state"],
+        "output": "(loss [..., S] float32, metrics {name: [..., S]})",
+        "tests": [
+            "tests/algos/test_vpl.py::test_by_hand",
+            "tests/algos/test_vpl.py::test_without_a_latent_variable_it_is_bradley_terry",
+        ],
+    },
+    {
+        "id": "P36",
+        "function": "jrl.tasks.data.user_preferences:rows",
+        "inputs": ["config", "visits", "tokenizer", "width"],
+        "output": "(StoredRows of users' pairs, {cause: visits left out})",
+        "tests": ["tests/data/test_corrections.py::test_the_pairs_of_a_user_are_one_unit"],
+    },
+    {
+        "id": "P36",
         "function": "jrl.ops.latent_user:win_scaled",
         "inputs": ["score", "mask"],
         "output": "reward [..., K] float32",

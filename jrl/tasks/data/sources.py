@@ -12,6 +12,7 @@ from jrl.tasks.data import (
     rated,
     rationales,
     step_labels,
+    user_preferences,
 )
 from jrl.tasks.data.stored import StoredSource
 
@@ -25,4 +26,5 @@ SOURCES: dict[str, StoredSource] = {
     "Rated": rated.SOURCE,
     "RationalePreferences": rationales.SOURCE,
     "StepLabels": step_labels.SOURCE,
+    "UserPreferences": user_preferences.SOURCE,
 }
