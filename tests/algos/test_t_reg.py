@@ -12,6 +12,7 @@ from test_pair_objectives import FACTS, sequences
 
 from jrl.algos import ALGOS
 from jrl.algos.t_reg import TREG
+from jrl.device.sharding import MeshShape, make_mesh
 from jrl.learning.learner import Reading, micro_batch, sequence_terms
 from jrl.ops.token_regularization import token_contrast
 from jrl.types import PackedBatch, Recomputed, SequenceTargets, TrainBatch
@@ -67,6 +68,15 @@ def test_an_answers_tokens_are_contrasted_with_those_after_two_other_prompts():
     np.testing.assert_allclose(jax.jit(token_contrast)(*two_rows), np.stack([expected, expected]), rtol=1e-5)
     of = lambda lp: token_contrast(lp, MASK, SEGMENT, LABEL, UNIT, COUNTS).sum()
     np.testing.assert_array_equal(jax.jit(jax.grad(of))(LOGPROB), 0)
+
+
+def test_rows_may_be_sharded_over_data():
+    rows = [jnp.stack([x] * 4) for x in (LOGPROB, MASK, SEGMENT, LABEL, UNIT, COUNTS)]
+    mesh = make_mesh(MeshShape(data=4), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(x, jax.NamedSharding(mesh, jax.P("data"))) for x in rows]
+        found = jax.jit(token_contrast)(*placed)
+    np.testing.assert_array_equal(found, np.stack([contrast()] * 4))
 
 
 def test_the_learner_sums_token_rewards_times_the_policys_own_log_probs():
