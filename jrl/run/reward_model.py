@@ -61,7 +61,9 @@ def open_reward_model(
     classifier = open_classifier(config, mesh, cache.program, on_progress, tokenizer)
     content = {
         "fingerprint": f"{int(jax.jit(fingerprint)(classifier.params)):08x}",  # of the weights
-        "config.json": digest_of([paths.readable(published.path) / "config.json" for published in config.published]),
+        "config.json": digest_of(
+            [paths.readable_without_weights(published.path) / "config.json" for published in config.published]
+        ),
         "tokenizer": tokenizer.fingerprint,  # of its files and its chat template
         "date": tokenizer.chat.date if tokenizer.chat is not None else None,
     }
