@@ -58,7 +58,7 @@ def steps(
       run: the run's folder, or gs://BUCKET/NAME; an existing one is resumed. None: a new folder under runs/, named by
         the time.
       accept_change: a run of another configuration, data or parts goes on, and its manifest records what changed.
-      begin_from: the folder of another run, whose weights and tokenizer a new one begins with.
+      begin_from: the folder of another run, or its gs:// address, whose weights and tokenizer a new one begins with.
       processes: those that train together, as `jrl.device.joining.join` returns them.
       profile: first and last step to write a trace of, into RUN/profile.
       stop: set it, from any thread, and the run saves after its step and raises Preempted. SIGTERM and Ctrl-C do.
@@ -114,7 +114,7 @@ def _steps_in(
         folder.path,
         stop,
         accept_change=accept_change,
-        begin_from=None if begin_from is None else Path(begin_from),
+        begin_from=begin_from,
         processes=processes,
         profile=profile,
         publish=folder.publish,

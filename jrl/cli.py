@@ -749,7 +749,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
                         help="continue a run whose configuration, data or parts changed; its manifest "
                              "records the change")  # fmt: skip
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
-                        help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
+                        help="begin a new run with the weights and the tokenizer of another, a folder or "
+                        "gs://BUCKET/NAME")  # fmt: skip
     parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, into "
                         "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     _devices(parser)

@@ -37,7 +37,7 @@ def local(path: str | os.PathLike[str]) -> Path:
         raise ValueError(
             f"{text!r} is a {scheme[1]}:// address, and here only local files can be used. A gs:// address may be the "
             "run that `jrl train --run` trains, what fingerprint, doctor, eval, rollouts, sample, score and export "
-            "read, and the path of a model, a tokenizer or data; else copy it to this machine"
+            "read, --from, and the path of a model, a tokenizer or data; else copy it to this machine"
         )
     return Path(text)
 

@@ -14,17 +14,22 @@ import time
 import types
 import urllib.error
 
+import numpy as np
 import pytest
 from bucket_stand_in import Died, Store, client, contents, opened, serving
+from safetensors.numpy import save
 
 from jrl import api, paths
 from jrl.bucket import credentials, local_copies
 from jrl.bucket.client import Bucket, BucketError, Conflict, Missing
 from jrl.bucket.crc32c import crc32c
-from jrl.models.pretrained import published
-from jrl.run import bucket_run, identity, teacher
+from jrl.models.pretrained import peft, published
+from jrl.rollout.reward_gate import Gate, load_gate
+from jrl.run import begin_from, bucket_run, identity, teacher
 from jrl.run.checkpoints.lock import RunIsHeld
 from jrl.run.lease import take_lease
+from jrl.tasks.tokenizers import pieces
+from jrl.tools import inspect_data
 
 
 def write_step(folder, step):
@@ -615,3 +620,35 @@ def test_bytes_and_names_of_a_copy_are_durable_before_it_is_there(served, monkey
     paths.readable("gs://bucket/model")
     synced = done[: done.index("rename")]
     assert [sum(path.endswith(end) for path in synced) for end in ("/config.json", "/sub", ".filling")] == [1, 1, 1]
+
+
+def test_a_run_in_a_bucket_is_begun_from(served, tmp_path):
+    with bucket_run.open_run_folder("gs://bucket/run") as folder:
+        for step in (1, 2):
+            write_step(folder.path, step)
+            folder.publish()
+    origin = begin_from.origin_of(tmp_path, "gs:/bucket/run/")
+    assert (origin.run, origin.step) == ("gs://bucket/run", 2)
+    assert (origin.folder / "checkpoints" / "00000002" / "state").read_bytes() == bytes([2]) * 1000
+    manifest = {"format": 1, "identity": {}, "environment": {}, **begin_from.manifest_entry(origin)}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    again = begin_from.origin_of(tmp_path, None)
+    assert again[:2] == origin[:2] and again.folder == origin.folder
+    assert begin_from.origin_of(tmp_path, "gs://bucket/run")[:2] == origin[:2]
+    with pytest.raises(identity.RefusedIdentity, match="did not begin with the weights of"):
+        begin_from.origin_of(tmp_path, "gs://bucket/other")
+
+
+def test_adapters_gates_pieces_and_inspected_rows_may_be_in_a_bucket(served):
+    put = client(served).put
+    put("adapter/adapter_config.json", b'{"peft_type": "LORA"}')
+    with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors"):
+        peft.read("gs://bucket/adapter")
+    put("gate.safetensors", save({"layers.0.weight": np.ones((1, 3), np.float32), "layers.0.bias": np.ones(1)}))
+    gate = Gate(path="gs://bucket/gate.safetensors")
+    assert [weight.shape for weight, _ in load_gate(gate, ["good"], 3)] == [(1, 3)]
+    put("pieces.model", b"no model")
+    with pytest.raises(ValueError, match=r"gs://bucket/pieces\.model"):
+        pieces.build(pieces.SentencePiece(path="gs://bucket/pieces.model"), ())
+    put("rows.jsonl", b'{"prompt": "1 + 1 =", "answer": "2"}\n')
+    assert len(inspect_data.open_file("gs:/bucket/rows.jsonl", None, None, None).source) == 1

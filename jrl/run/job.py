@@ -269,7 +269,7 @@ def open_job(
     stop: threading.Event,
     *,
     accept_change: bool = False,
-    begin_from: Path | None = None,
+    begin_from: str | Path | None = None,
     show: Callable[[int], Display] = open_display,
     programs_in: Callable[[ProgramCache], Any] = lambda cache: cache,
     beside: Job | None = None,
@@ -337,7 +337,8 @@ def open_job(
         elif origin is None:
             tokenizer = open_tokenizer(config, parts, source, folder, stop.is_set, processes)
         else:
-            tokenizer = tokenizer_of_origin(origin.run, parts, folder, processes)
+            processes.agree("the run to begin from", {"step": origin.step})
+            tokenizer = tokenizer_of_origin(origin, parts, folder, processes)
         manifest = {**identify(config, parts, tokenizer, data), **manifest_entry(origin)}
         changes = refuse_another(folder, manifest, config, accept_change=accept_change)
         started = config  # where weights come from, which a resumed run needs no more
@@ -624,12 +625,12 @@ def open_tokenizer(config: Config, parts: Parts, source: Source, folder: Path, s
     return shared_tokenizer(tokenizer, folder, processes)
 
 
-def tokenizer_of_origin(run: Path, parts: Parts, folder: Path, processes: Processes) -> Any:
+def tokenizer_of_origin(origin: Origin, parts: Parts, folder: Path, processes: Processes) -> Any:
     """Returns the tokenizer of another run, saved in the folder of the one that begins with its weights."""
     saved = folder / "tokenizer"
     if paths.exists(folder / "manifest.json") and paths.exists(saved):
         return load_tokenizer(saved, parts.tables["tokenizers"])
-    tokenizer = load_tokenizer(run / "tokenizer", parts.tables["tokenizers"])
+    tokenizer = load_tokenizer(origin.folder / "tokenizer", parts.tables["tokenizers"])
     return shared_tokenizer(tokenizer, folder, processes)
 
 
