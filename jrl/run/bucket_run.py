@@ -101,6 +101,8 @@ def open_run_folder(run: str | os.PathLike[str], processes: Processes = ONE) -> 
         yield RunFolder(paths.normalize(run))
         return
     bucket, address = Bucket(place[0]), shown(run).rstrip("/")
+    processes.agree("run", {"--run": address, "endpoint": bucket.endpoint})
+    processes.place.begin(f"opening {address}")
     key = key_of(bucket.endpoint, address)
     base = paths.make_private_dir(copies_home() / "runs" / (key if processes.writer else f"{key}.{processes.index}"))
     try:

@@ -164,7 +164,7 @@ class Job:
     address: str | None = None  # gs://BUCKET/NAME of the run; None: it is in a local folder
     record_change: Callable[[int], None] | None = None  # writes the accepted changes, given the steps done before
 
-    shown = property(lambda self: self.address or self.folder)  # where its user finds the run
+    location = property(lambda self: self.address or self.folder)  # where its user finds the run
     config = property(lambda self: self.policy.config)
     mesh = property(lambda self: self.policy.mesh)
     tokenizer = property(lambda self: self.policy.tokenizer)
