@@ -170,6 +170,16 @@ def serving(store: Store):
         server.server_close()
 
 
+@contextlib.contextmanager
+def addressed(copies, monkeypatch):
+    """Yields a store that addresses lead to, with the local copies of this machine in a folder."""
+    monkeypatch.setenv("JRL_BUCKET_COPIES", str(copies))
+    store = Store()
+    with serving(store) as endpoint:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+        yield store
+
+
 class Died(BaseException):
     """The process is dead: no request is sent any more."""
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from bucket_stand_in import ADDRESS, Died, Store, client, contents, opened
+from bucket_stand_in import ADDRESS, Died, Store, addressed, client, contents, opened
 from processes_in_threads import together
 
 from jrl import paths
@@ -140,3 +140,46 @@ def test_processes_whose_run_was_taken_stop(tmp_path):
 
     (first, second), _ = together(2, act)
     assert isinstance(first, bucket_run.LeaseLost) and "another process has taken" in str(second)
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    with addressed(tmp_path / "copies", monkeypatch) as store:
+        yield store
+
+
+def test_processes_of_one_machine_have_copies_of_their_own_and_one_lease(served, tmp_path):
+    def act(processes):
+        with bucket_run.open_run_folder(ADDRESS, processes) as folder:
+            write_step(folder.path, 1, processes.index)
+            folder.publish()
+            write_step(folder.path, 2, processes.index)
+        return folder
+
+    (first, second), _ = together(2, act)
+    assert first.path != second.path and first.path.name == second.path.name  # dashboards know a run by it
+    assert not first.shared and second.address == ADDRESS
+    assert step_of(contents(bucket_run.readable(ADDRESS)), tmp_path) == 2  # the end commits too
+    assert bucket_run.holder_of_run(ADDRESS) == f"no process is training {ADDRESS}"
+
+
+def test_after_an_error_nothing_more_is_committed(served, tmp_path):
+    def act(processes):
+        with bucket_run.open_run_folder(ADDRESS, processes) as folder:
+            write_step(folder.path, 1, processes.index)
+            folder.publish()
+            write_step(folder.path, 2, processes.index)
+            raise KeyError("of the run itself")
+
+    assert all(isinstance(error, KeyError) for error in together(2, act)[0])
+    assert step_of(contents(bucket_run.readable(ADDRESS)), tmp_path) == 1
+
+
+def test_processes_of_different_addresses_are_refused_before_anything_is_written(served):
+    def act(processes):
+        with bucket_run.open_run_folder(f"{ADDRESS}-{processes.index}", processes):
+            pass
+
+    found, _ = together(2, act)
+    assert all("--run: gs://bucket/run-0 in process 0" in str(error) for error in found)
+    assert not served.objects

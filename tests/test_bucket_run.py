@@ -16,7 +16,7 @@ import urllib.error
 
 import numpy as np
 import pytest
-from bucket_stand_in import Died, Store, client, contents, opened, serving
+from bucket_stand_in import Died, Store, addressed, client, contents, opened, serving
 from safetensors.numpy import save
 
 from jrl import api, paths
@@ -420,11 +420,7 @@ def test_a_run_that_is_refused_for_what_is_there_writes_nothing(tmp_path, monkey
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """Yields a store that addresses lead to."""
-    monkeypatch.setenv("JRL_BUCKET_COPIES", str(tmp_path / "copies"))
-    store = Store()
-    with serving(store) as endpoint:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+    with addressed(tmp_path / "copies", monkeypatch) as store:
         yield store
 
 

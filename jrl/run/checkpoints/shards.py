@@ -37,10 +37,10 @@ def write_shards(
             for bounds, data in _shards(array, process):
                 data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
                 placed.setdefault(leaf, []).append([name, offset, bounds])
-                padded = data.tobytes() + bytes(-data.nbytes % ALIGNMENT)
-                file.write(padded)
-                written.update(padded)
-                offset += len(padded)
+                for piece in (data.data, bytes(-data.nbytes % ALIGNMENT)):
+                    file.write(piece)
+                    written.update(piece)
+                    offset += len(piece)
         file.flush()
         os.fsync(file.fileno())
     return {name: {"sha256": written.hexdigest(), "bytes": offset}}, placed
@@ -53,7 +53,7 @@ def _shards(array: Any, process: int) -> Iterator[tuple[Bounds, np.ndarray]]:
         return
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
-            yield _bounds(shard.index, array.shape), np.asarray(shard.data)
+            yield _bounds(shard.index, array.shape), jax.device_get(shard.data)
 
 
 def _bounds(index: Sequence[slice], shape: Sequence[int]) -> Bounds:
@@ -85,7 +85,9 @@ def _read_leaf(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], target:
 
     if isinstance(target, np.ndarray):
         return part([slice(None)] * target.ndim)
-    return jax.make_array_from_callback(target.shape, target.sharding, part)
+    where = target.sharding.addressable_devices_indices_map(target.shape)
+    placed = [jax.device_put(part(index), device) for device, index in where.items()]
+    return jax.make_array_from_single_device_arrays(target.shape, target.sharding, placed)
 
 
 def _assemble(folder: Path, leaf: str, shards: Sequence[Sequence[Any]], bounds: Bounds, dtype: np.dtype) -> np.ndarray:
