@@ -382,7 +382,7 @@ def open_job(
             display.phase("judges")
         # One of several processes that is asked to stop ends its step first, as the others do.
         stops_alone = lambda: processes.count == 1 and stop.is_set()
-        judges = open_judges(config.judges, folder, stops_alone, index=processes.index, count=processes.count)
+        judges = open_judges(config.judges, folder, stops_alone, processes)
         for opened_judge in judges:
             stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jrl.device.processes import ONE, Processes
 from jrl.tasks.example import Example, Message
 from jrl.tasks.judges import grade, pairwise, rubric
 from jrl.tasks.judges.answers import read_answer
@@ -88,11 +89,20 @@ class OpenJudge:
 
     Args:
       stop: asked while answers are waited for.
+      processes: those that ask about a batch together, each about its share.
     """
 
-    def __init__(self, config: Judge, client: Client, journal: Journal | None, stop: Stop = never):
+    def __init__(
+        self,
+        config: Judge,
+        client: Client,
+        journal: Journal | None,
+        stop: Stop = never,
+        processes: Processes = ONE,
+    ):
         self.config = config
         self.client = client
+        self.processes = processes
         self._journal, self._stop = journal, stop
         self.names = score_names(config)
         self._grading = GRADINGS[type(config.grading)]
@@ -129,7 +139,7 @@ class OpenJudge:
 
         Raises:
           StopRequested: `stop` returned True. Nothing of the batch is in the journal; answers so far are in the cache.
-          JudgeStopped: more than Judge.stop_above of the questions have no answer. Likewise.
+          JudgeStopped: more than Judge.stop_above of the questions of all processes have no answer. Likewise, in all.
         """
         began = time.monotonic()
         requests = [asked.request for group in ticket.asked for asked in group if asked.request is not None]
@@ -172,12 +182,16 @@ class OpenJudge:
         )
 
     def _check_lost(self, verdicts: Sequence[tuple[Verdict, ...]]) -> None:
-        lost = [said[0].detail for said in verdicts if not said[0].status.scorable]
-        if len(lost) > self.config.stop_above * len(verdicts):
+        problems = [said[0].detail for said in verdicts if not said[0].status.scorable]
+        own = [len(problems), len(verdicts), problems[0] if problems else ""]
+        every = self.processes.exchange(f"answers of {self.config.name}", own)
+        lost, asked = (sum(each[place] for each in every) for place in (0, 1))
+        if lost > self.config.stop_above * asked:
+            first = next(each[2] for each in every if each[0])
             raise JudgeStopped(
-                f"{len(lost)} of {len(verdicts)} requests to the judge {self.config.name!r} failed "
-                f"({len(lost) / len(verdicts):.0%}), above Judge.stop_above = {self.config.stop_above:g}. The first: "
-                f"{lost[0]}. When the judge answers again, run the same command to continue"
+                f"{lost} of {asked} requests to the judge {self.config.name!r} failed ({lost / asked:.0%}), above "
+                f"Judge.stop_above = {self.config.stop_above:g}. The first: {first}. When the judge answers again, run "
+                "the same command to continue"
             )
 
     def _graded(self, ticket: Ticket, verdicts: Sequence[Sequence[tuple[Verdict, ...]]], waited: float) -> Graded:
@@ -213,13 +227,12 @@ class OpenJudge:
 
 
 def open_judges(
-    configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1
+    configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, processes: Processes = ONE
 ) -> list[OpenJudge]:
     """Returns the judges of a run whose folder is `folder`, after one question to each.
 
     Args:
-      index, count: of the process, and how many there are: each asks about its own share of the prompts, and keeps the
-        answers in files of its own.
+      processes: each asks about its own share of the prompts, and keeps the answers in files of its own.
 
     Raises: ValueError where a judge does not answer as it is asked to; StopRequested where `stop` says so.
     """
@@ -227,32 +240,40 @@ def open_judges(
         opened = []
         for config in configs:
             preflight(config, stop)
-            opened.append(open_judge(config, folder / FOLDER, stop, index=index, count=count))
+            opened.append(open_judge(config, folder / FOLDER, stop, processes))
             stack.callback(opened[-1].close)
         stack.pop_all()
         return opened
 
 
-def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1) -> OpenJudge:
+def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, processes: Processes = ONE) -> OpenJudge:
     """Returns a judge with its journal and its answers in a folder. Asks it nothing.
 
     Of several processes each has an equal part of the rate limits. It reads the journals of all, also of an earlier
     life of the run with another number of processes, and writes its own.
     """
-    endpoint = endpoint_of(config)
-    mine = f"-{index}" if index else ""
+    mine = f"-{processes.index}" if processes.index else ""
     with contextlib.ExitStack() as stack:
-        cache = AnswerCache(folder / f"{config.name}.answers{mine}.jsonl")
-        stack.callback(cache.close)
+        client = open_client(config, folder / f"{config.name}.answers{mine}.jsonl", processes.count)
+        stack.callback(client.close)
         path = folder / f"{config.name}.journal{mine}.jsonl"
         others = sorted(set(folder.glob(f"{config.name}.journal*.jsonl")) - {path})
         journal = Journal(path, others)
         stack.callback(journal.close)
-        part = lambda limit: None if limit is None else limit / count
-        limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
-        client = Client(endpoint, lambda content: numbers_of(config, content), limits_of(config), limit, cache)
         stack.pop_all()
-        return OpenJudge(config, client, journal, stop)
+        return OpenJudge(config, client, journal, stop, processes)
+
+
+def open_client(config: Judge, answers: pathlib.Path, count: int = 1) -> Client:
+    """Returns what asks a judge, and takes valid answers from a file and adds them to it.
+
+    Args:
+      count: of those that ask at a time, each with an equal part of the rate limits.
+    """
+    endpoint, part = endpoint_of(config), lambda limit: None if limit is None else limit / count
+    limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
+    check = lambda content: numbers_of(config, content)
+    return Client(endpoint, check, limits_of(config), limit, AnswerCache(answers))
 
 
 def preflight(config: Judge, stop: Stop = never) -> None:
