@@ -193,7 +193,9 @@ def stored_measure(row: dict) -> float:
     if "kto/good" in row:
         return row["kto/good"] - row["kto/bad"]
     return next(
-        row[name] for name in ("pairs/accuracy", "dpo/accuracy", "dft/probability", "policy/logprob") if name in row
+        row[name]
+        for name in ("pairs/accuracy", "dpo/accuracy", "dft/probability", "advantage/logprob", "policy/logprob")
+        if name in row
     )
 
 

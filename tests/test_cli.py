@@ -437,6 +437,7 @@ def test_every_table_of_a_run_can_be_listed(command):
         "Rated",
         "RationalePreferences",
         "StepLabels",
+        "StepValues",
     }
 
 

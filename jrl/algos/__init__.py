@@ -4,6 +4,7 @@ gin."""
 from __future__ import annotations
 
 from jrl.algos import (
+    a_lol,
     adaptive_entropy_grpo,
     adaptive_kl_grpo,
     apo_down,
@@ -82,9 +83,11 @@ from jrl.algos import (
     self_focus,
     sequence_rloo,
     sft,
+    sibling_grpo,
     simpo,
     sppo,
     step_apo,
+    step_awr,
     two_sided_grpo,
     vapo,
     vpo,
@@ -182,4 +185,7 @@ ALGOS: dict[str, Objective] = {
     "ProcessReward": process_reward.OBJECTIVE,
     "RationaleDPO": rationale_dpo.OBJECTIVE,
     "IQLearn": iq_learn.OBJECTIVE,
+    "SiblingGRPO": sibling_grpo.OBJECTIVE,
+    "StepAWR": step_awr.OBJECTIVE,
+    "ALoL": a_lol.OBJECTIVE,
 }

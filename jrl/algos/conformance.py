@@ -504,9 +504,9 @@ def _poisoned(tokens: Tokens) -> Tokens:
     return jax.tree.map(poison, tokens)
 
 
-def sample_sequences(unit_size: int = 2) -> Sequences:
+def sample_sequences(unit_size: int = 2, numbers: int = 1) -> Sequences:
     """Returns two rows of three units and an empty place each; the last unit is masked. One of every unit of two or
-    more is preferred, and every other one of units of one."""
+    more is preferred, and every other one of units of one. numbers: those of a row in `value`."""
     rng = np.random.default_rng(3)
     unit_size = unit_size or 3  # of lists, which may have any
     places = 3 * unit_size + 1
@@ -516,7 +516,7 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
     unit = np.stack([number // unit_size, 3 + number // unit_size]).astype(np.int32)
     preferred = number % max(unit_size, 2) == 0
     logprob = draw(-9, -3)
-    return Sequences(
+    sequences = Sequences(
         logprob=logprob,
         ref_logprob=logprob + draw(-1, 1),
         length=jnp.asarray(rng.integers(2, 8, (2, places)), jnp.int32),
@@ -528,6 +528,10 @@ def sample_sequences(unit_size: int = 2) -> Sequences:
         behaviour_logprob=logprob + draw(-0.5, 0.5),
         value=draw(0, 1),
     )
+    if numbers == 1:
+        return sequences
+    # The first is above the others or below them, as the draw has it.
+    return sequences.replace(value=jnp.stack([sequences.value, *[1 - sequences.value] * (numbers - 1)], axis=-1))
 
 
 # What a row is given, as a run gives it
@@ -567,7 +571,8 @@ def _tokens(objective: Objective, config: Any) -> Tokens:
 
 
 def _sequences(objective: Objective, config: Any) -> Sequences:
-    needs, sequences = objective.needs(config), sample_sequences(objective.unit_size)
+    needs = objective.needs(config)
+    sequences = sample_sequences(objective.unit_size, max(len(needs.row_value_names), 1))
     if needs.score_outputs > 1:
         several = lambda x: jnp.stack([x + k / 10 for k in range(needs.score_outputs)], axis=-1)
         sequences = sequences.replace(score=several(sequences.score), value=several(sequences.value**2))

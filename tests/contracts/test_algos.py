@@ -22,8 +22,9 @@ from jrl.ops.divergence import DIVERGENCES
 from jrl.plugins import load_parts
 
 FACTS = Facts(
-    samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6, attempts=2
-)
+    samples=8, lag=0, updates_per_batch=1, truncated_sampling=False, greedy=False, max_completion=6, attempts=2,
+    branches=(4, 3),
+)  # fmt: skip
 
 OPTIONS = {
     "dual_clip": 3.0,
@@ -42,6 +43,7 @@ OPTIONS = {
 
 # Options that a row's check refuses.
 REFUSED = {
+    "ALoL": {"kl"},  # beside its clip
     "VTracePPO": {"importance"},
     "VAPO": {"kl_in_reward", "whiten_rewards", "reward_clip"},
     "DreamerPPO": {"value_clip"},
@@ -65,6 +67,11 @@ def everything_on(objective):
     names = {field.name for field in dataclasses.fields(objective.config)}
     names -= REFUSED.get(objective.config.__name__, set())
     return objective.config(**{name: value for name, value in OPTIONS.items() if name in names})
+
+
+def numbers_of(objective):
+    """Returns how many numbers of a stored row an objective reads, at least 1."""
+    return max(len(objective.needs(default_config(objective)).row_value_names), 1)
 
 
 def given_tokens(objective, config):
@@ -333,7 +340,7 @@ def test_rows_may_be_sharded_over_data(name):
     state = objective.init_state(config)
     twice = lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
     groups, tokens = conformance.sample_groups(), twice(given_tokens(objective, config))
-    sequences = twice(conformance.sample_sequences(objective.unit_size))
+    sequences = twice(conformance.sample_sequences(objective.unit_size, numbers_of(objective)))
 
     def run(groups, tokens, sequences):
         actual = []
@@ -400,7 +407,7 @@ def test_float64_stays_float64(name):
 
     with jax.enable_x64(True):
         wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        sequences = conformance.sample_sequences(objective.unit_size)
+        sequences = conformance.sample_sequences(objective.unit_size, numbers_of(objective))
         given = conformance.sample_groups(), given_tokens(objective, config), sequences, objective.init_state(config)
         for value in jax.eval_shape(run, *jax.tree.map(wide, given)):
             assert value.dtype == jnp.float64

@@ -9,7 +9,9 @@ import pytest
 from jrl import cli
 from jrl.device.chips import GIB
 from jrl.resolve import load_config
-from jrl.tools.plan import budget, compiled, libtpu, planning, report
+from jrl.rollout.reward_gate import Gate
+from jrl.rollout.rewards import RewardModel
+from jrl.tools.plan import budget, compiled, libtpu, planning, report, shapes
 from jrl.tools.plan.case import make_case
 from jrl.tools.plan.chips import parse_topology
 from jrl.tools.plan.compiled import Compiled
@@ -82,6 +84,21 @@ def test_a_reward_model_that_is_not_counted_is_named(plan):
     over = ["Config.reward=@RewardModel()", "RewardModel.path='models/judge'"]
     printed = plan("configs/plan/0.6b.gin", *over, "--topology", "v5e:2x4")
     assert "the memory and the time of Config.reward are not counted" in printed["notes"]
+
+
+def test_a_gate_has_a_component_for_each_label_that_it_mixes(tmp_path):
+    gated = lambda **fields: RewardModel(path=str(tmp_path), gate=Gate(path="gate.safetensors", **fields))
+    assert shapes.reward_components(RewardModel(path="a", weights=(1.0, 0.5))) == ("RewardModel/0", "RewardModel/1")
+    assert shapes.reward_components(gated()) == ("RewardModel",)
+    told = gated(verbosity="long", coefficients=(0.5, 1.0))
+    assert shapes.reward_components(told) == ("RewardModel", "RewardModel/0", "RewardModel/1")
+    config = {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "qwen2", "vocab_size": 8,
+              "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "num_key_value_heads": 1, "id2label": {"0": "helpful", "1": "honest", "2": "long"}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    # As rollout.rewards.open_classifier names them, of which Scores has a row each.
+    named = ("RewardModel", "RewardModel/helpful", "RewardModel/honest", "RewardModel/long")
+    assert shapes.reward_components(gated()) == named
 
 
 def test_what_the_run_keeps_beside_a_program_counts():

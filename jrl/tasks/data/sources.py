@@ -11,6 +11,7 @@ from jrl.tasks.data import (
     rated,
     rationales,
     step_labels,
+    step_values,
 )
 from jrl.tasks.data.stored import StoredSource
 
@@ -23,4 +24,5 @@ SOURCES: dict[str, StoredSource] = {
     "Rated": rated.SOURCE,
     "RationalePreferences": rationales.SOURCE,
     "StepLabels": step_labels.SOURCE,
+    "StepValues": step_values.SOURCE,
 }
