@@ -17,8 +17,9 @@ def step_advantages(success: Array, estimated: Array, *, rollouts: int) -> Array
 
     Args:
       success: [..., K + 1] float, Q: the mean success of `rollouts` completions of the prefix after so many steps.
-        Column 0 is the empty prefix, the success rate of the prompt. estimated: same shape, bool, there is such a prefix and
-        it was completed; elsewhere success may be NaN. rollouts: completions that a Q is the mean of.
+        Column 0 is the empty prefix, the success rate of the prompt.
+      estimated: same shape, bool, there is such a prefix and it was completed; elsewhere success may be NaN.
+      rollouts: completions that a Q is the mean of.
 
     Returns:
       [..., K] float32 or wider, one for every step; 0 where either prefix was not estimated.
