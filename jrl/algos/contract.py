@@ -100,6 +100,8 @@ class Sequences:
     value: Array | None = None
     # [..., S] float32, sum under the distribution that drew the tokens; None: they were not sampled
     behaviour_logprob: Array | None = None
+    # [..., S] float32, sum of r_t lp_t with T-REG's token rewards, differentiated in lp, where Needs.contrast
+    contrast: Array | None = None
 
 
 class ValueBins(NamedTuple):
@@ -124,6 +126,8 @@ class Needs(NamedTuple):
     # what the numbers of a row are, in order, where it reads several; (): one, or one for each output of its head
     row_value_names: tuple[str, ...] = ()
     scored_by: tuple[str, ...] = ()  # roles of earlier stages whose mean score is Sequences.value of stored rows
+    # of stored rows, token rewards by the reference's contrast of two other prompts (P25), as Sequences.contrast
+    contrast: bool = False
     score: bool = False  # a reward head on the trained model, read at the last token of every sequence
     score_outputs: int = 1  # numbers that it gives, such as one for each attribute of a response
     entropy_gradient: bool = False

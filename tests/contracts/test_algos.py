@@ -69,11 +69,6 @@ def everything_on(objective):
     return objective.config(**{name: value for name, value in OPTIONS.items() if name in names})
 
 
-def numbers_of(objective):
-    """Returns how many numbers of a stored row an objective reads, at least 1."""
-    return max(len(objective.needs(default_config(objective)).row_value_names), 1)
-
-
 def given_tokens(objective, config):
     """Returns the sample tokens, with the bins of the values where the objective reads them."""
     needs, tokens = objective.needs(config), conformance.sample_tokens()
@@ -340,7 +335,7 @@ def test_rows_may_be_sharded_over_data(name):
     state = objective.init_state(config)
     twice = lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
     groups, tokens = conformance.sample_groups(), twice(given_tokens(objective, config))
-    sequences = twice(conformance.sample_sequences(objective.unit_size, numbers_of(objective)))
+    sequences = twice(conformance.given_sequences(objective, config))
 
     def run(groups, tokens, sequences):
         actual = []
@@ -407,7 +402,7 @@ def test_float64_stays_float64(name):
 
     with jax.enable_x64(True):
         wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        sequences = conformance.sample_sequences(objective.unit_size, numbers_of(objective))
+        sequences = conformance.given_sequences(objective, config)
         given = conformance.sample_groups(), given_tokens(objective, config), sequences, objective.init_state(config)
         for value in jax.eval_shape(run, *jax.tree.map(wide, given)):
             assert value.dtype == jnp.float64

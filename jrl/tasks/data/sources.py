@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jrl.tasks.data import (
     conditioned,
+    contrasts,
     corrections,
     demonstrations,
     labeled,
@@ -12,11 +13,13 @@ from jrl.tasks.data import (
     rationales,
     step_labels,
     step_values,
+    user_preferences,
 )
 from jrl.tasks.data.stored import StoredSource
 
 SOURCES: dict[str, StoredSource] = {
     "ConditionedPreferences": conditioned.SOURCE,
+    "ContrastedPreferences": contrasts.SOURCE,
     "Corrections": corrections.SOURCE,
     "Demonstrations": demonstrations.SOURCE,
     "Labeled": labeled.SOURCE,
@@ -25,4 +28,5 @@ SOURCES: dict[str, StoredSource] = {
     "RationalePreferences": rationales.SOURCE,
     "StepLabels": step_labels.SOURCE,
     "StepValues": step_values.SOURCE,
+    "UserPreferences": user_preferences.SOURCE,
 }
