@@ -78,10 +78,10 @@ def test_an_opponent_that_could_not_be_judged_is_counted():
     padded = groups.replace(valid=groups.valid & (groups.group == 1), action_mask=groups.action_mask.at[:4].set(False))
     counters = OBJECTIVE.advantages(NashMD(), padded, padded.reward, ())[2]
     assert int(counters["unscorable"]) == 0 and int(counters["aborted"]) == 1
-    # One that failed is aborted, whatever was said of it.
+    # One whose sampling failed is aborted too, as of any other row.
     failed = groups.replace(finish=jnp.where(jnp.isnan(groups.reward), Finish.FAILED, 0).astype(jnp.int8))
     counters = OBJECTIVE.advantages(NashMD(), failed, failed.reward, ())[2]
-    assert int(counters["unscorable"]) == 0 and int(counters["aborted"]) == 2
+    assert int(counters["unscorable"]) == 1 and int(counters["aborted"]) == 2
     # A row with one opponent is compared, one whose opponent was not judged is alone.
     for judged, alone in ((True, 0), (False, 1)):
         one = groups.replace(valid=(jnp.arange(7) == 0) | ((jnp.arange(7) == 2) & judged))
