@@ -252,21 +252,23 @@ def train(args: argparse.Namespace) -> int:
         from jrl.resolve import load_config
 
         profile = profiled_steps(args)
-        load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
+        loaded = load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.run.multihost import joined
 
         with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
-            from jrl.run.bucket_run import open_run_folder, refuse_several
+            from jrl.run.agreement import facts
+            from jrl.run.bucket_run import open_run_folder
 
             if processes.count > 1:
                 args.several = f"process {processes.index}"
             if processes.count > 1 and args.run is None:
-                raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
-            if processes.count > 1:
-                refuse_several(args.run)
-            with open_run_folder(run_folder(args.run)) as folder:
+                raise ValueError(
+                    "a run of several processes needs --run DIR, a folder that all of them see, or --run gs://BUCKET/NAME"
+                )
+            processes.agree("configuration and code", facts(*loaded, processes))  # before a bucket is written to
+            with open_run_folder(run_folder(args.run), processes) as folder:
                 args.run = folder.path
                 had = steps_summarized(args.run)
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
@@ -292,14 +294,12 @@ def train_locally(args: argparse.Namespace) -> int:
         raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
                          "--process-count and --process-index")  # fmt: skip
     from jrl.resolve import load_config
-    from jrl.run.bucket_run import refuse_several
     from jrl.run.launch import launch
 
     profiled_steps(args)
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
-    refuse_several(args.run)
     options = {"--devices": args.devices, "--from": args.begin_from, "--profile": args.profile}
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip
@@ -758,7 +758,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
                         help="continue a run whose configuration, data or parts changed; its manifest "
                              "records the change")  # fmt: skip
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
-                        help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
+                        help="begin a new run with the weights and the tokenizer of another, a folder or "
+                        "gs://BUCKET/NAME")  # fmt: skip
     parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, into "
                         "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     _devices(parser)
