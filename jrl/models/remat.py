@@ -11,15 +11,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jrl.device.host_memory import HOST
 from jrl.types import Array
 
-# none: all that it needs. layer: its input. dots: that and what its matrices made. offload: its input, on the host.
+# none: all that it needs. layer: its input. dots: that, what its matrices made, and the sums that its norms took.
+# offload: its input, on the host.
 Remat = Literal["none", "layer", "dots", "offload"]
 
-INPUT, PRODUCT = "input", "product"  # names of values in a layer
+INPUT, PRODUCT, STREAM, MEAN = "input", "product", "stream", "mean"  # names of values in a layer
 
 _policies = jax.checkpoint_policies
 POLICIES = {
     "layer": None,
-    "dots": _policies.save_only_these_names(PRODUCT),
+    # What nothing reads on the way back is not kept: of an output that is added to the stream, the sum is.
+    "dots": _policies.save_only_these_names(INPUT, PRODUCT, STREAM, MEAN),
     "offload": _policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[], names_which_can_be_offloaded=[INPUT], offload_src="device", offload_dst=HOST
     ),
@@ -34,6 +36,16 @@ def layer_input(x: Array) -> Array:
 def product(x: Array) -> Array:
     """Returns `x`, said to be what a matrix made of activations."""
     return checkpoint_name(x, PRODUCT)
+
+
+def stream(x: Array) -> Array:
+    """Returns `x`, said to be the residual stream between a layer's two parts."""
+    return checkpoint_name(x, STREAM)
+
+
+def mean_square(x: Array) -> Array:
+    """Returns `x`, said to be what a norm divides by: small, and a pass over all that it is the mean of."""
+    return checkpoint_name(x, MEAN)
 
 
 def keeping(remat: Remat, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -67,9 +67,11 @@ def test_a_layer_keeps_what_its_policy_names():
     stream, mlp = (12,), (20,)
     assert stacks("layer") == [(stream, False)]
     assert stacks("offload") == [(stream, True)]
-    # Queries, keys and values by head; what comes out of attention; gate and up; and the layer's input.
-    products = [((2, 4), False), ((2, 4), False), ((4, 4), False), (stream, False), (mlp, False), (mlp, False)]
-    assert stacks("dots") == sorted([*products, (stream, False)])
+    # Queries, keys and values by head; gate and up; the stream at the layer's input and after attention; and the mean
+    # squares of both, of queries and of keys.
+    products = [((2, 4), False), ((2, 4), False), ((4, 4), False), (mlp, False), (mlp, False)]
+    means = [((1,), False), ((1,), False), ((4, 1), False), ((2, 1), False)]
+    assert stacks("dots") == sorted([*products, (stream, False), (stream, False), *means])
     assert len(stacks("none")) > 7
 
 
