@@ -23,7 +23,7 @@ from jrl.models.contract import Cache, Model, PrefixSegments, State, init
 from jrl.models.leaves import prepare_for_decode, some_layers, spec, stretches, unstack
 from jrl.models.norm import layer_norm, rms_norm
 from jrl.models.product import multiply, plus
-from jrl.models.remat import keeping, layer_input, stream
+from jrl.models.remat import is_narrow, keeping, layer_input, stream
 from jrl.models.rope import amplitude, cos_sin, frequencies, rotate
 from jrl.models.shape import Decoder, Variant
 from jrl.types import Array, PyTree
@@ -170,7 +170,7 @@ def _run(
         sliced = {name: leaf for name, leaf in params["layers"].items() if name not in unsliced}
         # The layer after adds a layer's output to the stream, where the norm that reads the sum is: by itself the
         # addition would be a pass over both. x + -0 is x.
-        later = cache is None and cfg.layer_inputs is None and not cfg.layer_scale
+        later = cache is None and is_narrow(x.dtype) and cfg.layer_inputs is None and not cfg.layer_scale
         x = (x, jnp.full_like(x, -0.0) if later else None)
         for start, stop in stretches(cfg):
             variant, row = cfg.variant(start), row_of(cfg, start)

@@ -22,6 +22,7 @@ from jrl.learning.optimizers.muon import Muon, spread_over
 from jrl.models.attention.kernels import LANES, NO_KERNEL
 from jrl.models.attention.linear import chunk_of
 from jrl.models.contract import is_spec
+from jrl.models.remat import is_narrow
 from jrl.rollout.sampler import compaction_sizes, num_resident_prompts
 from jrl.tools.plan.case import (
     Case,
@@ -294,13 +295,13 @@ def layer_activation_bytes(case: Case) -> int:
 def layer_matmul_bytes(case: Case) -> int:
     """Returns the bytes of what a layer's matrices make and the backward pass needs again: queries, keys, values, what
     comes out of attention, gate and up; of experts, those of each that a token goes to, and what comes out. What is
-    only added to the stream is needed where a norm comes before. The stream after attention is one more; the mean
-    squares of norms are few, and not counted."""
+    only added to the stream is needed where a norm comes before. In narrow dtypes the
+    stream after attention is one more; the mean squares of norms are few, and not counted."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
     queries_, keys = widest_heads(cfg)
     # 'splash' keeps its result and a sum of each query, and queries and keys as it reads them.
     attended = 2 * queries_ + keys if cfg.attention == "splash" else 0
-    streams = cfg.width if cfg.norm_place == "before" else 2 * cfg.width
+    streams = 2 * cfg.width if is_narrow(cfg.dtype) and cfg.norm_place != "before" else cfg.width
     entries = (queries_ * (2 if cfg.output_gate else 1) + attended + 2 * keys) // tensor + streams
     dense = sparse = 0
     if any(map(cfg.dense, range(cfg.layers))):
