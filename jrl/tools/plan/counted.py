@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jrl.device.sharding import GATHERED
 from jrl.learning.learner import MICRO_BATCHES
 from jrl.learning.vocab_parallel import CHUNKS, MIDDLE
+from jrl.models.attention.fused import MLP_LEAVES, QKV
 from jrl.models.attention.kv_cache import cache_shapes
 from jrl.models.contract import is_spec
 from jrl.ops.logprobs import CHUNK
@@ -197,13 +198,19 @@ def ragged_seconds(case: Case, chip: Chip) -> float:
 def streamed_seconds(runs: Iterable[Run], case: Case, chip: Chip) -> float:
     """Returns the seconds in which kernels read weights, of the calls that a program makes."""
     cfg, tensor = case.cfg, case.sizes["tensor"]
-    heads = cfg.heads + 2 * cfg.kv_heads
-    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width, "fused_qkv": cfg.width * heads * cfg.head_dim}
+    heads = (cfg.heads + 2 * cfg.kv_heads) * cfg.head_dim
+    entries = {"fused_mlp": 3 * cfg.width * cfg.mlp_width / tensor, "fused_qkv": cfg.width * heads / tensor}
+    if flops.decodes_unmerged(case):
+        # A and B of every matrix that has an adapter; of queries, keys and values one A and one B with zeros in it.
+        ranks = {name: leaf["a"].shape[-1] for name, leaf in case.adapters.items()}
+        of_mlp, of_heads = (sum(ranks.get(name, 0) for name in names) for names in (MLP_LEAVES[1:], QKV))
+        entries["fused_mlp"] += of_mlp * (cfg.width + cfg.mlp_width / tensor)
+        entries["fused_qkv"] += of_heads * (cfg.width + heads / tensor)
     total = 0.0
     for run in runs:
         if is_kernel(run.instruction):
             total += sum(run.likely * n for name, n in entries.items() if f"/{name}" in run.instruction.op_name)
-    return total / tensor * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
+    return total * jnp.dtype(cfg.dtype).itemsize / (STREAM_SHARE * chip.hbm_rate)
 
 
 def read_bytes(case: Case) -> float:

@@ -150,15 +150,22 @@ def make_plan(
     counted = None if bodies is None else {name: body["collectives"] for name, body in bodies.items()}
     rows = rows_of(case, topology, compiled_programs, counted)
     limit = topology.chip.limit_bytes
-    of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
-    seconds = estimate.step_of(case, topology.chip, {row.name: row.seconds for row in of_stage})
-    least = estimate.step_of(case, topology.chip, {row.name: row.estimate.seconds for row in of_stage})
+    seconds, least = step_of(case, topology, rows)
     wastes = wastes_of(case, bodies or {})
     wastes += [f"{shown_name(case, row.name)}: {line}" for row in rows if row.count for line in row.count.warnings]
     plan = Plan(topology, case, rows, limit, seconds, least, [], notes, wastes)
     if plan.fits:
         return plan
     return dataclasses.replace(plan, changes=cheaper.cheapest(case, parts, limit, topology.num_devices, topology.chip))
+
+
+def step_of(case: Case, topology: Topology, rows: Sequence[Row]) -> tuple[float, float]:
+    """Returns the seconds of a step of the case's stage, by the compiler's count where it compiled, and at least."""
+    of_stage = [row for row in rows if row.estimate is not None and split_name(row.name)[0] == case.name]
+    return (
+        estimate.step_of(case, topology.chip, {row.name: row.seconds for row in of_stage}),
+        estimate.step_of(case, topology.chip, {row.name: row.estimate.seconds for row in of_stage}),
+    )
 
 
 def rows_of(
