@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jrl import paths
 from jrl.algos.contract import Needs
 from jrl.device.sharding import AXES, BATCH_AXES, TRAIN, split_sizes
-from jrl.device.transfer import Publication, publication
+from jrl.device.transfer import Publication, publication, shared_cuts
 from jrl.experiment import Config, Online, Stage, completion_length, optimizers, row_of, stage_names
 from jrl.learning.critic import CRITIC
 from jrl.learning.optimizer import keeps_on_host
@@ -291,8 +291,9 @@ def publication_of(case: Case) -> Publication | None:
     if case.sampler_sizes is None or not isinstance(case.stage, Online):
         return None
     trained = jax.tree.leaves(case.spec if case.adapters is None else case.adapters, is_leaf=is_spec)
-    sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, train_spec(leaf)) for leaf in trained]
     learner = case.learner_sizes or case.sizes
+    cuts = lambda leaf: (train_spec(leaf), shared_cuts(train_spec(leaf), learner, case.sampler_sizes))
+    sizes = [(math.prod(leaf.shape) * leaf.dtype.itemsize, *cuts(leaf)) for leaf in trained]
     return publication(sizes, learner, case.sampler_sizes, copies_for(case.stage.lag))
 
 
