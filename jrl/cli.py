@@ -826,8 +826,8 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
                         "data and tokenizer are not opened")  # fmt: skip
     _bindings(parser, "the file")
     parser.add_argument("--topology", metavar="CHIP:GRID",
-                        help="such as v5e:4x8 or v5p:4x4x4; with --search, a chip alone, such as v5p, asks for the "
-                             "smallest slice that fits")  # fmt: skip
+                        help="such as v5e:4x8 or v5p:4x4x4, 2xv5p:4x4x4 for two slices; with --search, a chip alone, "
+                             "such as v5p, asks for the smallest slice that fits")  # fmt: skip
     parser.add_argument(
         "--stage", metavar="NAME", help="plan this stage only (default: all, with the step time of the last Online one)"
     )

@@ -1,12 +1,14 @@
 """The time of a compiled program on one device, by the compiler's own count, and what it wastes.
 
-    seconds = max(compute + kernels, memory) + links that nothing overlaps
+    seconds = max(max(compute + kernels, memory) + links that nothing overlaps, network)
 
 compute: the compiler's cycles (`jrl.tools.plan.cycles`) at the chip's clock. The compiler counts neither collectives
 nor Pallas kernels, and no copy that runs beside other work. Therefore:
 
 links: the bytes that a device receives, at the rate of one ring, and LATENCY for each collective. Asynchronous ones
 cost what is left of them after the compute.
+network: the bytes that a device receives from other slices, at its share of the host's network. The compiler sends and
+receives them beside other work, a layer's gradients during the layer before.
 kernels: each call CALL_CYCLES, and beside it 'ragged' the keys and values of the columns that it reads at the rate of
 the memory, 'splash' its products at KERNEL_SHARE of the matrix unit's peak, and one that reads a layer's weights these
 at STREAM_SHARE of the memory's rate.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -42,6 +45,7 @@ CALL_CYCLES = 2122  # of a kernel that does nothing: the least that the compiler
 STREAM_SHARE = 0.8  # of the memory's rate at which kernels read weights: blocks are fetched ahead, the first is not
 KERNEL_SHARE = 0.5  # of the matrix unit's peak that attention's kernel reaches
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+BETWEEN_SLICES = "xla_megascale_runtime"  # what moves arrays between slices, from host to host
 DEAREST = 10  # operations that are named
 SHOWN = 3  # warnings of a kind
 LEAST_SHARE = 1 / 200  # of a program's compute: what costs less is not warned of
@@ -67,6 +71,7 @@ class Count:
     memory: float  # by arithmetic
     links: float  # of collectives that nothing overlaps
     links_overlapped: float  # of asynchronous ones
+    network: float  # of what comes from other slices, beside other work
     instructions: float  # fusions, copies and kernels that run
     float32_share: float  # of the matrix unit's passes: products with a float32 operand
     gathers_in_loops: float  # synchronous all-gathers in loops
@@ -78,7 +83,7 @@ class Count:
     @property
     def seconds(self) -> float:
         work = max(self.compute + self.kernels, self.memory)
-        return work + self.links + max(self.links_overlapped - work, 0.0)
+        return max(work + self.links + max(self.links_overlapped - work, 0.0), self.network)
 
 
 def to_json(count: Count) -> dict[str, Any]:
@@ -126,6 +131,7 @@ def count_of(text: str, kind: str, case: Case, chip: Chip, kernels: float, memor
         memory=memory,
         links=links,
         links_overlapped=overlapped,
+        network=network_seconds(runs, chip, case.mesh_slices),
         decode_step=step,
         decode_operations=operations,
         instructions=sum(run.likely for run in runs if works(run.instruction)),
@@ -239,6 +245,19 @@ def link_seconds(program: Program, runs: Iterable[Run], chip: Chip, devices: int
             else:
                 waits += seconds
     return waits, beside
+
+
+def network_seconds(runs: Iterable[Run], chip: Chip, slices: int) -> float:
+    """Returns the seconds in which a device receives what other slices send: 0 on one slice."""
+    # The hosts of S slices sum an array in parts: each receives S - 1 shares of its own part, then the other parts. Of
+    # what they gather, one part of S is there already.
+    part = (slices - 1) / slices
+    total = 0.0
+    for instruction, times in ((run.instruction, run.likely) for run in runs):
+        if instruction.op == "recv" and BETWEEN_SLICES in instruction.attributes:
+            kind = re.search(r'transfer_type="(\w+)"', instruction.attributes)[1]
+            total += times * {"ALL_REDUCE": 2 * part, "ALL_GATHER": part}.get(kind, 1.0) * instruction.shapes[0].bytes
+    return total / chip.network_rate
 
 
 def collectives_of(program: Program, instruction: Instruction) -> list[Instruction]:

@@ -79,8 +79,12 @@ def search(
       source: the configuration and bindings as the command line has them, for the process that asks the compiler.
       max_layouts: layouts that must pass the compiler before the search ends.
 
-    Raises: ValueError where the run asks for a kernel of other devices.
+    Raises: ValueError where the run asks for a kernel of other devices, or there are several slices.
     """
+    slices = max(topology.slices, config.mesh.slices)
+    if slices > 1:
+        raise ValueError(f"--search lays out one slice, and there are {slices}: search one, then give its layout "
+                         "MeshShape.slices, and MeshShape.data and Online.prompts as many times")  # fmt: skip
     config, note = with_known_shape(config)
     check_attention(decoder_of_run(config), "tpu")
     for line in (note, uncounted(config)):
