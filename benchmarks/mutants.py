@@ -3,6 +3,7 @@
     python -m benchmarks.mutants --out F.json                      one seeded fault in every part
     python -m benchmarks.mutants --out F.json --count 5 --seed 1   up to five
     python -m benchmarks.mutants --out F.json --only L2 A3         of these parts
+    python -m benchmarks.mutants --named --out F.json              those of benchmarks/named_mutants.json
 
 A fault is a sign, an operator, a bound, a constant, a mask, a branch, or a stop-gradient that is changed or dropped. It
 is killed where a test that the part lists fails. A survivor is printed with its change and the command fails: either a
@@ -38,6 +39,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from benchmarks import named_mutants
 from jrl.algos.parts import PARTS, Part
 
 OPERATORS = {
@@ -270,8 +272,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file: every fault and the test that noticed")
     parser.add_argument("--count", type=int, default=1, help="faults a function")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", help="part ids")
+    parser.add_argument("--only", nargs="*", help="part ids; with --named names or files")
+    parser.add_argument("--named", action="store_true", help="faults of packing, sampling, checkpoints ... by a table")
     args = parser.parse_args()
+    if args.named:
+        named_mutants.main(args.out, args.only)
+        return
     unknown = set(args.only or ()) - {part["id"] for part in PARTS}
     if unknown:
         raise SystemExit(f"no part has the id {', '.join(sorted(unknown))}: see `jrl list parts`")
