@@ -73,10 +73,6 @@ def check_several(config: Config, count: int) -> None:
             f"Config.sampler_mesh needs a run of one process so far, and there are {count}: weights are copied between "
             "the devices of one; set it to None"
         )
-    if config.judges:
-        raise ValueError(
-            f"Config.judges needs a run of one process: each of these {count} would ask, and hear something else"
-        )
 
 
 def check_covered(mesh: Mesh, processes: Processes) -> None:

@@ -372,7 +372,9 @@ def open_job(
             )
         if config.judges:
             display.phase("judges")
-        judges = open_judges(config.judges, folder, stop.is_set)
+        # One of several processes that is asked to stop ends its step first, as the others do.
+        stops_alone = lambda: processes.count == 1 and stop.is_set()
+        judges = open_judges(config.judges, folder, stops_alone, index=processes.index, count=processes.count)
         for opened_judge in judges:
             stack.callback(opened_judge.close)
         ends = [begins + stage.steps for begins, stage in zip(starts(config), config.stages)]
@@ -516,7 +518,7 @@ def open_stages(
                 )
             )
             continue
-        sources = reward_sources(stage, own, classifier, judges)
+        sources = reward_sources(stage, own, classifier, judges, processes)
         components = (*scorer.component_names, *(name for source in sources for name in source.names))
         if strategy_of(stage.strategy).attempts > 1:
             components = (*components, FIRST_ATTEMPT)
@@ -569,7 +571,11 @@ def stage_arrays(stage: Stage, number: Callable[[Any], Any]) -> StageArrays:
 
 
 def reward_sources(
-    stage: Online, own: StagePrograms, classifier: OpenClassifier | None, judges: Sequence[OpenJudge]
+    stage: Online,
+    own: StagePrograms,
+    classifier: OpenClassifier | None,
+    judges: Sequence[OpenJudge],
+    processes: Processes,
 ) -> tuple[RewardSource, ...]:
     """Returns the sources of a stage's rewards beside the verifiers."""
     scores_of = lambda role, state, packed: own.scores(weights_of(state.models, role), packed)
@@ -584,7 +590,8 @@ def reward_sources(
         from_roles = [from_role(role, weight) for role, weight in stage.rewards.items()]
     else:
         from_roles = [roles_source(ROLE_ENSEMBLE, next(iter(stage.rewards.values())), together)]
-    return (*([] if classifier is None else [reward_model_source(classifier)]), *map(judge_source, judges), *from_roles)
+    from_judges = [judge_source(judge, processes) for judge in judges]
+    return (*([] if classifier is None else [reward_model_source(classifier)]), *from_judges, *from_roles)
 
 
 def open_evaluator(policy: Policy, key: Array, processes: Processes = ONE) -> Evaluator:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from stand_in import Faults, StandIn, digits
+from test_pods import assert_same, train
 
 import jrl
 from jrl.config import ConfigError
@@ -137,3 +138,14 @@ def test_doctor_says_whether_a_runs_judge_answers(straight, tmp_path):
         assert [line.good for line in lines] == [True] and "answers as it is asked to" in lines[0].text
     lines = [line for line in doctor.run_lines(tmp_path) if "judge 'judge'" in line.text]
     assert [line.good for line in lines] == [False] and "ConnectionRefused" in lines[0].text
+
+
+@pytest.mark.slow
+def test_two_processes_ask_a_judge_about_their_own_prompts(tmp_path):
+    with StandIn() as server:
+        judge = ["Config.judges=[@Judge()]", "Judge.model='stand-in'", f"Judge.address='{server.address}'"]
+        train(tmp_path / "two", *judge)
+        asked = server.asked.total() - 2  # one question each before anything is compiled
+        train(tmp_path / "one", *judge, processes=1, devices=4)
+        assert asked == server.asked.total() - asked - 3
+    assert_same(tmp_path / "two", tmp_path / "one")

@@ -212,8 +212,14 @@ class OpenJudge:
         return {**counted, f"host/{place}/cost": cost, f"time/{place}/wait_seconds": waited}
 
 
-def open_judges(configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never) -> list[OpenJudge]:
+def open_judges(
+    configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1
+) -> list[OpenJudge]:
     """Returns the judges of a run whose folder is `folder`, after one question to each.
+
+    Args:
+      index, count: of the process, and how many there are: each asks about its own share of the prompts, and keeps the
+        answers in files of its own.
 
     Raises: ValueError where a judge does not answer as it is asked to; StopRequested where `stop` says so.
     """
@@ -221,21 +227,29 @@ def open_judges(configs: Sequence[Judge], folder: pathlib.Path, stop: Stop = nev
         opened = []
         for config in configs:
             preflight(config, stop)
-            opened.append(open_judge(config, folder / FOLDER, stop))
+            opened.append(open_judge(config, folder / FOLDER, stop, index=index, count=count))
             stack.callback(opened[-1].close)
         stack.pop_all()
         return opened
 
 
-def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never) -> OpenJudge:
-    """Returns a judge with its journal and its answers in a folder. Asks it nothing."""
+def open_judge(config: Judge, folder: pathlib.Path, stop: Stop = never, *, index: int = 0, count: int = 1) -> OpenJudge:
+    """Returns a judge with its journal and its answers in a folder. Asks it nothing.
+
+    Of several processes each has an equal part of the rate limits. It reads the journals of all, also of an earlier
+    life of the run with another number of processes, and writes its own.
+    """
     endpoint = endpoint_of(config)
+    mine = f"-{index}" if index else ""
     with contextlib.ExitStack() as stack:
-        cache = AnswerCache(folder / f"{config.name}.answers.jsonl")
+        cache = AnswerCache(folder / f"{config.name}.answers{mine}.jsonl")
         stack.callback(cache.close)
-        journal = Journal(folder / f"{config.name}.journal.jsonl")
+        path = folder / f"{config.name}.journal{mine}.jsonl"
+        others = sorted(set(folder.glob(f"{config.name}.journal*.jsonl")) - {path})
+        journal = Journal(path, others)
         stack.callback(journal.close)
-        limit = RateLimit(config.requests_per_second, config.tokens_per_minute)
+        part = lambda limit: None if limit is None else limit / count
+        limit = RateLimit(part(config.requests_per_second), part(config.tokens_per_minute))
         client = Client(endpoint, lambda content: numbers_of(config, content), limits_of(config), limit, cache)
         stack.pop_all()
         return OpenJudge(config, client, journal, stop)
