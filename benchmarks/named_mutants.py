@@ -154,7 +154,9 @@ def main(out: Path, only: Sequence[str] | None) -> None:
     equivalent = [row for row in results if row.get("equivalent")]
     survivors = [row for row in results if not row["killed_by"] and not row.get("equivalent")]
     stale = [row for row in equivalent if row["killed_by"]]
-    print(f"{len(results)} faults: {killed} killed, {len(equivalent) - len(stale)} equivalent, {len(survivors)} survived")
+    print(
+        f"{len(results)} faults: {killed} killed, {len(equivalent) - len(stale)} equivalent, {len(survivors)} survived"
+    )
     for row in stale:
         print(f"{row['name']} is killed, so it is not equivalent: drop its reason from {TABLE.name}")
     if survivors or stale:

@@ -196,7 +196,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
 def _module(error: BaseException) -> str:
     """The module that an exception was raised in."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return frames[-1][0].f_globals.get("__name__", "") if frames else ""
+    names = frames[-1][0].f_globals if frames else {}
+    spec = names.get("__spec__")  # `python -m jrl.cli` is __main__ by name
+    return names.get("__name__", "") if spec is None else spec.name
 
 
 def prepare_jax(args: argparse.Namespace, platform: str | None = None) -> None:

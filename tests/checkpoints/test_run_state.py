@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from jrl import paths
+from jrl.device.processes import Processes
 from jrl.run.checkpoints import digest, run_state
 
 MANY = 8 if jax.device_count() >= 8 else 1
@@ -451,6 +453,21 @@ def test_files_of_another_step_and_other_names_are_damage(tmp_path):
     shutil.copytree(tmp_path / "00000005", tmp_path / "00000007")
     with pytest.raises(run_state.DamagedStep, match="the manifest is of format 1, step 5"):
         run_state.verify_step(tmp_path, 7)
+
+
+def test_processes_that_verify_together_hash_each_file_once(tmp_path):
+    run_state.save_step(tmp_path, 5, {"w": jnp.arange(4.0)}, {"at": 5})
+    folder = tmp_path / "00000005"
+    for name in sorted({*paths.files_below(folder)} - {"manifest.json"}):
+        before, found = (folder / name).read_bytes(), []
+        (folder / name).write_bytes(before[:-1] + bytes([before[-1] ^ 1]) if before else b"more")
+        for index in range(3):
+            try:
+                run_state.verify_step(tmp_path, 5, Processes(index, 3))
+            except run_state.DamagedStep as error:
+                found.append(str(error))
+        assert len(found) == 1 and f"{name} has other bytes" in found[0]
+        (folder / name).write_bytes(before)
 
 
 def test_a_damaged_step_that_was_asked_for_is_not_replaced_by_another(tmp_path):

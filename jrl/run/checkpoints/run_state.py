@@ -279,8 +279,13 @@ def restore_step(
     raise NoIntactStep(f"nothing can be restored from {folder}: {listed}")
 
 
-def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault."""
+def verify_step(root: str | os.PathLike[str], step: int, processes: Processes = ONE) -> dict[str, Any]:
+    """Returns the manifest of a step after hashing every file of it. Raises DamagedStep naming the first fault.
+
+    Args:
+      processes: those that verify it together: each hashes its share of the files, and may find none of the others'
+        faults.
+    """
     folder = step_dir(root, step)
     try:
         digest.check_plain_file(folder / "manifest.json")
@@ -292,7 +297,9 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
             raise ValueError(f"{missing[0]} is missing")
         if extra := sorted(present - body["files"].keys()):
             raise ValueError(f"{extra[0]} is not in the manifest")
-        for name, actual in digest.tree_digests(folder, present).items():
+        # The largest are dealt out first, so that the shares are about as large.
+        by_size = sorted(present, key=lambda name: (-body["files"][name]["bytes"], name))
+        for name, actual in digest.tree_digests(folder, by_size[processes.index :: processes.count]).items():
             if actual != body["files"][name]:
                 raise ValueError(f"{name} has other bytes than were saved")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -303,7 +310,7 @@ def verify_step(root: str | os.PathLike[str], step: int) -> dict[str, Any]:
 def _read(
     folder: Path, step: int, abstract_state: PyTree, part: bool, processes: Processes
 ) -> tuple[PyTree, dict[str, Any]]:
-    body = _together(processes, step, f"verified {step}", lambda: verify_step(folder, step))
+    body = _together(processes, step, f"verified {step}", lambda: verify_step(folder, step, processes))
     saved, target = body["leaves"], digest.named_leaves(abstract_state)
     _match(step, saved, target, part)
     targets = {name: _target(leaf, saved[name]) for name, leaf in target.items() if leaf.size}
