@@ -3,7 +3,6 @@
     python -m benchmarks.mutants --out F.json                      one seeded fault in every part
     python -m benchmarks.mutants --out F.json --count 5 --seed 1   up to five
     python -m benchmarks.mutants --out F.json --only L2 A3         of these parts
-    python -m benchmarks.mutants --named --out F.json              those of benchmarks/named_mutants.json
 
 A fault is a sign, an operator, a bound, a constant, a mask, a branch, or a stop-gradient that is changed or dropped. It
 is killed where a test that the part lists fails. A survivor is printed with its change and the command fails: either a
@@ -13,7 +12,8 @@ file whose change is not possible (any more), or is killed, is an error.
 Everything runs in one process that collects the tests once: first all of them without a fault, to see how long each
 takes and which functions it reaches; then for every fault the part's tests that reach its function, the quickest first,
 until one fails. The code object of the function is exchanged, and compiled programs are dropped. Where a function only
-calls others, the first of these in which something can be changed is. 385 faults took five minutes on 2 cores.
+calls others, the first of these in which something can be changed is. 385 faults took five minutes on 2 cores. Faults in what
+is around the formulas are a table: `python -m benchmarks.named_mutants`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks import named_mutants
 from jrl.algos.parts import PARTS, Part
 
 OPERATORS = {
@@ -272,12 +271,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file: every fault and the test that noticed")
     parser.add_argument("--count", type=int, default=1, help="faults a function")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", help="part ids; with --named names or files")
-    parser.add_argument("--named", action="store_true", help="faults of packing, sampling, checkpoints ... by a table")
+    parser.add_argument("--only", nargs="*", help="part ids")
     args = parser.parse_args()
-    if args.named:
-        named_mutants.main(args.out, args.only)
-        return
     unknown = set(args.only or ()) - {part["id"] for part in PARTS}
     if unknown:
         raise SystemExit(f"no part has the id {', '.join(sorted(unknown))}: see `jrl list parts`")

@@ -183,6 +183,9 @@ def message(error: BaseException, code: int, saved: str = "") -> str:
     text = str(error) or type(error).__name__
     if code == UNFORESEEN:
         return f"Unexpected internal error: {type(error).__name__}: {text}\nThe traceback above shows where it arose."
+    if isinstance(error, OSError) and code == REFUSED and error.filename is not None and error.strerror is not None:
+        names = ", ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{names}: {error.strerror}"
     if isinstance(error, OSError) and code == STOPPED:
         known = saved if saved and "checkpoint" not in text else ""
         return f"{text.rstrip('.')}. {known} Fix the cause and rerun.".replace("  ", " ")
@@ -615,7 +618,12 @@ def rollouts(args: argparse.Namespace) -> int:
     from jrl.run.bucket_run import readable
     from jrl.tools import browse_rollouts as browse
 
-    folder = readable(args.source) / "rollouts"
+    run = readable(args.source)
+    folder = run / "rollouts"
+    if not folder.exists():
+        why = "the run has stored none, Log.rollouts was False" if (run / "manifest.json").exists() else (
+            "it is not a run folder; give the --run folder of jrl train")  # fmt: skip
+        raise ValueError(f"{args.source} holds no rollouts: {why}")
     conditions = browse.parse_where(args.where)
     known = browse.columns_of(folder)
     asked = args.columns and [name.strip() for name in args.columns.split(",")]

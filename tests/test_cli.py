@@ -132,6 +132,14 @@ def test_exit_codes_of_the_contract():
     assert cli.exit_code(KeyError("x")) == 1
 
 
+def test_an_input_is_refused_alike_however_jrl_is_started():
+    command = [sys.executable, "-m", "jrl.cli", "train", "tiny", "--processes", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        cli.REFUSED, "jrl: --processes is 0; it counts processes and must be at least 1\n",
+    )  # fmt: skip
+
+
 def test_an_error_nobody_foresaw_shows_its_trace(command, monkeypatch):
     def broken(args):
         raise KeyError("surprise")

@@ -168,6 +168,41 @@ def test_nothing_is_pruned_when_the_new_step_fails(tmp_path, monkeypatch):
     assert saves.steps() == [1] and os.listdir(tmp_path) == ["00000001"]
 
 
+def test_a_step_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, synced):
+    rename, renamed = paths.rename, []
+
+    def watched(source, target):
+        places = [Path(place) / name for place, _, files in os.walk(source) for name in (".", *files)]
+        renamed.append([str(place) for place in places if not synced(place)])
+        rename(source, target)
+
+    monkeypatch.setattr(paths, "rename", watched)
+    run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    assert renamed == [[]]
+
+
+def test_a_manifest_that_reads_back_as_another_is_no_step(tmp_path, monkeypatch):
+    write = paths.write_bytes_atomic
+
+    def other(path, data):
+        is_manifest = Path(path).name == "manifest.json"
+        write(path, run_state._seal({"format": 1, "step": 5, "files": {}, "leaves": {}}) if is_manifest else data)
+
+    monkeypatch.setattr(paths, "write_bytes_atomic", other)
+    with pytest.raises(run_state.SaveFailed, match=r"manifest\.json reads back with other contents"):
+        run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    assert run_state.list_steps(tmp_path) == []
+
+
+def test_a_leaf_that_is_read_with_other_values_is_damage(tmp_path, monkeypatch):
+    """The files are what was saved: a fault of what reads them."""
+    run_state.save_step(tmp_path, 5, {"w": jnp.ones(2)}, {})
+    load = run_state.ocp.load
+    monkeypatch.setattr(run_state.ocp, "load", lambda *args: jax.tree.map(lambda leaf: leaf + 1, load(*args)))
+    with pytest.raises(run_state.DamagedStep, match="leaf w was read with other values than were saved"):
+        run_state.restore_step(tmp_path, {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}, step=5)
+
+
 def test_a_step_can_be_saved_again(tmp_path):
     saves = run_state.open_run_state(tmp_path, keep=2)
     saves.save(5, {"w": jnp.zeros(2)}, {})
