@@ -257,21 +257,23 @@ def train(args: argparse.Namespace) -> int:
         from jrl.resolve import load_config
 
         profile = profiled_steps(args)
-        load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
+        loaded = load_config(args.config, args.bindings)  # a mistake is refused before the slow imports below
         from jrl.run.multihost import joined
 
         with joined(args.coordinator, args.process_count, args.process_index, exit_code) as processes:
             from jrl.api import run_folder
             from jrl.api import steps as run
-            from jrl.run.bucket_run import open_run_folder, refuse_several
+            from jrl.run.agreement import facts
+            from jrl.run.bucket_run import open_run_folder
 
             if processes.count > 1:
                 args.several = f"process {processes.index}"
             if processes.count > 1 and args.run is None:
-                raise ValueError("a run of several processes needs --run DIR, a folder that all of them see")
-            if processes.count > 1:
-                refuse_several(args.run)
-            with open_run_folder(run_folder(args.run)) as folder:
+                raise ValueError(
+                    "a run of several processes needs --run DIR, a folder that all of them see, or --run gs://BUCKET/NAME"
+                )
+            processes.agree("configuration and code", facts(*loaded, processes))  # before a bucket is written to
+            with open_run_folder(run_folder(args.run), processes) as folder:
                 args.run = folder.path
                 had = steps_summarized(args.run)
                 made = sum(1 for _ in run(args.config, args.bindings, run=folder, stop=stop, processes=processes,
@@ -297,14 +299,12 @@ def train_locally(args: argparse.Namespace) -> int:
         raise ValueError("--processes starts all processes of a run on this machine; leave out --coordinator, "
                          "--process-count and --process-index")  # fmt: skip
     from jrl.resolve import load_config
-    from jrl.run.bucket_run import refuse_several
     from jrl.run.launch import launch
 
     profiled_steps(args)
     load_config(args.config, args.bindings)
     if args.run is None:
         raise ValueError("a run of several processes needs --run DIR")
-    refuse_several(args.run)
     options = {"--devices": args.devices, "--from": args.begin_from, "--profile": args.profile}
     flags = {"--accept-change": args.accept_change, "--no-compile-cache": args.no_compile_cache,
              "--traceback": args.traceback}  # fmt: skip
@@ -523,7 +523,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from jrl.bucket.client import shown as named
     from jrl.run.bucket_run import readable
     from jrl.run.policy import is_published, open_trained
-    from jrl.tools import evaluation
+    from jrl.tools import evaluation, judged_wins
 
     # More sources come before the bindings, which alone have an equals sign.
     more = list(itertools.takewhile(lambda word: "=" not in word, args.bindings))
@@ -537,10 +537,19 @@ def evaluate(args: argparse.Namespace) -> int:
         config = args.config if len(sources) == 1 or is_published(source) else None
         trained = open_trained(source, bindings, args.step, config, reading_bar(), stage=args.stage, role=args.role)
         results.append({"source": named(address), **evaluation.reevaluate(trained, announce)})
+        judges = judged_wins.comparing(trained.policy.config.judges) if len(sources) > 1 else []
+        examples = [visit.example for visit in evaluation.held_out_visits(trained)] if judges else []
         trained.policy.program_cache.close()
     if shown:
         print("\r", end="", file=sys.stderr)
     print(evaluation.table(results[0]) if len(results) == 1 else evaluation.side_by_side(results))
+    if judges:
+        answers = None if args.out is None else args.out.with_suffix(".judges")
+        judged = judged_wins.judged_wins(judges, results, examples, answers)
+        names = [result["source"] for result in results]
+        print("\n".join(line for name, wins in judged.items() for line in judged_wins.lines(name, names, wins)))
+        for number, result in enumerate(results):
+            result["judged"] = {name: wins[number] for name, wins in judged.items()}
     if args.out is not None:
         written = results if len(results) > 1 else {k: v for k, v in results[0].items() if k != "source"}
         paths.write_bytes_atomic(args.out, json.dumps(written, indent=2).encode() + b"\n")
@@ -759,7 +768,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
                         help="continue a run whose configuration, data or parts changed; its manifest "
                              "records the change")  # fmt: skip
     parser.add_argument("--from", metavar="RUN", type=_folder, dest="begin_from",
-                        help="begin a new run with the weights and the tokenizer of another")  # fmt: skip
+                        help="begin a new run with the weights and the tokenizer of another, a folder or "
+                        "gs://BUCKET/NAME")  # fmt: skip
     parser.add_argument("--profile", metavar="FIRST:LAST", help="write a trace of these steps, both included, into "
                         "RUN/profile, such as 3:6; open it with xprof, TensorBoard or ui.perfetto.dev")  # fmt: skip
     _devices(parser)

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -372,6 +373,10 @@ def test_eval_needs_an_eval_section_and_then_prints_every_number(run, command, t
     code, text, _ = command("eval", run, *given, "--out", out)
     printed = json.loads(out.read_text())
     assert code == 0 and (printed["step"], printed["n"], printed["samples"]) == (2, 4, 2)
+    expected = {"jrl": jrl.__version__, "jax": jax.__version__, "task": "Addition", "temperature": 1.0, "seed": 0,
+                "verifiers": ["Regex"]}  # fmt: skip
+    assert {name: printed["protocol"][name] for name in expected} == expected
+    assert 0 <= printed["truncated"] <= 1 and re.fullmatch("[0-9a-f]{8}", printed["weights_fingerprint"])
     for name in ("avg@2", "pass@1", "pass@2", "majority@1", "majority@2", "mean reward of the best of 2"):
         assert name in text
 
@@ -438,6 +443,7 @@ def test_every_table_of_a_run_can_be_listed(command):
     assert all(command("list", kind)[0] == 0 for kind in tables)
     assert {row["name"] for row in catalog.rows("sources")} == {
         "ConditionedPreferences",
+        "ContrastedPreferences",
         "Corrections",
         "Demonstrations",
         "Labeled",
@@ -445,6 +451,7 @@ def test_every_table_of_a_run_can_be_listed(command):
         "Rated",
         "RationalePreferences",
         "StepLabels",
+        "UserPreferences",
     }
 
 

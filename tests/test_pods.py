@@ -85,6 +85,13 @@ def test_two_processes_exchange_arrays_and_save_what_one_reads(tmp_path):
     np.testing.assert_array_equal(state["by_row"], rows)
     np.testing.assert_array_equal(state["across"], rows.T)
     assert jax.random.key_data(state["key"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    # Folders of their own: what the two hold together is the step.
+    assert sorted(os.listdir(tmp_path / "own-1" / "00000001")) == ["shards-1.bin"]
+    (tmp_path / "own-1" / "00000001" / "shards-1.bin").rename(tmp_path / "own-0" / "00000001" / "shards-1.bin")
+    _, state, host = restore_step(tmp_path / "own-0", target)
+    assert host == {"done": 0} and jax.random.key_data(state["key"])[1] == 3
+    np.testing.assert_array_equal(state["by_row"], rows)
+    np.testing.assert_array_equal(state["across"], rows.T)
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from jax._src.clusters import cloud_tpu_cluster
+from processes_in_threads import Table, together
 
 from jrl.device import processes as processes_module
 from jrl.device.processes import (
@@ -31,48 +31,6 @@ from jrl.tasks.verdict import Status, Verdict
 from jrl.tasks.verifiers import VERIFIERS, merge
 from jrl.tasks.verifiers.exact import Exact
 from jrl.tasks.verifiers.journal import Journal
-
-
-class Table:
-    """A Store in memory."""
-
-    def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
-
-    def put(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def wait(self, key, seconds):
-        with self.changed:
-            self.changed.wait_for(lambda: key in self.values, seconds)
-            return self.values.get(key)
-
-    def list(self, folder):
-        return {key: value for key, value in self.values.items() if key.startswith(f"{folder}/")}
-
-    def delete(self, key):
-        del self.values[key]
-
-
-def together(count, act):
-    """Returns what `act` returns, or raises, in each of so many processes, which are threads here."""
-    table, results = Table(), [None] * count
-
-    def run(index):
-        try:
-            names = tuple(f"process {i} (machine-{i})" for i in range(count))
-            results[index] = act(Processes(index, count, table, names))
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results, table
 
 
 def test_arrays_and_json_come_back_as_they_were():

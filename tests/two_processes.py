@@ -42,6 +42,8 @@ def main(port, index, folder):
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     step, restored, host = saves.restore(abstract)
     np.testing.assert_array_equal(fetch(restored["across"]), rows.T)
+    own = open_run_state(f"{folder}/own-{index}", keep=2, processes=processes, shared=False)
+    own.save(1, state, {"done": int(index)})
     print(json.dumps({"refused": refused, "stops": stops, "steps": saves.steps(), "step": step, "host": host,
                       "share": list(processes.share(5))}))  # fmt: skip
     processes.barrier("done")

@@ -16,7 +16,7 @@ from jrl import paths
 from jrl.config import ConfigError
 from jrl.device.placement import place_on_mesh
 from jrl.device.sharding import MeshShape, replicated
-from jrl.experiment import TABLES, Config, Online, Stage, config_classes, row_of, stage_names, trained_heads
+from jrl.experiment import TABLES, Config, attribute_weights_of, config_classes, row_of, stage_names, trained_heads
 from jrl.learning.average import AVERAGE
 from jrl.models.attention.kernels import PLATFORMS
 from jrl.models.contract import merge_params
@@ -162,16 +162,6 @@ def role_heads(policy: Policy, role: str) -> PyTree:
     fresh = lambda key: fresh_heads(names, key, policy.cfg.width, policy.cfg.param_dtype, outputs=outputs)
     shapes = jax.eval_shape(fresh, key)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(policy.mesh)), shapes)
-
-
-def attribute_weights_of(stages: Sequence[Stage], role: str) -> tuple[float, ...] | None:
-    """Returns by which weights the last stage that weighs the outputs of a role's reward head makes one score of them,
-    of the moving average as of the role that it follows; None where no stage does."""
-    followed = [stage.trains for stage in stages if stage.optimizer.average is not None]
-    role = followed[-1] if role == AVERAGE and followed else role
-    reading = [stage for stage in stages if isinstance(stage, Online) and role in stage.rewards]
-    weights = [stage.attribute_weights for stage in reading if stage.attribute_weights is not None]
-    return weights[-1] if weights else None
 
 
 def is_published(folder: Path) -> bool:

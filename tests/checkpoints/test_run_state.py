@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from processes_in_threads import together
 
 from jrl import paths
 from jrl.device.processes import Processes
-from jrl.run.checkpoints import digest, run_state
+from jrl.run.checkpoints import digest, run_state, shards
 
 MANY = 8 if jax.device_count() >= 8 else 1
 
@@ -615,3 +616,72 @@ def test_a_full_disk_is_reported_and_the_earlier_step_stays(tmp_path):
     assert any("File too large" in line for line in failures)
     assert "Traceback" not in err
     assert sorted(os.listdir(tmp_path)) == ["00000001", "00000003"]
+
+
+def test_a_step_of_shards_moves_between_device_counts_and_names_its_damage(tmp_path):
+    """As processes without a common folder save it; here one process writes all shards."""
+    state = small_state(MANY)
+    saves = run_state.open_run_state(tmp_path, keep=2, shared=False)
+    saves.save(1, state, {"n": 1})
+    saves.save(2, state, {"n": 2})
+    assert sorted(os.listdir(tmp_path / "00000002")) == ["host.json", "manifest.json", "shards-0.bin"]
+    for devices in (1, MANY // 2 or 1, MANY):
+        step, restored, host = run_state.restore_step(tmp_path, abstract(small_state(devices, seed=3)))
+        assert (step, host) == (2, {"n": 2}) and digests(restored) == digests(state)
+    assert [a.sharding for a in jax.tree.leaves(restored["params"])] == [
+        a.sharding for a in jax.tree.leaves(state["params"])
+    ]
+    with open(tmp_path / "00000002" / "shards-0.bin", "r+b") as file:
+        file.truncate(100)
+    assert saves.restore(abstract(state))[0] == 1 and saves.skipped[0][0] == 2
+
+
+def test_processes_without_a_common_folder_verify_all_of_their_own(tmp_path):
+    def opened(processes):
+        return run_state.open_run_state(tmp_path / str(processes.index), keep=2, processes=processes, shared=False)
+
+    def save(processes):
+        saves = opened(processes)
+        for step in (1, 2):
+            saves.save(step, {"w": np.arange(4.0)}, {"at": step})
+
+    assert together(2, save)[0] == [None, None]
+    for step, one, other in itertools.product(("00000001", "00000002"), "01", "01"):
+        for name in os.listdir(tmp_path / one / step):
+            if not (tmp_path / other / step / name).exists():
+                shutil.copy(tmp_path / one / step / name, tmp_path / other / step / name)
+    for name in ("host.json", "shards-0.bin", "shards-1.bin"):
+        path = tmp_path / "1" / "00000002" / name
+        before = path.read_bytes()
+        path.write_bytes(before + b" ")
+        found, _ = together(2, lambda processes: opened(processes).restore({"w": np.zeros(4)}))
+        assert [(step, host) for step, _, host in found] == [(1, {"at": 1})] * 2
+        path.write_bytes(before)
+
+
+def test_what_a_process_writes_of_its_shards_is_read_back(tmp_path, monkeypatch):
+    write = run_state.write_shards
+
+    def torn(folder, arrays, process):
+        files, placed = write(folder, arrays, process)
+        os.truncate(folder / "shards-0.bin", 10)
+        return files, placed
+
+    monkeypatch.setattr(run_state, "write_shards", torn)
+    saves = run_state.open_run_state(tmp_path, keep=2, shared=False)
+    with pytest.raises(run_state.SaveFailed, match="what was written reads back with other bytes"):
+        saves.save(1, {"w": np.arange(4.0)}, {})
+    assert run_state.list_steps(tmp_path) == []
+
+
+def test_shards_that_leave_a_gap_are_refused(tmp_path):
+    mesh = mesh_of(MANY)
+    rows = jax.device_put(np.arange(24.0, dtype=np.float32).reshape(8, 3), NamedSharding(mesh, PartitionSpec("data")))
+    files, placed = shards.write_shards(tmp_path, {"rows": rows, "host": np.arange(3)}, 0)
+    assert files == digest.tree_digests(tmp_path, files)
+    target = {"rows": np.empty((8, 3), np.float32)}
+    np.testing.assert_array_equal(shards.read_shards(tmp_path, placed, target)["rows"], rows)
+    with pytest.raises(ValueError, match="the shards of leaf rows hold 21 of the 24 elements"):
+        shards.read_shards(tmp_path, {"rows": placed["rows"][1:]}, target)
+    _, of_another = shards.write_shards(tmp_path, {"host": np.arange(3)}, 1)
+    assert of_another == {}  # process 0 writes what all hold

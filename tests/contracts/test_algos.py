@@ -333,7 +333,7 @@ def test_rows_may_be_sharded_over_data(name):
     state = objective.init_state(config)
     twice = lambda tree: jax.tree.map(lambda x: jnp.concatenate([x, x]), tree)
     groups, tokens = conformance.sample_groups(), twice(given_tokens(objective, config))
-    sequences = twice(conformance.sample_sequences(objective.unit_size))
+    sequences = twice(conformance.given_sequences(objective, config))
 
     def run(groups, tokens, sequences):
         actual = []
@@ -400,7 +400,7 @@ def test_float64_stays_float64(name):
 
     with jax.enable_x64(True):
         wide = lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        sequences = conformance.sample_sequences(objective.unit_size)
+        sequences = conformance.given_sequences(objective, config)
         given = conformance.sample_groups(), given_tokens(objective, config), sequences, objective.init_state(config)
         for value in jax.eval_shape(run, *jax.tree.map(wide, given)):
             assert value.dtype == jnp.float64

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
+from processes_in_threads import together
 from stand_in import Faults, StandIn, draw
-from test_processes import together
 
 from jrl.device.processes import ONE
 from jrl.rollout.sources import Completions, judge_source
