@@ -19,8 +19,6 @@ from jrl.device.sharding import MeshShape, devices_by_slice, replicated
 from jrl.experiment import (
     TABLES,
     Config,
-    Online,
-    Stage,
     attribute_weights_of,
     config_classes,
     row_of,
