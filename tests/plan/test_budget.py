@@ -160,6 +160,9 @@ def test_what_layers_keep_by_hand(small):
     # 64 tokens, float32: a layer's input, its queries, keys and values, what attention gives, gate and up.
     of = lambda remat: budget.update(small(f"Decoder.remat={remat!r}")).activations
     assert of("dots") == 2 * 64 * (64 + 64 + 2 * 32 + 64 + 2 * 128) * 4
+    # By the kernel also its result, and queries and keys as it reads them.
+    kernel = budget.update(small("Decoder.remat='dots'", "Decoder.attention='splash'")).activations
+    assert kernel == of("dots") + 2 * 64 * (64 + 64 + 32) * 4
     assert of("layer") == 2 * 64 * 64 * 4 == budget.on_host(small("Decoder.remat='offload'")).activations
     assert of("offload") == budget.IN_FLIGHT * 64 * 64 * 4
     assert budget.on_host(small("Decoder.remat='layer'")) == (0, 0)
