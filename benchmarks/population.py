@@ -11,7 +11,7 @@ of the 16 are trained alone, and their mean is counted 16 times; the JSON file s
 sides.
 
 `lora`: 16 members with LoRA adapters over one published base of 20 million weights. Counts the arrays that a population
-holds between two steps, against the bytes of the base, and of 16 adapters with their moments; and what its programs
+holds after a step, against the bytes of the base, and of 16 adapters with their moments; and what its programs
 take beside them while they run: of each, arguments, results and temporary buffers as the compiler has laid them out.
 Rows are few and short, so that what grows with the batch does not hide what grows with the members.
 """
