@@ -151,7 +151,7 @@ def record_outcomes(sampler: PromptSampler, rounds: Sequence[Collected]) -> dict
     stream.outcomes = curricula.recorded(
         sampler.curriculum, stream.outcomes, index, np.concatenate(outcome), np.concatenate(valid)
     )
-    return curricula.metrics(sampler.curriculum, stream.outcomes, stream.in_split())
+    return curricula.metrics(sampler.curriculum, stream.outcomes, stream.in_split(sampler.curriculum))
 
 
 def submit(

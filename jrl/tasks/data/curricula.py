@@ -193,6 +193,8 @@ class Curriculum(NamedTuple):
     pilot: Callable[[Any], int] = lambda config: 0  # steps that it holds them of
     window: Callable[[Any], int] = lambda config: 1  # W
     of_tasks: bool = False  # it chooses between the tasks of a mixture
+    # the weight of an example depends on the others: those of the other split must not be among them
+    compares: bool = False
 
 
 def hard_weights(config: HardFocus, table: Outcomes) -> Array:
@@ -259,13 +261,18 @@ CURRICULA: dict[str, Curriculum] = {
         DifficultyBand,
         lambda c, table: in_band(table.rate, seen_of(c, table), low=c.low, high=c.high).astype(np.float64),
     ),
-    "HardFocus": Curriculum(HardFocus, hard_weights, limit=limit_unsolved),
+    "HardFocus": Curriculum(HardFocus, hard_weights, limit=limit_unsolved, compares=True),
     "MostVaried": Curriculum(MostVaried, varied_weights, visits=lambda c: c.visits, pilot=lambda c: c.pilot),
     "LearningImpact": Curriculum(LearningImpact, impact_weights, visits=lambda c: c.visits, pilot=lambda c: c.pilot),
     "SizeMixing": Curriculum(
-        SizeMixing, lambda c, table: task_weights(table, size_shares(sizes_of(table), alpha=c.alpha)), of_tasks=True
+        SizeMixing,
+        lambda c, table: task_weights(table, size_shares(sizes_of(table), alpha=c.alpha)),
+        of_tasks=True,
+        compares=True,
     ),
-    "ProgressMixing": Curriculum(ProgressMixing, progress_weights, window=lambda c: c.window, of_tasks=True),
+    "ProgressMixing": Curriculum(
+        ProgressMixing, progress_weights, window=lambda c: c.window, of_tasks=True, compares=True
+    ),
     "AdaptiveLevel": Curriculum(
         AdaptiveLevel,
         lambda c, table: (table.task == table.level).astype(np.float64),

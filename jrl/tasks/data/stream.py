@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.tasks.data.curricula import Outcomes, none_left, order_of
+from jrl.tasks.data.curricula import Outcomes, none_left, order_of, row_of
 from jrl.tasks.data.order import open_order
 from jrl.tasks.data.prompts import Data, Split, Visit, dropped_prompts, encode_prompt, is_held_out, refusal
 from jrl.tasks.envs.contract import Source
@@ -67,18 +67,25 @@ class Stream:
 
         Raises: ValueError where it leaves no prompt of the split, or a prompt is refused; StopRequested as in `next`.
         """
-        order = order_of(curriculum, self.outcomes, self._seed, self._position, self.in_split())
-        chosen = order[:n].tolist()
+        order = order_of(curriculum, self.outcomes, self._seed, self._position, self.in_split(curriculum))
+        chosen: list[int] = []
+        for index in order.tolist():
+            check_stop(self._stop, "reading prompts")
+            if is_held_out(self._source[index], self._config) == (self._split == "held_out"):
+                chosen.append(index)
+            if len(chosen) == n:
+                break
         if not chosen:
             raise ValueError(none_left(curriculum, self.outcomes))
         return self.revisit([chosen[i % len(chosen)] for i in range(n)])
 
-    def in_split(self) -> np.ndarray | None:
-        """Returns which examples of the source are of this split, [size] bool; None: all. The first call reads them.
+    def in_split(self, curriculum: Any) -> np.ndarray | None:
+        """Returns which examples of the source are of this split, [size] bool, for a curriculum that compares them;
+        None: all are, or it compares none. The first call reads every example.
 
         Raises: StopRequested where the stream's `stop` says so.
         """
-        if self._config.held_out_every is None and self._split == "train":
+        if not row_of(curriculum).compares or (self._config.held_out_every is None and self._split == "train"):
             return None
         if self._in_split is None:
             found = np.zeros(self._size, bool)
