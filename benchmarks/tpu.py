@@ -32,6 +32,8 @@ ROWS = {
     "1.7b_lora v6e": ("1.7b_lora", "v6e:2x4", ()),
     "8b v5p": ("8b", "v5p:4x4x4", ()),
     "8b v6e": ("8b", "v6e:8x8", ()),
+    "8b_two_slices v5p": ("8b_two_slices", "2xv5p:4x4x4", ()),
+    "8b_two_slices v6e": ("8b_two_slices", "2xv6e:8x8", ()),
     "30b_moe v5p": ("30b_moe", "v5p:4x4x4", ()),
     "30b_moe v6e": ("30b_moe", "v6e:8x8", ()),
     "32b v5p": ("32b", "v5p:4x4x8", ()),
