@@ -448,7 +448,7 @@ def test_devices_of_their_own_for_sampling_hold_what_is_published_and_the_queue(
 def test_a_step_takes_as_long_as_the_longer_of_sampling_and_learning_on_devices_of_their_own(small):
     case = small("MeshShape.data=1", "Config.sampler_mesh=@sampler/MeshShape()", "Online.lag=1", devices=2)
     chip, p = CHIPS["v5e"], publication_of(case)
-    assert estimate.publication_seconds(p, chip) == 4 * PARAMETERS / chip.ring_rate
+    assert estimate.publication_seconds(p, case, chip) == 4 * PARAMETERS / chip.ring_rate
     assert estimate.step_of(case, chip, {"rl.sample": 3.0, "rl.update": 2.0}) == 3.0 + 4 * PARAMETERS / chip.ring_rate
     assert estimate.step_of(case, chip, {"rl.sample": 3.0, "rl.update": 5.0}) == 5.0
     in_turn = small()
